@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# ballast_module(NAME SOURCES ... LINKS ...): the static library bl_NAME of the folder src/NAME.
+# ballast_test(NAME SOURCES ... LINKS ... LABELS ... [TIMEOUT s]): a test program; exit 77 means skipped.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+
+add_library(ballast_options INTERFACE)
+target_compile_options(ballast_options INTERFACE
+  -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wvla -Wpointer-arith
+  -fno-math-errno -ffp-contract=off)
+target_compile_definitions(ballast_options INTERFACE _GNU_SOURCE)
+target_include_directories(ballast_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_link_libraries(ballast_options INTERFACE Threads::Threads m)
+if(BALLAST_SANITIZE)
+  target_compile_options(ballast_options INTERFACE -fsanitize=${BALLAST_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_link_options(ballast_options INTERFACE -fsanitize=${BALLAST_SANITIZE})
+endif()
+
+function(ballast_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_library(bl_${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(bl_${name} PUBLIC ballast_options ${ARG_LINKS})
+endfunction()
+
+function(ballast_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINKS;LABELS;ARGS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ballast_options ${ARG_LINKS} cmocka)
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()

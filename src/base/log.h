@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* log.h -- what a run tells the person who watches it, on stderr; one whole line a call, safe from any thread. */
+#ifndef BALLAST_BASE_LOG_H
+#define BALLAST_BASE_LOG_H
+
+#include "base/status.h"
+
+void bl_log_info(const char *format, ...) BL_PRINTF(1, 2);
+void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " before it */
+
+#endif
