@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* elementwise.h -- SwiGLU, residual additions, dropout, token embedding. */
+#ifndef BALLAST_OPS_ELEMENTWISE_H
+#define BALLAST_OPS_ELEMENTWISE_H
+
+#include "base/dtype.h"
+#include "ops/ops.h"
+
+/* SwiGLU, Shazeer 2020, arXiv:2002.05202, eq. 6 (SiLU gate): h = silu(g) u, silu(g) = g / (1 + exp(-g)).
+ * gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
+typedef struct bl_swiglu_forward_args {
+    int64_t T, I;
+    const float *gate_up;
+    float *h;
+} bl_swiglu_forward_args;
+bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
+
+/* dg = dh u sigma(g) (1 + g (1 - sigma(g))), du = dh silu(g). d_gate_up (T, 2I) overwritten; may be gate_up itself. */
+typedef struct bl_swiglu_backward_args {
+    int64_t T, I;
+    const float *gate_up, *dh;
+    float *d_gate_up;
+} bl_swiglu_backward_args;
+bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
+
+/* y_i = a_i + b_i for i < n; y may be a or b. */
+typedef struct bl_add_args {
+    int64_t n;
+    const float *a, *b;
+    float *y;
+} bl_add_args;
+bl_status bl_add(bl_stream *stream, const bl_add_args *args);
+
+/* y_i += x_i for i < n. */
+typedef struct bl_accumulate_args {
+    int64_t n;
+    const float *x;
+    float *y;
+} bl_accumulate_args;
+bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
+
+/* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1 / (1 - p); the random number is a
+ * function (Philox 4x32-10, Salmon et al. 2011) of (seed, step, sample[t], position[t], layer, matrix, c) alone, so forward, recompute
+ * and backward agree, and micro-batching does not matter. Applying it to a gradient is its own backward.
+ * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the token's index in the sample. */
+typedef struct bl_dropout_args {
+    int64_t T, C;
+    float p; /* in [0, 1); 0 copies */
+    uint64_t seed, step;
+    int32_t layer, matrix;
+    const int64_t *sample;
+    const int32_t *position;
+    const float *x;
+    float *y;
+} bl_dropout_args;
+bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
+
+/* y (T, H) = rows ids[t] of table (V, H), converted from `dtype` (F32, F16, BF16). The ids are < V: the caller has checked. The table may
+ * lie in host memory. */
+typedef struct bl_embedding_args {
+    int64_t T, H;
+    bl_dtype dtype;
+    const int32_t *ids;
+    const void *table;
+    float *y;
+} bl_embedding_args;
+bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* optimizer.h -- AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2, as torch.optim.AdamW orders it) and norms. */
+#ifndef BALLAST_OPS_OPTIMIZER_H
+#define BALLAST_OPS_OPTIMIZER_H
+
+#include "ops/ops.h"
+
+/* With g = grad_i * grad_scale (clipping):
+ *   w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
+ *   w -= lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
+ * step counts from 1. State in fp32, coefficients in double, each element's arithmetic in double and rounded once.
+ * w, m, v (n) updated; grad (n) read; grad_scale: one double in device memory (made on the stream before), or NULL for 1. */
+typedef struct bl_adamw_args {
+    int64_t n, step;
+    double lr, beta1, beta2, eps, weight_decay;
+    const double *grad_scale;
+    const float *grad;
+    float *w, *m, *v;
+} bl_adamw_args;
+bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args);
+
+/* *sum += sum_i x_i^2, in double, in an order that depends on n alone. */
+typedef struct bl_sum_squares_args {
+    int64_t n;
+    const float *x;
+    double *sum;
+} bl_sum_squares_args;
+bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args);
+
+/* torch.nn.utils.clip_grad_norm_: norm = sqrt(*sum_squares); *grad_scale = min(1, max_norm / (norm + 1e-6)); max_norm 0 = no clipping (1). */
+typedef struct bl_clip_scale_args {
+    double max_norm;
+    const double *sum_squares;
+    double *norm, *grad_scale;
+} bl_clip_scale_args;
+bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args);
+
+#endif
