@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/sizes.h"
+
+static const char LOCK_NAME[] = ".ballast.lock";
+
+/* ---- reading ---- */
+
+/* A path that is wrong is the user's to mend (BL_EINPUT); everything else is the system's. */
+static bl_status fail_open(const char *path)
+{
+    bool wrong_path = errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP ||
+                      errno == ENAMETOOLONG || errno == EPERM || errno == EISDIR;
+    return bl_fail_errno(wrong_path ? BL_EINPUT : BL_EIO, "%s", path);
+}
+
+static bl_status check_regular(const char *path, const struct stat *info)
+{
+    if (S_ISREG(info->st_mode)) return BL_OK;
+    const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
+                       : S_ISFIFO(info->st_mode) ? "a FIFO"
+                       : S_ISSOCK(info->st_mode) ? "a socket"
+                                                 : "a device";
+    return BL_FAIL(BL_EINPUT, "%s: is %s, not a regular file", path, kind);
+}
+
+bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes)
+{
+    struct stat info;
+
+    *fd = -1;
+    if (stat(path, &info) != 0) return fail_open(path);
+    BL_TRY(check_regular(path, &info));
+    /* O_NONBLOCK: should the name have become a FIFO since, open must still return. */
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (opened < 0) return fail_open(path);
+    bl_status st = fstat(opened, &info) == 0 ? check_regular(path, &info) : bl_fail_errno(BL_EIO, "%s", path);
+    if (st != BL_OK) {
+        close(opened);
+        return st;
+    }
+    *fd = opened;
+    if (n_bytes) *n_bytes = info.st_size;
+    return BL_OK;
+}
+
+bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes, int64_t offset_bytes)
+{
+    char *to = dst;
+
+    while (n_bytes > 0) {
+        ssize_t got = pread(fd, to, n_bytes, offset_bytes);
+        if (got < 0) {
+            if (errno == EINTR) continue;
+            return bl_fail_errno(BL_EIO, "%s: reading %zu bytes at offset %" PRId64, path, n_bytes,
+                                 offset_bytes);
+        }
+        if (got == 0)
+            return BL_FAIL(BL_EIO, "%s: ends at offset %" PRId64 ", where %zu more bytes are expected", path,
+                           offset_bytes, n_bytes);
+        to += got;
+        n_bytes -= (size_t)got;
+        offset_bytes += got;
+    }
+    return BL_OK;
+}
+
+bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, size_t *n_bytes)
+{
+    bl_status st = BL_OK;
+    char *block = NULL;
+    int64_t size = 0;
+    int fd = -1;
+
+    *bytes = NULL;
+    *n_bytes = 0;
+    BL_TRY(bl_file_open(path, &fd, &size));
+    if ((uint64_t)size > max_bytes) {
+        st =
+            BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, more than the limit of %zu", path, size, max_bytes);
+        goto done;
+    }
+    if (!(block = malloc((size_t)size + 1))) {
+        st = BL_FAIL(BL_ENOMEM, "%s: %" PRId64 " bytes", path, size);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_file_read_full(fd, path, block, (size_t)size, 0));
+    block[size] = '\0';
+    *bytes = block;
+    *n_bytes = (size_t)size;
+    block = NULL;
+done:
+    free(block);
+    close(fd);
+    return st;
+}
+
+bool bl_file_exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
+/* ---- writing ---- */
+
+bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n_bytes, int64_t offset_bytes)
+{
+    const char *from = src;
+
+    while (n_bytes > 0) {
+        ssize_t put = pwrite(fd, from, n_bytes, offset_bytes);
+        if (put < 0) {
+            if (errno == EINTR) continue;
+            return bl_fail_errno(BL_EIO, "%s: writing %zu bytes at offset %" PRId64, path, n_bytes,
+                                 offset_bytes);
+        }
+        from += put;
+        n_bytes -= (size_t)put;
+        offset_bytes += put;
+    }
+    return BL_OK;
+}
+
+bl_status bl_file_sync(int fd, const char *path)
+{
+    if (fsync(fd) != 0) return bl_fail_errno(BL_EIO, "%s: fsync", path);
+    return BL_OK;
+}
+
+bl_status bl_dir_sync(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return fail_open(path);
+    bl_status st = bl_file_sync(fd, path);
+    close(fd);
+    return st;
+}
+
+/* The folder that holds `path`, as a new block. */
+static bl_status parent_of(const char *path, char **out)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) return bl_text_format(out, ".");
+    if (slash == path) return bl_text_format(out, "/");
+    return bl_text_format(out, "%.*s", (int)(slash - path), path);
+}
+
+struct bl_writer {
+    char *path;
+    char *tmp_path;
+    char *parent;
+    int64_t n_bytes;
+    int fd; /* -1 once closed */
+};
+
+static void writer_free(bl_writer *writer)
+{
+    if (writer->fd >= 0) close(writer->fd);
+    free(writer->path);
+    free(writer->tmp_path);
+    free(writer->parent);
+    free(writer);
+}
+
+bl_status bl_writer_open(const char *path, bl_writer **out)
+{
+    bl_status st = BL_OK;
+    bl_writer *writer = calloc(1, sizeof *writer);
+
+    *out = NULL;
+    if (!writer) return BL_FAIL(BL_ENOMEM, "%s: a file writer", path);
+    writer->fd = -1;
+    BL_TRY_GOTO(st, done, bl_text_format(&writer->path, "%s", path));
+    BL_TRY_GOTO(st, done, bl_text_format(&writer->tmp_path, "%s.tmp", path));
+    BL_TRY_GOTO(st, done, parent_of(path, &writer->parent));
+    writer->fd = open(writer->tmp_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (writer->fd < 0) {
+        st = bl_fail_errno(BL_EIO, "%s: creating it", writer->tmp_path);
+        goto done;
+    }
+    *out = writer;
+    writer = NULL;
+done:
+    if (writer) writer_free(writer);
+    return st;
+}
+
+bl_status bl_writer_append(bl_writer *writer, const void *bytes, size_t n_bytes)
+{
+    BL_TRY(bl_file_write_full(writer->fd, writer->tmp_path, bytes, n_bytes, writer->n_bytes));
+    writer->n_bytes += (int64_t)n_bytes;
+    return BL_OK;
+}
+
+int64_t bl_writer_bytes(const bl_writer *writer)
+{
+    return writer->n_bytes;
+}
+
+bl_status bl_writer_commit(bl_writer *writer)
+{
+    bl_status st = BL_OK;
+
+    BL_TRY_GOTO(st, done, bl_file_sync(writer->fd, writer->tmp_path));
+    int closed = close(writer->fd);
+    writer->fd = -1;
+    if (closed != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: close", writer->tmp_path);
+        goto done;
+    }
+    if (rename(writer->tmp_path, writer->path) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", writer->tmp_path, writer->path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_dir_sync(writer->parent));
+done:
+    if (st != BL_OK) unlink(writer->tmp_path);
+    writer_free(writer);
+    return st;
+}
+
+void bl_writer_abort(bl_writer *writer)
+{
+    if (!writer) return;
+    unlink(writer->tmp_path);
+    writer_free(writer);
+}
+
+bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_bytes)
+{
+    bl_writer *writer;
+
+    BL_TRY(bl_writer_open(path, &writer));
+    bl_status st = bl_writer_append(writer, bytes, n_bytes);
+    if (st != BL_OK) {
+        bl_writer_abort(writer);
+        return st;
+    }
+    return bl_writer_commit(writer);
+}
+
+/* ---- folders ---- */
+
+bl_status bl_dir_create(const char *path)
+{
+    bl_status st = BL_OK;
+    struct stat info;
+    char *prefix = NULL;
+
+    BL_TRY(bl_text_format(&prefix, "%s", path));
+    for (char *at = prefix + (*prefix == '/');; at++) {
+        if (*at != '/' && *at != '\0') continue;
+        char separator = *at;
+        *at = '\0';
+        if (*prefix && mkdir(prefix, 0777) != 0 && errno != EEXIST) {
+            st = bl_fail_errno(BL_EIO, "%s: creating the folder", prefix);
+            goto done;
+        }
+        *at = separator;
+        if (separator == '\0') break;
+    }
+    if (stat(path, &info) != 0)
+        st = bl_fail_errno(BL_EIO, "%s", path);
+    else if (!S_ISDIR(info.st_mode))
+        st = BL_FAIL(BL_EINPUT, "%s: exists and is not a folder", path);
+done:
+    free(prefix);
+    return st;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int flag, struct FTW *walk)
+{
+    (void)info, (void)flag, (void)walk;
+    return remove(path) != 0 && errno != ENOENT;
+}
+
+bl_status bl_tree_remove(const char *path)
+{
+    enum { MAX_OPEN_FOLDERS = 16 };
+    struct stat info;
+
+    if (lstat(path, &info) != 0 && errno == ENOENT) return BL_OK;
+    if (nftw(path, remove_entry, MAX_OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS) != 0)
+        return bl_fail_errno(BL_EIO, "%s: removing it", path);
+    return BL_OK;
+}
+
+bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes)
+{
+    struct statvfs info;
+    size_t free_bytes;
+
+    *n_bytes = 0;
+    if (statvfs(path, &info) != 0) return fail_open(path);
+    if (bl_mul_overflows(info.f_bavail, info.f_frsize, &free_bytes) || free_bytes > INT64_MAX)
+        free_bytes = INT64_MAX;
+    *n_bytes = (int64_t)free_bytes;
+    return BL_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+bl_status bl_dir_list(const char *path, char ***names, size_t *n_names)
+{
+    bl_status st = BL_OK;
+    char **list = NULL;
+    size_t n = 0, capacity = 0;
+    struct dirent *entry;
+
+    *names = NULL;
+    *n_names = 0;
+    DIR *dir = opendir(path);
+    if (!dir) return fail_open(path);
+    while (errno = 0, (entry = readdir(dir)) != NULL) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (n == capacity) {
+            capacity = capacity ? 2 * capacity : 16;
+            char **grown = reallocarray(list, capacity, sizeof *grown);
+            if (!grown) {
+                st = BL_FAIL(BL_ENOMEM, "%s: a list of %zu names", path, capacity);
+                goto done;
+            }
+            list = grown;
+        }
+        BL_TRY_GOTO(st, done, bl_text_format(&list[n], "%s", entry->d_name));
+        n++;
+    }
+    if (errno != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: listing it", path);
+        goto done;
+    }
+    if (n) qsort(list, n, sizeof *list, compare_names);
+    *names = list;
+    *n_names = n;
+    list = NULL;
+done:
+    bl_names_free(list, n);
+    closedir(dir);
+    return st;
+}
+
+void bl_names_free(char **names, size_t n_names)
+{
+    for (size_t i = 0; names && i < n_names; i++) free(names[i]);
+    free(names);
+}
+
+struct bl_dir_lock {
+    int fd;
+};
+
+static bl_status fail_locked(const char *path, int fd)
+{
+    char holder[320] = "";
+    char host[256];
+    long pid;
+
+    ssize_t length = pread(fd, holder, sizeof holder - 1, 0);
+    holder[length > 0 ? length : 0] = '\0';
+    if (sscanf(holder, "%ld %255s", &pid, host) == 2)
+        return BL_FAIL(BL_EUSAGE, "%s is in use by pid %ld on %s", path, pid, host);
+    return BL_FAIL(BL_EUSAGE, "%s is in use by another process", path);
+}
+
+bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out)
+{
+    bl_status st = BL_OK;
+    bl_dir_lock *lock = NULL;
+    char *lock_path = NULL;
+    char host[256] = "";
+    char holder[320];
+    int fd = -1;
+
+    *out = NULL;
+    BL_TRY(bl_path_join(path, LOCK_NAME, &lock_path));
+    if ((fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0) {
+        st = fail_open(lock_path);
+        goto done;
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        st = errno == EWOULDBLOCK ? fail_locked(path, fd) : bl_fail_errno(BL_EIO, "%s: flock", lock_path);
+        goto done;
+    }
+    gethostname(host, sizeof host - 1);
+    int length = snprintf(holder, sizeof holder, "%ld %s\n", (long)getpid(), host);
+    if (ftruncate(fd, 0) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: ftruncate", lock_path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_file_write_full(fd, lock_path, holder, (size_t)length, 0));
+    if (!(lock = malloc(sizeof *lock))) {
+        st = BL_FAIL(BL_ENOMEM, "%s", lock_path);
+        goto done;
+    }
+    lock->fd = fd;
+    fd = -1;
+    *out = lock;
+done:
+    if (fd >= 0) close(fd);
+    free(lock_path);
+    return st;
+}
+
+void bl_dir_lock_release(bl_dir_lock *lock)
+{
+    if (!lock) return;
+    close(lock->fd);
+    free(lock);
+}
+
+/* ---- names ---- */
+
+bl_status bl_text_format(char **out, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    int length = vasprintf(out, format, args);
+    va_end(args);
+    if (length >= 0) return BL_OK;
+    *out = NULL;
+    return BL_FAIL(BL_ENOMEM, "a text");
+}
+
+bl_status bl_path_join(const char *dir, const char *name, char **out)
+{
+    size_t length = strlen(dir);
+    const char *separator = length == 0 || dir[length - 1] == '/' ? "" : "/";
+    return bl_text_format(out, "%s%s%s", dir, separator, name);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* files.h -- files that other people made, and files that must survive a crash.
+ *
+ * Reading: only regular files; a read is whole or an error; EINTR and short reads are asked again. Writing: a
+ * file appears under its name whole and on stable storage, or not at all. An fsync that fails is never
+ * retried: the kernel may have dropped the dirty pages and would then report success for lost data.
+ *
+ * Errors name path, offset and errno. BL_EINPUT: not there, not allowed, not a regular file, too large.
+ * BL_EIO: the system could not read or write. BL_ELIMIT: no space, quota or descriptors left. BL_ENOMEM. */
+#ifndef BALLAST_BASE_FILES_H
+#define BALLAST_BASE_FILES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* ---- reading ---- */
+
+/* Opens a regular file for reading; a folder, FIFO, socket or device is refused by name, without blocking on
+ * it. The caller closes *fd. n_bytes may be NULL. */
+bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes);
+
+/* dst[0..n_bytes) = the file's bytes from offset_bytes on. Any thread may read the same fd. A file that ends
+ * earlier is BL_EIO. `path` only names the file in errors. */
+bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes, int64_t offset_bytes);
+
+/* The whole file, at most max_bytes, in one block the caller frees, with a NUL after its n_bytes. */
+bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, size_t *n_bytes);
+
+bool bl_file_exists(const char *path); /* anything of that name, links followed */
+
+/* ---- writing ---- */
+
+/* Writes all of src at offset_bytes. */
+bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n_bytes, int64_t offset_bytes);
+
+bl_status bl_file_sync(int fd, const char *path); /* fsync; a failure is final */
+bl_status bl_dir_sync(const char *path); /* makes creations, renames and removals in the folder durable */
+
+/* A file under construction: the bytes go to "PATH.tmp"; commit makes them durable and renames. One thread a
+ * writer. */
+typedef struct bl_writer bl_writer;
+
+bl_status bl_writer_open(const char *path, bl_writer **out);
+bl_status bl_writer_append(bl_writer *writer, const void *bytes, size_t n_bytes);
+int64_t bl_writer_bytes(const bl_writer *writer); /* appended so far */
+/* fsync, rename, fsync of the folder. Frees the writer, also when it fails (PATH is then as it was before).
+ */
+bl_status bl_writer_commit(bl_writer *writer);
+void bl_writer_abort(bl_writer *writer); /* removes PATH.tmp; NULL is fine */
+
+bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_bytes);
+
+/* ---- folders ---- */
+
+bl_status bl_dir_create(const char *path); /* with its parents; an existing folder is fine */
+bl_status bl_tree_remove(
+    const char *path); /* a file or a folder and all in it; links are not followed; absent is fine */
+bl_status bl_dir_free_bytes(const char *path,
+                            int64_t *n_bytes); /* what an unprivileged writer may still write there */
+
+/* The names in a folder except "." and "..", in byte order. Free with bl_names_free. */
+bl_status bl_dir_list(const char *path, char ***names, size_t *n_names);
+void bl_names_free(char **names, size_t n_names);
+
+/* A folder's lock, held by one process of all hosts that share the file system; it dies with its holder, so
+ * that a stale lock file never blocks. In use: BL_EUSAGE "PATH is in use by pid N on HOST". The file
+ * (".ballast.lock") stays: removing it would let two processes lock two files of one name. A child of fork
+ * keeps the lock alive until it closes or execs. */
+typedef struct bl_dir_lock bl_dir_lock;
+
+bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out);
+void bl_dir_lock_release(bl_dir_lock *lock); /* NULL is fine */
+
+/* ---- names ---- */
+
+/* "dir/name", or name when dir is empty. The caller frees *out. */
+bl_status bl_path_join(const char *dir, const char *name, char **out);
+/* A printf into a new block that the caller frees. */
+bl_status bl_text_format(char **out, const char *format, ...) BL_PRINTF(2, 3);
+
+#endif
