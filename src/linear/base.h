@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base.h -- where frozen weights come from: the one small interface that the linear layer's callers see.
+ *
+ * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices. acquire gives a
+ * matrix as the GEMM wants it; release says that the unit is no longer needed. base_resident.c holds everything in
+ * device memory; base_sharded.c holds one row-shard a rank and gathers. */
+#ifndef BALLAST_LINEAR_BASE_H
+#define BALLAST_LINEAR_BASE_H
+
+#include <stdbool.h>
+
+#include "comm/comm.h"
+#include "device/device.h"
+#include "ops/weight.h"
+
+enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
+
+/* Rows that are gathered together: neighbouring segments whose rows have the same number of bytes. */
+typedef struct bl_base_part {
+    int first_segment, n_segments;
+    int64_t rows, row_bytes;
+    int64_t shard_rows;  /* ceil(rows / n_shards): shard i holds rows [i * shard_rows, (i + 1) * shard_rows), zero-padded */
+    size_t shard_bytes;  /* shard_rows * row_bytes */
+    size_t shard_offset; /* in the unit's shard */
+    size_t slot_offset;  /* in the unit's slot, where n_shards * shard_bytes lie */
+} bl_base_part;
+
+typedef struct bl_base_matrix {
+    bl_weight weight; /* shapes, formats and scales (replicated, borrowed); codes NULL */
+    int n_parts;
+    bl_base_part part[BL_BASE_SEGMENTS];
+} bl_base_matrix;
+
+typedef struct bl_base_unit {
+    int n_matrices;
+    bool whole_ring; /* the head: may use the whole ring (DESIGN: ring bytes = max(depth x slot, head)) */
+    bl_base_matrix matrix[BL_BASE_MATRICES];
+    size_t shard_bytes, slot_bytes;
+    size_t offset; /* of the unit's shard in the rank's shard memory */
+} bl_base_unit;
+
+typedef struct bl_base_layout {
+    int n_shards;
+    int64_t n_units;
+    bl_base_unit *units; /* owned by whoever made the layout */
+    size_t shard_bytes;  /* of the whole base, one rank */
+} bl_base_layout;
+
+/* Fills parts, offsets and sizes from n_shards, n_units, n_matrices and each weight's rows, cols and segments. BL_EINPUT when a size
+ * overflows. */
+bl_status bl_base_layout_finish(bl_base_layout *layout);
+
+/* The rows [*begin, *end) of the part that shard `shard` really holds (may be none). */
+void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int64_t *end);
+
+typedef struct bl_base bl_base;
+
+/* layout and shards (layout->shard_bytes, device memory) are borrowed until the base is destroyed. Resident: n_shards must be 1. */
+bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out);
+
+/* comm: the shard group (size n_shards); stream: carries the gathers; ring_depth >= 1 slots. */
+bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
+                                 bl_stream *stream, int ring_depth, bl_base **out);
+
+size_t bl_base_sharded_ring_bytes(const bl_base_layout *layout, int ring_depth);
+
+void bl_base_destroy(bl_base *base); /* NULL is fine */
+
+/* A hint that `unit` comes soon. All ranks of a shard group make the same calls in the same order. */
+bl_status bl_base_prefetch(bl_base *base, int64_t unit);
+
+/* *out: the matrix, its codes valid for tasks queued on `stream` until the unit's release. */
+bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out);
+bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base_sharded.c -- one row-shard of every matrix a rank, all-gathered just in time through a gather ring. Items of a ring unit are the
+ * parts of its matrices, in order, so that a matrix is ready as soon as its own parts are. */
+#include "linear/base_internal.h"
+
+#include <stdlib.h>
+
+#include "linear/gather_ring.h"
+
+_Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS, "an item for each part of each matrix");
+
+typedef struct base_sharded {
+    bl_base base;
+    bl_gather_ring *ring;
+} base_sharded;
+
+static bl_status sharded_prefetch(bl_base *base, int64_t unit)
+{
+    return bl_gather_ring_prefetch(((base_sharded *)base)->ring, unit);
+}
+
+static bl_status sharded_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out)
+{
+    const bl_base_unit *u = &base->layout->units[unit];
+    const void *codes[BL_BASE_SEGMENTS];
+    int item = 0;
+
+    for (int m = 0; m < matrix; m++) item += u->matrix[m].n_parts;
+    for (int p = 0; p < u->matrix[matrix].n_parts; p++)
+        BL_TRY(bl_gather_ring_acquire(((base_sharded *)base)->ring, unit, item + p, stream, &codes[p]));
+    bl_base_fill_weight(&u->matrix[matrix], codes, out);
+    return BL_OK;
+}
+
+static bl_status sharded_release(bl_base *base, int64_t unit, bl_stream *stream)
+{
+    return bl_gather_ring_release(((base_sharded *)base)->ring, unit, stream);
+}
+
+static void sharded_destroy(bl_base *base)
+{
+    bl_gather_ring_destroy(((base_sharded *)base)->ring);
+    free(base);
+}
+
+static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shards)
+{
+    bl_gather_unit *units = calloc((size_t)layout->n_units, sizeof *units);
+    for (int64_t i = 0; units && i < layout->n_units; i++) {
+        const bl_base_unit *u = &layout->units[i];
+        units[i].whole_ring = u->whole_ring;
+        for (int m = 0; m < u->n_matrices; m++)
+            for (int p = 0; p < u->matrix[m].n_parts; p++) {
+                const bl_base_part *part = &u->matrix[m].part[p];
+                units[i].item[units[i].n_items++] = (bl_gather_item){shards ? shards + u->offset + part->shard_offset : NULL,
+                                                                     part->shard_bytes, part->slot_offset};
+            }
+    }
+    return units;
+}
+
+bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
+                                 bl_stream *stream, int ring_depth, bl_base **out)
+{
+    static const bl_base_ops ops = {sharded_prefetch, sharded_acquire, sharded_release, sharded_destroy};
+
+    *out = NULL;
+    if (layout->n_shards != bl_comm_size(comm))
+        return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards, bl_comm_size(comm));
+    base_sharded *self = calloc(1, sizeof *self);
+    bl_gather_unit *units = make_units(layout, shards);
+    bl_status st = self && units ? BL_OK : BL_FAIL(BL_ENOMEM, "sharded base");
+    if (st == BL_OK) st = bl_gather_ring_create(device, comm, stream, ring_depth, layout->n_units, units, &self->ring);
+    free(units);
+    if (st != BL_OK) {
+        free(self);
+        return st;
+    }
+    self->base = (bl_base){&ops, layout};
+    *out = &self->base;
+    return BL_OK;
+}
+
+size_t bl_base_sharded_ring_bytes(const bl_base_layout *layout, int ring_depth)
+{
+    bl_gather_unit *units = make_units(layout, NULL);
+    size_t bytes = units ? bl_gather_ring_bytes(ring_depth, layout->n_units, units, layout->n_shards) : 0;
+    free(units);
+    return bytes;
+}

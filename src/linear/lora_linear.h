@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lora_linear.h -- a frozen, possibly quantised weight with trainable low-rank updates.
+ *
+ *   y  = x W^T + s (D x A^T) B^T        Hu et al. 2021, arXiv:2106.09685, eq. 3; D is the dropout mask of the LoRA path's input
+ *   dx = dy W  + D (s (dy B) A)         W gets no gradient
+ *   dA = (s dy B)^T (D x)   dB = s dy^T (D x A^T)
+ *
+ * Row-major: x, dx (T,K)  y, dy (T,N)  W (N,K)  A (r,K)  B (n,r). A fused matrix (q|k|v, gate|up) has up to BL_LORA_PARTS updates, each on
+ * its own rows [row_begin, row_begin + n) of W, all reading the same D x.
+ *
+ * A call borrows everything: the frozen matrix (bl_base_acquire), the LoRA weights, the gradients' place, the workspace, the
+ * stream. So one frozen matrix can serve several adapters, or none (n_parts 0: the plain base). The stream's device decides where it runs;
+ * all pointers are memory of that device. */
+#ifndef BALLAST_LINEAR_LORA_LINEAR_H
+#define BALLAST_LINEAR_LORA_LINEAR_H
+
+#include "device/device.h"
+#include "ops/weight.h"
+
+enum { BL_LORA_PARTS = 3 };
+
+typedef struct bl_lora_part {
+    int64_t r, row_begin, rows;
+    float scale;       /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732) */
+    const float *A, *B; /* (r,K), (rows,r) */
+    float *dA, *dB;     /* overwritten by backward */
+} bl_lora_part;
+
+/* The mask's key; see bl_dropout in ops/elementwise.h. p = 0: no dropout, the other members are not read. */
+typedef struct bl_lora_dropout {
+    float p;
+    uint64_t seed, step;
+    int32_t layer, matrix;
+    const int64_t *sample;   /* (T) */
+    const int32_t *position; /* (T) */
+} bl_lora_dropout;
+
+typedef struct bl_lora_linear {
+    bl_weight weight;
+    int n_parts;
+    bl_lora_part part[BL_LORA_PARTS];
+    bl_lora_dropout dropout;
+    float *workspace; /* bl_lora_linear_workspace_floats(...) */
+} bl_lora_linear;
+
+/* r_max: the largest r of a part; dropout: whether p > 0. */
+int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout);
+
+/* y (T,N) is overwritten. x and y do not overlap. */
+bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *x, float *y);
+
+/* dx (T,K) and the parts' dA, dB are overwritten; dx NULL skips it. x is the forward's input. dx overlaps neither x nor dy.
+ * T = 0 sets dA and dB to zero. */
+bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *x, const float *dy,
+                                  float *dx);
+
+#endif

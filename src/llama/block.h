@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* block.h -- one decoder layer on one micro-batch, forward and backward, with a choice of what is kept between the two.
+ *
+ * Touvron et al. 2023, arXiv:2302.13971; pre-norm residual layer:
+ *   qkv = RoPE(norm1(x) W_qkv^T);  a = attention(qkv);  mid = x + a W_o^T;  g|u = norm2(mid) W_gate_up^T;  out = mid + (silu(g) u) W_down^T
+ * each W with its LoRA update. What is not kept is computed again in backward by the same ops in the same order: any choice gives
+ * the same bits. Norms and SwiGLU are always computed again; the output of W_down never (nobody reads it). */
+#ifndef BALLAST_LLAMA_BLOCK_H
+#define BALLAST_LLAMA_BLOCK_H
+
+#include "linear/base.h"
+#include "linear/lora_linear.h"
+#include "llama/config.h"
+#include "llama/lora.h"
+
+/* What a block keeps beside its input, and the bytes a token costs (fp32 here, bf16 on a GPU): a mask. */
+typedef enum bl_save {
+    BL_SAVE_ATTENTION = 1, /* mid, attention output, log-sum-exp */
+    BL_SAVE_QKV = 2,
+    BL_SAVE_GATE_UP = 4,
+    BL_SAVE_S0 = 0,
+    BL_SAVE_S2 = BL_SAVE_ATTENTION,
+    BL_SAVE_S3 = BL_SAVE_S2 | BL_SAVE_QKV,
+    BL_SAVE_S4 = BL_SAVE_S3 | BL_SAVE_GATE_UP
+} bl_save;
+
+/* A micro-batch in device memory: a flat token stream without padding. Arrays of T elements, cu_seqlens of n_documents + 1. */
+typedef struct bl_micro_batch {
+    int64_t T, n_documents;
+    int32_t *ids;        /* < vocab_size */
+    int32_t *targets;    /* the token to predict; any value where weights[t] is 0 */
+    float *weights;      /* of -log p(target) in the loss */
+    int32_t *position;   /* index of the token in its sample (the row of the data set) */
+    int64_t *sample;     /* number of the token's sample in the step: with position the key of dropout */
+    int32_t *cu_seqlens; /* documents: positions and attention start anew in each */
+} bl_micro_batch;
+
+typedef struct bl_block_dims {
+    int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
+    int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
+    double eps;
+    const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
+} bl_block_dims;
+
+bl_block_dims bl_block_dims_of(const bl_llama_config *config);
+
+/* What a layer computes on T tokens. x (T,H); qkv (T, q + 2 kv), rotated; attention (T,q); lse (T,n_heads); mid (T,H);
+ * gate_up (T,2I). */
+typedef struct bl_block_tensors {
+    float *x, *qkv, *attention, *lse, *mid, *gate_up;
+} bl_block_tensors;
+
+/* Floats a token of what `save` keeps beside x, and places the kept tensors of T_max tokens at `memory` (NULL members are not kept). */
+int64_t bl_block_saved_floats(const bl_block_dims *dims, unsigned save);
+void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory, bl_block_tensors *tensors);
+
+/* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within one call. */
+typedef struct bl_block_workspace {
+    bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
+    float *norm, *rstd, *h, *dh, *d_norm, *d_attention, *d_qkv, *delta, *lora;
+} bl_block_workspace;
+
+/* training false: what forward needs only. r: LoRA rank (0 = none). */
+int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training);
+void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training, float *memory,
+                              bl_block_workspace *workspace);
+
+/* One layer as a visit sees it. Borrowed for the visit. */
+typedef struct bl_block {
+    const bl_block_dims *dims;
+    bl_base *base;
+    int64_t layer;
+    const float *norm1, *norm2; /* (H) */
+    const bl_lora_layout *lora;
+    const float *lora_weights;  /* the layer's flat vector, gathered */
+    bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
+} bl_block;
+
+/* out (T,H) = the layer's output. Tensors that `tensors` has go there, the others to the workspace. */
+bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                           const bl_block_workspace *workspace, float *out);
+
+/* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector, overwritten where there are
+ * adapters. Kept tensors are consumed: gate_up is overwritten. */
+bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                            const bl_block_workspace *workspace, float *d, float *gradients);
+
+/* Generation: one document whose first `n_past` tokens lie in the caches already. k_cache, v_cache (capacity, kv) of this layer get the
+ * T new rows appended; x (T,H) becomes the output. */
+bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, int64_t n_past, float *k_cache,
+                          float *v_cache, const bl_block_workspace *workspace, float *x);
+
+#endif
