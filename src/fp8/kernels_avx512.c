@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sixteen elements at a time; codec.h's arithmetic with masks for its branches. The last few go the scalar
+ * way. */
+#include "fp8/kernels.h"
+
+#include <immintrin.h>
+
+#include "fp8/codec.h"
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl")))
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+enum { LANES = 16 };
+
+/* `dtype` is a constant wherever this is inlined. */
+INLINE __m512 load(bl_dtype dtype, const void *src, int64_t i)
+{
+    if (dtype == BL_F32) return _mm512_loadu_ps((const char *)src + 4 * i);
+    __m256i halves = _mm256_loadu_si256((const __m256i *)((const char *)src + 2 * i));
+    if (dtype == BL_F16) return _mm512_cvtph_ps(halves);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+INLINE __m128i encode16(__m512 value)
+{
+    const __m512i magic = _mm512_castps_si512(_mm512_set1_ps(0x1p14f));
+    __m512i bits = _mm512_castps_si512(value),
+            magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(magnitude, odd), _mm512_set1_epi32(0x7ffff));
+    __m512i code = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
+    code = _mm512_min_epi32(code, _mm512_set1_epi32(0x7e));
+
+    __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x3c800000));
+    __m512 shifted = _mm512_add_ps(_mm512_castsi512_ps(magnitude), _mm512_castsi512_ps(magic));
+    code = _mm512_mask_sub_epi32(code, tiny, _mm512_castps_si512(shifted), magic);
+    __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+    code = _mm512_mask_mov_epi32(code, nan, _mm512_set1_epi32(BL_FP8_NAN));
+
+    __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+    return _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign));
+}
+
+INLINE __m512 decode16(__m128i codes)
+{
+    __m512i wide = _mm512_cvtepu8_epi32(codes), magnitude = _mm512_and_si512(wide, _mm512_set1_epi32(0x7f));
+    __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23));
+    __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
+    __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(0x1p-9f));
+    bits = _mm512_mask_mov_epi32(bits, tiny, _mm512_castps_si512(small));
+    __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(BL_FP8_NAN));
+    bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc00000));
+    __m512i sign = _mm512_slli_epi32(_mm512_srli_epi32(wide, 7), 31);
+    return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
+}
+
+INLINE float absmax_of(bl_dtype dtype, const void *src, int64_t n)
+{
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    __m512i largest[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(),
+                          _mm512_setzero_si512()}; /* independent chains */
+    int64_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int chain = 0; chain < 4; chain++) {
+            __m512i bits = _mm512_castps_si512(load(dtype, src, i + chain * LANES));
+            largest[chain] = _mm512_max_epi32(largest[chain], _mm512_and_si512(bits, mask));
+        }
+    for (; i + LANES <= n; i += LANES)
+        largest[0] =
+            _mm512_max_epi32(largest[0], _mm512_and_si512(_mm512_castps_si512(load(dtype, src, i)), mask));
+    largest[0] =
+        _mm512_max_epi32(_mm512_max_epi32(largest[0], largest[1]), _mm512_max_epi32(largest[2], largest[3]));
+    uint32_t result = (uint32_t)_mm512_reduce_max_epi32(largest[0]);
+    uint32_t rest = bl_f32_bits(
+        bl_fp8_kernels_scalar.absmax(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), n - i));
+    return bl_f32_from_bits(result > rest ? result : rest);
+}
+
+INLINE void encode_from(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n)
+{
+    const __m512 divisor = _mm512_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        _mm_storeu_si128((__m128i *)(codes + i), encode16(_mm512_div_ps(load(dtype, src, i), divisor)));
+    bl_fp8_kernels_scalar.encode(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), scale, codes + i,
+                                 n - i);
+}
+
+INLINE void widen_from(bl_dtype dtype, const void *src, float *dst, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) _mm512_storeu_ps(dst + i, load(dtype, src, i));
+    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i, n - i);
+}
+
+TARGET static float absmax(bl_dtype dtype, const void *src, int64_t n)
+{
+    switch (dtype) {
+    case BL_F32:
+        return absmax_of(BL_F32, src, n);
+    case BL_F16:
+        return absmax_of(BL_F16, src, n);
+    default:
+        return absmax_of(BL_BF16, src, n);
+    }
+}
+
+TARGET static void encode(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n)
+{
+    switch (dtype) {
+    case BL_F32:
+        encode_from(BL_F32, src, scale, codes, n);
+        return;
+    case BL_F16:
+        encode_from(BL_F16, src, scale, codes, n);
+        return;
+    default:
+        encode_from(BL_BF16, src, scale, codes, n);
+        return;
+    }
+}
+
+TARGET static void decode(const uint8_t *codes, float scale, float *dst, int64_t n)
+{
+    const __m512 factor = _mm512_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        __m128i run = _mm_loadu_si128((const __m128i *)(codes + i));
+        _mm512_storeu_ps(dst + i, _mm512_mul_ps(decode16(run), factor));
+    }
+    bl_fp8_kernels_scalar.decode(codes + i, scale, dst + i, n - i);
+}
+
+TARGET static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
+{
+    switch (dtype) {
+    case BL_F32:
+        widen_from(BL_F32, src, dst, n);
+        return;
+    case BL_F16:
+        widen_from(BL_F16, src, dst, n);
+        return;
+    default:
+        widen_from(BL_BF16, src, dst, n);
+        return;
+    }
+}
+
+const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, widen};
