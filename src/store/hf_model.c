@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/hf_model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "store/hf_internal.h"
+
+enum { MAX_CONFIG_BYTES = 16 << 20, MAX_INDEX_BYTES = 256 << 20 };
+
+/* ---- opening ---- */
+
+/* A shard is a plain name in the model's own folder, whatever the index says. */
+static bool is_plain_name(const char *name)
+{
+    if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) return false;
+    for (; *name; name++)
+        if (*name == '/' || *name == '\\' || (unsigned char)*name < 0x20) return false;
+    return true;
+}
+
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The distinct shard names of the weight_map, sorted and borrowed from it; *names is freed by the caller. */
+static bl_status list_shards(const char *index_path, const json_t *map, const char ***names, size_t *n_names,
+                             bl_problems *problems)
+{
+    const char *tensor;
+    json_t *value;
+    const char **list = calloc(json_object_size(map) + 1, sizeof *list);
+    size_t n = 0, n_distinct = 0;
+
+    if (!list) return BL_FAIL(BL_ENOMEM, "%s: %zu names", index_path, json_object_size(map));
+    json_object_foreach((json_t *)map, tensor, value)
+    {
+        const char *name = json_string_value(value);
+        if (!name || strlen(name) != json_string_length(value) || !is_plain_name(name))
+            bl_problems_add(problems,
+                            "tensor %s: file name %s%.64s%s is not a plain name in the model's folder",
+                            tensor, name ? "\"" : "", name ? name : "(not a string)", name ? "\"" : "");
+        else
+            list[n++] = name;
+    }
+    qsort(list, n, sizeof *list, compare_texts);
+    for (size_t i = 0; i < n; i++)
+        if (i == 0 || strcmp(list[i], list[n_distinct - 1]) != 0) list[n_distinct++] = list[i];
+    *names = list;
+    *n_names = n_distinct;
+    return BL_OK;
+}
+
+/* Opens the named files; a file that cannot be used is a problem, a system that fails ends the search. */
+static bl_status open_files(bl_hf_model *model, const char *const *names, size_t n_names,
+                            bl_problems *problems)
+{
+    bl_status st = BL_OK;
+
+    model->files = calloc(n_names + 1, sizeof(bl_safetensors *));
+    if (!model->files) return BL_FAIL(BL_ENOMEM, "%s: %zu files", model->dir, n_names);
+    for (size_t i = 0; i < n_names && st == BL_OK; i++) {
+        char *path = NULL;
+        BL_TRY(bl_path_join(model->dir, names[i], &path));
+        st = bl_safetensors_open(path, &model->files[model->n_files]);
+        free(path);
+        if (st == BL_OK) {
+            model->n_files++;
+        } else if (st == BL_EINPUT) {
+            bl_problems_add(problems, "%s", bl_error_text());
+            st = BL_OK;
+        }
+    }
+    return st;
+}
+
+static int compare_tensors(const void *a, const void *b)
+{
+    return strcmp((*(const bl_tensor *const *)a)->name, (*(const bl_tensor *const *)b)->name);
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* One table over all files. */
+static bl_status merge_tensors(bl_hf_model *model, bl_problems *problems)
+{
+    size_t n = 0;
+
+    for (size_t f = 0; f < model->n_files; f++) n += bl_safetensors_count(model->files[f]);
+    model->tensors = calloc(n + 1, sizeof(bl_tensor *));
+    if (!model->tensors) return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", model->dir, n);
+    for (size_t f = 0; f < model->n_files; f++)
+        for (size_t i = 0; i < bl_safetensors_count(model->files[f]); i++)
+            model->tensors[model->n_tensors++] = bl_safetensors_at(model->files[f], i);
+    qsort(model->tensors, n, sizeof(bl_tensor *), compare_tensors);
+    for (size_t i = 1; i < n; i++)
+        if (!strcmp(model->tensors[i]->name, model->tensors[i - 1]->name))
+            bl_problems_add(problems, "tensor %s is in %s and in %s", model->tensors[i]->name,
+                            base_name(bl_safetensors_path(model->tensors[i - 1]->file)),
+                            base_name(bl_safetensors_path(model->tensors[i]->file)));
+    return BL_OK;
+}
+
+/* Each tensor must lie where the index says. Files that could not be opened were named already. */
+static void check_weight_map(const bl_hf_model *model, const json_t *map, bl_problems *problems)
+{
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)map, name, value)
+    {
+        const bl_tensor *tensor = bl_hf_find(model, name);
+        const char *shard = json_string_value(value);
+        bool is_open = false;
+        for (size_t f = 0; shard && f < model->n_files && !is_open; f++)
+            is_open = !strcmp(base_name(bl_safetensors_path(model->files[f])), shard);
+        if (!is_open) continue;
+        if (!tensor)
+            bl_problems_add(problems, "tensor %s is not in %s", name, shard);
+        else if (strcmp(base_name(bl_safetensors_path(tensor->file)), shard) != 0)
+            bl_problems_add(problems, "tensor %s is in %s, the index says %s", name,
+                            base_name(bl_safetensors_path(tensor->file)), shard);
+    }
+}
+
+static bl_status open_sharded(bl_hf_model *model, const char *index_path)
+{
+    bl_status st = BL_OK;
+    bl_problems problems = {0};
+    json_t *index = NULL;
+    const json_t *map = NULL;
+    const char **names = NULL;
+    size_t n_names = 0;
+
+    BL_TRY(bl_json_load(index_path, MAX_INDEX_BYTES, &index));
+    BL_TRY_GOTO(st, done, bl_json_check_object(index_path, index));
+    BL_TRY_GOTO(st, done, bl_json_get_object(index_path, index, "weight_map", BL_JSON_REQUIRED, &map));
+    if (json_object_size(map) == 0) {
+        st = BL_FAIL(BL_EINPUT, "%s: key weight_map: names no tensor", index_path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, list_shards(index_path, map, &names, &n_names, &problems));
+    BL_TRY_GOTO(st, done, open_files(model, names, n_names, &problems));
+    BL_TRY_GOTO(st, done, merge_tensors(model, &problems));
+    check_weight_map(model, map, &problems);
+    st = bl_problems_report(&problems, index_path);
+done:
+    free(names);
+    json_decref(index);
+    return st;
+}
+
+static bl_status read_quantization(bl_hf_model *model)
+{
+    bl_status st = BL_OK;
+    char *path = NULL;
+    json_t *config = NULL;
+
+    BL_TRY(bl_path_join(model->dir, "config.json", &path));
+    if (bl_file_exists(path)) {
+        BL_TRY_GOTO(st, done, bl_json_load(path, MAX_CONFIG_BYTES, &config));
+        BL_TRY_GOTO(st, done, bl_json_check_object(path, config));
+        BL_TRY_GOTO(st, done, bl_hf_parse_quantization(path, config, &model->promised_scale));
+    }
+done:
+    json_decref(config);
+    free(path);
+    return st;
+}
+
+bl_status bl_hf_open(const char *dir, bl_hf_model **out)
+{
+    static const char *const single_name = "model.safetensors";
+    bl_status st = BL_OK;
+    char *single_path = NULL, *index_path = NULL;
+    bl_hf_model *model = calloc(1, sizeof *model);
+
+    *out = NULL;
+    if (!model) return BL_FAIL(BL_ENOMEM, "%s: opening the model", dir);
+    BL_TRY_GOTO(st, done, bl_text_format(&model->dir, "%s", dir));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, single_name, &single_path));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, "model.safetensors.index.json", &index_path));
+    BL_TRY_GOTO(st, done, read_quantization(model));
+    if (bl_file_exists(single_path)) {
+        bl_problems problems = {0};
+        BL_TRY_GOTO(st, done, open_files(model, &single_name, 1, &problems));
+        if (problems.n) { /* the one file's own words, which name it */
+            st = BL_EINPUT;
+            goto done;
+        }
+        BL_TRY_GOTO(st, done, merge_tensors(model, &problems));
+    } else if (bl_file_exists(index_path)) {
+        BL_TRY_GOTO(st, done, open_sharded(model, index_path));
+    } else {
+        st = BL_FAIL(BL_EINPUT, "%s: has neither model.safetensors nor model.safetensors.index.json", dir);
+        goto done;
+    }
+    *out = model;
+    model = NULL;
+done:
+    bl_hf_close(model);
+    free(single_path);
+    free(index_path);
+    return st;
+}
+
+void bl_hf_close(bl_hf_model *model)
+{
+    if (!model) return;
+    for (size_t i = 0; i < model->n_files; i++) bl_safetensors_close(model->files[i]);
+    free(model->files);
+    free(model->tensors);
+    free(model->dir);
+    free(model);
+}
+
+/* ---- looking ---- */
+
+const char *bl_hf_dir(const bl_hf_model *model)
+{
+    return model->dir;
+}
+
+size_t bl_hf_file_count(const bl_hf_model *model)
+{
+    return model->n_files;
+}
+
+const bl_safetensors *bl_hf_file(const bl_hf_model *model, size_t index)
+{
+    return model->files[index];
+}
+
+size_t bl_hf_count(const bl_hf_model *model)
+{
+    return model->n_tensors;
+}
+
+const bl_tensor *bl_hf_at(const bl_hf_model *model, size_t index)
+{
+    return model->tensors[index];
+}
+
+const bl_tensor *bl_hf_find(const bl_hf_model *model, const char *name)
+{
+    const bl_tensor wanted = {.name = name}, *key = &wanted;
+    const bl_tensor **found =
+        bsearch(&key, model->tensors, model->n_tensors, sizeof(bl_tensor *), compare_tensors);
+    return found ? *found : NULL;
+}
+
+/* ---- the whole list ---- */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t text_length = strlen(text), end_length = strlen(end);
+    return text_length >= end_length && !strcmp(text + text_length - end_length, end);
+}
+
+static bool is_ignored(const char *name)
+{
+    static const char *const ends[] = {".input_scale",     ".weight_zero_point",  ".k_scale",
+                                       ".v_scale",         "rotary_emb.inv_freq", ".weight_scale",
+                                       ".weight_scale_inv"};
+    for (size_t i = 0; i < BL_COUNT(ends); i++)
+        if (ends_with(name, ends[i])) return true;
+    return false;
+}
+
+static void check_one(const bl_hf_model *model, const bl_hf_expected *expected, bl_problems *problems)
+{
+    char has[BL_SHAPE_TEXT_BYTES], wants[BL_SHAPE_TEXT_BYTES];
+    const bl_tensor *tensor = bl_hf_find(model, expected->name);
+    bl_hf_weight weight;
+
+    if (!tensor) {
+        if (!expected->optional) bl_problems_add(problems, "missing %s", expected->name);
+        return;
+    }
+    if (tensor->n_dims != expected->n_dims ||
+        memcmp(tensor->shape, expected->shape, (size_t)tensor->n_dims * sizeof tensor->shape[0]) != 0)
+        bl_problems_add(problems, "%s has shape %s, expected %s", tensor->name,
+                        bl_shape_text(tensor->n_dims, tensor->shape, has),
+                        bl_shape_text(expected->n_dims, expected->shape, wants));
+    else if (!(expected->dtypes & BL_DTYPE_BIT(tensor->dtype)))
+        bl_problems_add(problems, "%s has dtype %s, which is not read here", tensor->name,
+                        bl_dtype_name(tensor->dtype));
+    else if (tensor->dtype == BL_F8_E4M3 && bl_hf_get_weight(model, tensor->name, &weight) != BL_OK)
+        bl_problems_add(problems, "%s", bl_error_text());
+}
+
+static int compare_expected(const void *a, const void *b)
+{
+    return strcmp((*(const bl_hf_expected *const *)a)->name, (*(const bl_hf_expected *const *)b)->name);
+}
+
+bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected)
+{
+    bl_problems problems = {0};
+    const bl_hf_expected **by_name = calloc(n_expected + 1, sizeof *by_name);
+
+    if (!by_name) return BL_FAIL(BL_ENOMEM, "%s: %zu names", model->dir, n_expected);
+    for (size_t i = 0; i < n_expected; i++) {
+        by_name[i] = &expected[i];
+        check_one(model, &expected[i], &problems);
+    }
+    qsort(by_name, n_expected, sizeof *by_name, compare_expected);
+    for (size_t i = 0; i < model->n_tensors; i++) {
+        const bl_hf_expected wanted = {.name = model->tensors[i]->name}, *key = &wanted;
+        if (!is_ignored(wanted.name) &&
+            !bsearch(&key, by_name, n_expected, sizeof *by_name, compare_expected))
+            bl_problems_add(&problems, "unexpected %s", wanted.name);
+    }
+    free(by_name);
+    return bl_problems_report(&problems, model->dir);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* problems.h -- collecting what is wrong with an input, so that one error names all of it (internal to
+ * store/). */
+#ifndef BALLAST_STORE_PROBLEMS_H
+#define BALLAST_STORE_PROBLEMS_H
+
+#include "base/status.h"
+
+enum { BL_PROBLEMS_TEXT_BYTES = 768 }; /* leaves room for the subject within BL_ERROR_TEXT_BYTES */
+
+typedef struct bl_problems {
+    size_t n;         /* all that were added */
+    size_t n_in_text; /* those that fitted into `text`, joined by "; " */
+    size_t length;
+    char text[BL_PROBLEMS_TEXT_BYTES];
+} bl_problems;
+
+void bl_problems_add(bl_problems *problems, const char *format, ...) BL_PRINTF(2, 3);
+
+/* BL_OK when there are none, else BL_EINPUT "subject: a; b; c (and 4 more)". */
+bl_status bl_problems_report(const bl_problems *problems, const char *subject);
+
+#endif
