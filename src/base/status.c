@@ -54,7 +54,8 @@ bl_status bl_error_prefix(bl_status status, const char *format, ...)
     vsnprintf(error_text, sizeof error_text, format, args);
     va_end(args);
     size_t length = strlen(error_text);
-    snprintf(error_text + length, sizeof error_text - length, ": %s", old);
+    /* What does not fit is cut; the precision says so to gcc's -Wformat-truncation. */
+    snprintf(error_text + length, sizeof error_text - length, ": %.*s", (int)(sizeof error_text - length), old);
     return status;
 }
 
