@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/elementwise.h"
+
+#include "ops/ops_cpu.h"
+
+OPS_CLONES static void swiglu_row(int64_t I, const float *g, const float *u, float *h)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < I; i++) h[i] = g[i] / (1.0f + ops_expf(-g[i])) * u[i];
+}
+
+static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_swiglu_forward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++)
+        swiglu_row(a->I, a->gate_up + t * 2 * a->I, a->gate_up + t * 2 * a->I + a->I, a->h + t * a->I);
+}
+
+static bl_status swiglu_forward_cpu(bl_stream *stream, const void *args)
+{
+    bl_swiglu_forward_args a = *(const bl_swiglu_forward_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_forward_item, &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u, const float *dh, float *dg, float *du)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < I; i++) {
+        float gate = g[i], up = u[i], sigma = 1.0f / (1.0f + ops_expf(-gate));
+        dg[i] = dh[i] * up * (sigma * (1.0f + gate * (1.0f - sigma)));
+        du[i] = dh[i] * (gate * sigma);
+    }
+}
+
+static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_swiglu_backward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *g = a->gate_up + t * 2 * a->I;
+        float *dg = a->d_gate_up + t * 2 * a->I;
+        swiglu_gradient_row(a->I, g, g + a->I, a->dh + t * a->I, dg, dg + a->I);
+    }
+}
+
+static bl_status swiglu_backward_cpu(bl_stream *stream, const void *args)
+{
+    bl_swiglu_backward_args a = *(const bl_swiglu_backward_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item, &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void add_block(int64_t n, const float *a, const float *b, float *y)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+
+static void add_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_add_args *a = arg;
+    int64_t begin = index * OPS_ITEM_ELEMENTS;
+    (void)scratch;
+    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), a->a + begin, a->b + begin, a->y + begin);
+}
+
+static bl_status add_cpu(bl_stream *stream, const void *args)
+{
+    bl_add_args a = *(const bl_add_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), add_item, &a);
+    return BL_OK;
+}
+
+static void embedding_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_embedding_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    int64_t row_bytes = a->H * (int64_t)bl_dtype_bytes(a->dtype);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++)
+        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes, a->y + t * a->H, (size_t)a->H);
+}
+
+static bl_status embedding_cpu(bl_stream *stream, const void *args)
+{
+    bl_embedding_args a = *(const bl_embedding_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), embedding_item, &a);
+    return BL_OK;
+}
+
+bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
+{
+    return ops_launch(stream, swiglu_forward_cpu, args, sizeof *args);
+}
+
+bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
+{
+    return ops_launch(stream, swiglu_backward_cpu, args, sizeof *args);
+}
+
+bl_status bl_add(bl_stream *stream, const bl_add_args *args)
+{
+    return ops_launch(stream, add_cpu, args, sizeof *args);
+}
+
+bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
+{
+    bl_add_args sum = {.n = args->n, .a = args->y, .b = args->x, .y = args->y};
+    return ops_launch(stream, add_cpu, &sum, sizeof sum);
+}
+
+bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
+{
+    if (args->dtype != BL_F32 && args->dtype != BL_F16 && args->dtype != BL_BF16)
+        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used", bl_dtype_name(args->dtype));
+    return ops_launch(stream, embedding_cpu, args, sizeof *args);
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/optimizer.h"
+
+#include <math.h>
+
+#include "ops/ops_cpu.h"
+
+typedef struct adamw_job {
+    bl_adamw_args args;
+    double grad_scale, decay, step_size, root_correction2; /* 1 - lr wd, lr / (1 - b1^step), sqrt(1 - b2^step) */
+} adamw_job;
+
+OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m, float *v)
+{
+    const double scale = job->grad_scale, decay = job->decay, step_size = job->step_size, root = job->root_correction2;
+    const double beta1 = job->args.beta1, beta2 = job->args.beta2, eps = job->args.eps;
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) {
+        double g = (double)grad[i] * scale;
+        float first = (float)(beta1 * (double)m[i] + (1.0 - beta1) * g);
+        float second = (float)(beta2 * (double)v[i] + (1.0 - beta2) * g * g);
+        m[i] = first;
+        v[i] = second;
+        w[i] = (float)((double)w[i] * decay - step_size * (double)first / (sqrt((double)second) / root + eps));
+    }
+}
+
+static void adamw_item(void *arg, int64_t index, void *scratch)
+{
+    const adamw_job *job = arg;
+    const bl_adamw_args *a = &job->args;
+    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
+    (void)scratch;
+    adamw_block(job, n, a->grad + begin, a->w + begin, a->m + begin, a->v + begin);
+}
+
+static bl_status adamw_cpu(bl_stream *stream, const void *args)
+{
+    adamw_job job = {.args = *(const bl_adamw_args *)args};
+    const bl_adamw_args *a = &job.args;
+    job.grad_scale = a->grad_scale ? *a->grad_scale : 1.0;
+    job.decay = 1.0 - a->lr * a->weight_decay;
+    job.step_size = a->lr / (1.0 - pow(a->beta1, (double)a->step));
+    job.root_correction2 = sqrt(1.0 - pow(a->beta2, (double)a->step));
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a->n, OPS_ITEM_ELEMENTS), adamw_item, &job);
+    return BL_OK;
+}
+
+/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack whatever n is. */
+enum { SUM_ITEMS = 256 };
+
+typedef struct sum_job {
+    const float *x;
+    int64_t n, per_item;
+    double partial[SUM_ITEMS];
+} sum_job;
+
+static void sum_item(void *arg, int64_t index, void *scratch)
+{
+    sum_job *job = arg;
+    int64_t begin = index * job->per_item;
+    (void)scratch;
+    job->partial[index] = ops_dot(job->x + begin, job->x + begin, bl_min_i64(job->per_item, job->n - begin));
+}
+
+static bl_status sum_squares_cpu(bl_stream *stream, const void *args)
+{
+    const bl_sum_squares_args *a = args;
+    sum_job job = {.x = a->x, .n = a->n};
+    job.per_item = bl_round_up(bl_max_i64(OPS_ITEM_ELEMENTS, bl_ceil_div(a->n, SUM_ITEMS)), 16);
+    int64_t n_items = bl_ceil_div(a->n, job.per_item);
+    bl_pool_run(ops_pool(stream), n_items, sum_item, &job);
+    double sum = 0;
+    for (int64_t i = 0; i < n_items; i++) sum += job.partial[i];
+    *a->sum += sum;
+    return BL_OK;
+}
+
+static bl_status clip_scale_cpu(bl_stream *stream, const void *args)
+{
+    const bl_clip_scale_args *a = args;
+    double norm = sqrt(*a->sum_squares), scale = a->max_norm / (norm + 1e-6);
+    (void)stream;
+    *a->norm = norm;
+    *a->grad_scale = a->max_norm > 0.0 && !(scale > 1.0) ? scale : 1.0; /* a NaN norm gives NaN, as torch's clamp does */
+    return BL_OK;
+}
+
+bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
+{
+    if (args->step < 1) return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
+    return ops_launch(stream, adamw_cpu, args, sizeof *args);
+}
+
+bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
+{
+    return ops_launch(stream, sum_squares_cpu, args, sizeof *args);
+}
+
+bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
+{
+    return ops_launch(stream, clip_scale_cpu, args, sizeof *args);
+}
