@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Items are handed out by one atomic counter. Idle workers first spin for a little while (the next loop of a step usually
- * follows within microseconds), then sleep on a condition variable. */
+/* Items are handed out by one atomic counter. A worker joins a loop only while the loop is open, and the
+ * caller closes it as soon as no item is left: a worker that wakes up late, because other ranks hold the
+ * cores, is not waited for. Idle workers look around for a few microseconds (the next loop of a step usually
+ * follows at once), then sleep. */
 #include "base/pool.h"
 
 #include <pthread.h>
@@ -8,9 +10,8 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "base/pause.h"
 #include "base/sizes.h"
-
-enum { SPIN_ROUNDS = 2000 };
 
 typedef struct worker {
     bl_pool *pool;
@@ -20,17 +21,18 @@ typedef struct worker {
 
 struct bl_pool {
     int n_threads;
-    worker *workers; /* [0] stands for the caller */
+    worker *workers;      /* [0] stands for the caller */
     pthread_mutex_t turn; /* held by the thread whose loop runs */
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards what follows; the atomics are changed under it and peeked at without */
     pthread_cond_t wake, idle;
     bl_pool_fn fn;
     void *arg;
     int64_t n_items;
-    atomic_llong next;
-    atomic_ulong generation; /* counts loops; changed under `lock`, peeked at by spinning workers */
-    int n_busy;
-    bool quit;
+    atomic_ulong n_loops; /* started so far */
+    atomic_int n_joined;  /* workers inside the loop */
+    int n_asleep;
+    bool is_open, quit;
+    atomic_llong next; /* item; not guarded */
 };
 
 static void run_items(bl_pool *pool, void *scratch)
@@ -42,27 +44,41 @@ static void run_items(bl_pool *pool, void *scratch)
     }
 }
 
+static unsigned long count_loops(bl_pool *pool)
+{
+    return atomic_load_explicit(&pool->n_loops, memory_order_relaxed);
+}
+
+static int count_joined(bl_pool *pool)
+{
+    return atomic_load_explicit(&pool->n_joined, memory_order_relaxed);
+}
+
 static void *worker_main(void *argument)
 {
     worker *self = argument;
     bl_pool *pool = self->pool;
     unsigned long seen = 0;
 
+    pthread_mutex_lock(&pool->lock);
     for (;;) {
-        for (int i = 0; i < SPIN_ROUNDS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; i++)
-            __builtin_ia32_pause();
+        pthread_mutex_unlock(&pool->lock);
+        for (int i = 0; i < BL_SPIN_ROUNDS && count_loops(pool) == seen; i++) bl_cpu_pause();
         pthread_mutex_lock(&pool->lock);
-        while (!pool->quit && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen)
-            pthread_cond_wait(&pool->wake, &pool->lock);
+        pool->n_asleep++;
+        while (!pool->quit && count_loops(pool) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
+        pool->n_asleep--;
         if (pool->quit) break;
-        seen = atomic_load_explicit(&pool->generation, memory_order_relaxed);
+        seen = count_loops(pool);
+        if (!pool->is_open) continue;
+        atomic_fetch_add_explicit(&pool->n_joined, 1, memory_order_relaxed);
         pthread_mutex_unlock(&pool->lock);
 
         run_items(pool, self->scratch);
 
         pthread_mutex_lock(&pool->lock);
-        if (--pool->n_busy == 0) pthread_cond_signal(&pool->idle);
-        pthread_mutex_unlock(&pool->lock);
+        if (atomic_fetch_sub_explicit(&pool->n_joined, 1, memory_order_relaxed) == 1)
+            pthread_cond_signal(&pool->idle);
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
@@ -71,7 +87,8 @@ static void *worker_main(void *argument)
 bl_status bl_pool_create(int n_threads, bl_pool **out)
 {
     *out = NULL;
-    if (n_threads < 1) return BL_FAIL(BL_EUSAGE, "a worker pool needs at least one thread, not %d", n_threads);
+    if (n_threads < 1)
+        return BL_FAIL(BL_EUSAGE, "a worker pool needs at least one thread, not %d", n_threads);
     bl_pool *pool = calloc(1, sizeof *pool);
     if (pool) pool->workers = calloc((size_t)n_threads, sizeof *pool->workers);
     if (!pool || !pool->workers) {
@@ -134,16 +151,19 @@ void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg)
     pool->fn = fn;
     pool->arg = arg;
     pool->n_items = n_items;
+    pool->is_open = true;
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    pool->n_busy = pool->n_threads - 1;
-    atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
-    pthread_cond_broadcast(&pool->wake);
+    atomic_fetch_add_explicit(&pool->n_loops, 1, memory_order_relaxed);
+    int64_t n_wanted = bl_min_i64(n_items - 1, pool->n_asleep);
     pthread_mutex_unlock(&pool->lock);
+    for (int64_t i = 0; i < n_wanted; i++) pthread_cond_signal(&pool->wake);
 
     run_items(pool, pool->workers[0].scratch);
 
+    for (int i = 0; i < BL_SPIN_ROUNDS && count_joined(pool) > 0; i++) bl_cpu_pause();
     pthread_mutex_lock(&pool->lock);
-    while (pool->n_busy > 0) pthread_cond_wait(&pool->idle, &pool->lock);
+    pool->is_open = false;
+    while (count_joined(pool) > 0) pthread_cond_wait(&pool->idle, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
     pthread_mutex_unlock(&pool->turn);
 }

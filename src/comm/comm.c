@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/comm_internal.h"
+
+#include "base/sizes.h"
+
+int bl_comm_rank(const bl_comm *comm)
+{
+    return comm->rank;
+}
+
+int bl_comm_size(const bl_comm *comm)
+{
+    return comm->size;
+}
+
+/* Offsets up to factor * n * unit_bytes must be representable. */
+static bl_status check_count(const char *what, int64_t n, size_t unit_bytes, int factor)
+{
+    size_t bytes;
+    if (n < 0 || bl_mul_overflows((size_t)n, unit_bytes, &bytes) ||
+        bl_mul_overflows(bytes, (size_t)factor, &bytes))
+        return BL_FAIL(BL_EINTERNAL, "%s of %lld elements", what, (long long)n);
+    return BL_OK;
+}
+
+bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes)
+{
+    size_t total_bytes;
+    if (bl_mul_overflows(bytes, (size_t)comm->size, &total_bytes))
+        return BL_FAIL(BL_EINTERNAL, "all_gather of %zu bytes a rank", bytes);
+    return comm->backend->all_gather(comm, stream, send, recv, bytes);
+}
+
+bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
+                                     int64_t n)
+{
+    BL_TRY(check_count("reduce_scatter", n, sizeof(float), comm->size));
+    return comm->backend->reduce_scatter_f32(comm, stream, send, recv, n);
+}
+
+bl_status bl_comm_all_reduce_f32(bl_comm *comm, bl_stream *stream, float *values, int64_t n)
+{
+    BL_TRY(check_count("all_reduce", n, sizeof *values, 1));
+    return comm->backend->all_reduce(comm, stream, values, n, BL_COMM_F32);
+}
+
+bl_status bl_comm_all_reduce_f64(bl_comm *comm, bl_stream *stream, double *values, int64_t n)
+{
+    BL_TRY(check_count("all_reduce", n, sizeof *values, 1));
+    return comm->backend->all_reduce(comm, stream, values, n, BL_COMM_F64);
+}
+
+bl_status bl_comm_all_reduce_i64(bl_comm *comm, bl_stream *stream, int64_t *values, int64_t n)
+{
+    BL_TRY(check_count("all_reduce", n, sizeof *values, 1));
+    return comm->backend->all_reduce(comm, stream, values, n, BL_COMM_I64);
+}
+
+bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
+{
+    if (root < 0 || root >= comm->size)
+        return BL_FAIL(BL_EINTERNAL, "broadcast from rank %d of %d", root, comm->size);
+    return comm->backend->broadcast(comm, stream, buffer, bytes, root);
+}
+
+bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream)
+{
+    return comm->backend->barrier(comm, stream);
+}
+
+void bl_comm_abort(bl_comm *comm, const bl_error *error)
+{
+    comm->backend->abort(comm, error);
+}
+
+void bl_comm_first_error(bl_comm *comm, bl_error *out)
+{
+    comm->backend->first_error(comm, out);
+}
+
+bl_status bl_comm_split(bl_comm *comm, int color, bl_comm **out)
+{
+    *out = NULL;
+    return comm->backend->split(comm, color, out);
+}
+
+void bl_comm_destroy(bl_comm *comm)
+{
+    if (comm) comm->backend->destroy(comm);
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/device_internal.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "base/sizes.h"
+
+void bl_device_base_init(bl_device *device, const bl_device_backend *backend)
+{
+    *device = (bl_device){.backend = backend};
+    pthread_mutex_init(&device->lock, NULL);
+}
+
+void bl_device_base_close(bl_device *device)
+{
+    assert(device->n_blocks == 0 && "memory of a device must be freed before it");
+    pthread_mutex_destroy(&device->lock);
+    free(device->blocks);
+}
+
+void bl_device_destroy(bl_device *device)
+{
+    if (device) device->backend->destroy(device);
+}
+
+bl_device_kind bl_device_get_kind(const bl_device *device)
+{
+    return device->backend->kind;
+}
+
+bl_pool *bl_device_pool(bl_device *device)
+{
+    return device->backend->pool(device);
+}
+
+/* Makes room for one more block, so that nothing can fail once the memory is there. Under the lock. */
+static bool reserve_block(bl_device *device)
+{
+    if (device->n_blocks < device->max_blocks) return true;
+    size_t max_blocks = device->max_blocks ? 2 * device->max_blocks : 64, bytes;
+    if (bl_mul_overflows(max_blocks, sizeof *device->blocks, &bytes)) return false;
+    bl_device_block *blocks = realloc(device->blocks, bytes);
+    if (!blocks) return false;
+    device->blocks = blocks;
+    device->max_blocks = max_blocks;
+    return true;
+}
+
+bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what, void **out)
+{
+    *out = NULL;
+    pthread_mutex_lock(&device->lock);
+    device->n_allocations++;
+    void *memory =
+        reserve_block(device) ? device->backend->alloc(device, space, size_bytes ? size_bytes : 1) : NULL;
+    if (memory) {
+        device->blocks[device->n_blocks++] =
+            (bl_device_block){.memory = memory, .size_bytes = size_bytes, .space = space};
+        device->total_bytes += size_bytes;
+    }
+    size_t total_bytes = device->total_bytes;
+    pthread_mutex_unlock(&device->lock);
+
+    if (!memory)
+        return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (%zu bytes are allocated)", what, size_bytes,
+                       total_bytes);
+    *out = memory;
+    return BL_OK;
+}
+
+void bl_device_free(bl_device *device, bl_space space, void *memory)
+{
+    if (!memory) return;
+    pthread_mutex_lock(&device->lock);
+    size_t index = device->n_blocks; /* from the end: what came last usually goes first */
+    while (index > 0 && device->blocks[index - 1].memory != memory) index--;
+    assert(index > 0 && device->blocks[index - 1].space == space && "memory of another device or space");
+    bl_device_block block = device->blocks[index - 1];
+    device->blocks[index - 1] = device->blocks[--device->n_blocks];
+    device->total_bytes -= block.size_bytes;
+    pthread_mutex_unlock(&device->lock);
+
+    device->backend->free(device, space, memory, block.size_bytes ? block.size_bytes : 1);
+}
+
+size_t bl_device_bytes(const bl_device *device)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&device->lock; /* const to the caller only */
+    pthread_mutex_lock(lock);
+    size_t total_bytes = device->total_bytes;
+    pthread_mutex_unlock(lock);
+    return total_bytes;
+}
+
+int64_t bl_device_allocations(const bl_device *device)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&device->lock;
+    pthread_mutex_lock(lock);
+    int64_t n_allocations = device->n_allocations;
+    pthread_mutex_unlock(lock);
+    return n_allocations;
+}
+
+bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out)
+{
+    return device->backend->stream_create(device, name, out);
+}
+
+void bl_stream_destroy(bl_stream *stream)
+{
+    if (stream) stream->device->backend->stream_destroy(stream);
+}
+
+bl_device *bl_stream_device(bl_stream *stream)
+{
+    return stream->device;
+}
+
+bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes)
+{
+    if (args_bytes > BL_STREAM_ARGS_BYTES)
+        return BL_FAIL(BL_EINTERNAL, "a stream call with %zu bytes of arguments (%d at most)", args_bytes,
+                       BL_STREAM_ARGS_BYTES);
+    return stream->device->backend->stream_call(stream, fn, args, args_bytes);
+}
+
+bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
+{
+    return size_bytes ? stream->device->backend->stream_copy(stream, dst, src, size_bytes) : BL_OK;
+}
+
+bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
+{
+    return size_bytes ? stream->device->backend->stream_zero(stream, dst, size_bytes) : BL_OK;
+}
+
+bl_status bl_stream_synchronize(bl_stream *stream)
+{
+    return stream->device->backend->stream_synchronize(stream);
+}
+
+bl_status bl_stream_wait(bl_stream *stream, bl_event *event)
+{
+    return stream->device->backend->stream_wait(stream, event);
+}
+
+bl_status bl_event_create(bl_device *device, bl_event **out)
+{
+    return device->backend->event_create(device, out);
+}
+
+void bl_event_destroy(bl_event *event)
+{
+    if (event) event->device->backend->event_destroy(event);
+}
+
+bl_status bl_event_record(bl_event *event, bl_stream *stream)
+{
+    return event->device->backend->event_record(event, stream);
+}
+
+bl_status bl_event_synchronize(bl_event *event)
+{
+    return event->device->backend->event_synchronize(event);
+}

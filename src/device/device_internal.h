@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device_internal.h -- what a kind of device implements. device.c holds what the kinds share: the dispatch,
+ * the account of memory and the checks of arguments. An object of a kind begins with the struct given here.
+ */
+#ifndef BALLAST_DEVICE_DEVICE_INTERNAL_H
+#define BALLAST_DEVICE_DEVICE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "device/device.h"
+
+typedef struct bl_device_backend {
+    bl_device_kind kind;
+    void (*destroy)(bl_device *device);
+    bl_pool *(*pool)(bl_device *device);
+
+    /* Zero-filled and aligned, size_bytes >= 1; NULL when there is no memory. free gets the same size again.
+     */
+    void *(*alloc)(bl_device *device, bl_space space, size_t size_bytes);
+    void (*free)(bl_device *device, bl_space space, void *memory, size_t size_bytes);
+
+    bl_status (*stream_create)(bl_device *device, const char *name, bl_stream **out);
+    void (*stream_destroy)(bl_stream *stream);
+    bl_status (*stream_call)(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
+    bl_status (*stream_copy)(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
+    bl_status (*stream_zero)(bl_stream *stream, void *dst, size_t size_bytes);
+    bl_status (*stream_wait)(bl_stream *stream, bl_event *event);
+    bl_status (*stream_synchronize)(bl_stream *stream);
+
+    bl_status (*event_create)(bl_device *device, bl_event **out);
+    void (*event_destroy)(bl_event *event);
+    bl_status (*event_record)(bl_event *event, bl_stream *stream);
+    bl_status (*event_synchronize)(bl_event *event);
+} bl_device_backend;
+
+typedef struct bl_device_block {
+    void *memory;
+    size_t size_bytes;
+    bl_space space;
+} bl_device_block;
+
+struct bl_device {
+    const bl_device_backend *backend;
+    pthread_mutex_t lock; /* guards what follows */
+    bl_device_block *blocks;
+    size_t n_blocks, max_blocks;
+    size_t total_bytes;
+    int64_t n_allocations;
+};
+
+struct bl_stream {
+    bl_device *device;
+};
+
+struct bl_event {
+    bl_device *device;
+};
+
+/* For create and destroy of a kind. */
+void bl_device_base_init(bl_device *device, const bl_device_backend *backend);
+void bl_device_base_close(bl_device *device);
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_ranks.h -- runs a function as N ranks: a thread each, with a communicator, a device and a stream. */
+#ifndef BALLAST_TESTS_COMM_TEST_RANKS_H
+#define BALLAST_TESTS_COMM_TEST_RANKS_H
+
+#include "comm/comm.h"
+#include "device/device.h"
+
+typedef struct test_rank {
+    int rank, n_ranks;
+    bl_comm *comm; /* all ranks */
+    bl_device *device;
+    bl_stream *stream;
+    void *arg;      /* shared by all ranks */
+    bl_error error; /* what the function returned */
+} test_rank;
+
+/* Runs on the rank's thread. cmocka's assertions work on the main thread only: use TEST_CHECK. */
+typedef bl_status (*test_rank_fn)(test_rank *self);
+
+/* As in a real run, a rank that fails aborts the job, so that no other hangs. Returns the status and sets the
+ * text of the job's first error, or BL_OK. `errors` (n_ranks of them, or NULL) receives what each rank
+ * returned. */
+bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_rank_fn fn, void *arg,
+                         bl_error *errors);
+
+double test_now_s(void);
+
+/* The same on every machine and in every run: a number in [-1, 1) that depends on all three. */
+float test_value(int rank, int64_t index, uint64_t seed);
+
+#define TEST_CHECK(condition)                                                                                \
+    do {                                                                                                     \
+        if (!(condition)) return BL_FAIL(BL_EINTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);         \
+    } while (0)
+
+#define TEST_CHECK_GOTO(st, label, condition)                                                                \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            (st) = BL_FAIL(BL_EINTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);                       \
+            goto label;                                                                                      \
+        }                                                                                                    \
+    } while (0)
+
+#endif
