@@ -145,6 +145,13 @@ def run_case(name, case, where):
           flush=True)
 
 
+def prune(out):
+    """What a former table made and this one does not."""
+    for part, table in (('models', inputs.MODELS), ('adapters', cases.ADAPTERS), ('cases', cases.CASES)):
+        for name in set(os.listdir(os.path.join(out, part))) - set(table):
+            shutil.rmtree(os.path.join(out, part, name))
+
+
 def arguments():
     p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..', '..'))
@@ -167,17 +174,15 @@ def main():
     reference.float64_llama()
     with tempfile.TemporaryDirectory() as scratch:
         where = Inputs(a.data, a.grow, a.out, scratch)
-        if not a.only:
-            for part in ('models', 'adapters', 'tokens', 'cases'):
-                shutil.rmtree(os.path.join(a.out, part), ignore_errors=True)
         where.write()
         for name, case in cases.CASES.items():
             if a.only and name not in a.only:
                 continue
             if case['model'] in cases.GROWN and not a.grow:
-                print('%-24s left out: no grow_model.py' % name)
+                print('%-24s left as it is: no grow_model.py' % name)
                 continue
             run_case(name, case, where)
+    prune(a.out)
     inputs.write_json(os.path.join(a.out, 'index.json'), {'cases': sorted(os.listdir(os.path.join(a.out, 'cases')))})
 
 

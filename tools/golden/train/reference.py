@@ -66,11 +66,16 @@ def float64_llama():
     torch.set_default_dtype(torch.float64)
 
 
-def build_llama(config, weights, dtype=torch.float64):
-    """A LlamaForCausalLM with exactly these weights; a tied model may hold its embedding under either name."""
+def build_config(config):
+    """What Hugging Face needs of a config.json; the quantisation is left out, since the weights come dequantised."""
     settings = {k: config[k] for k in CONFIG_KEYS if config.get(k) is not None}
     settings.setdefault('head_dim', config['hidden_size'] // config['num_attention_heads'])
-    model = LlamaForCausalLM(LlamaConfig(attn_implementation='eager', use_cache=False, **settings))
+    return LlamaConfig(attn_implementation='eager', use_cache=False, **settings)
+
+
+def build_llama(config, weights, dtype=torch.float64):
+    """A LlamaForCausalLM with exactly these weights; a tied model may hold its embedding under either name."""
+    model = LlamaForCausalLM(build_config(config))
     state = {n: torch.from_numpy(w.copy()) for n, w in weights.items()}
     if config.get('tie_word_embeddings'):
         either = state.get('model.embed_tokens.weight', state.get('lm_head.weight'))
@@ -122,19 +127,19 @@ def read_rows(path):
         return [json.loads(line) for line in f if line.strip()]
 
 
-def attention_inputs(row):
+def attention_inputs(row, dtype):
     """Position ids, and the additive mask: causal, and block-diagonal over documents."""
     n = len(row['input_ids'])
     document = torch.tensor(row.get('document_ids') or [0] * n)
     first = torch.tensor([int((document == d).nonzero()[0]) for d in document])
     allowed = torch.ones(n, n).tril().bool() & (document[:, None] == document[None, :])
-    mask = torch.zeros(n, n, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
+    mask = torch.zeros(n, n, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
     return (torch.arange(n) - first)[None], mask[None, None]
 
 
 def row_logits(model, row):
     base = model.get_base_model() if hasattr(model, 'get_base_model') else model
-    positions, mask = attention_inputs(row)
+    positions, mask = attention_inputs(row, base.lm_head.weight.dtype)
     hidden = base.model(input_ids=torch.tensor([row['input_ids']]), attention_mask=mask, position_ids=positions,
                         use_cache=False)[0]
     return base.lm_head(hidden)[0]
@@ -145,7 +150,7 @@ def row_loss(model, row):
     labels = torch.tensor(row['labels'][1:])
     weights = torch.tensor(row.get('weights') or [1.0] * len(row['labels']), dtype=torch.float64)[1:]
     kept = labels != IGNORED
-    logp = torch.log_softmax(row_logits(model, row)[:-1], dim=-1)
+    logp = torch.log_softmax(row_logits(model, row)[:-1].double(), dim=-1)
     return -(weights[kept] * logp[kept.nonzero()[:, 0], labels[kept]]).sum()
 
 
