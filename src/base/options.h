@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options.h -- a table of options, and all that is derived from it: reading a YAML file and a command line, --help, the
- * reference page in docs/, and the file that records what a run was given.
+/* options.h -- a table of options, and all that is derived from it: reading a YAML file and a command line,
+ * --help, the reference page in docs/, and the file that records what a run was given.
  *
- * An option is a row of a constant table and a field of a struct of the caller's. Its key is the YAML key and, behind two
- * dashes, the command-line option; dashes and underscores are the same in both. Whatever cannot be used exactly as written is
- * refused with the place, the key, the value and what is allowed there; nothing is rounded, ignored or guessed.
+ * An option is a row of a constant table and a field of a struct of the caller's. Its key is the YAML key
+ * and, behind two dashes, the command-line option; dashes and underscores are the same in both. Whatever
+ * cannot be used exactly as written is refused with the place, the key, the value and what is allowed there;
+ * nothing is rounded, ignored or guessed.
  *
  * Values are written alike in YAML and on the command line:
- *   string, path  any UTF-8 text                          list   names: a YAML sequence, or separated by commas
- *   int           decimal digits, no leading zero         bool   true false yes no on off, in any case
- *   real          decimal, an exponent is fine: 2e-5      enum   one of its names; `false` means the name "no" or "none"
- * An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins over the file's, whichever is
- * read first; on the command line the last one wins, in a file a second one is an error.
+ *   string, path  any UTF-8 text                          list   names: a YAML sequence, or separated by
+ * commas int           decimal digits, no leading zero         bool   true false yes no on off, in any case
+ *   real          decimal, an exponent is fine: 2e-5      enum   one of its names; `false` means the name
+ * "no" or "none" An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins
+ * over the file's, whichever is read first; on the command line the last one wins, in a file a second one is
+ * an error.
  *
  * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread a set. */
 #ifndef BALLAST_BASE_OPTIONS_H
@@ -29,7 +31,8 @@ typedef struct bl_string_list {
     int64_t n_items;
 } bl_string_list;
 
-/* The type of the field an option fills. Strings and lists belong to the struct: bl_options_clear frees them. */
+/* The type of the field an option fills. Strings and lists belong to the struct: bl_options_clear frees them.
+ */
 typedef enum bl_option_type {
     BL_OPTION_STRING, /* char *; NULL when the default is null */
     BL_OPTION_PATH,   /* char *; the same */
@@ -56,7 +59,8 @@ typedef struct bl_option {
     const char *help;  /* one line, no full stop */
     const char *default_text;
     const char *names;     /* enum: "none|full|auto", in the order of the C enum */
-    const char *available; /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the default */
+    const char *available; /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the
+                              default */
     double min, max;       /* int and real: inclusive; integers are exact up to 2^53 */
     size_t offset;         /* of the field */
     bl_option_type type;
@@ -66,9 +70,10 @@ typedef struct bl_option {
     bool has_auto;
 } bl_option;
 
-/* A name that people paste from another program. With a key it is read as that option; without one it is refused with the
- * hint. `values` ("true=full false=none") translates values; "word=" accepts the value and does nothing, and "*" at the end
- * passes on all others, which are refused with the hint otherwise. NULL passes on everything. */
+/* A name that people paste from another program. With a key it is read as that option; without one it is
+ * refused with the hint. `values` ("true=full false=none") translates values; "word=" accepts the value and
+ * does nothing, and "*" at the end passes on all others, which are refused with the hint otherwise. NULL
+ * passes on everything. */
 typedef struct bl_option_alias {
     const char *name;
     const char *key;
@@ -84,23 +89,26 @@ typedef struct bl_options {
     size_t n_options;
     const bl_option_alias *aliases; /* may be NULL */
     size_t n_aliases;
-    unsigned command; /* the bit of the command that reads: an option of other commands is refused on its command line */
+    unsigned command; /* the bit of the command that reads: an option of other commands is refused on its
+                         command line */
     void *values;     /* the struct */
     uint8_t *origins; /* [n_options] bl_option_origin */
 } bl_options;
 
-/* Fills the struct with the defaults. `values` need not be initialised; bl_options_clear it, also after a failure. */
+/* Fills the struct with the defaults. `values` need not be initialised; bl_options_clear it, also after a
+ * failure. */
 bl_status bl_options_init(const bl_options *options);
 void bl_options_clear(const bl_options *options); /* frees strings and lists and sets them to NULL */
 
-/* Reads a flat YAML mapping. Keys of other commands are checked and kept: one file serves every command. Errors read
- * "PATH:LINE: key: reason". */
+/* Reads a flat YAML mapping. Keys of other commands are checked and kept: one file serves every command.
+ * Errors read "PATH:LINE: key: reason". */
 bl_status bl_options_read_yaml(const bl_options *options, const char *path);
 
-/* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command name. Other words go to
- * words[*n_words < max_words] (borrowed from argv); one too many is an error. After "--" everything is a word. */
-bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words, const char **words,
-                               int *n_words);
+/* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command name. Other
+ * words go to words[*n_words < max_words] (borrowed from argv); one too many is an error. After "--"
+ * everything is a word. */
+bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words,
+                               const char **words, int *n_words);
 
 /* Refuses a struct that lacks an option that its command requires. */
 bl_status bl_options_check_required(const bl_options *options);
@@ -112,8 +120,8 @@ bl_option_origin bl_options_origin(const bl_options *options, const char *key); 
 /* The field of a row as YAML text that reads back as the same value. The caller frees *text. */
 bl_status bl_option_format(const bl_option *option, const void *values, char **text);
 
-/* Every key of the table with its value, atomically; bl_options_read_yaml gives the same struct back. `comment` (may be NULL)
- * is the first line. */
+/* Every key of the table with its value, atomically; bl_options_read_yaml gives the same struct back.
+ * `comment` (may be NULL) is the first line. */
 bl_status bl_options_write_yaml(const bl_options *options, const char *path, const char *comment);
 
 /* The options of options->command for a terminal, by group. */
@@ -121,7 +129,11 @@ void bl_options_print_help(const bl_options *options, FILE *out);
 /* The same for a reference page: a Markdown table a group; headings "### Group". */
 void bl_options_print_markdown(const bl_options *options, FILE *out);
 
-/* The name nearest to `word` by edit distance, if it is near enough to be a misspelling; NULL otherwise. names[n_names]. */
+/* true, yes, on or false, no, off in any case; false: none of them. */
+bool bl_text_parse_bool(const char *text, bool *value);
+
+/* The name nearest to `word` by edit distance, if it is near enough to be a misspelling; NULL otherwise.
+ * names[n_names]. */
 const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names);
 
 #endif

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.h -- what a training run is told: one struct, filled from a YAML file and a command line (base/options.h).
+/* config.h -- what a training run is told: one struct, filled from a YAML file and a command line
+ * (base/options.h).
  *
- * Fields are named as their keys; docs/options.md says what each means, and config_table.c holds the ranges and defaults.
- * Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig for lora_*). */
+ * Fields are named as their keys; docs/options.md says what each means, and config_table.c holds the ranges
+ * and defaults. Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig
+ * for lora_*). */
 #ifndef BALLAST_TRAIN_CONFIG_H
 #define BALLAST_TRAIN_CONFIG_H
 
@@ -16,23 +18,47 @@
 typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;
 
 typedef enum bl_data_format {
-    BL_DATA_AUTO, BL_DATA_ALPACA, BL_DATA_MESSAGES, BL_DATA_SHAREGPT, BL_DATA_PROMPT_COMPLETION, BL_DATA_TEXT, BL_DATA_TOKENS
+    BL_DATA_AUTO,
+    BL_DATA_ALPACA,
+    BL_DATA_MESSAGES,
+    BL_DATA_SHAREGPT,
+    BL_DATA_PROMPT_COMPLETION,
+    BL_DATA_TEXT,
+    BL_DATA_TOKENS
 } bl_data_format;
 typedef enum bl_packing { BL_PACKING_NONE, BL_PACKING_PACK, BL_PACKING_CONCATENATE } bl_packing;
 typedef enum bl_overlong { BL_OVERLONG_TRUNCATE, BL_OVERLONG_SKIP, BL_OVERLONG_ERROR } bl_overlong;
 typedef enum bl_lr_scheduler_type {
-    BL_LR_LINEAR, BL_LR_COSINE, BL_LR_CONSTANT, BL_LR_CONSTANT_WITH_WARMUP
+    BL_LR_LINEAR,
+    BL_LR_COSINE,
+    BL_LR_CONSTANT,
+    BL_LR_CONSTANT_WITH_WARMUP
 } bl_lr_scheduler_type;
 typedef enum bl_eval_strategy { BL_EVAL_NO, BL_EVAL_STEPS, BL_EVAL_EPOCH } bl_eval_strategy;
 typedef enum bl_config_base_format {
-    BL_CONFIG_BASE_AUTO, BL_CONFIG_BASE_FP8_ROW, BL_CONFIG_BASE_FP8_BLOCK, BL_CONFIG_BASE_STORED
+    BL_CONFIG_BASE_AUTO,
+    BL_CONFIG_BASE_FP8_ROW,
+    BL_CONFIG_BASE_FP8_BLOCK,
+    BL_CONFIG_BASE_STORED
 } bl_config_base_format;
-typedef enum bl_config_device { BL_CONFIG_DEVICE_AUTO, BL_CONFIG_DEVICE_CPU, BL_CONFIG_DEVICE_CUDA } bl_config_device;
-typedef enum bl_compute_dtype { BL_COMPUTE_AUTO, BL_COMPUTE_FP32, BL_COMPUTE_BF16, BL_COMPUTE_FP8 } bl_compute_dtype;
+typedef enum bl_config_device {
+    BL_CONFIG_DEVICE_AUTO,
+    BL_CONFIG_DEVICE_CPU,
+    BL_CONFIG_DEVICE_CUDA
+} bl_config_device;
+typedef enum bl_compute_dtype {
+    BL_COMPUTE_AUTO,
+    BL_COMPUTE_FP32,
+    BL_COMPUTE_BF16,
+    BL_COMPUTE_FP8
+} bl_compute_dtype;
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
 typedef enum bl_io_engine { BL_IO_AUTO, BL_IO_URING, BL_IO_PREAD } bl_io_engine;
 typedef enum bl_activation_checkpointing {
-    BL_CHECKPOINT_NONE, BL_CHECKPOINT_SELECTIVE, BL_CHECKPOINT_FULL, BL_CHECKPOINT_AUTO
+    BL_CHECKPOINT_NONE,
+    BL_CHECKPOINT_SELECTIVE,
+    BL_CHECKPOINT_FULL,
+    BL_CHECKPOINT_AUTO
 } bl_activation_checkpointing;
 typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dtype;
 
@@ -44,14 +70,15 @@ typedef struct bl_train_config {
     char *init_adapter; /* NULL: a fresh adapter */
     char *output_dir;
     bool overwrite_output_dir;
-    char *resume_from_checkpoint; /* "false", "true" (the newest valid one) or a path: bl_train_config_resume */
+    char *
+        resume_from_checkpoint; /* "false", "true" (the newest valid one) or a path: bl_train_config_resume */
     bool allow_resume_mismatch;
     bl_adapter_dtype adapter_dtype;
 
     /* data */
     char *train_file;
-    char *validation_file;               /* NULL: none */
-    double validation_split_percentage;  /* 0: none */
+    char *validation_file;              /* NULL: none */
+    double validation_split_percentage; /* 0: none */
     bl_data_format data_format;
     bl_packing packing;
     int64_t max_seq_length; /* tokens */
@@ -72,13 +99,14 @@ typedef struct bl_train_config {
     double warmup_ratio;
     int64_t warmup_steps;
     double num_train_epochs;
-    int64_t max_steps; /* > 0 replaces num_train_epochs */
+    int64_t max_steps;                                               /* > 0 replaces num_train_epochs */
     int64_t per_device_train_batch_size, per_device_eval_batch_size; /* sequences a rank in one micro-batch */
     int64_t gradient_accumulation_steps;
     int64_t seed;
 
     /* reports and checkpoints */
-    int64_t logging_steps, save_steps, save_total_limit; /* save_steps 0: only at the end; save_total_limit 0: keep all */
+    int64_t logging_steps, save_steps,
+        save_total_limit; /* save_steps 0: only at the end; save_total_limit 0: keep all */
     bl_eval_strategy eval_strategy;
     int64_t eval_steps;
     char *dump_gradients; /* NULL: no */
@@ -95,15 +123,15 @@ typedef struct bl_train_config {
     bl_io_engine io_engine;
     bl_activation_checkpointing activation_checkpointing;
     bool activation_offload;
-    int64_t visit_tokens;           /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
+    int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
 
     uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */
 } bl_train_config;
 
-/* Reads, resolves and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL, at most one
- * other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a failure. BL_EUSAGE names the
- * file, line and key. */
+/* Reads, resolves and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
+ * at most one other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a
+ * failure. BL_EUSAGE names the file, line and key. */
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc, char *const *argv,
                                bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
@@ -120,13 +148,14 @@ bl_resume bl_train_config_resume(const bl_train_config *config); /* PATH: config
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);
 
-/* A number (FNV-1a, 64 bits) over the keys of one effect and their values; equal configurations have equal numbers. */
+/* A number (FNV-1a, 64 bits) over the keys of one effect and their values; equal configurations have equal
+ * numbers. */
 bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect, uint64_t *hash);
 
-/* "lora_r: 8 -> 16" a line for each key of that effect in which `now` differs from `before`; "" when none does. The caller
- * frees *text. */
-bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now, bl_option_effect effect,
-                               char **text);
+/* "lora_r: 8 -> 16" a line for each key of that effect in which `now` differs from `before`; "" when none
+ * does. The caller frees *text. */
+bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now,
+                               bl_option_effect effect, char **text);
 
 /* The options of one command for --help, and all of them for docs/options.md. */
 void bl_train_config_print_help(bl_config_command command, FILE *out);
