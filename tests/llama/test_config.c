@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.json in its spellings, each refusal, the presets, and the rotary frequencies. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "llama/config.h"
+
+static char folder[] = "/tmp/ballast-config-XXXXXX";
+static char config_path[64];
+
+static int create_folder(void **state)
+{
+    (void)state;
+    if (!mkdtemp(folder)) return -1;
+    snprintf(config_path, sizeof config_path, "%s/config.json", folder);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    return bl_tree_remove(folder) == BL_OK ? 0 : -1;
+}
+
+#define SIZES                                                                                                \
+    "\"vocab_size\":100,\"hidden_size\":32,\"intermediate_size\":50,\"num_hidden_layers\":3,\"num_"          \
+    "attention_heads\":4"
+#define LLAMA3_FIELDS                                                                                        \
+    "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":"  \
+    "8192"
+
+/* config.json = {the sizes above, then `rest`}, loaded. */
+static bl_status load_text(const char *text, bl_llama_config *config)
+{
+    assert_int_equal(bl_file_write_atomic(config_path, text, strlen(text)), BL_OK);
+    return bl_llama_config_load(folder, config);
+}
+
+static bl_status load(const char *rest, bl_llama_config *config)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "{" SIZES "%s%s}", *rest ? "," : "", rest);
+    return load_text(text, config);
+}
+
+static void test_defaults(void **state)
+{
+    bl_llama_config c;
+
+    (void)state;
+    assert_int_equal(load("", &c), BL_OK);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_int_equal(c.head_dim, 8);
+    assert_true(c.rope_theta == 10000 && c.rms_norm_eps == 1e-6);
+    assert_false(c.tie_word_embeddings);
+    assert_int_equal(c.rope_kind, BL_ROPE_DEFAULT);
+    assert_int_equal(c.bos_token_id, -1);
+    assert_int_equal(c.n_eos_token_ids, 0);
+    assert_int_equal(c.max_position_embeddings, 2048);
+    assert_int_equal(bl_llama_config_load(config_path, &c), BL_OK); /* the file itself */
+}
+
+static void test_spellings(void **state)
+{
+    static const char *const llama31[] = {
+        "\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\"," LLAMA3_FIELDS "}",
+        "\"rope_theta\":500000.0,\"rope_scaling\":{\"type\":\"llama3\"," LLAMA3_FIELDS "}",
+        "\"dtype\":\"bfloat16\",\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":"
+        "\"llama3\"," LLAMA3_FIELDS "}",
+        "\"rope_theta\":500000,\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":"
+        "\"llama3\"," LLAMA3_FIELDS "}",
+    };
+    bl_llama_config c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(llama31); i++) {
+        if (load(llama31[i], &c) != BL_OK) fail_msg("%s", bl_error_text());
+        assert_int_equal(c.rope_kind, BL_ROPE_LLAMA3);
+        assert_true(c.rope_theta == 5e5 && c.rope_factor == 8);
+        assert_true(c.rope_low_freq_factor == 1 && c.rope_high_freq_factor == 4);
+        assert_int_equal(c.rope_original_max_positions, 8192);
+    }
+    assert_int_equal(
+        load("\"rope_scaling\":null,\"bos_token_id\":1,\"eos_token_id\":2,\"head_dim\":16,"
+             "\"num_key_value_heads\":2,\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-05,"
+             "\"max_position_embeddings\":4096,\"architectures\":[\"LlamaForCausalLM\"],"
+             "\"model_type\":\"llama\",\"hidden_act\":\"silu\",\"attention_bias\":false,\"mlp_bias\":null",
+             &c),
+        BL_OK);
+    assert_int_equal(c.head_dim, 16);
+    assert_int_equal(c.n_kv_heads, 2);
+    assert_true(c.tie_word_embeddings && c.rms_norm_eps == 1e-5);
+    assert_int_equal(c.max_position_embeddings, 4096);
+    assert_int_equal(c.bos_token_id, 1);
+    assert_int_equal(c.n_eos_token_ids, 1);
+    assert_int_equal(c.eos_token_ids[0], 2);
+    assert_int_equal(load("\"eos_token_id\":[7,8,9]", &c), BL_OK);
+    assert_int_equal(c.n_eos_token_ids, 3);
+    assert_int_equal(c.eos_token_ids[2], 9);
+    assert_int_equal(load("\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}", &c), BL_OK);
+    assert_int_equal(c.rope_kind, BL_ROPE_LINEAR);
+    assert_true(c.rope_factor == 2);
+    assert_int_equal(load("\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":77}", &c), BL_OK);
+    assert_int_equal(c.rope_kind, BL_ROPE_DEFAULT);
+    assert_true(c.rope_theta == 77);
+}
+
+static void test_refusals(void **state)
+{
+    static const struct {
+        const char *rest, *error;
+    } cases[] = {
+        {"\"attention_bias\":true", "key attention_bias: expected false, got true"},
+        {"\"mlp_bias\":true", "key mlp_bias: expected false, got true"},
+        {"\"hidden_act\":\"gelu\"", "key hidden_act: expected \"silu\", got \"gelu\""},
+        {"\"model_type\":\"mistral\"", "key model_type: expected \"llama\", got \"mistral\""},
+        {"\"architectures\":[\"Qwen2ForCausalLM\"]",
+         "key architectures: expected [\"LlamaForCausalLM\"], got [\"Qwen2ForCausalLM\"]"},
+        {"\"num_key_value_heads\":3",
+         "key num_key_value_heads: expected a divisor of num_attention_heads, got 3"},
+        {"\"num_key_value_heads\":8", "key num_key_value_heads: expected an integer in [1, 4], got 8"},
+        {"\"head_dim\":7", "key head_dim: expected an even number in [2, 4096], got 7"},
+        {"\"head_dim\":\"8\"", "key head_dim: expected an integer in [2, 4096], got \"8\""},
+        {"\"rms_norm_eps\":0", "key rms_norm_eps: expected a number in [1e-12, 1], got 0"},
+        {"\"rope_theta\":-1", "key rope_theta: expected a number in [1, 1e+12], got -1"},
+        {"\"max_position_embeddings\":0", "key max_position_embeddings: expected an integer in"},
+        {"\"bos_token_id\":100", "key bos_token_id: expected an integer in [0, 99], got 100"},
+        {"\"eos_token_id\":[1,100]", "key eos_token_id: expected ids below vocab_size, got [1,100]"},
+        {"\"eos_token_id\":[1,2,3,4,5,6,7,8,9]", "key eos_token_id: expected at most 8 ids"},
+        {"\"partial_rotary_factor\":0.5", "key partial_rotary_factor: expected a number in [1, 1], got 0.5"},
+        {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}",
+         "rope_scaling: key rope_type: expected \"default\", \"linear\" or \"llama3\", got \"yarn\""},
+        {"\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}", "rope_scaling: key type: expected"},
+        {"\"rope_parameters\":{\"rope_type\":\"longrope\"}", "rope_parameters: key rope_type: expected"},
+        {"\"rope_scaling\":{\"type\":\"linear\"}", "rope_scaling: key factor: missing"},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}",
+         "key factor: expected a number in [1, 1e+06], got 0.5"},
+        {"\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+         "\"original_max_position_embeddings\":8192}",
+         "key high_freq_factor: expected more than low_freq_factor, got 4"},
+        {"\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
+         "key original_max_position_embeddings: missing"},
+        {"\"rope_theta\":1e4,\"rope_parameters\":{\"rope_theta\":5e5}",
+         "rope_parameters: key rope_theta: expected the same as rope_theta outside, got 500000.0"},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":2},\"rope_parameters\":{\"rope_type\":"
+         "\"default\"}",
+         "key rope_scaling: expected nothing beside rope_parameters"},
+    };
+    bl_llama_config c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        assert_int_equal(load(cases[i].rest, &c), BL_EINPUT);
+        if (!strstr(bl_error_text(), cases[i].error))
+            fail_msg("\"%s\" lacks \"%s\"", bl_error_text(), cases[i].error);
+        assert_non_null(strstr(bl_error_text(), "/config.json: "));
+    }
+    assert_int_equal(load_text("{\"vocab_size\":5}", &c), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "key hidden_size: missing"));
+    assert_int_equal(
+        load_text("{\"vocab_size\":5,\"hidden_size\":30,\"intermediate_size\":5,\"num_hidden_layers\":1,"
+                  "\"num_attention_heads\":4}",
+                  &c),
+        BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "key hidden_size: expected a multiple of num_attention_heads"));
+    assert_int_equal(load_text("{\"vocab_size\":1e3}", &c), BL_EINPUT);
+    assert_int_equal(load_text("7", &c), BL_EINPUT);
+    assert_int_equal(bl_llama_config_load("/nonexistent", &c), BL_EINPUT);
+}
+
+static void test_presets(void **state)
+{
+    /* Parameter counts as their makers publish them. */
+    static const struct {
+        const char *name;
+        int64_t n_params;
+    } cases[] = {
+        {"llama2-7b", 6738415616},   {"llama2-13b", 13015864320},     {"llama2-70b", 68976648192},
+        {"llama3-8b", 8030261248},   {"llama3.1-8b", 8030261248},     {"llama3.1-70b", 70553706496},
+        {"llama3-70b", 70553706496}, {"llama3.1-405b", 405853388800}, {"llama3.2-1b", 1235814400},
+        {"llama3.2-3b", 3212749824}, {"llama3.3-70b", 70553706496},
+    };
+    bl_llama_config c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        assert_int_equal(bl_llama_config_preset(cases[i].name, &c), BL_OK);
+        assert_int_equal(bl_llama_config_n_params(&c), cases[i].n_params);
+        assert_int_equal(c.n_heads % c.n_kv_heads, 0);
+    }
+    assert_int_equal(bl_llama_config_preset("llama3.1-405b", &c), BL_OK);
+    assert_true(c.rope_kind == BL_ROPE_LLAMA3 && c.rope_factor == 8 && c.rope_theta == 5e5);
+    assert_int_equal(c.head_dim, 128);
+    assert_int_equal(bl_llama_config_preset("llama3.2-1b", &c), BL_OK);
+    assert_true(c.tie_word_embeddings && c.rope_factor == 32);
+    assert_int_equal(bl_llama_config_preset("llama9", &c), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "llama3.1-405b, "));
+}
+
+/* The frequencies of transformers' _compute_llama3_parameters, evaluated in Python's doubles. Both sides are
+ * a few correctly rounded operations and one pow of at most 1 ulp: 8 ulp, 1.8e-15 relative, covers them. */
+static void test_rope_frequencies(void **state)
+{
+    static const struct {
+        const char *preset;
+        int pair;
+        double inverse;
+    } cases[] = {
+        {"llama3.1-405b", 0, 1.0},
+        {"llama3.1-405b", 1, 0.8146172338565447},
+        {"llama3.1-405b", 28, 0.0032114459947525913},
+        {"llama3.1-405b", 29, 0.002166570763503359},
+        {"llama3.1-405b", 32, 0.0005248461609929547},
+        {"llama3.1-405b", 34, 0.00017850781276799638},
+        {"llama3.1-405b", 35, 9.556212353964683e-05},
+        {"llama3.1-405b", 63, 3.068925988914511e-07},
+        {"llama3.2-1b", 14, 0.0032114459947525913},
+        {"llama3.2-1b", 15, 0.001290547928209264},
+        {"llama3.2-1b", 17, 9.70828780262767e-05},
+        {"llama3.2-1b", 18, 1.9461638184831125e-05},
+        {"llama3.2-1b", 31, 9.418306725434909e-08},
+        {"llama2-7b", 1, 0.8659643233600653},
+    };
+    double inverse[64];
+    bl_llama_config c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        assert_int_equal(bl_llama_config_preset(cases[i].preset, &c), BL_OK);
+        bl_llama_config_rope_inv_freq(&c, inverse);
+        double error = fabs(inverse[cases[i].pair] / cases[i].inverse - 1);
+        if (!(error <= 1.8e-15))
+            fail_msg("%s pair %d: %.17g", cases[i].preset, cases[i].pair, inverse[cases[i].pair]);
+    }
+    assert_int_equal(load("\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", &c), BL_OK);
+    bl_llama_config_rope_inv_freq(&c, inverse);
+    assert_true(inverse[0] == 0.25);
+    assert_true(fabs(inverse[2] * 4 * 100 - 1) <= 1.8e-15); /* 10000^(-4/8) = 1/100 */
+}
+
+static void put_k_proj(int64_t rows, int64_t cols)
+{
+    bl_tensor_spec spec = {"model.layers.0.self_attn.k_proj.weight", BL_U8, 2, {rows, cols}};
+    bl_safetensors_writer *writer;
+    char path[80], zeros[4096] = {0};
+
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    assert_int_equal(bl_safetensors_create(path, &spec, 1, NULL, 0, &writer), BL_OK);
+    assert_int_equal(bl_safetensors_writer_append(writer, zeros, (size_t)(rows * cols)), BL_OK);
+    assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
+}
+
+static void test_kv_heads_follow_k_proj(void **state)
+{
+    static const struct {
+        int64_t rows, n_kv_heads; /* 0: refused */
+    } cases[] = {{16, 2}, {32, 4}, {8, 1}, {24, 0}, {12, 0}, {64, 0}, {0, 0}};
+    bl_llama_config c;
+    bl_hf_model *model;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        assert_int_equal(load("\"num_key_value_heads\":4", &c), BL_OK);
+        put_k_proj(cases[i].rows, 32);
+        assert_int_equal(bl_hf_open(folder, &model), BL_OK);
+        bl_status st = bl_llama_config_fit_kv_heads(&c, model);
+        assert_int_equal(st, cases[i].n_kv_heads ? BL_OK : BL_EINPUT);
+        assert_int_equal(c.n_kv_heads, cases[i].n_kv_heads ? cases[i].n_kv_heads : 4);
+        bl_hf_close(model);
+    }
+}
+
+static void test_real_config(void **state)
+{
+    const char *data = getenv("BALLAST_TEST_DATA");
+    bl_llama_config c;
+    char path[512];
+
+    (void)state;
+    if (!data) {
+        printf("skipped: BALLAST_TEST_DATA is not set\n");
+        skip();
+    }
+    snprintf(path, sizeof path, "%s/models/stories260K", data);
+    assert_int_equal(bl_llama_config_load(path, &c), BL_OK);
+    assert_int_equal(c.n_layers, 5);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_int_equal(c.head_dim, 8);
+    assert_true(c.tie_word_embeddings);
+    assert_int_equal(bl_llama_config_n_params(&c), 260032); /* its safetensors holds 1,040,128 bytes of F32 */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),         cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_rope_frequencies), cmocka_unit_test(test_kv_heads_follow_k_proj),
+        cmocka_unit_test(test_real_config),
+    };
+    return cmocka_run_group_tests(tests, create_folder, remove_folder);
+}
