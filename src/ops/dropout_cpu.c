@@ -13,7 +13,8 @@ typedef struct dropout_job {
     float scale;
 } dropout_job;
 
-OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position, uint32_t first_group, uint32_t *words)
+OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position, uint32_t first_group,
+                                  uint32_t *words)
 {
     for (uint32_t i = 0; i < GROUPS; i++) {
         uint32_t group[4];
@@ -22,7 +23,8 @@ OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t pos
     }
 }
 
-OPS_CLONES static void mask_block(int64_t n, uint32_t threshold, float scale, const uint32_t *words, const float *x, float *y)
+OPS_CLONES static void mask_block(int64_t n, uint32_t threshold, float scale, const uint32_t *words,
+                                  const float *x, float *y)
 {
     OPS_IVDEP
     for (int64_t c = 0; c < n; c++) {
@@ -71,6 +73,7 @@ static bl_status dropout_cpu(bl_stream *stream, const void *args)
 
 bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
 {
-    if (!(args->p >= 0.0f && args->p < 1.0f)) return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
+    if (!(args->p >= 0.0f && args->p < 1.0f))
+        return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
     return ops_launch(stream, dropout_cpu, args, sizeof *args);
 }

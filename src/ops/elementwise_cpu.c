@@ -25,7 +25,8 @@ static bl_status swiglu_forward_cpu(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u, const float *dh, float *dg, float *du)
+OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u, const float *dh,
+                                           float *dg, float *du)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < I; i++) {
@@ -82,7 +83,8 @@ static void embedding_item(void *arg, int64_t index, void *scratch)
     int64_t row_bytes = a->H * (int64_t)bl_dtype_bytes(a->dtype);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++)
-        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes, a->y + t * a->H, (size_t)a->H);
+        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes, a->y + t * a->H,
+                        (size_t)a->H);
 }
 
 static bl_status embedding_cpu(bl_stream *stream, const void *args)
@@ -116,6 +118,7 @@ bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
 bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
 {
     if (args->dtype != BL_F32 && args->dtype != BL_F16 && args->dtype != BL_BF16)
-        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used", bl_dtype_name(args->dtype));
+        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
+                       bl_dtype_name(args->dtype));
     return ops_launch(stream, embedding_cpu, args, sizeof *args);
 }

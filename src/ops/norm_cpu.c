@@ -37,7 +37,8 @@ OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, 
     vd8 lanes = {0};
     int64_t h = 0;
     for (; h + 8 <= H; h += 8)
-        lanes += __builtin_convertvector(*(const vf8 *)(dy + h), vd8) * __builtin_convertvector(*(const vf8 *)(w + h), vd8) *
+        lanes += __builtin_convertvector(*(const vf8 *)(dy + h), vd8) *
+                 __builtin_convertvector(*(const vf8 *)(w + h), vd8) *
                  __builtin_convertvector(*(const vf8 *)(x + h), vd8);
     double sum = 0;
     for (int k = 0; k < 8; k++) sum += lanes[k];
@@ -45,15 +46,15 @@ OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, 
     return sum;
 }
 
-OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy, const float *w, const float *x,
-                                    float *dx)
+OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy, const float *w,
+                                    const float *x, float *dx)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++) dx[h] = rstd * (dy[h] * w[h] - x[h] * along);
 }
 
-OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy, const float *w,
-                                               const float *x, float *dx)
+OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy,
+                                               const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++) dx[h] += rstd * (dy[h] * w[h] - x[h] * along);

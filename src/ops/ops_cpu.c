@@ -57,7 +57,8 @@ OPS_CLONES double ops_dot(const float *a, const float *b, int64_t n)
     vd8 even = {0}, odd = {0};
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        even += __builtin_convertvector(*(const vf8 *)(a + i), vd8) * __builtin_convertvector(*(const vf8 *)(b + i), vd8);
+        even += __builtin_convertvector(*(const vf8 *)(a + i), vd8) *
+                __builtin_convertvector(*(const vf8 *)(b + i), vd8);
         odd += __builtin_convertvector(*(const vf8 *)(a + i + 8), vd8) *
                __builtin_convertvector(*(const vf8 *)(b + i + 8), vd8);
     }

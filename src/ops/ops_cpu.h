@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cpu.h -- what the CPU kernels have in common: launching, splitting rows into items, vector loops, exp. Internal to ops/.
+/* ops_cpu.h -- what the CPU kernels have in common: launching, splitting rows into items, vector loops, exp.
+ * Internal to ops/.
  *
- * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one order anyway, and sums run in
- * a fixed number of lanes (vf16, vd8) that wide machines hold in one register and narrow ones in several. So a clone for AVX-512
- * and the baseline give the same bits; only the BLAS under the GEMMs may differ from CPU to CPU. */
+ * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one order
+ * anyway, and sums run in a fixed number of lanes (vf16, vd8) that wide machines hold in one register and
+ * narrow ones in several. So a clone for AVX-512 and the baseline give the same bits; only the BLAS under the
+ * GEMMs may differ from CPU to CPU. */
 #ifndef BALLAST_OPS_OPS_CPU_H
 #define BALLAST_OPS_OPS_CPU_H
 
@@ -13,8 +15,8 @@
 #include "base/sizes.h"
 #include "ops/ops.h"
 
-/* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the choice would run
- * before their runtime is ready. */
+/* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
+ * choice would run before their runtime is ready. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
 #define OPS_SANITIZED 1
@@ -29,7 +31,8 @@
 #define OPS_CLONES
 #endif
 
-/* Before a loop whose arrays are either disjoint or the very same: no iteration reads what another one writes. */
+/* Before a loop whose arrays are either disjoint or the very same: no iteration reads what another one
+ * writes. */
 #if defined(__clang__)
 #define OPS_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -52,15 +55,20 @@ static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, const vo
     return bl_stream_call(stream, cpu, args, args_bytes);
 }
 
-static inline bl_pool *ops_pool(bl_stream *stream) { return bl_device_pool(bl_stream_device(stream)); }
+static inline bl_pool *ops_pool(bl_stream *stream)
+{
+    return bl_device_pool(bl_stream_device(stream));
+}
 
-/* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend on the threads. */
+/* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend on the
+ * threads. */
 static inline int64_t ops_rows_per_item(int64_t n_columns)
 {
     return bl_max_i64(1, OPS_ITEM_ELEMENTS / bl_max_i64(1, n_columns));
 }
 
-/* The document that holds token t (or, where documents are empty, the last one that starts at or before t). */
+/* The document that holds token t (or, where documents are empty, the last one that starts at or before t).
+ */
 static inline int64_t ops_document_of(const int32_t *cu_seqlens, int64_t n_documents, int64_t t)
 {
     int64_t low = 0, high = n_documents - 1;
@@ -74,10 +82,10 @@ static inline int64_t ops_document_of(const int32_t *cu_seqlens, int64_t n_docum
     return low;
 }
 
-/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r with |r| <= ln(2)/2 (ln 2 in
- * two parts, the first with so few bits that n times it is exact: Cody & Waite 1980), Taylor's polynomial of degree 7 (remainder
- * below r^8/8! < 5.3e-9, a twelfth of an ulp), and 2^n in two factors so that the ends of the range round to denormals, 0 and
- * infinity. NaN stays NaN. */
+/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r with |r|
+ * <= ln(2)/2 (ln 2 in two parts, the first with so few bits that n times it is exact: Cody & Waite 1980),
+ * Taylor's polynomial of degree 7 (remainder below r^8/8! < 5.3e-9, a twelfth of an ulp), and 2^n in two
+ * factors so that the ends of the range round to denormals, 0 and infinity. NaN stays NaN. */
 static inline float ops_expf(float x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
@@ -105,7 +113,8 @@ static inline float ops_expf(float x)
     return p * scale_low * scale_high;
 }
 
-/* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements, in double above. */
+/* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements, in double
+ * above. */
 double ops_exp_sum(float *row, int64_t n, float shift);
 
 /* The largest of row (n); NaN entries are passed over. -infinity for n = 0. */

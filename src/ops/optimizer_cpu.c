@@ -7,12 +7,15 @@
 
 typedef struct adamw_job {
     bl_adamw_args args;
-    double grad_scale, decay, step_size, root_correction2; /* 1 - lr wd, lr / (1 - b1^step), sqrt(1 - b2^step) */
+    double grad_scale, decay, step_size,
+        root_correction2; /* 1 - lr wd, lr / (1 - b1^step), sqrt(1 - b2^step) */
 } adamw_job;
 
-OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m, float *v)
+OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m,
+                                   float *v)
 {
-    const double scale = job->grad_scale, decay = job->decay, step_size = job->step_size, root = job->root_correction2;
+    const double scale = job->grad_scale, decay = job->decay, step_size = job->step_size,
+                 root = job->root_correction2;
     const double beta1 = job->args.beta1, beta2 = job->args.beta2, eps = job->args.eps;
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) {
@@ -21,7 +24,8 @@ OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float 
         float second = (float)(beta2 * (double)v[i] + (1.0 - beta2) * g * g);
         m[i] = first;
         v[i] = second;
-        w[i] = (float)((double)w[i] * decay - step_size * (double)first / (sqrt((double)second) / root + eps));
+        w[i] =
+            (float)((double)w[i] * decay - step_size * (double)first / (sqrt((double)second) / root + eps));
     }
 }
 
@@ -46,7 +50,8 @@ static bl_status adamw_cpu(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack whatever n is. */
+/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack whatever n is.
+ */
 enum { SUM_ITEMS = 256 };
 
 typedef struct sum_job {
@@ -82,13 +87,15 @@ static bl_status clip_scale_cpu(bl_stream *stream, const void *args)
     double norm = sqrt(*a->sum_squares), scale = a->max_norm / (norm + 1e-6);
     (void)stream;
     *a->norm = norm;
-    *a->grad_scale = a->max_norm > 0.0 && !(scale > 1.0) ? scale : 1.0; /* a NaN norm gives NaN, as torch's clamp does */
+    *a->grad_scale =
+        a->max_norm > 0.0 && !(scale > 1.0) ? scale : 1.0; /* a NaN norm gives NaN, as torch's clamp does */
     return BL_OK;
 }
 
 bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
 {
-    if (args->step < 1) return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
+    if (args->step < 1)
+        return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
     return ops_launch(stream, adamw_cpu, args, sizeof *args);
 }
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* philox.h -- Philox 4x32-10, Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC'11),
- * section 3.3, and the counters of dropout. Usable from C and from CUDA, so that both devices draw the same mask.
+/* philox.h -- Philox 4x32-10, Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"
+ * (SC'11), section 3.3, and the counters of dropout. Usable from C and from CUDA, so that both devices draw
+ * the same mask.
  *
  * Dropout's mask at row t, column c. Words are uint32; lo and hi are the halves of a 64-bit number:
- *   key'    = words 0 and 1 of philox(counter = {step lo, step hi, layer, matrix}, key = {seed lo, seed hi})    once a call
- *   random  = word c % 4 of philox(counter = {c / 4, position[t], sample[t] lo, sample[t] hi}, key = key')
- *   kept when random >= floor(p 2^32), p taken exactly; a kept element is multiplied by (float)(1 / (1 - (double)p)).
- * Under one key' no two elements share a counter; c / 4 fits 32 bits since C < 2^34. */
+ *   key'    = words 0 and 1 of philox(counter = {step lo, step hi, layer, matrix}, key = {seed lo, seed hi})
+ * once a call random  = word c % 4 of philox(counter = {c / 4, position[t], sample[t] lo, sample[t] hi}, key
+ * = key') kept when random >= floor(p 2^32), p taken exactly; a kept element is multiplied by (float)(1 / (1
+ * - (double)p)). Under one key' no two elements share a counter; c / 4 fits 32 bits since C < 2^34. */
 #ifndef BALLAST_OPS_PHILOX_H
 #define BALLAST_OPS_PHILOX_H
 
@@ -48,7 +49,8 @@ BL_PHILOX_FN bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t 
 }
 
 /* The random words of columns 4 group ... 4 group + 3 of one row. */
-BL_PHILOX_FN void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t position, uint32_t group, uint32_t words[4])
+BL_PHILOX_FN void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t position, uint32_t group,
+                                   uint32_t words[4])
 {
     words[0] = group;
     words[1] = (uint32_t)position;

@@ -22,14 +22,15 @@ OPS_CLONES static void rotate_heads(int64_t n_heads, int64_t half, float directi
 static void rope_item(void *arg, int64_t index, void *scratch)
 {
     const bl_rope_args *a = arg;
-    int64_t rows = ops_rows_per_item(a->n_heads * a->d), end = bl_min_i64(a->T, (index + 1) * rows), half = a->d / 2;
+    int64_t rows = ops_rows_per_item(a->n_heads * a->d), end = bl_min_i64(a->T, (index + 1) * rows),
+            half = a->d / 2;
     int64_t document = ops_document_of(a->cu_seqlens, a->n_documents, index * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
         while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
         int64_t position = t - a->cu_seqlens[document] + a->position_offset;
-        rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + position * half, a->sin_table + position * half,
-                     a->x + t * a->row_stride);
+        rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + position * half,
+                     a->sin_table + position * half, a->x + t * a->row_stride);
     }
 }
 
@@ -43,11 +44,13 @@ static bl_status rope_cpu(bl_stream *stream, const void *args)
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
 {
     if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
-        return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d, args->direction);
+        return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
+                       args->direction);
     return ops_launch(stream, rope_cpu, args, sizeof *args);
 }
 
-void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table, float *sin_table)
+void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,
+                         float *sin_table)
 {
     for (int64_t p = 0; p < n_positions; p++) {
         for (int64_t i = 0; i < half; i++) {

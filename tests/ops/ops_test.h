@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_test.h -- what the tests of ops share: a device and stream, reproducible numbers, comparison with a double reference.
+/* ops_test.h -- what the tests of ops share: a device and stream, reproducible numbers, comparison with a
+ * double reference.
  *
- * Tolerances. u = 2^-24 is the rounding error of fp32. An element computed by a chain of k roundings is off by k u of its size; a
- * sum of n terms by at most n u of the sum of their sizes, and by about sqrt(n) u of it when the errors are independent. Each
- * test states its chain. */
+ * Tolerances. u = 2^-24 is the rounding error of fp32. An element computed by a chain of k roundings is off
+ * by k u of its size; a sum of n terms by at most n u of the sum of their sizes, and by about sqrt(n) u of it
+ * when the errors are independent. Each test states its chain. */
 #ifndef BALLAST_TESTS_OPS_TEST_H
 #define BALLAST_TESTS_OPS_TEST_H
 
@@ -57,8 +58,14 @@ static inline void *test_alloc(int64_t count, size_t size)
     return memory;
 }
 
-static inline float *test_floats(int64_t count) { return test_alloc(count, sizeof(float)); }
-static inline double *test_doubles(int64_t count) { return test_alloc(count, sizeof(double)); }
+static inline float *test_floats(int64_t count)
+{
+    return test_alloc(count, sizeof(float));
+}
+static inline double *test_doubles(int64_t count)
+{
+    return test_alloc(count, sizeof(double));
+}
 
 /* Uniform in [-1, 1): xorshift64*. */
 static inline double test_random(uint64_t *state)
@@ -78,13 +85,14 @@ static inline float *test_random_floats(int64_t count, uint64_t seed)
 }
 
 /* |got - want| <= absolute + relative |want| for all elements. */
-static inline void test_close(const char *what, const float *got, const double *want, int64_t n, double absolute, double relative)
+static inline void test_close(const char *what, const float *got, const double *want, int64_t n,
+                              double absolute, double relative)
 {
     for (int64_t i = 0; i < n; i++) {
         double error = fabs((double)got[i] - want[i]), allowed = absolute + relative * fabs(want[i]);
         if (!(error <= allowed)) {
-            print_error("%s[%lld]: %.9g, not %.9g: off by %.3g, allowed %.3g\n", what, (long long)i, (double)got[i], want[i], error,
-                        allowed);
+            print_error("%s[%lld]: %.9g, not %.9g: off by %.3g, allowed %.3g\n", what, (long long)i,
+                        (double)got[i], want[i], error, allowed);
             fail();
         }
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones, themselves checked by central
- * differences), grouped heads, documents, strides, generation. */
+/* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones, themselves
+ * checked by central differences), grouped heads, documents, strides, generation. */
 #include "ops_test.h"
 
 #include "ops/attention.h"
@@ -22,7 +22,8 @@ static const shape SHAPES[] = {
     {2, 2, 16, 3, {0, 530, 1170, 1171}}, /* past every block size */
 };
 
-/* Inputs, fp32 results and the double reference of one shape. q, k, v lie in one fused buffer with a gap at the end of its rows. */
+/* Inputs, fp32 results and the double reference of one shape. q, k, v lie in one fused buffer with a gap at
+ * the end of its rows. */
 typedef struct problem {
     shape s;
     int64_t T, fused, o_stride;
@@ -49,8 +50,15 @@ static problem problem_create(const shape *s, uint64_t seed)
 
 static void problem_destroy(problem *p)
 {
-    free(p->qkv); free(p->d_o); free(p->o); free(p->lse); free(p->delta); free(p->d_qkv);
-    free(p->want_o); free(p->want_lse); free(p->want_d_qkv);
+    free(p->qkv);
+    free(p->d_o);
+    free(p->o);
+    free(p->lse);
+    free(p->delta);
+    free(p->d_qkv);
+    free(p->want_o);
+    free(p->want_lse);
+    free(p->want_d_qkv);
 }
 
 static double dot(const double *a, const float *b, int64_t n)
@@ -60,13 +68,14 @@ static double dot(const double *a, const float *b, int64_t n)
     return sum;
 }
 
-/* One query of one head: o and lse, and with `gradient` what it adds to dq, dk, dv. q is given apart (in double, for differences);
- * k and v are rows [begin, end) of the fused buffer. */
-static double reference_query(const problem *p, int64_t head, const double *q, int64_t token, int64_t begin, int64_t end, double *o,
-                              double *gradient)
+/* One query of one head: o and lse, and with `gradient` what it adds to dq, dk, dv. q is given apart (in
+ * double, for differences); k and v are rows [begin, end) of the fused buffer. */
+static double reference_query(const problem *p, int64_t head, const double *q, int64_t token, int64_t begin,
+                              int64_t end, double *o, double *gradient)
 {
     const shape *s = &p->s;
-    int64_t d = s->d, kv = head / (s->n_heads / s->n_kv_heads), at_k = (s->n_heads + kv) * d, at_v = at_k + s->n_kv_heads * d;
+    int64_t d = s->d, kv = head / (s->n_heads / s->n_kv_heads), at_k = (s->n_heads + kv) * d,
+            at_v = at_k + s->n_kv_heads * d;
     double *weight = test_doubles(end - begin), most = -INFINITY, sum = 0, root = sqrt((double)d);
     for (int64_t j = begin; j < end; j++) {
         weight[j - begin] = dot(q, p->qkv + j * p->fused + at_k, d) / root;
@@ -79,7 +88,8 @@ static double reference_query(const problem *p, int64_t head, const double *q, i
             o[i] += weight[j - begin] / sum * (double)p->qkv[j * p->fused + at_v + i];
     }
     for (int64_t j = begin; gradient && j < end; j++) {
-        const float *d_o = p->d_o + token * p->o_stride + head * d, *k = p->qkv + j * p->fused + at_k, *v = k + s->n_kv_heads * d;
+        const float *d_o = p->d_o + token * p->o_stride + head * d, *k = p->qkv + j * p->fused + at_k,
+                    *v = k + s->n_kv_heads * d;
         double probability = weight[j - begin] / sum, along = 0;
         for (int64_t i = 0; i < d; i++) along += (double)d_o[i] * ((double)v[i] - o[i]);
         for (int64_t i = 0; i < d; i++) {
@@ -100,8 +110,9 @@ static void problem_reference(problem *p)
         for (int64_t t = s->cu_seqlens[document]; t < s->cu_seqlens[document + 1]; t++) {
             for (int64_t head = 0; head < s->n_heads; head++) {
                 for (int64_t i = 0; i < s->d; i++) q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
-                p->want_lse[t * s->n_heads + head] = reference_query(p, head, q, t, s->cu_seqlens[document], t + 1,
-                                                                     p->want_o + t * p->o_stride + head * s->d, p->want_d_qkv);
+                p->want_lse[t * s->n_heads + head] =
+                    reference_query(p, head, q, t, s->cu_seqlens[document], t + 1,
+                                    p->want_o + t * p->o_stride + head * s->d, p->want_d_qkv);
             }
         }
     }
@@ -111,32 +122,62 @@ static void problem_run(problem *p, int threads)
 {
     const shape *s = &p->s;
     int64_t at_k = s->n_heads * s->d, at_v = at_k + s->n_kv_heads * s->d;
-    for (int64_t i = 0; i < p->T * p->fused; i++) p->d_qkv[i] = i % p->fused < p->fused - 3 ? NAN : 0.0f; /* must be overwritten */
+    for (int64_t i = 0; i < p->T * p->fused; i++)
+        p->d_qkv[i] = i % p->fused < p->fused - 3 ? NAN : 0.0f; /* must be overwritten */
     for (int64_t i = 0; i < p->T * p->o_stride; i++) p->o[i] = i % p->o_stride < p->o_stride - 2 ? NAN : 0.0f;
     test_device d = test_device_create(threads);
-    bl_attention_forward_args forward = {
-        .T = p->T, .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .d = s->d, .n_documents = s->n_documents,
-        .q_stride = p->fused, .kv_stride = p->fused, .o_stride = p->o_stride, .cu_seqlens = s->cu_seqlens, .q = p->qkv,
-        .k = p->qkv + at_k, .v = p->qkv + at_v, .o = p->o, .lse = p->lse};
-    bl_attention_backward_args backward = {
-        .T = p->T, .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads, .d = s->d, .n_documents = s->n_documents,
-        .q_stride = p->fused, .kv_stride = p->fused, .o_stride = p->o_stride, .cu_seqlens = s->cu_seqlens, .q = p->qkv,
-        .k = p->qkv + at_k, .v = p->qkv + at_v, .o = p->o, .lse = p->lse, .do_ = p->d_o, .dq = p->d_qkv, .dk = p->d_qkv + at_k,
-        .dv = p->d_qkv + at_v, .delta = p->delta};
+    bl_attention_forward_args forward = {.T = p->T,
+                                         .n_heads = s->n_heads,
+                                         .n_kv_heads = s->n_kv_heads,
+                                         .d = s->d,
+                                         .n_documents = s->n_documents,
+                                         .q_stride = p->fused,
+                                         .kv_stride = p->fused,
+                                         .o_stride = p->o_stride,
+                                         .cu_seqlens = s->cu_seqlens,
+                                         .q = p->qkv,
+                                         .k = p->qkv + at_k,
+                                         .v = p->qkv + at_v,
+                                         .o = p->o,
+                                         .lse = p->lse};
+    bl_attention_backward_args backward = {.T = p->T,
+                                           .n_heads = s->n_heads,
+                                           .n_kv_heads = s->n_kv_heads,
+                                           .d = s->d,
+                                           .n_documents = s->n_documents,
+                                           .q_stride = p->fused,
+                                           .kv_stride = p->fused,
+                                           .o_stride = p->o_stride,
+                                           .cu_seqlens = s->cu_seqlens,
+                                           .q = p->qkv,
+                                           .k = p->qkv + at_k,
+                                           .v = p->qkv + at_v,
+                                           .o = p->o,
+                                           .lse = p->lse,
+                                           .do_ = p->d_o,
+                                           .dq = p->d_qkv,
+                                           .dk = p->d_qkv + at_k,
+                                           .dv = p->d_qkv + at_v,
+                                           .delta = p->delta};
     assert_int_equal(bl_attention_forward(d.stream, &forward), BL_OK);
     assert_int_equal(bl_attention_backward(d.stream, &backward), BL_OK);
     test_finish(d);
     test_device_destroy(d);
 }
 
-/* Entries are below 1, so a score is below sqrt(d) <= 16; it is a sum of d products with mean square 1/9, whose rounding errors
- * add up like a random walk: below 4 u sqrt(d) here (four standard deviations), and as much relatively in each weight. o is a convex
- * combination of entries below 1, so twice that; two u more for exp and one for each of the at most ten block sums. */
-static double forward_tolerance(int64_t d) { return (8 * sqrt((double)d) + 16) * U; }
+/* Entries are below 1, so a score is below sqrt(d) <= 16; it is a sum of d products with mean square 1/9,
+ * whose rounding errors add up like a random walk: below 4 u sqrt(d) here (four standard deviations), and as
+ * much relatively in each weight. o is a convex combination of entries below 1, so twice that; two u more for
+ * exp and one for each of the at most ten block sums. */
+static double forward_tolerance(int64_t d)
+{
+    return (8 * sqrt((double)d) + 16) * U;
+}
 
-/* A gradient element is a sum over the queries (heads) or keys that reach it of terms P dS q, |dS| <= 2 d P, / sqrt(d). P sums to
- * one over the keys; over the queries it sums to at most 1 + ln T, times the heads of the group. Each term has the relative error of
- * P, twice, and that of the dot product of length d behind dS. */
+/* A gradient element is a sum over the queries (heads) or keys that reach it of terms P dS q, |dS| <= 2 d P,
+ * / sqrt(d). P sums to one over the keys; over the queries it sums to at most 1 + ln T, times the heads of
+ * the group. Each term has the relative error of P, twice, and that of the dot product of length d behind dS.
+ */
 static double backward_tolerance(const problem *p)
 {
     double reach = (1 + log((double)p->T + 1)) * (double)(p->s.n_heads / p->s.n_kv_heads);
@@ -164,13 +205,16 @@ static void attention_matches_the_formula(void **state)
         }
         double worst = 0, worst_gradient = 0;
         for (int64_t i = 0; i < n_o; i++) worst = fmax(worst, fabs((double)o[i] - p.want_o[i]));
-        for (int64_t i = 0; i < n_qkv; i++) worst_gradient = fmax(worst_gradient, fabs((double)d_qkv[i] - p.want_d_qkv[i]));
-        print_message("shape %zu: o off by %.2g of %.2g, gradients by %.2g of %.2g\n", k, worst, forward_tolerance(p.s.d),
-                      worst_gradient, backward_tolerance(&p));
+        for (int64_t i = 0; i < n_qkv; i++)
+            worst_gradient = fmax(worst_gradient, fabs((double)d_qkv[i] - p.want_d_qkv[i]));
+        print_message("shape %zu: o off by %.2g of %.2g, gradients by %.2g of %.2g\n", k, worst,
+                      forward_tolerance(p.s.d), worst_gradient, backward_tolerance(&p));
         test_close("o", o, p.want_o, n_o, forward_tolerance(p.s.d), 0);
         test_close("lse", lse, p.want_lse, n_lse, forward_tolerance(p.s.d), U);
         test_close("d qkv", d_qkv, p.want_d_qkv, n_qkv, backward_tolerance(&p), 0);
-        free(o); free(d_qkv); free(lse);
+        free(o);
+        free(d_qkv);
+        free(lse);
         problem_destroy(&p);
     }
 }
@@ -203,18 +247,24 @@ static void gradients_match_central_differences(void **state)
         uint64_t random = 99 + k;
         for (int round = 0; round < 24; round++) {
             int64_t token = (int64_t)((test_random(&random) + 1) / 2 * (double)p.T), document = 0;
-            int64_t index = token * p.fused + (int64_t)((test_random(&random) + 1) / 2 * (double)(p.fused - 3));
+            int64_t index =
+                token * p.fused + (int64_t)((test_random(&random) + 1) / 2 * (double)(p.fused - 3));
             while (p.s.cu_seqlens[document + 1] <= token) document++;
             int64_t begin = p.s.cu_seqlens[document], end = p.s.cu_seqlens[document + 1];
-            const double step = 1.0 / 4096; /* step^2 / 6 of a third derivative below 10: 1e-7; rounding 1e-16 |loss| / step */
-            double want = (document_loss(&p, begin, end, index, step) - document_loss(&p, begin, end, index, -step)) / (2 * step);
+            const double step =
+                1.0 /
+                4096; /* step^2 / 6 of a third derivative below 10: 1e-7; rounding 1e-16 |loss| / step */
+            double want =
+                (document_loss(&p, begin, end, index, step) - document_loss(&p, begin, end, index, -step)) /
+                (2 * step);
             test_close("gradient", p.d_qkv + index, &want, 1, backward_tolerance(&p) + 1e-6, 0);
         }
         problem_destroy(&p);
     }
 }
 
-/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole sequence gives. */
+/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole sequence gives.
+ */
 static void generation_sees_the_older_keys(void **state)
 {
     (void)state;
@@ -223,13 +273,24 @@ static void generation_sees_the_older_keys(void **state)
     problem p = problem_create(&whole, 5);
     problem_reference(&p);
     for (size_t k = 0; k < BL_COUNT(new_tokens); k++) {
-        int64_t T = new_tokens[k], older = p.T - T, at_k = whole.n_heads * whole.d, at_v = at_k + whole.n_kv_heads * whole.d;
+        int64_t T = new_tokens[k], older = p.T - T, at_k = whole.n_heads * whole.d,
+                at_v = at_k + whole.n_kv_heads * whole.d;
         const int32_t cu_seqlens[2] = {0, (int32_t)T};
         test_device d = test_device_create(2);
-        bl_attention_forward_args args = {
-            .T = T, .n_heads = 4, .n_kv_heads = 2, .d = 64, .n_documents = 1, .position_offset = older, .q_stride = p.fused,
-            .kv_stride = p.fused, .o_stride = p.o_stride, .cu_seqlens = cu_seqlens, .q = p.qkv + older * p.fused, .k = p.qkv + at_k,
-            .v = p.qkv + at_v, .o = p.o};
+        bl_attention_forward_args args = {.T = T,
+                                          .n_heads = 4,
+                                          .n_kv_heads = 2,
+                                          .d = 64,
+                                          .n_documents = 1,
+                                          .position_offset = older,
+                                          .q_stride = p.fused,
+                                          .kv_stride = p.fused,
+                                          .o_stride = p.o_stride,
+                                          .cu_seqlens = cu_seqlens,
+                                          .q = p.qkv + older * p.fused,
+                                          .k = p.qkv + at_k,
+                                          .v = p.qkv + at_v,
+                                          .o = p.o};
         memset(p.o, 0, (size_t)(p.T * p.o_stride) * sizeof *p.o);
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_OK);
         test_finish(d);
@@ -245,7 +306,8 @@ static void generation_sees_the_older_keys(void **state)
     problem_destroy(&p);
 }
 
-/* Scores of +-1000: exp must be taken after the maximum is off, and the running maximum must move the earlier blocks. */
+/* Scores of +-1000: exp must be taken after the maximum is off, and the running maximum must move the earlier
+ * blocks. */
 static void large_scores_stay_finite(void **state)
 {
     (void)state;
@@ -254,17 +316,30 @@ static void large_scores_stay_finite(void **state)
     float *qkv = test_floats(T * 3 * D), *o = test_floats(T * D), *lse = test_floats(T);
     for (int t = 0; t < T; t++) {
         qkv[t * 3 * D] = 1.0f;
-        qkv[t * 3 * D + D] = (float)t * 2.0f * sqrtf(8.0f); /* score 2 t: each row's weight lies on its last keys */
+        qkv[t * 3 * D + D] =
+            (float)t * 2.0f * sqrtf(8.0f); /* score 2 t: each row's weight lies on its last keys */
         qkv[t * 3 * D + 2 * D] = (float)t;
     }
     test_device d = test_device_create(2);
-    bl_attention_forward_args args = {.T = T, .n_heads = 1, .n_kv_heads = 1, .d = D, .n_documents = 1, .q_stride = 3 * D,
-                                      .kv_stride = 3 * D, .o_stride = D, .cu_seqlens = cu_seqlens, .q = qkv, .k = qkv + D,
-                                      .v = qkv + 2 * D, .o = o, .lse = lse};
+    bl_attention_forward_args args = {.T = T,
+                                      .n_heads = 1,
+                                      .n_kv_heads = 1,
+                                      .d = D,
+                                      .n_documents = 1,
+                                      .q_stride = 3 * D,
+                                      .kv_stride = 3 * D,
+                                      .o_stride = D,
+                                      .cu_seqlens = cu_seqlens,
+                                      .q = qkv,
+                                      .k = qkv + D,
+                                      .v = qkv + 2 * D,
+                                      .o = o,
+                                      .lse = lse};
     bl_attention_forward(d.stream, &args);
     test_finish(d);
     for (int t = 0; t < T; t++) {
-        /* weights e^-2n / sum: sum_n n e^-2n / sum_n e^-2n behind the last key; scores up to 2400 carry u 2400 each */
+        /* weights e^-2n / sum: sum_n n e^-2n / sum_n e^-2n behind the last key; scores up to 2400 carry u
+         * 2400 each */
         double sum = 0, mean = 0;
         for (int n = 0; n <= t && n < 40; n++) {
             sum += exp(-2.0 * n);
@@ -274,7 +349,9 @@ static void large_scores_stay_finite(void **state)
         assert_true(fabs((double)lse[t] - (2.0 * t + log(sum))) < 4 * U * 2400);
     }
     test_device_destroy(d);
-    free(qkv); free(o); free(lse);
+    free(qkv);
+    free(o);
+    free(lse);
 }
 
 int main(void)

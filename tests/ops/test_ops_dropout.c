@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Philox against the published answers, and dropout's mask: its counters, its rate, its independence of layout and threads. */
+/* Philox against the published answers, and dropout's mask: its counters, its rate, its independence of
+ * layout and threads. */
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
@@ -28,10 +29,20 @@ static void philox_gives_the_published_answers(void **state)
     }
 }
 
-static bl_dropout_args example(int64_t T, int64_t C, const int64_t *sample, const int32_t *position, const float *x, float *y)
+static bl_dropout_args example(int64_t T, int64_t C, const int64_t *sample, const int32_t *position,
+                               const float *x, float *y)
 {
-    return (bl_dropout_args){.T = T, .C = C, .p = 0.1f, .seed = 0x123456789abcdef0u, .step = 77, .layer = 3, .matrix = 2,
-                             .sample = sample, .position = position, .x = x, .y = y};
+    return (bl_dropout_args){.T = T,
+                             .C = C,
+                             .p = 0.1f,
+                             .seed = 0x123456789abcdef0u,
+                             .step = 77,
+                             .layer = 3,
+                             .matrix = 2,
+                             .sample = sample,
+                             .position = position,
+                             .x = x,
+                             .y = y};
 }
 
 /* The mask as philox.h documents it, element by element. */
@@ -54,7 +65,8 @@ static void dropout_follows_the_documented_counters(void **state)
                 for (int64_t c = 0; c < C; c++) {
                     uint32_t key_words[4] = {77, 0, 3, 2};
                     bl_philox_4x32_10(key_words, (bl_philox_key){{0x9abcdef0u, 0x12345678u}});
-                    uint32_t words[4] = {(uint32_t)(c / 4), (uint32_t)position[t], (uint32_t)sample[t], (uint32_t)(sample[t] >> 32)};
+                    uint32_t words[4] = {(uint32_t)(c / 4), (uint32_t)position[t], (uint32_t)sample[t],
+                                         (uint32_t)(sample[t] >> 32)};
                     bl_philox_4x32_10(words, (bl_philox_key){{key_words[0], key_words[1]}});
                     int kept = words[c % 4] >= (uint32_t)floor((double)0.1f * 4294967296.0);
                     float want = kept ? x[t * C + c] * (float)(1.0 / (1.0 - (double)0.1f)) : 0.0f;
@@ -63,7 +75,8 @@ static void dropout_follows_the_documented_counters(void **state)
             }
             test_device_destroy(d);
         }
-        free(x); free(y);
+        free(x);
+        free(y);
     }
 }
 
@@ -121,7 +134,9 @@ static void dropout_rate_and_keys(void **state)
     assert_int_equal(bl_dropout(d.stream, &args), BL_EUSAGE);
     test_finish(d);
     test_device_destroy(d);
-    free(x); free(y); free(z);
+    free(x);
+    free(y);
+    free(z);
 }
 
 int main(void)

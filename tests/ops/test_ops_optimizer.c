@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW against a double reference written the way torch.optim.AdamW (single tensor) orders it; norms and clipping. */
+/* AdamW against a double reference written the way torch.optim.AdamW (single tensor) orders it; norms and
+ * clipping. */
 #include "ops_test.h"
 
 #include "ops/optimizer.h"
@@ -19,8 +20,18 @@ static void adamw_follows_torch(void **state)
             for (int64_t i = 0; i < n; i++) want[i] = (double)w[i];
             for (int64_t step = 1; step <= 5; step++) {
                 float *grad = test_random_floats(n, (uint64_t)step + 10);
-                bl_adamw_args args = {.n = n, .step = step, .lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps,
-                                      .weight_decay = decay, .grad_scale = step % 2 ? &clip : NULL, .grad = grad, .w = w, .m = m, .v = v};
+                bl_adamw_args args = {.n = n,
+                                      .step = step,
+                                      .lr = lr,
+                                      .beta1 = beta1,
+                                      .beta2 = beta2,
+                                      .eps = eps,
+                                      .weight_decay = decay,
+                                      .grad_scale = step % 2 ? &clip : NULL,
+                                      .grad = grad,
+                                      .w = w,
+                                      .m = m,
+                                      .v = v};
                 assert_int_equal(bl_adamw(d.stream, &args), BL_OK);
                 test_finish(d);
                 for (int64_t i = 0; i < n; i++) {
@@ -28,13 +39,15 @@ static void adamw_follows_torch(void **state)
                     want[i] *= 1 - lr * decay;
                     want_m[i] += (1 - beta1) * (g - want_m[i]);
                     want_v[i] = beta2 * want_v[i] + (1 - beta2) * g * g;
-                    double correction1 = 1 - pow(beta1, (double)step), correction2 = 1 - pow(beta2, (double)step);
+                    double correction1 = 1 - pow(beta1, (double)step),
+                           correction2 = 1 - pow(beta2, (double)step);
                     want[i] -= lr / correction1 * want_m[i] / (sqrt(want_v[i]) / sqrt(correction2) + eps);
                 }
                 free(grad);
             }
-            /* Each of the 5 steps rounds m, v and w once; an update is at most about 3 lr with m's and v's errors in it. m can pass
-             * through zero, so its errors count against its terms (<= 0.1 each), not against itself. */
+            /* Each of the 5 steps rounds m, v and w once; an update is at most about 3 lr with m's and v's
+             * errors in it. m can pass through zero, so its errors count against its terms (<= 0.1 each), not
+             * against itself. */
             test_close("m", m, want_m, n, 5 * 0.4 * U, U);
             test_close("v", v, want_v, n, 0, 5 * U);
             test_close("w", w, want, n, 5 * U + 5 * 3 * lr * 12 * U, 5 * U);
@@ -43,7 +56,11 @@ static void adamw_follows_torch(void **state)
             else
                 first = w;
             if (w != first) free(w);
-            free(m); free(v); free(want); free(want_m); free(want_v);
+            free(m);
+            free(v);
+            free(want);
+            free(want_m);
+            free(want_v);
             test_device_destroy(d);
         }
         free(first);
@@ -55,7 +72,16 @@ static void first_step_moves_by_the_learning_rate(void **state)
     (void)state;
     float w[3] = {1, 1, 1}, m[3] = {0}, v[3] = {0}, grad[3] = {1e-3f, -5.0f, 0.0f};
     test_device d = test_device_create(1);
-    bl_adamw_args args = {.n = 3, .step = 1, .lr = 0.125, .beta1 = 0.9, .beta2 = 0.999, .eps = 0, .grad = grad, .w = w, .m = m, .v = v};
+    bl_adamw_args args = {.n = 3,
+                          .step = 1,
+                          .lr = 0.125,
+                          .beta1 = 0.9,
+                          .beta2 = 0.999,
+                          .eps = 0,
+                          .grad = grad,
+                          .w = w,
+                          .m = m,
+                          .v = v};
     args.eps = 1e-12;
     bl_adamw(d.stream, &args);
     test_finish(d);
@@ -92,12 +118,15 @@ static void clipping_is_torchs(void **state)
     (void)state;
     const struct {
         double squares, max_norm, scale;
-    } cases[] = {{4, 1, 1 / (2 + 1e-6)}, {0.25, 1, 1}, {4, 0, 1}, {0, 1, 1}, {4, 2, 2 / (2 + 1e-6)}, {INFINITY, 1, 0}, {NAN, 1, NAN}};
+    } cases[] = {{4, 1, 1 / (2 + 1e-6)}, {0.25, 1, 1},     {4, 0, 1},    {0, 1, 1},
+                 {4, 2, 2 / (2 + 1e-6)}, {INFINITY, 1, 0}, {NAN, 1, NAN}};
     test_device d = test_device_create(1);
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         double norm = -1, scale = -1;
-        bl_clip_scale(d.stream, &(bl_clip_scale_args){
-                                    .max_norm = cases[i].max_norm, .sum_squares = &cases[i].squares, .norm = &norm, .grad_scale = &scale});
+        bl_clip_scale(d.stream, &(bl_clip_scale_args){.max_norm = cases[i].max_norm,
+                                                      .sum_squares = &cases[i].squares,
+                                                      .norm = &norm,
+                                                      .grad_scale = &scale});
         test_finish(d);
         assert_true(isnan(cases[i].squares) ? isnan(norm) : norm == sqrt(cases[i].squares));
         assert_true(isnan(cases[i].scale) ? isnan(scale) : scale == cases[i].scale);

@@ -11,8 +11,8 @@ static const int64_t T_CASES[] = {0, 1, 7, 129};
 static const int64_t H_CASES[] = {64, 172, 100, 1};
 enum { THREADS_MAX = 3 };
 
-/* Central differences in double: (f(x + s) - f(x - s)) / 2s is off by s^2 |f'''| / 6 + 1e-16 |f| / s; with s = 1e-4 and the smooth
- * functions here, below 1e-7 of their scale: well under what fp32 is allowed. */
+/* Central differences in double: (f(x + s) - f(x - s)) / 2s is off by s^2 |f'''| / 6 + 1e-16 |f| / s; with s
+ * = 1e-4 and the smooth functions here, below 1e-7 of their scale: well under what fp32 is allowed. */
 static const double STEP = 1e-4;
 
 /* ---- exp ---- */
@@ -75,7 +75,8 @@ static void row_helpers_cover_every_length(void **state)
 
 /* ---- RMSNorm ---- */
 
-static void norm_reference(int64_t T, int64_t H, double eps, const double *x, const float *w, double *y, double *rstd)
+static void norm_reference(int64_t T, int64_t H, double eps, const double *x, const float *w, double *y,
+                           double *rstd)
 {
     for (int64_t t = 0; t < T; t++) {
         double sum = 0;
@@ -112,9 +113,11 @@ static void check_norm(int64_t T, int64_t H)
         test_device d = test_device_create(threads);
         y[threads - 1] = test_floats(n);
         dx[threads - 1] = test_floats(n);
-        bl_rmsnorm_forward_args forward = {.T = T, .H = H, .eps = eps, .x = x, .w = w, .y = y[threads - 1], .rstd = rstd};
+        bl_rmsnorm_forward_args forward = {
+            .T = T, .H = H, .eps = eps, .x = x, .w = w, .y = y[threads - 1], .rstd = rstd};
         assert_int_equal(bl_rmsnorm_forward(d.stream, &forward), BL_OK);
-        bl_rmsnorm_backward_args backward = {.T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dx[threads - 1]};
+        bl_rmsnorm_backward_args backward = {
+            .T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dx[threads - 1]};
         assert_int_equal(bl_rmsnorm_backward(d.stream, &backward), BL_OK);
         test_finish(d);
         if (threads > 1) {
@@ -128,9 +131,11 @@ static void check_norm(int64_t T, int64_t H)
             forward.rstd = NULL;
             test_finish(d);
             for (int64_t i = 0; i < n; i++) assert_true(dx[threads - 1][i] == 2.0f * dx[0][i]);
-            assert_int_equal(bl_rmsnorm_backward(
-                                 d.stream, &(bl_rmsnorm_backward_args){.T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dy}),
-                             BL_OK);
+            assert_int_equal(
+                bl_rmsnorm_backward(d.stream,
+                                    &(bl_rmsnorm_backward_args){
+                                        .T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dy}),
+                BL_OK);
             assert_int_equal(bl_rmsnorm_forward(d.stream, &forward), BL_OK);
             test_finish(d);
             test_same_bits("y in place", y[0], x, n);
@@ -139,11 +144,11 @@ static void check_norm(int64_t T, int64_t H)
         test_device_destroy(d);
     }
     norm_reference(T, H, eps, wide, w, want, want_rstd);
-    test_close("rstd", rstd, want_rstd, T, 0, 1.01 * U);          /* one rounding of a double */
-    test_close("y", y[0], want, n, 0, 3.01 * U);                  /* rstd, two products */
+    test_close("rstd", rstd, want_rstd, T, 0, 1.01 * U); /* one rounding of a double */
+    test_close("y", y[0], want, n, 0, 3.01 * U);         /* rstd, two products */
     free(dy);
     dy = test_random_floats(n, 3);
-    for (int64_t i = 0; i < n; i += n > 500 ? 97 : 1) {
+    for (int64_t i = 0; i<n; i += n> 500 ? 97 : 1) {
         int64_t row = i / H * H;
         double keep = wide[i], up, down;
         wide[i] = keep + STEP;
@@ -151,8 +156,8 @@ static void check_norm(int64_t T, int64_t H)
         wide[i] = keep - STEP;
         down = norm_loss(H, eps, wide + row, w, dy + row);
         wide[i] = keep;
-        /* rstd times a difference of two terms of size rstd^0: 6 roundings; |rstd| < 40 for one channel, where x^2 rstd^2 = 1 - tiny
-         * cancels and the third derivative is large. */
+        /* rstd times a difference of two terms of size rstd^0: 6 roundings; |rstd| < 40 for one channel,
+         * where x^2 rstd^2 = 1 - tiny cancels and the third derivative is large. */
         double scale = want_rstd[i / H], curve = STEP * STEP * scale * scale * scale;
         double want_dx = (up - down) / (2 * STEP);
         test_close("dx", dx[0] + i, &want_dx, 1, 8 * U * scale + 2 * curve + 1e-11, 0);
@@ -161,7 +166,13 @@ static void check_norm(int64_t T, int64_t H)
         free(y[i]);
         free(dx[i]);
     }
-    free(x); free(w); free(dy); free(rstd); free(wide); free(want); free(want_rstd);
+    free(x);
+    free(w);
+    free(dy);
+    free(rstd);
+    free(wide);
+    free(want);
+    free(want_rstd);
 }
 
 static void norm_matches_reference_and_differences(void **state)
@@ -173,9 +184,11 @@ static void norm_matches_reference_and_differences(void **state)
 
 /* ---- RoPE ---- */
 
-static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, int64_t n_documents, int64_t offset)
+static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, int64_t n_documents,
+                       int64_t offset)
 {
-    int64_t T = cu_seqlens[n_documents], stride = n_heads * d + 5, n = T * stride, half = d / 2, n_positions = 200;
+    int64_t T = cu_seqlens[n_documents], stride = n_heads * d + 5, n = T * stride, half = d / 2,
+            n_positions = 200;
     double *inv_freq = test_doubles(half), *want = test_doubles(n);
     for (int64_t i = 0; i < half; i++) inv_freq[i] = pow(10000.0, -2.0 * (double)i / (double)d);
     float *cosines = test_floats(n_positions * half), *sines = test_floats(n_positions * half);
@@ -196,12 +209,21 @@ static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, in
         test_device device = test_device_create(threads);
         float *y = test_floats(n);
         memcpy(y, x, (size_t)n * sizeof *y);
-        bl_rope_args args = {.T = T, .n_heads = n_heads, .d = d, .row_stride = stride, .n_documents = n_documents,
-                             .position_offset = offset, .direction = 1, .cu_seqlens = cu_seqlens, .cos_table = cosines,
-                             .sin_table = sines, .x = y};
+        bl_rope_args args = {.T = T,
+                             .n_heads = n_heads,
+                             .d = d,
+                             .row_stride = stride,
+                             .n_documents = n_documents,
+                             .position_offset = offset,
+                             .direction = 1,
+                             .cu_seqlens = cu_seqlens,
+                             .cos_table = cosines,
+                             .sin_table = sines,
+                             .x = y};
         assert_int_equal(bl_rope(device.stream, &args), BL_OK);
         test_finish(device);
-        test_close("rope", y, want, n, 6 * U, 0); /* two products of table entries, each 1 rounding, and the sum: |x| <= 1 */
+        test_close("rope", y, want, n, 6 * U,
+                   0); /* two products of table entries, each 1 rounding, and the sum: |x| <= 1 */
         if (!first) {
             first = y;
         } else {
@@ -219,7 +241,12 @@ static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, in
             for (int64_t i = 0; i < n; i++) want[i] = (double)first[i];
         test_device_destroy(device);
     }
-    free(first); free(x); free(want); free(inv_freq); free(cosines); free(sines);
+    free(first);
+    free(x);
+    free(want);
+    free(inv_freq);
+    free(cosines);
+    free(sines);
 }
 
 static void rope_rotates_by_position_in_the_document(void **state)
@@ -236,7 +263,10 @@ static void rope_rotates_by_position_in_the_document(void **state)
 
 /* ---- SwiGLU ---- */
 
-static double swiglu(double g, double u) { return g / (1.0 + exp(-g)) * u; }
+static double swiglu(double g, double u)
+{
+    return g / (1.0 + exp(-g)) * u;
+}
 
 static void check_swiglu(int64_t T, int64_t I)
 {
@@ -246,7 +276,8 @@ static void check_swiglu(int64_t T, int64_t I)
     double *want = test_doubles(n), *want_gradient = test_doubles(2 * n);
     for (int64_t t = 0; t < T; t++) {
         for (int64_t i = 0; i < I; i++) {
-            double g = (double)gate_up[t * 2 * I + i], u = (double)gate_up[t * 2 * I + I + i], dy = (double)dh[t * I + i];
+            double g = (double)gate_up[t * 2 * I + i], u = (double)gate_up[t * 2 * I + I + i],
+                   dy = (double)dh[t * I + i];
             want[t * I + i] = swiglu(g, u);
             want_gradient[t * 2 * I + i] = dy * (swiglu(g + STEP, u) - swiglu(g - STEP, u)) / (2 * STEP);
             want_gradient[t * 2 * I + I + i] = dy * (swiglu(g, u + STEP) - swiglu(g, u - STEP)) / (2 * STEP);
@@ -257,12 +288,15 @@ static void check_swiglu(int64_t T, int64_t I)
         test_device d = test_device_create(threads);
         float *h = test_floats(n), *gradient = test_floats(2 * n);
         bl_swiglu_forward_args forward = {.T = T, .I = I, .gate_up = gate_up, .h = h};
-        bl_swiglu_backward_args backward = {.T = T, .I = I, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient};
+        bl_swiglu_backward_args backward = {
+            .T = T, .I = I, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient};
         assert_int_equal(bl_swiglu_forward(d.stream, &forward), BL_OK);
         assert_int_equal(bl_swiglu_backward(d.stream, &backward), BL_OK);
         test_finish(d);
-        test_close("swiglu", h, want, n, 0, 7 * U); /* exp 2, sum, quotient, product, and exp's share of the sum: 7 at most */
-        /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings each: |dh u| <= 6 */
+        test_close("swiglu", h, want, n, 0,
+                   7 * U); /* exp 2, sum, quotient, product, and exp's share of the sum: 7 at most */
+        /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings each: |dh
+         * u| <= 6 */
         test_close("d gate_up", gradient, want_gradient, 2 * n, 6 * 30 * U * 0.3 + 6 * STEP * STEP, 8 * U);
         if (first) {
             test_same_bits("swiglu", first, h, n);
@@ -280,7 +314,12 @@ static void check_swiglu(int64_t T, int64_t I)
         }
         test_device_destroy(d);
     }
-    free(first); free(first_gradient); free(gate_up); free(dh); free(want); free(want_gradient);
+    free(first);
+    free(first_gradient);
+    free(gate_up);
+    free(dh);
+    free(want);
+    free(want_gradient);
 }
 
 static void swiglu_matches_reference_and_differences(void **state)
@@ -293,10 +332,12 @@ static void swiglu_matches_reference_and_differences(void **state)
 static void swiglu_survives_extremes(void **state)
 {
     (void)state;
-    float gate_up[8] = {-1e30f, -200.0f, 200.0f, 1e30f, 1.0f, 1.0f, 1.0f, 1.0f}, h[4], dh[4] = {1, 1, 1, 1}, gradient[8];
+    float gate_up[8] = {-1e30f, -200.0f, 200.0f, 1e30f, 1.0f, 1.0f, 1.0f, 1.0f}, h[4], dh[4] = {1, 1, 1, 1},
+          gradient[8];
     test_device d = test_device_create(1);
     bl_swiglu_forward(d.stream, &(bl_swiglu_forward_args){.T = 1, .I = 4, .gate_up = gate_up, .h = h});
-    bl_swiglu_backward(d.stream, &(bl_swiglu_backward_args){.T = 1, .I = 4, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient});
+    bl_swiglu_backward(d.stream, &(bl_swiglu_backward_args){
+                                     .T = 1, .I = 4, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient});
     test_finish(d);
     test_close("silu", h, (const double[]){0, 0, 200, 1e30}, 4, 0, U);
     test_close("silu'", gradient, (const double[]){0, 0, 1, 1, 0, 0, 200, 1e30}, 8, 0, U);
@@ -319,7 +360,9 @@ static void additions_add(void **state)
         bl_accumulate(d.stream, &(bl_accumulate_args){.n = n, .x = b, .y = a});
         test_finish(d);
         test_same_bits("accumulate", a, y, n);
-        free(a); free(b); free(y);
+        free(a);
+        free(b);
+        free(y);
     }
     test_device_destroy(d);
 }
@@ -332,7 +375,8 @@ static void embedding_takes_rows_of_any_float_type(void **state)
     float *values = test_random_floats(V * H, 3), y[T * H];
     uint16_t half[V * H], brain[V * H];
     for (int i = 0; i < V * H; i++) {
-        values[i] = bl_bf16_to_f32(bl_f32_to_bf16(values[i])); /* bf16 has fewer mantissa bits than f16: exact in all three */
+        values[i] = bl_bf16_to_f32(
+            bl_f32_to_bf16(values[i])); /* bf16 has fewer mantissa bits than f16: exact in all three */
         half[i] = bl_f32_to_f16(values[i]);
         brain[i] = bl_f32_to_bf16(values[i]);
     }
@@ -342,7 +386,8 @@ static void embedding_takes_rows_of_any_float_type(void **state)
     } cases[] = {{BL_F32, values}, {BL_F16, half}, {BL_BF16, brain}};
     test_device d = test_device_create(2);
     for (size_t k = 0; k < BL_COUNT(cases); k++) {
-        bl_embedding_args args = {.T = T, .H = H, .dtype = cases[k].dtype, .ids = ids, .table = cases[k].table, .y = y};
+        bl_embedding_args args = {
+            .T = T, .H = H, .dtype = cases[k].dtype, .ids = ids, .table = cases[k].table, .y = y};
         assert_int_equal(bl_embedding(d.stream, &args), BL_OK);
         test_finish(d);
         for (int t = 0; t < T; t++)

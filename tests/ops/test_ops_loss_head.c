@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loss head against the formula in double: packing of the tokens that count, chunks, signed weights,
+ * forward-only mode. */
+#include "ops_test.h"
+
+#include "ops/loss_head.h"
+
+typedef struct problem {
+    int64_t T, H, V;
+    double scale;
+    float *x, *head, *weights;
+    int32_t *targets;
+    bl_weight weight;
+    double *want_logp, *want_dx, want_loss;
+} problem;
+
+enum { WEIGHTS_ALL, WEIGHTS_SOME, WEIGHTS_SIGNED, WEIGHTS_NONE };
+
+static float weight_of(int kind, int64_t t)
+{
+    if (kind == WEIGHTS_ALL) return 1.0f;
+    if (kind == WEIGHTS_NONE) return 0.0f;
+    if (t % 5 < 3) return 0.0f; /* runs of masked tokens, the first token among them */
+    return kind == WEIGHTS_SOME ? 1.0f : t % 2 ? -0.75f : 1.5f;
+}
+
+/* Row t of the reference at x + by e_h: its log-probability, and with `dx` the gradient. */
+static double reference_row(const problem *p, int64_t t, int64_t h_moved, double by, double *dx)
+{
+    double *logits = test_doubles(p->V), most = -INFINITY, sum = 0;
+    for (int64_t v = 0; v < p->V; v++) {
+        for (int64_t h = 0; h < p->H; h++)
+            logits[v] +=
+                ((double)p->x[t * p->H + h] + (h == h_moved ? by : 0)) * (double)p->head[v * p->H + h];
+        most = fmax(most, logits[v]);
+    }
+    for (int64_t v = 0; v < p->V; v++) sum += exp(logits[v] - most);
+    for (int64_t v = 0; dx && v < p->V; v++) {
+        double d = exp(logits[v] - most) / sum - (v == p->targets[t] ? 1.0 : 0.0);
+        for (int64_t h = 0; h < p->H; h++)
+            dx[h] += p->scale * (double)p->weights[t] * d * (double)p->head[v * p->H + h];
+    }
+    double logp = logits[p->targets[t]] - most - log(sum);
+    free(logits);
+    return logp;
+}
+
+static problem problem_create(int64_t T, int64_t H, int64_t V, int weights)
+{
+    problem p = {.T = T, .H = H, .V = V, .scale = 1.0 / 37};
+    p.x = test_random_floats(T * H, 1);
+    p.head = test_random_floats(V * H, 2);
+    p.weights = test_floats(T);
+    p.targets = test_alloc(T, sizeof *p.targets);
+    p.want_logp = test_doubles(T);
+    p.want_dx = test_doubles(T * H);
+    uint64_t random = 77;
+    for (int64_t t = 0; t < T; t++) {
+        p.weights[t] = weight_of(weights, t);
+        p.targets[t] = (int32_t)((test_random(&random) + 1) / 2 * (double)V);
+        if (p.weights[t] == 0.0f) p.targets[t] = -100; /* must not be looked at */
+    }
+    for (int64_t t = 0; t < T; t++) {
+        if (p.weights[t] == 0.0f) continue;
+        p.want_logp[t] = reference_row(&p, t, -1, 0, p.want_dx + t * H);
+        p.want_loss -= (double)p.weights[t] * p.want_logp[t];
+    }
+    p.weight = (bl_weight){.rows = V,
+                           .cols = H,
+                           .n_segments = 1,
+                           .segment = {{.format = BL_FORMAT_F32, .codes = p.head, .rows = V}}};
+    return p;
+}
+
+static void problem_destroy(problem *p)
+{
+    free(p->x);
+    free(p->head);
+    free(p->weights);
+    free(p->targets);
+    free(p->want_logp);
+    free(p->want_dx);
+}
+
+/* A logit is a sum of H products below 1 with mean square 1/9: it is off by 4 standard deviations of a random
+ * walk of H roundings of partial sums below sqrt(H) / 3 * 3, hence 4 u H / 4. log p takes two such errors. dx
+ * sums V terms p W with sum p = 1, |W| < 1, each relatively off by twice a logit's error, and one product and
+ * a sum of V terms. */
+static double logit_tolerance(int64_t H)
+{
+    return (double)(H + 16) * U;
+}
+
+static void check(int64_t T, int64_t H, int64_t V, int weights)
+{
+    problem p = problem_create(T, H, V, weights);
+    int64_t n_scratch = bl_loss_head_scratch_floats(V);
+    float *logits = test_floats(n_scratch), *dx = test_floats(T * H), *logp = test_floats(T);
+    float *first_dx = test_floats(T * H), *first_logp = test_floats(T);
+    double largest = 0;
+    for (int64_t t = 0; t < T; t++) largest = fmax(largest, fabs((double)p.weights[t]));
+    for (int threads = 1; threads <= 3; threads++) {
+        test_device d = test_device_create(threads);
+        double loss = 0.25, loss_forward = 0.25;
+        for (int64_t i = 0; i < T * H; i++) dx[i] = NAN;
+        for (int64_t t = 0; t < T; t++) logp[t] = NAN;
+        bl_loss_head_args args = {.T = T,
+                                  .H = H,
+                                  .V = V,
+                                  .head = &p.weight,
+                                  .x = p.x,
+                                  .targets = p.targets,
+                                  .weights = p.weights,
+                                  .scale = p.scale,
+                                  .logits = logits,
+                                  .dx = dx,
+                                  .logp = logp,
+                                  .loss_sum = &loss};
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        test_finish(d);
+        test_close("logp", logp, p.want_logp, T, 2 * logit_tolerance(H), U);
+        test_close("dx", dx, p.want_dx, T * H, p.scale * largest * (2 * logit_tolerance(H) + 32 * U), 0);
+        assert_true(fabs(loss - 0.25 - p.want_loss) <= 2 * logit_tolerance(H) * largest * (double)T);
+        for (int64_t t = 0; t < T; t++) {
+            if (p.weights[t] != 0.0f) continue;
+            assert_true(logp[t] == 0.0f);
+            for (int64_t h = 0; h < H; h++) assert_true(dx[t * H + h] == 0.0f);
+        }
+        if (threads == 1) {
+            memcpy(first_dx, dx, (size_t)(T * H) * sizeof *dx);
+            memcpy(first_logp, logp, (size_t)T * sizeof *dx);
+        }
+        test_same_bits("dx", first_dx, dx, T * H);
+        test_same_bits("logp", first_logp, logp, T);
+        /* forward only, and dx over x */
+        args.dx = NULL;
+        args.loss_sum = &loss_forward;
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        test_finish(d);
+        test_close("logp, forward only", logp, p.want_logp, T, 2 * logit_tolerance(H), U);
+        assert_true(fabs(loss_forward - loss) <= 2 * logit_tolerance(H) * largest * (double)T);
+        memcpy(dx, p.x, (size_t)(T * H) * sizeof *dx);
+        args.x = args.dx = dx;
+        args.logp = NULL;
+        args.loss_sum = NULL;
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        test_finish(d);
+        test_same_bits("dx over x", first_dx, dx, T * H);
+        test_device_destroy(d);
+    }
+    free(logits);
+    free(dx);
+    free(logp);
+    free(first_dx);
+    free(first_logp);
+    problem_destroy(&p);
+}
+
+static void loss_matches_the_formula(void **state)
+{
+    (void)state;
+    check(0, 64, 100, WEIGHTS_ALL);
+    check(1, 64, 1, WEIGHTS_ALL);
+    check(7, 172, 333, WEIGHTS_ALL);
+    check(7, 172, 333, WEIGHTS_SIGNED);
+    check(129, 100, 1000, WEIGHTS_SOME);
+    check(129, 100, 1000, WEIGHTS_SIGNED);
+    check(129, 64, 50, WEIGHTS_NONE);
+    check(3, 64, 40000, WEIGHTS_ALL);
+    check(9, 300, 16, WEIGHTS_ALL); /* more channels than words */
+}
+
+/* More tokens than one chunk holds. */
+static void chunks_join_without_a_seam(void **state)
+{
+    (void)state;
+    check(2600, 8, 20, WEIGHTS_SIGNED);
+    check(1025, 8, 20, WEIGHTS_ALL);
+    check(1024, 8, 20, WEIGHTS_ALL);
+    check(70, 4, 140000, WEIGHTS_SOME);
+}
+
+static void gradient_matches_central_differences(void **state)
+{
+    (void)state;
+    problem p = problem_create(7, 64, 100, WEIGHTS_SIGNED);
+    float *logits = test_floats(bl_loss_head_scratch_floats(100)), *dx = test_floats(7 * 64);
+    test_device d = test_device_create(2);
+    bl_loss_head_args args = {.T = 7,
+                              .H = 64,
+                              .V = 100,
+                              .head = &p.weight,
+                              .x = p.x,
+                              .targets = p.targets,
+                              .weights = p.weights,
+                              .scale = p.scale,
+                              .logits = logits,
+                              .dx = dx};
+    bl_loss_head(d.stream, &args);
+    test_finish(d);
+    for (int64_t i = 0; i < 7 * 64; i++) {
+        /* step^2 / 6 of a third derivative below 8 |W|^3: 2e-8 */
+        double step = 1e-4, weight = (double)p.weights[i / 64], want = 0;
+        if (weight != 0)
+            want = -p.scale * weight *
+                   (reference_row(&p, i / 64, i % 64, step, NULL) -
+                    reference_row(&p, i / 64, i % 64, -step, NULL)) /
+                   (2 * step);
+        test_close("dx", dx + i, &want, 1, p.scale * 1.5 * (2 * logit_tolerance(64) + 32 * U + 2e-8), 0);
+    }
+    test_device_destroy(d);
+    free(logits);
+    free(dx);
+    problem_destroy(&p);
+}
+
+static void bad_input_is_seen(void **state)
+{
+    (void)state;
+    problem p = problem_create(5, 8, 20, WEIGHTS_ALL);
+    float *logits = test_floats(bl_loss_head_scratch_floats(20)), dx[5 * 8];
+    double loss = 0;
+    bl_loss_head_args args = {.T = 5,
+                              .H = 8,
+                              .V = 20,
+                              .head = &p.weight,
+                              .x = p.x,
+                              .targets = p.targets,
+                              .weights = p.weights,
+                              .scale = 1,
+                              .logits = logits,
+                              .dx = dx,
+                              .loss_sum = &loss};
+    /* NaN and infinite logits reach the loss. */
+    const float bad[] = {NAN, INFINITY};
+    for (size_t k = 0; k < BL_COUNT(bad); k++) {
+        test_device d = test_device_create(1);
+        float keep = p.x[3];
+        p.x[3] = bad[k];
+        loss = 0;
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        test_finish(d);
+        assert_false(isfinite(loss));
+        p.x[3] = keep;
+        test_device_destroy(d);
+    }
+    const int32_t outside[] = {-1, 20};
+    for (size_t k = 0; k < BL_COUNT(outside); k++) {
+        test_device d = test_device_create(1);
+        p.targets[4] = outside[k];
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        assert_int_equal(bl_stream_synchronize(d.stream), BL_EINPUT);
+        test_device_destroy(d);
+    }
+    test_device d = test_device_create(1);
+    args.V = 21;
+    assert_int_equal(bl_loss_head(d.stream, &args), BL_EINTERNAL);
+    test_device_destroy(d);
+    free(logits);
+    problem_destroy(&p);
+}
+
+static void scratch_is_bounded(void **state)
+{
+    (void)state;
+    assert_int_equal(bl_loss_head_scratch_floats(16), 1 << 20);
+    assert_int_equal(bl_loss_head_scratch_floats(4096), 4096 * 1024);
+    assert_int_equal(bl_loss_head_scratch_floats(128256), 1 << 24);
+    assert_int_equal(bl_loss_head_scratch_floats(2000000), 32000000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loss_matches_the_formula),
+        cmocka_unit_test(chunks_join_without_a_seam),
+        cmocka_unit_test(gradient_matches_central_differences),
+        cmocka_unit_test(bad_input_is_seen),
+        cmocka_unit_test(scratch_is_bounded),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
