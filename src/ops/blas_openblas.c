@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/blas.h"
+
+#include <pthread.h>
+
+#include <cblas.h>
+
+/* The number of threads is the library's own global; it is set once, before its first use here. */
+static pthread_once_t single_threaded = PTHREAD_ONCE_INIT;
+
+static void make_single_threaded(void)
+{
+    openblas_set_num_threads(1);
+}
+
+bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
+                    int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc)
+{
+    pthread_once(&single_threaded, make_single_threaded);
+    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
+                (int)M, (int)N, (int)K, alpha, A, (int)lda, B, (int)ldb, beta, C, (int)ldc);
+    return true;
+}
+
+const char *ops_blas_name(void)
+{
+    return "openblas";
+}
