@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An item is one document and one key/value head with its query heads: all that dk, dv of this head and dq of these heads get comes
- * from it, in a fixed order, and P is computed once. With P_ij = exp(s_ij - lse_i), delta_i = do_i . o_i:
- *   dv_j = sum_i P_ij do_i;  dS_ij = P_ij (do_i . v_j - delta_i);  dq_i = sum_j dS_ij k_j / sqrt(d);  dk_j = sum_i dS_ij q_i / sqrt(d)
- * (algorithm 2 of arXiv:2307.08691). */
+/* An item is one document and one key/value head with its query heads: all that dk, dv of this head and dq of
+ * these heads get comes from it, in a fixed order, and P is computed once. With P_ij = exp(s_ij - lse_i),
+ * delta_i = do_i . o_i: dv_j = sum_i P_ij do_i;  dS_ij = P_ij (do_i . v_j - delta_i);  dq_i = sum_j dS_ij k_j
+ * / sqrt(d);  dk_j = sum_i dS_ij q_i / sqrt(d) (algorithm 2 of arXiv:2307.08691). */
 #include "ops/attention.h"
 
 #include <math.h>
@@ -36,13 +36,14 @@ OPS_CLONES static void gradient_row(int64_t n, float delta, const float *p, floa
     for (int64_t j = 0; j < n; j++) ds[j] = p[j] * (ds[j] - delta);
 }
 
-static void backward_one_tile(const bl_attention_backward_args *a, const backward_tile *t, backward_scratch *s)
+static void backward_one_tile(const bl_attention_backward_args *a, const backward_tile *t,
+                              backward_scratch *s)
 {
     float scale = (float)(1.0 / sqrt((double)a->d));
-    attention_tile_gemm(CblasNoTrans, CblasTrans, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k, a->kv_stride, 0.0f,
-                        s->p, t->n_keys);
-    attention_tile_gemm(CblasNoTrans, CblasTrans, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v, a->kv_stride,
-                        0.0f, s->ds, t->n_keys);
+    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k, a->kv_stride,
+                   0.0f, s->p, t->n_keys);
+    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v, a->kv_stride,
+                   0.0f, s->ds, t->n_keys);
     for (int64_t r = 0; r < t->n_rows; r++) {
         float *p = s->p + r * t->n_keys, *ds = s->ds + r * t->n_keys;
         int64_t n = bl_min_i64(t->n_visible + r, t->n_keys);
@@ -52,15 +53,16 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
         memset(ds + n, 0, (size_t)(t->n_keys - n) * sizeof *ds);
     }
     float keep_rows = t->first_keys ? 0.0f : 1.0f, keep_keys = t->first_rows ? 0.0f : 1.0f;
-    attention_tile_gemm(CblasTrans, CblasNoTrans, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_, a->o_stride,
-                        keep_keys, t->dv, a->kv_stride);
-    attention_tile_gemm(CblasTrans, CblasNoTrans, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q, a->q_stride,
-                        keep_keys, t->dk, a->kv_stride);
-    attention_tile_gemm(CblasNoTrans, CblasNoTrans, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k, a->kv_stride,
-                        keep_rows, t->dq, a->q_stride);
+    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_, a->o_stride,
+                   keep_keys, t->dv, a->kv_stride);
+    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q, a->q_stride,
+                   keep_keys, t->dk, a->kv_stride);
+    ops_blas_sgemm(false, false, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k, a->kv_stride,
+                   keep_rows, t->dq, a->q_stride);
 }
 
-static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64_t end, int64_t first_head, int64_t n_heads)
+static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64_t end, int64_t first_head,
+                       int64_t n_heads)
 {
     for (int64_t token = begin; token < end; token++) {
         for (int64_t head = first_head; head < first_head + n_heads; head++) {
@@ -73,7 +75,8 @@ static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64
 static void backward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_attention_backward_args *a = arg;
-    int64_t document = index / a->n_kv_heads, kv_head = index % a->n_kv_heads, group = a->n_heads / a->n_kv_heads;
+    int64_t document = index / a->n_kv_heads, kv_head = index % a->n_kv_heads,
+            group = a->n_heads / a->n_kv_heads;
     int64_t begin = a->cu_seqlens[document], end = a->cu_seqlens[document + 1];
 
     fill_delta(a, begin, end, kv_head * group, group);
@@ -114,6 +117,7 @@ static bl_status backward_cpu(bl_stream *stream, const void *args)
 
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
-    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride, args->kv_stride, args->o_stride));
+    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride, args->kv_stride,
+                           args->o_stride));
     return ops_launch(stream, backward_cpu, args, sizeof *args);
 }

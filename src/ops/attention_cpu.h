@@ -3,28 +3,21 @@
 #ifndef BALLAST_OPS_ATTENTION_CPU_H
 #define BALLAST_OPS_ATTENTION_CPU_H
 
-#include <cblas.h>
 #include <limits.h>
 
+#include "ops/blas.h"
 #include "ops/ops_cpu.h"
 
-/* C (m, n) = alpha op(A) op(B) + beta C on this thread; op(A) is (m, k). Inside a pool item, hence the BLAS itself. */
-static inline void attention_tile_gemm(CBLAS_TRANSPOSE trans_a, CBLAS_TRANSPOSE trans_b, int64_t m, int64_t n, int64_t k,
-                                       float alpha, const float *a, int64_t lda, const float *b, int64_t ldb, float beta,
-                                       float *c, int64_t ldc)
-{
-    cblas_sgemm(CblasRowMajor, trans_a, trans_b, (int)m, (int)n, (int)k, alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
-}
-
-static inline bl_status attention_check(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t q_stride, int64_t kv_stride,
-                                        int64_t o_stride)
+static inline bl_status attention_check(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t q_stride,
+                                        int64_t kv_stride, int64_t o_stride)
 {
     if (n_kv_heads < 1 || n_heads % n_kv_heads != 0 || d < 1 || d > 256)
-        return BL_FAIL(BL_EINTERNAL, "attention: %lld query heads on %lld key heads of dimension %lld", (long long)n_heads,
-                       (long long)n_kv_heads, (long long)d);
-    if (q_stride < d || q_stride > INT_MAX || kv_stride < d || kv_stride > INT_MAX || o_stride < d || o_stride > INT_MAX)
-        return BL_FAIL(BL_EINTERNAL, "attention: strides %lld, %lld, %lld", (long long)q_stride, (long long)kv_stride,
-                       (long long)o_stride);
+        return BL_FAIL(BL_EINTERNAL, "attention: %lld query heads on %lld key heads of dimension %lld",
+                       (long long)n_heads, (long long)n_kv_heads, (long long)d);
+    if (q_stride < d || q_stride > INT_MAX || kv_stride < d || kv_stride > INT_MAX || o_stride < d ||
+        o_stride > INT_MAX)
+        return BL_FAIL(BL_EINTERNAL, "attention: strides %lld, %lld, %lld", (long long)q_stride,
+                       (long long)kv_stride, (long long)o_stride);
     return BL_OK;
 }
 
