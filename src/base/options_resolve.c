@@ -100,9 +100,12 @@ static bl_status fail_unknown(const bl_options *options, const char *where, cons
     free(names);
     const bl_option_alias *alias = suggestion ? bl_options_find_alias(options, suggestion) : NULL;
     if (alias) suggestion = alias->key;
-    const char *kind = strcmp(where, "--") == 0 ? "option" : "key";
-    if (suggestion)
-        return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s; did you mean %s?", where, name, kind, suggestion);
+    bool is_line = strcmp(where, "--") == 0;
+    const char *kind = is_line ? "option" : "key";
+    if (suggestion) {
+        return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s; did you mean %s%s?", where, name, kind, is_line ? where : "",
+                       suggestion);
+    }
     return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s", where, name, kind);
 }
 

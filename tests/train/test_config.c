@@ -164,7 +164,7 @@ static void test_line_errors(void **state)
     static const struct {
         const char *line, *error;
     } cases[] = {
-        {"--lora-rnk 4", "--lora-rnk: unknown option; did you mean lora_r?"},
+        {"--lora-rnk 4", "--lora-rnk: unknown option; did you mean --lora_r?"},
         {"--lora_r x", "--lora_r: expected an integer in [1, 1024], got 'x'"},
         {"--lora_r", "--lora_r: a value is missing"},
         {"--lora_r --seed 1", "--lora_r: a value is missing"},

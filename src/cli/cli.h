@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli.h -- what a subcommand is. Each has a file of its own with one constant; main.c lists them. */
+#ifndef BALLAST_CLI_CLI_H
+#define BALLAST_CLI_CLI_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "base/options.h"
+#include "base/status.h"
+
+typedef struct bl_command {
+    const char *name;
+    const char *arguments; /* as in "CONFIG.yaml [--key value ...]" */
+    const char *summary;   /* one line */
+    const char *details;   /* paragraphs for --help; lines end in \n */
+    /* Its options: for a terminal, or as Markdown tables; NULL: it has none. */
+    void (*print_options)(FILE *out, bool as_markdown);
+    /* argv without the program and the command; --help has been dealt with. Output goes to stdout; the caller
+     * reports a failure. */
+    bl_status (*run)(int argc, char *const *argv);
+} bl_command;
+
+extern const bl_command bl_command_tokenize;
+extern const bl_command bl_command_inspect;
+
+/* The options of a command with a small table of its own, whose rows have .commands = BL_CLI_ANY. */
+enum { BL_CLI_ANY = 1 };
+void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, bool as_markdown);
+
+#endif

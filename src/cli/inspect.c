@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ballast inspect: what a safetensors file, a model, an adapter or a checkpoint holds, after the same checks
+ * that training does before it reads one. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "cli/cli.h"
+#include "store/hf_model.h"
+#include "store/safetensors.h"
+
+enum { CONFIG_MAX_BYTES = 1 << 20, N_SCALE_KINDS = BL_SCALE_BLOCK + 1 };
+
+typedef struct inspect_options {
+    bool json;
+} inspect_options;
+
+static const bl_option table[] = {
+    {.key = "json",
+     .group = "Options",
+     .type = BL_OPTION_BOOL,
+     .offset = offsetof(inspect_options, json),
+     .commands = BL_CLI_ANY,
+     .default_text = "false",
+     .help = "print one JSON document"},
+};
+
+static void print_options(FILE *out, bool as_markdown)
+{
+    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
+}
+
+/* Adds `value`, whose reference it takes, to the object. */
+static bl_status put(json_t *object, const char *key, json_t *value)
+{
+    if (json_object_set_new(object, key, value) != 0) return BL_FAIL(BL_ENOMEM, "the report's key %s", key);
+    return BL_OK;
+}
+
+/* ---- the report: a JSON document, from which the text is printed too ---- */
+
+static json_t *describe_tensor(const bl_tensor *tensor, int64_t *n_elements)
+{
+    json_t *shape = json_array();
+    *n_elements = tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype);
+    for (int i = 0; i < tensor->n_dims; i++) json_array_append_new(shape, json_integer(tensor->shape[i]));
+    return json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype", bl_dtype_name(tensor->dtype),
+                     "shape", shape, "n_bytes", (json_int_t)tensor->n_bytes);
+}
+
+typedef struct totals {
+    int64_t n_tensors, n_elements, n_bytes;
+} totals;
+
+static bl_status put_totals(json_t *object, const totals *sum)
+{
+    BL_TRY(put(object, "n_tensors", json_integer(sum->n_tensors)));
+    BL_TRY(put(object, "n_elements", json_integer(sum->n_elements)));
+    return put(object, "n_bytes", json_integer(sum->n_bytes));
+}
+
+/* Adds "tensors", the totals and "dtypes" for tensors at(source, 0 <= i < n). */
+static bl_status report_tensors(json_t *report, const bl_tensor *(*at)(const void *source, size_t index),
+                                const void *source, size_t n)
+{
+    totals all = {0}, by_dtype[BL_DTYPE_COUNT] = {0};
+    json_t *tensors = json_array(), *dtypes = json_object();
+
+    BL_TRY(put(report, "dtypes", dtypes));
+    for (size_t i = 0; i < n; i++) {
+        const bl_tensor *tensor = at(source, i);
+        int64_t n_elements;
+        totals *sums[] = {&all, &by_dtype[tensor->dtype]};
+        if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0) {
+            json_decref(tensors);
+            return BL_FAIL(BL_ENOMEM, "the report of %zu tensors", n);
+        }
+        for (size_t k = 0; k < BL_COUNT(sums); k++) {
+            sums[k]->n_tensors++;
+            sums[k]->n_elements += n_elements;
+            sums[k]->n_bytes += tensor->n_bytes;
+        }
+    }
+    BL_TRY(put(report, "tensors", tensors));
+    BL_TRY(put_totals(report, &all));
+    for (int dtype = 0; dtype < BL_DTYPE_COUNT; dtype++) {
+        if (by_dtype[dtype].n_tensors == 0) continue;
+        json_t *entry = json_object();
+        BL_TRY(put(dtypes, bl_dtype_name((bl_dtype)dtype), entry));
+        BL_TRY(put_totals(entry, &by_dtype[dtype]));
+    }
+    return BL_OK;
+}
+
+static const bl_tensor *file_tensor(const void *source, size_t index)
+{
+    return bl_safetensors_at(source, index);
+}
+
+static const bl_tensor *model_tensor(const void *source, size_t index)
+{
+    return bl_hf_at(source, index);
+}
+
+static bl_status report_file(json_t *report, const char *path)
+{
+    bl_safetensors *file;
+    BL_TRY(bl_safetensors_open(path, &file));
+    bl_status st = report_tensors(report, file_tensor, file, bl_safetensors_count(file));
+    bl_safetensors_close(file);
+    return st;
+}
+
+/* Checks every FP8 weight with its scales and adds "fp8", the number of weights by how fine their scales are.
+ */
+static bl_status report_fp8(json_t *report, const bl_hf_model *model)
+{
+    static const char *const names[N_SCALE_KINDS] = {"none", "tensor", "row", "block"};
+    int64_t counts[N_SCALE_KINDS] = {0};
+    int64_t n_weights = 0;
+
+    for (size_t i = 0; i < bl_hf_count(model); i++) {
+        const bl_tensor *tensor = bl_hf_at(model, i);
+        bl_hf_weight weight;
+        if (tensor->dtype != BL_F8_E4M3) continue;
+        BL_TRY(bl_hf_get_weight(model, tensor->name, &weight));
+        counts[weight.scale_kind]++;
+        n_weights++;
+    }
+    if (n_weights == 0) return BL_OK;
+    json_t *fp8 = json_object();
+    BL_TRY(put(report, "fp8", fp8));
+    for (int kind = BL_SCALE_TENSOR; kind < N_SCALE_KINDS; kind++) {
+        if (counts[kind]) BL_TRY(put(fp8, names[kind], json_integer(counts[kind])));
+    }
+    return BL_OK;
+}
+
+static bl_status report_model(json_t *report, const char *dir)
+{
+    bl_hf_model *model;
+    BL_TRY(bl_hf_open(dir, &model));
+    bl_status st = put(report, "n_files", json_integer((json_int_t)bl_hf_file_count(model)));
+    if (st == BL_OK) st = report_fp8(report, model);
+    if (st == BL_OK) st = report_tensors(report, model_tensor, model, bl_hf_count(model));
+    bl_hf_close(model);
+    return st;
+}
+
+static bl_status report_adapter(json_t *report, const char *dir, const char *config_path)
+{
+    bl_status st;
+    json_t *config = NULL;
+    char *path = NULL;
+    int64_t rank;
+    double alpha;
+    const json_t *modules;
+
+    BL_TRY_GOTO(st, done, bl_path_join(dir, "adapter_model.safetensors", &path));
+    BL_TRY_GOTO(st, done, bl_json_load(config_path, CONFIG_MAX_BYTES, &config));
+    BL_TRY_GOTO(st, done, bl_json_check_object(config_path, config));
+    BL_TRY_GOTO(st, done, bl_json_get_int(config_path, config, "r", BL_JSON_REQUIRED, 1, INT32_MAX, &rank));
+    BL_TRY_GOTO(st, done,
+                bl_json_get_real(config_path, config, "lora_alpha", BL_JSON_REQUIRED, 0, 1e9, &alpha));
+    BL_TRY_GOTO(st, done,
+                bl_json_get_array(config_path, config, "target_modules", BL_JSON_REQUIRED, &modules));
+    BL_TRY_GOTO(st, done, put(report, "lora_r", json_integer(rank)));
+    BL_TRY_GOTO(st, done, put(report, "lora_alpha", json_real(alpha)));
+    BL_TRY_GOTO(st, done, put(report, "lora_target_modules", json_deep_copy(modules)));
+    st = report_file(report, path);
+done:
+    json_decref(config);
+    free(path);
+    return st;
+}
+
+static bl_status report_folder(json_t *report, const char *dir)
+{
+    char *adapter;
+    BL_TRY(bl_path_join(dir, "adapter_config.json", &adapter));
+    bool is_adapter = bl_file_exists(adapter);
+    bl_status st = put(report, "kind", json_string(is_adapter ? "adapter" : "model"));
+    if (st == BL_OK) st = is_adapter ? report_adapter(report, dir, adapter) : report_model(report, dir);
+    free(adapter);
+    return st;
+}
+
+/* ---- the text ---- */
+
+static void print_totals(const char *name, const json_t *sum)
+{
+    printf("%-10s %8lld tensors %18lld elements %18lld bytes\n", name,
+           (long long)json_integer_value(json_object_get(sum, "n_tensors")),
+           (long long)json_integer_value(json_object_get(sum, "n_elements")),
+           (long long)json_integer_value(json_object_get(sum, "n_bytes")));
+}
+
+static void print_text(const json_t *report)
+{
+    size_t index;
+    const char *key;
+    json_t *value;
+
+    json_array_foreach(json_object_get(report, "tensors"), index, value)
+    {
+        const json_t *dims = json_object_get(value, "shape");
+        char shape[BL_SHAPE_TEXT_BYTES];
+        int64_t sizes[BL_TENSOR_MAX_DIMS] = {0};
+        for (size_t i = 0; i < json_array_size(dims); i++)
+            sizes[i] = json_integer_value(json_array_get(dims, i));
+        bl_shape_text((int)json_array_size(dims), sizes, shape);
+        printf("%-8s %-20s %s\n", json_string_value(json_object_get(value, "dtype")), shape,
+               json_string_value(json_object_get(value, "name")));
+    }
+    printf("\n%s, %s\n", json_string_value(json_object_get(report, "kind")),
+           json_string_value(json_object_get(report, "path")));
+    json_object_foreach((json_t *)report, key, value)
+    {
+        bool is_fact = strcmp(key, "kind") != 0 && strcmp(key, "path") != 0 && strcmp(key, "tensors") != 0 &&
+                       strcmp(key, "dtypes") != 0 && strncmp(key, "n_", 2) != 0;
+        if (!is_fact && strcmp(key, "n_files") != 0) continue;
+        char *text = json_dumps(value, JSON_ENCODE_ANY);
+        if (text) printf("%-10s %s\n", strcmp(key, "n_files") == 0 ? "files" : key, text);
+        free(text);
+    }
+    json_object_foreach(json_object_get(report, "dtypes"), key, value) print_totals(key, value);
+    print_totals("total", report);
+}
+
+static bl_status inspect(const char *path, bool as_json)
+{
+    bl_status st;
+    struct stat info;
+    json_t *report = json_object();
+
+    if (stat(path, &info) != 0) {
+        st = bl_fail_errno(BL_EINPUT, "%s", path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, put(report, "path", json_string(path)));
+    if (S_ISDIR(info.st_mode)) {
+        BL_TRY_GOTO(st, done, report_folder(report, path));
+    } else {
+        BL_TRY_GOTO(st, done, put(report, "kind", json_string("safetensors")));
+        BL_TRY_GOTO(st, done, report_file(report, path));
+    }
+    if (as_json) {
+        json_dumpf(report, stdout, JSON_INDENT(2));
+        putchar('\n');
+    } else {
+        print_text(report);
+    }
+done:
+    json_decref(report);
+    return st;
+}
+
+static bl_status run(int argc, char *const *argv)
+{
+    bl_status st;
+    inspect_options values;
+    uint8_t origins[BL_COUNT(table)];
+    const char *path = NULL;
+    int n_words;
+    const bl_options options = {.table = table,
+                                .n_options = BL_COUNT(table),
+                                .command = BL_CLI_ANY,
+                                .values = &values,
+                                .origins = origins};
+
+    BL_TRY_GOTO(st, done, bl_options_init(&options));
+    BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, 1, &path, &n_words));
+    if (!path) {
+        st = BL_FAIL(BL_EUSAGE, "inspect: no file or folder is given");
+        goto done;
+    }
+    st = inspect(path, values.json);
+done:
+    bl_options_clear(&options);
+    return st;
+}
+
+const bl_command bl_command_inspect = {
+    .name = "inspect",
+    .arguments = "FILE|DIR [--json]",
+    .summary = "check a safetensors file, a model or an adapter and list its tensors",
+    .details = "Prints type, shape and name of each tensor, and totals by type; for a model also how its FP8 "
+               "weights\n"
+               "are scaled. What cannot be used ends it with exit code 3 and the reason.\n",
+    .print_options = print_options,
+    .run = run,
+};
