@@ -255,6 +255,21 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 
 /* ---- folders ---- */
 
+/* One folder, its parent being there; a new one is made durable in it. */
+static bl_status create_folder(const char *path)
+{
+    char *parent = NULL;
+
+    if (mkdir(path, 0777) != 0) {
+        if (errno == EEXIST) return BL_OK;
+        return bl_fail_errno(BL_EIO, "%s: creating the folder", path);
+    }
+    BL_TRY(parent_of(path, &parent));
+    bl_status st = bl_dir_sync(parent);
+    free(parent);
+    return st;
+}
+
 bl_status bl_dir_create(const char *path)
 {
     bl_status st = BL_OK;
@@ -266,10 +281,7 @@ bl_status bl_dir_create(const char *path)
         if (*at != '/' && *at != '\0') continue;
         char separator = *at;
         *at = '\0';
-        if (*prefix && mkdir(prefix, 0777) != 0 && errno != EEXIST) {
-            st = bl_fail_errno(BL_EIO, "%s: creating the folder", prefix);
-            goto done;
-        }
+        if (*prefix && at[-1] != '/') BL_TRY_GOTO(st, done, create_folder(prefix));
         *at = separator;
         if (separator == '\0') break;
     }

@@ -46,7 +46,8 @@ typedef struct bl_writer bl_writer;
 bl_status bl_writer_open(const char *path, bl_writer **out);
 bl_status bl_writer_append(bl_writer *writer, const void *bytes, size_t n_bytes);
 int64_t bl_writer_bytes(const bl_writer *writer); /* appended so far */
-/* fsync, rename, fsync of the folder. Frees the writer, also when it fails (PATH is then as it was before).
+/* fsync, rename, fsync of the folder. Frees the writer, also when it fails (PATH is then the old file or the
+ * whole new one).
  */
 bl_status bl_writer_commit(bl_writer *writer);
 void bl_writer_abort(bl_writer *writer); /* removes PATH.tmp; NULL is fine */
@@ -56,10 +57,10 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 /* ---- folders ---- */
 
 bl_status bl_dir_create(const char *path); /* with its parents; an existing folder is fine */
-bl_status bl_tree_remove(
-    const char *path); /* a file or a folder and all in it; links are not followed; absent is fine */
-bl_status bl_dir_free_bytes(const char *path,
-                            int64_t *n_bytes); /* what an unprivileged writer may still write there */
+/* Removes a file, or a folder and all in it. Links are not followed; an absent path is fine. */
+bl_status bl_tree_remove(const char *path);
+/* What an unprivileged writer may still write there. */
+bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes);
 
 /* The names in a folder except "." and "..", in byte order. Free with bl_names_free. */
 bl_status bl_dir_list(const char *path, char ***names, size_t *n_names);
