@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The opponent: LoRA fine-tuning speed of PyTorch + transformers + PEFT on an fp32 base, gradient checkpointing on.
+
+usage: lora_bench.py MODEL_DIR [--batch 1] [--sequence 512] [--steps 5] [--warmup 2] [--r 16] [--threads N] [--device cpu|cuda]
+
+A step is forward, backward (which recomputes the forward), clipping and AdamW on random tokens, all labels counted. Prints one JSON
+line: tokens_per_s is that of the median step. README.md says how to compare, and how to have an idle machine's number.
+"""
+import argparse
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import time
+
+os.environ['HF_HUB_OFFLINE'] = '1'
+import peft
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+TARGETS = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
+
+
+def load(a):
+    model = AutoModelForCausalLM.from_pretrained(a.model, torch_dtype=getattr(torch, a.dtype), attn_implementation=a.attention)
+    model.config.use_cache = False
+    model = peft.get_peft_model(model.to(a.device), peft.LoraConfig(r=a.r, lora_alpha=2 * a.r, lora_dropout=0.0,
+                                                                    target_modules=TARGETS, task_type='CAUSAL_LM'))
+    if a.checkpointing != 'off':
+        reentrant = a.checkpointing == 'reentrant'
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': reentrant})
+        model.enable_input_require_grads()
+    return model.train()
+
+
+def sizes(model):
+    """Parameters of the frozen projections, of the head, of the adapter."""
+    base = model.get_base_model()
+    named = list(base.named_parameters())
+    projections = sum(p.numel() for n, p in named if n.endswith('.base_layer.weight'))
+    return projections, base.get_output_embeddings().weight.numel(), sum(p.numel() for _, p in named if p.requires_grad)
+
+
+def timed_steps(model, a):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    seconds, losses = [], []
+    for _ in range(a.warmup + a.steps):
+        ids = torch.randint(model.config.vocab_size, (a.batch, a.sequence), generator=generator).to(a.device)
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        losses.append(loss.item())                           # waits for the device, too
+        if a.device == 'cuda':
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    if not all(map(math.isfinite, losses)) or not all(p.grad is not None for p in parameters):
+        raise SystemExit('a loss is not finite, or a LoRA tensor got no gradient: nothing was measured')
+    return seconds[a.warmup:], losses
+
+
+def arguments():
+    p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    p.add_argument('model', metavar='MODEL_DIR')
+    p.add_argument('--batch', type=int, default=1)
+    p.add_argument('--sequence', type=int, default=512)
+    p.add_argument('--steps', type=int, default=5)
+    p.add_argument('--warmup', type=int, default=2)
+    p.add_argument('--r', type=int, default=16)
+    p.add_argument('--threads', type=int, default=len(os.sched_getaffinity(0)), help='of PyTorch itself; default: all cores')
+    p.add_argument('--device', default='cpu')
+    p.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
+    p.add_argument('--attention', default='eager', choices=('eager', 'sdpa'), help='sdpa needs torch 2.1.1 or newer')
+    p.add_argument('--checkpointing', default='reentrant', choices=('non_reentrant', 'reentrant', 'off'))
+    return p.parse_args()
+
+
+def main():
+    a = arguments()
+    load_before = os.getloadavg()[0]
+    torch.set_num_threads(a.threads)
+    model = load(a)
+    projections, head, adapter = sizes(model)
+    seconds, losses = timed_steps(model, a)
+    tokens, median = a.batch * a.sequence, statistics.median(seconds)
+    # Frozen weights: forward and dx, 2 FLOPs a parameter each; checkpointing runs the projections forward a second time.
+    flops = tokens * (projections * (4 if a.checkpointing == 'off' else 6) + head * 4)
+    print(json.dumps({
+        'bench': 'pytorch-lora', 'model': os.path.basename(os.path.normpath(a.model)), 'tokens_per_s': tokens / median,
+        'step_s_median': median, 'step_s_min': min(seconds), 'step_s_max': max(seconds), 'steps': a.steps, 'warmup': a.warmup,
+        'base_matmul_gflops': flops / median / 1e9, 'batch': a.batch, 'sequence': a.sequence, 'r': a.r, 'dtype': a.dtype,
+        'device': a.device, 'threads': torch.get_num_threads(), 'attention': a.attention, 'checkpointing': a.checkpointing,
+        'projection_parameters': projections, 'head_parameters': head, 'adapter_parameters': adapter,
+        'first_loss': losses[0], 'last_loss': losses[-1],
+        'peak_rss_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        'load_average_before': load_before, 'machine': platform.machine(), 'cores': len(os.sched_getaffinity(0)),
+        'versions': {'torch': torch.__version__, 'transformers': transformers.__version__, 'peft': peft.__version__}}))
+
+
+main()
