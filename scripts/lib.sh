@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# lib.sh -- what the scripts share. Sourced by a POSIX shell whose working directory is the repository.
+
+# The one list of packages (Debian 12 names): what building and testing needs on a bare system.
+packages="gcc libc6-dev cmake ninja-build pkg-config
+    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libdnnl-dev libcmocka-dev"
+# What only `scripts/test --full` needs.
+packages_full="clang"
+
+JOBS=${JOBS:-$(nproc)}
+
+say() { printf '%s\n' "== $*"; }
+
+fail() {
+    printf '%s\n' "error: $*" >&2
+    exit 1
+}
+
+# The packages of "$@" that are not installed.
+missing_packages() {
+    for package in "$@"; do
+        case $(dpkg-query -W -f='${Status}' "$package" 2>/dev/null) in
+        *' installed') ;;
+        *) printf '%s ' "$package" ;;
+        esac
+    done
+}
+
+# install_packages PACKAGE ...: installs what is missing, as root or through sudo. Without apt it only says what is needed:
+# the configure step then names what it does not find.
+install_packages() {
+    if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+        say "no apt here; needed are: $*"
+        return 0
+    fi
+    missing=$(missing_packages "$@")
+    [ -n "$missing" ] || return 0
+    as_root=
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || fail "not root and no sudo; install by hand: $missing"
+        as_root=sudo
+    fi
+    say "installing $missing"
+    # shellcheck disable=SC2086  # a list of words
+    $as_root apt-get install -y --no-install-recommends $missing >/dev/null 2>&1 ||
+        { $as_root apt-get update -qq &&
+            $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } ||
+        fail "apt-get could not install: $missing"
+}
+
+# build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME.
+build() {
+    name=$1
+    preset=$2
+    shift 2
+    cmake --preset "$preset" -B "build/$name" "$@" && cmake --build "build/$name" --parallel "$JOBS"
+}
