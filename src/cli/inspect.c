@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "store/checkpoint.h"
 #include "store/hf_model.h"
 #include "store/safetensors.h"
 
@@ -177,14 +178,84 @@ done:
     return st;
 }
 
+/* The tensor files of a checkpoint. */
+typedef struct file_set {
+    bl_safetensors **files;
+    size_t n_files, n_tensors;
+} file_set;
+
+static const bl_tensor *set_tensor(const void *source, size_t index)
+{
+    const file_set *set = source;
+    size_t i = 0;
+    for (; index >= bl_safetensors_count(set->files[i]); i++) index -= bl_safetensors_count(set->files[i]);
+    return bl_safetensors_at(set->files[i], index);
+}
+
+static bl_status open_set(const char *dir, char *const *names, size_t n_names, file_set *set)
+{
+    static const char suffix[] = ".safetensors";
+
+    if (!(set->files = calloc(n_names + 1, sizeof *set->files)))
+        return BL_FAIL(BL_ENOMEM, "%s: %zu names", dir, n_names);
+    for (size_t i = 0; i < n_names; i++) {
+        size_t length = strlen(names[i]);
+        char *path;
+        if (length < sizeof suffix || strcmp(names[i] + length - (sizeof suffix - 1), suffix) != 0) continue;
+        BL_TRY(bl_path_join(dir, names[i], &path));
+        bl_status st = bl_safetensors_open(path, &set->files[set->n_files]);
+        free(path);
+        if (st != BL_OK) return st;
+        set->n_tensors += bl_safetensors_count(set->files[set->n_files++]);
+    }
+    return BL_OK;
+}
+
+/* Reads every byte back against the manifest. */
+static bl_status report_checkpoint(json_t *report, const char *dir)
+{
+    bl_status st;
+    int64_t step;
+    json_t *state = NULL;
+    char **names = NULL;
+    size_t n_names = 0;
+    file_set set = {0};
+
+    BL_TRY_GOTO(st, done, bl_checkpoint_verify(dir, &step, &state));
+    BL_TRY_GOTO(st, done, put(report, "step", json_integer(step)));
+    BL_TRY_GOTO(st, done, put(report, "state", json_incref(state)));
+    BL_TRY_GOTO(st, done, bl_dir_list(dir, &names, &n_names));
+    BL_TRY_GOTO(st, done, open_set(dir, names, n_names, &set));
+    BL_TRY_GOTO(st, done, put(report, "n_files", json_integer((json_int_t)n_names)));
+    st = report_tensors(report, set_tensor, &set, set.n_tensors);
+done:
+    for (size_t i = 0; i < set.n_files; i++) bl_safetensors_close(set.files[i]);
+    free(set.files);
+    bl_names_free(names, n_names);
+    json_decref(state);
+    return st;
+}
+
 static bl_status report_folder(json_t *report, const char *dir)
 {
-    char *adapter;
-    BL_TRY(bl_path_join(dir, "adapter_config.json", &adapter));
-    bool is_adapter = bl_file_exists(adapter);
-    bl_status st = put(report, "kind", json_string(is_adapter ? "adapter" : "model"));
-    if (st == BL_OK) st = is_adapter ? report_adapter(report, dir, adapter) : report_model(report, dir);
+    bl_status st;
+    char *manifest = NULL, *adapter = NULL;
+
+    BL_TRY_GOTO(st, done, bl_path_join(dir, "manifest.json", &manifest));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, "adapter_config.json", &adapter));
+    if (bl_file_exists(manifest)) {
+        BL_TRY_GOTO(st, done, put(report, "kind", json_string("checkpoint")));
+        st = report_checkpoint(report, dir);
+    } else if (bl_file_exists(adapter)) {
+        BL_TRY_GOTO(st, done, put(report, "kind", json_string("adapter")));
+        st = report_adapter(report, dir, adapter);
+    } else {
+        BL_TRY_GOTO(st, done, put(report, "kind", json_string("model")));
+        st = report_model(report, dir);
+    }
+done:
     free(adapter);
+    free(manifest);
     return st;
 }
 
@@ -219,11 +290,13 @@ static void print_text(const json_t *report)
            json_string_value(json_object_get(report, "path")));
     json_object_foreach((json_t *)report, key, value)
     {
-        bool is_fact = strcmp(key, "kind") != 0 && strcmp(key, "path") != 0 && strcmp(key, "tensors") != 0 &&
-                       strcmp(key, "dtypes") != 0 && strncmp(key, "n_", 2) != 0;
-        if (!is_fact && strcmp(key, "n_files") != 0) continue;
+        bool is_shown_elsewhere = strcmp(key, "kind") == 0 || strcmp(key, "path") == 0 ||
+                                  strcmp(key, "tensors") == 0 || strcmp(key, "dtypes") == 0 ||
+                                  strcmp(key, "n_tensors") == 0 || strcmp(key, "n_elements") == 0 ||
+                                  strcmp(key, "n_bytes") == 0;
+        if (is_shown_elsewhere) continue;
         char *text = json_dumps(value, JSON_ENCODE_ANY);
-        if (text) printf("%-10s %s\n", strcmp(key, "n_files") == 0 ? "files" : key, text);
+        if (text) printf("%-10s %s\n", key, text);
         free(text);
     }
     json_object_foreach(json_object_get(report, "dtypes"), key, value) print_totals(key, value);
@@ -286,10 +359,12 @@ done:
 const bl_command bl_command_inspect = {
     .name = "inspect",
     .arguments = "FILE|DIR [--json]",
-    .summary = "check a safetensors file, a model or an adapter and list its tensors",
+    .summary = "check a safetensors file, a model, an adapter or a checkpoint and list its tensors",
     .details = "Prints type, shape and name of each tensor, and totals by type; for a model also how its FP8 "
                "weights\n"
-               "are scaled. What cannot be used ends it with exit code 3 and the reason.\n",
+               "are scaled, and for a checkpoint its step and state, after every byte was checked. What "
+               "cannot be used\n"
+               "ends it with the reason and exit code 3, or 5 for a checkpoint.\n",
     .print_options = print_options,
     .run = run,
 };

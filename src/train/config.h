@@ -13,21 +13,13 @@
 
 #include "base/options.h"
 #include "base/status.h"
+#include "llama/weights.h" /* bl_base_format */
+#include "text/dataset.h" /* bl_data_format, bl_overlong */
 
 /* The commands that share the table; bits. A file may hold the keys of both. */
 typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;
 
-typedef enum bl_data_format {
-    BL_DATA_AUTO,
-    BL_DATA_ALPACA,
-    BL_DATA_MESSAGES,
-    BL_DATA_SHAREGPT,
-    BL_DATA_PROMPT_COMPLETION,
-    BL_DATA_TEXT,
-    BL_DATA_TOKENS
-} bl_data_format;
 typedef enum bl_packing { BL_PACKING_NONE, BL_PACKING_PACK, BL_PACKING_CONCATENATE } bl_packing;
-typedef enum bl_overlong { BL_OVERLONG_TRUNCATE, BL_OVERLONG_SKIP, BL_OVERLONG_ERROR } bl_overlong;
 typedef enum bl_lr_scheduler_type {
     BL_LR_LINEAR,
     BL_LR_COSINE,
@@ -35,12 +27,6 @@ typedef enum bl_lr_scheduler_type {
     BL_LR_CONSTANT_WITH_WARMUP
 } bl_lr_scheduler_type;
 typedef enum bl_eval_strategy { BL_EVAL_NO, BL_EVAL_STEPS, BL_EVAL_EPOCH } bl_eval_strategy;
-typedef enum bl_config_base_format {
-    BL_CONFIG_BASE_AUTO,
-    BL_CONFIG_BASE_FP8_ROW,
-    BL_CONFIG_BASE_FP8_BLOCK,
-    BL_CONFIG_BASE_STORED
-} bl_config_base_format;
 typedef enum bl_config_device {
     BL_CONFIG_DEVICE_AUTO,
     BL_CONFIG_DEVICE_CPU,
@@ -114,7 +100,7 @@ typedef struct bl_train_config {
     /* execution; device, compute_dtype, ranks, threads and shard_size are resolved by bl_train_config_load */
     bl_config_device device;
     bl_compute_dtype compute_dtype;
-    bl_config_base_format base_format;
+    bl_base_format base_format;
     int64_t ranks, threads /* a rank */, shard_size;
     double offload_ratio;
     bl_offload_tier offload_tier;

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ballast train and ballast eval: two commands over one table of options. */
+#include <math.h>
+
+#include "cli/cli.h"
+#include "train/train.h"
+
+static void print_train_options(FILE *out, bool as_markdown)
+{
+    if (as_markdown)
+        bl_train_config_print_markdown(out);
+    else
+        bl_train_config_print_help(BL_CONFIG_TRAIN, out);
+}
+
+static bl_status run_train(int argc, char *const *argv)
+{
+    bl_train_config *config;
+    BL_TRY(bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config));
+    bl_status st = bl_train_run(config);
+    bl_train_config_free(config);
+    return st;
+}
+
+const bl_command bl_command_train = {
+    .name = "train",
+    .arguments = "CONFIG.yaml [--key value ...]",
+    .summary = "fine-tune: write a PEFT adapter",
+    .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, checkpoints and a README.md\n"
+               "into output_dir. SIGTERM, SIGINT or SIGUSR1 stop it after the step (exit 75); go on with\n"
+               "--resume_from_checkpoint true.\n",
+    .print_options = print_train_options,
+    .run = run_train,
+};
+
+static void print_eval_options(FILE *out, bool as_markdown)
+{
+    if (as_markdown)
+        fputs("\nThe options of `ballast train` that concern model, data and execution.\n", out);
+    else
+        bl_train_config_print_help(BL_CONFIG_EVAL, out);
+}
+
+static bl_status run_eval(int argc, char *const *argv)
+{
+    bl_train_config *config;
+    bl_eval_result result;
+
+    BL_TRY(bl_train_config_load(BL_CONFIG_EVAL, NULL, argc, argv, &config));
+    bl_status st = bl_eval_run(config, &result);
+    bl_train_config_free(config);
+    if (st != BL_OK) return st;
+    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld}\n", result.loss, exp(result.loss),
+           (long long)result.label_tokens, (long long)result.rows);
+    return BL_OK;
+}
+
+const bl_command bl_command_eval = {
+    .name = "eval",
+    .arguments = "--model DIR [--adapter DIR] --validation_file FILE [--key value ...]",
+    .summary = "print the loss and perplexity of a model, with or without an adapter",
+    .details = "Prints one JSON line: eval_loss (mean over labels), perplexity, label_tokens, rows.\n",
+    .print_options = print_eval_options,
+    .run = run_eval,
+};

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pass.h -- the model run layer-major: each layer is visited once for a group of micro-batches.
+ *
+ * A visit acquires a layer's frozen matrices and LoRA weights once, takes the group's micro-batches through it one after the
+ * other, and releases them. Gathers are paid once a group; layer-internal memory is one micro-batch's; saved layer inputs and
+ * the boundary gradients are the whole group's. The order of visits is known (bl_llama_pass: 0..L-1, head, L-1..0, and from the
+ * start again), so each visit prefetches the ones to come.
+ *
+ * The size of the group never changes a bit: micro-batches do not mix, the loss is summed micro-batch by micro-batch, and gradients are
+ * handed out per layer and micro-batch. */
+#ifndef BALLAST_LLAMA_PASS_H
+#define BALLAST_LLAMA_PASS_H
+
+#include "linear/base.h"
+#include "linear/gather_ring.h"
+#include "llama/block.h"
+#include "llama/lora.h"
+#include "llama/weights.h"
+
+/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats) that backward overwrites; end says that the tasks queued
+ * on `stream` so far complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
+typedef struct bl_gradient_sink {
+    void *user;
+    bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
+    bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
+} bl_gradient_sink;
+
+typedef struct bl_pass_options {
+    int64_t T_max;   /* tokens of the largest micro-batch */
+    int max_group;   /* micro-batches visited together, >= 1 */
+    int ring_depth;  /* how far to look ahead */
+    unsigned save;   /* bl_save */
+    bool training;   /* false: forward only, two layer boundaries are kept */
+    const bl_lora_layout *lora;
+    bl_gather_ring *lora_ring; /* unit i = layer i's flat vector, one item; NULL when there is no adapter */
+} bl_pass_options;
+
+typedef struct bl_llama_pass bl_llama_pass;
+
+/* Takes all the memory the pass will ever need. weights, base, stream, lora and ring are borrowed. */
+bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base, bl_stream *compute,
+                               const bl_pass_options *options, bl_llama_pass **out);
+void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the stream is idle; NULL is fine */
+
+/* Bytes of device memory that create takes. */
+int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options);
+
+typedef struct bl_pass_input {
+    int n_micro;                   /* <= max_group; T = 0 is legal: the rank only takes part in the gathers */
+    const bl_micro_batch *micro;
+    double loss_scale;             /* of the gradient: 1 / number of labels of the step */
+    bl_lora_dropout dropout;       /* p, seed, step */
+    double *loss_sum;              /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
+    const bl_gradient_sink *sink;
+    bool (*stop)(void *user);      /* asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never */
+    void *stop_user;
+} bl_pass_input;
+
+/* Forward, loss and backward of one group. */
+bl_status bl_llama_pass_train(bl_llama_pass *pass, const bl_pass_input *input);
+
+/* Forward and loss only: no dropout, no gradients. */
+bl_status bl_llama_pass_evaluate(bl_llama_pass *pass, const bl_pass_input *input);
+
+/* After a loss that is not finite and with the stream idle: the name of the first tensor of the last group, in order of
+ * computation, that holds a NaN or infinity ("input of layer 3, micro-batch 0"), or "the logits". Static for the pass. */
+const char *bl_llama_pass_find_bad(bl_llama_pass *pass, const bl_pass_input *input);
+
+#endif

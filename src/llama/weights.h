@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weights.h -- a Llama checkpoint brought into memory: what a host holds once, and what each rank holds.
+ *
+ * Once a host (bl_llama_host): the configuration, the open files, the embedding table in its stored dtype (and the tied head, which
+ * is the same table), and the format chosen for each projection. Each rank (bl_llama_weights): its row-shard of every frozen
+ * matrix, quantised as it was read; all scales; the norms; RoPE tables.
+ *
+ * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the untied head. */
+#ifndef BALLAST_LLAMA_WEIGHTS_H
+#define BALLAST_LLAMA_WEIGHTS_H
+
+#include "base/dtype.h"
+#include "comm/comm.h"
+#include "linear/base.h"
+#include "llama/block.h"
+#include "llama/config.h"
+#include "llama/projection.h"
+#include "store/hf_model.h"
+
+/* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row. STORED keeps everything as it is. */
+typedef enum bl_base_format { BL_BASE_AUTO, BL_BASE_FP8_ROW, BL_BASE_FP8_BLOCK, BL_BASE_STORED } bl_base_format;
+
+typedef struct bl_llama_host {
+    bl_llama_config config;
+    bl_hf_model *files;
+    bl_dtype embedding_dtype;
+    void *embedding;     /* (vocab, hidden); host memory */
+    bl_dtype head_dtype; /* of the untied head */
+    bl_format *formats;  /* [layer * BL_PROJECTIONS + projection] */
+    int64_t n_positions; /* of the RoPE tables */
+} bl_llama_host;
+
+/* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is
+ * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
+bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out);
+void bl_llama_host_close(bl_llama_host *host); /* NULL is fine */
+
+typedef struct bl_llama_weights {
+    const bl_llama_host *host;
+    bl_device *device;
+    bl_base_layout layout;
+    void *shards;       /* layout.shard_bytes of device memory */
+    float *scales;      /* of all matrices, device memory */
+    float *norms;       /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one */
+    float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
+    bl_block_dims dims;
+    bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit of its own */
+    int64_t frozen_bytes; /* shards and scales */
+} bl_llama_weights;
+
+/* Reads and quantises this rank's rows. Collective over `shards` (the shard group): scales are exchanged there. `host` is borrowed until the
+ * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
+bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
+                                bl_llama_weights **out);
+void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */
+
+/* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */
+bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats, bl_dtype head_dtype, int n_shards,
+                          bl_base_layout *out);
+void bl_base_layout_free(bl_base_layout *layout);
+
+#endif

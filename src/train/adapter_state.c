@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/adapter_state.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/sizes.h"
+#include "ops/optimizer.h"
+
+enum { LOSS, SQUARES, NORM, SCALE, N_SUMS };
+
+static size_t shard_bytes(const bl_adapter_state *s)
+{
+    return (size_t)(s->n_layers * s->chunk) * sizeof(float);
+}
+
+static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float **gradients)
+{
+    bl_adapter_state *s = user;
+    (void)layer;
+    *gradients = s->full[s->turn];
+    return bl_stream_wait(stream, s->reduced[s->turn]);
+}
+
+typedef struct add_shard_args {
+    const float *partial;
+    float *grad;
+    int64_t n;
+} add_shard_args;
+
+/* On the communication stream, without the rank's workers: those belong to the layer being computed. */
+static bl_status add_shard(bl_stream *stream, const void *arguments)
+{
+    const add_shard_args *a = arguments;
+    (void)stream;
+    for (int64_t i = 0; i < a->n; i++) a->grad[i] += a->partial[i];
+    return BL_OK;
+}
+
+static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
+{
+    bl_adapter_state *s = user;
+    int turn = s->turn;
+
+    s->turn ^= 1;
+    BL_TRY(bl_event_record(s->written[turn], stream));
+    BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
+    BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, s->full[turn], s->partial, s->chunk));
+    BL_TRY(bl_event_record(s->reduced[turn], s->communication));
+    add_shard_args add = {s->partial, s->grad + layer * s->chunk, s->chunk};
+    return bl_stream_call(s->communication, add_shard, &add, sizeof add);
+}
+
+static bl_status allocate(bl_adapter_state *s)
+{
+    size_t whole = (size_t)(s->chunk * bl_comm_size(s->world)) * sizeof(float),
+           part = (size_t)s->chunk * sizeof(float);
+    float **const shards[] = {&s->w, &s->m, &s->v, &s->grad};
+    static const char *const names[] = {"LoRA weights", "AdamW first moments", "AdamW second moments",
+                                        "LoRA gradients"};
+
+    for (size_t i = 0; i < BL_COUNT(shards); i++)
+        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, shard_bytes(s), names[i], (void **)shards[i]));
+    for (int i = 0; i < 2; i++) {
+        BL_TRY(
+            bl_device_alloc(s->device, BL_SPACE_DEVICE, whole, "a layer's gradients", (void **)&s->full[i]));
+        BL_TRY(bl_event_create(s->device, &s->written[i]));
+        BL_TRY(bl_event_create(s->device, &s->reduced[i]));
+    }
+    BL_TRY(bl_event_create(s->device, &s->joined));
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, part, "reduced gradients", (void **)&s->partial));
+    return bl_device_alloc(s->device, BL_SPACE_DEVICE, N_SUMS * sizeof(double), "sums", (void **)&s->sums);
+}
+
+static bl_status create_ring(bl_adapter_state *s, int depth)
+{
+    bl_gather_unit *units = calloc((size_t)s->n_layers, sizeof *units);
+    if (!units) return BL_FAIL(BL_ENOMEM, "the LoRA ring");
+    for (int64_t l = 0; l < s->n_layers; l++)
+        units[l] = (bl_gather_unit){.n_items = 1,
+                                    .item = {{s->w + l * s->chunk, (size_t)s->chunk * sizeof(float), 0}}};
+    bl_status st =
+        bl_gather_ring_create(s->device, s->world, s->communication, depth, s->n_layers, units, &s->ring);
+    free(units);
+    return st;
+}
+
+bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
+                                  bl_stream *communication, const bl_lora_layout *layout, int64_t n_layers,
+                                  int ring_depth, bl_adapter_state **out)
+{
+    *out = NULL;
+    bl_adapter_state *s = calloc(1, sizeof *s);
+    if (!s) return BL_FAIL(BL_ENOMEM, "adapter state");
+    *s = (bl_adapter_state){.layout = layout,
+                            .device = device,
+                            .world = world,
+                            .compute = compute,
+                            .communication = communication,
+                            .n_layers = n_layers,
+                            .chunk = bl_ceil_div(layout->n_floats, bl_comm_size(world))};
+    s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
+    bl_status st = allocate(s);
+    if (st == BL_OK) st = create_ring(s, ring_depth);
+    if (st != BL_OK) {
+        bl_adapter_state_destroy(s);
+        return st;
+    }
+    *out = s;
+    return BL_OK;
+}
+
+void bl_adapter_state_destroy(bl_adapter_state *s)
+{
+    if (!s) return;
+    bl_gather_ring_destroy(s->ring);
+    float *const blocks[] = {s->w, s->m, s->v, s->grad, s->full[0], s->full[1], s->partial};
+    for (size_t i = 0; i < BL_COUNT(blocks); i++) bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
+    bl_device_free(s->device, BL_SPACE_DEVICE, s->sums);
+    for (int i = 0; i < 2; i++) {
+        bl_event_destroy(s->written[i]);
+        bl_event_destroy(s->reduced[i]);
+    }
+    bl_event_destroy(s->joined);
+    free(s);
+}
+
+int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks, int ring_depth)
+{
+    int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks);
+    return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk + ring_depth * chunk * n_ranks) *
+           (int64_t)sizeof(float);
+}
+
+void bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
+{
+    for (int64_t l = 0; l < s->n_layers; l++)
+        bl_lora_layout_initialise(s->layout, seed, l, bl_comm_rank(s->world) * s->chunk, s->chunk,
+                                  s->w + l * s->chunk);
+}
+
+bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double *grad_norm)
+{
+    BL_TRY(bl_event_record(s->joined, s->compute));
+    BL_TRY(bl_stream_wait(s->communication, s->joined));
+    BL_TRY(bl_sum_squares(s->communication,
+                          &(bl_sum_squares_args){s->n_layers * s->chunk, s->grad, &s->sums[SQUARES]}));
+    BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, 2));
+    BL_TRY(bl_event_record(s->joined, s->communication));
+    BL_TRY(bl_stream_wait(s->compute, s->joined));
+    double sums[2];
+    BL_TRY(bl_stream_copy(s->communication, sums, s->sums, sizeof sums));
+    BL_TRY(bl_stream_synchronize(s->communication));
+    *loss_sum = sums[LOSS];
+    *grad_norm = sqrt(sums[SQUARES]);
+    return BL_OK;
+}
+
+bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, double beta1, double beta2,
+                                  double eps, double weight_decay, double max_grad_norm)
+{
+    BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES], &s->sums[NORM],
+                                                           &s->sums[SCALE]}));
+    BL_TRY(bl_adamw(s->compute, &(bl_adamw_args){.n = s->n_layers * s->chunk,
+                                                 .step = step,
+                                                 .lr = lr,
+                                                 .beta1 = beta1,
+                                                 .beta2 = beta2,
+                                                 .eps = eps,
+                                                 .weight_decay = weight_decay,
+                                                 .grad_scale = &s->sums[SCALE],
+                                                 .grad = s->grad,
+                                                 .w = s->w,
+                                                 .m = s->m,
+                                                 .v = s->v}));
+    BL_TRY(bl_stream_zero(s->compute, s->grad, shard_bytes(s)));
+    BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
+    return bl_gather_ring_shards_changed(s->ring, s->compute);
+}

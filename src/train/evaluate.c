@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* evaluate.c -- the loss over the validation rows: rank r of n takes rows (k n + r) b ... of micro-batch k, b =
+ * per_device_eval_batch_size. All ranks visit equally often; one without rows left visits with no tokens. */
+#include <math.h>
+
+#include "base/sizes.h"
+#include "train/job.h"
+
+static bl_status fill(bl_rank *r, int64_t micro)
+{
+    const bl_job *job = r->job;
+    int64_t b = job->config->per_device_eval_batch_size, first = (micro * job->n_ranks + r->index) * b;
+    bl_batches *batches = r->evaluation;
+
+    bl_batches_clear(batches);
+    for (int64_t row = first; row < bl_min_i64(first + b, job->n_validation_rows); row++)
+        BL_TRY(bl_batches_append(batches, 0, job->validation, row, row));
+    return BL_OK;
+}
+
+bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
+{
+    const bl_job *job = r->job;
+    int64_t per_visit = job->config->per_device_eval_batch_size * job->n_ranks;
+    double *sums = (double *)(r->counts + 2); /* loss, labels: labels are exact in a double */
+    double result[2], labels = 0.0;
+
+    BL_TRY(bl_stream_zero(r->compute, sums, 2 * sizeof *sums));
+    for (int64_t micro = 0; micro < bl_ceil_div(job->n_validation_rows, per_visit); micro++) {
+        BL_TRY(fill(r, micro));
+        labels += (double)r->evaluation->n_labels;
+        bl_pass_input input = {.n_micro = 1, .micro = r->evaluation->micro, .loss_sum = &sums[0]};
+        BL_TRY(bl_llama_pass_evaluate(r->pass, &input));
+        BL_TRY(bl_stream_synchronize(r->compute)); /* the batch is about to be filled again */
+    }
+    BL_TRY(bl_stream_copy(r->compute, &sums[1], &labels, sizeof labels));
+    BL_TRY(bl_stream_synchronize(r->compute));
+    BL_TRY(bl_comm_all_reduce_f64(r->world, r->communication, sums, 2));
+    BL_TRY(bl_stream_copy(r->communication, result, sums, sizeof result));
+    BL_TRY(bl_stream_synchronize(r->communication));
+    if (result[1] == 0.0) return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");
+    *out = (bl_eval_result){result[0] / result[1], (int64_t)result[1], job->n_validation_rows};
+    if (!isfinite(out->loss)) return BL_FAIL(BL_ENUMERIC, "the validation loss is not finite");
+    return BL_OK;
+}

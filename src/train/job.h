@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* job.h -- between the files of train/: a job (what the ranks of this process share) and a rank. */
+#ifndef BALLAST_TRAIN_JOB_H
+#define BALLAST_TRAIN_JOB_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/comm.h"
+#include "linear/base.h"
+#include "llama/pass.h"
+#include "store/checkpoint.h"
+#include "text/dataset.h"
+#include "train/adapter_state.h"
+#include "train/batch.h"
+#include "train/metrics.h"
+#include "train/sampler.h"
+#include "train/train.h"
+
+typedef struct bl_rank bl_rank;
+
+/* Read-only while the ranks run, but for the atomics and what is said to belong to rank 0. */
+typedef struct bl_job {
+    const bl_train_config *config;
+    bl_llama_host *host;
+    bl_tokenizer *tokenizer;
+    bl_dataset *train, *validation; /* validation may be train itself (a split), or NULL */
+    int64_t first_train_row, n_train_rows, n_validation_rows; /* validation rows are the first of their data set */
+    bl_lora_layout lora;
+    char *init_adapter; /* NULL: a fresh one */
+    bool evaluate_only;
+    int n_ranks;
+    bl_rank *ranks;
+
+    int64_t total_steps, start_step, metrics_keep_bytes;
+    char *resume_dir;     /* NULL: from the start */
+    int resume_ranks;     /* of the run that made it */
+    char *checkpoint_dir; /* output_dir/checkpoints */
+    uint64_t model_fingerprint;
+
+    atomic_int stop;    /* a signal came: end after the step */
+    atomic_int abandon; /* the grace is over: end inside the step */
+    atomic_int n_running;
+
+    bl_checkpoint *saving; /* the checkpoint under construction; rank 0 makes it, all add to it between two barriers */
+    bl_metrics *metrics;   /* rank 0 */
+    bl_eval_result base_result, final_result; /* rank 0 */
+    double first_loss, last_loss;             /* rank 0 */
+} bl_job;
+
+struct bl_rank {
+    bl_job *job;
+    int index;
+    pthread_t thread;
+    bool started;
+    bl_status status;
+    bl_error error;
+
+    bl_comm *world, *shards; /* shards is world itself when all ranks form one shard group */
+    bl_device *device;
+    bl_stream *compute, *communication;
+    bl_llama_weights *weights;
+    bl_base *base;
+    bl_adapter_state *state;
+    bl_llama_pass *pass;
+    bl_batches *batches[2]; /* the step under way and the next one */
+    bl_batches *evaluation; /* one micro-batch; NULL without validation data */
+    int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
+    int64_t steps_done;     /* optimizer steps in `state` */
+    int64_t saved_step;     /* of the newest checkpoint this run has written; -1: none */
+    int64_t group;          /* micro-batches of a visit */
+    double peak_flops;
+};
+
+/* rank_setup.c: everything a rank needs, and its end. Free after the thread has ended. */
+bl_pass_options bl_job_pass_options(const bl_job *job); /* without the LoRA ring */
+bl_status bl_rank_setup(bl_rank *rank);
+void bl_rank_free(bl_rank *rank);
+
+/* rank_train.c */
+bl_status bl_rank_train(bl_rank *rank);
+
+/* evaluate.c: the mean loss over the job's validation rows; collective, the same result on every rank. */
+bl_status bl_rank_evaluate(bl_rank *rank, bl_eval_result *out);
+
+/* resume.c: training checkpoints. */
+
+/* Chooses job->resume_dir, start_step and metrics_keep_bytes by config->resume_from_checkpoint; refuses an output_dir that holds
+ * a run, or a checkpoint of another configuration, data set or model. */
+bl_status bl_job_prepare_resume(bl_job *job);
+/* Writes checkpoint step-`step`; collective over the ranks of the job. */
+bl_status bl_rank_save(bl_rank *rank, int64_t step);
+/* The same by one thread for all ranks, after their threads have ended, without communication. */
+bl_status bl_job_save_all(bl_job *job, int64_t step);
+bl_status bl_rank_load(bl_rank *rank);
+
+/* adapter_io.c: job->lora and init_adapter, by the configuration or by the adapter that it starts from. */
+bl_status bl_job_choose_lora(bl_job *job);
+
+/* output.c: README.md beside the adapter. */
+bl_status bl_job_write_readme(const bl_job *job, const char *dir);
+
+/* ledger.c: predicted and measured memory, bytes. */
+typedef struct bl_memory_ledger {
+    int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* of the whole process */
+} bl_memory_ledger;
+bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
+int64_t bl_process_anonymous_bytes(void); /* RssAnon now */
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/metrics.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/log.h"
+
+struct bl_metrics {
+    int fd;
+    char *path;
+    int64_t bytes, logging_steps;
+    bool terminal, line_open; /* a progress line without its newline is on the screen */
+    double mean_step_s;       /* smoothed, for the time left */
+};
+
+double bl_now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* A terminal that can redraw a line. Under mpirun isatty may say yes on a pipe, so TERM is asked too. */
+static bool is_terminal(void)
+{
+    const char *term = getenv("TERM");
+    return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0 && !getenv("OMPI_COMM_WORLD_SIZE");
+}
+
+bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps, bl_metrics **out)
+{
+    *out = NULL;
+    bl_metrics *m = calloc(1, sizeof *m);
+    if (m) m->path = strdup(path);
+    if (!m || !m->path) {
+        free(m);
+        return BL_FAIL(BL_ENOMEM, "the metrics log");
+    }
+    m->logging_steps = logging_steps;
+    m->bytes = keep_bytes;
+    m->terminal = is_terminal();
+    m->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    bl_status st = m->fd < 0 ? bl_fail_errno(BL_EIO, "open %s", path) : BL_OK;
+    struct stat info;
+    if (st == BL_OK && fstat(m->fd, &info) != 0) st = bl_fail_errno(BL_EIO, "stat %s", path);
+    if (st == BL_OK && info.st_size < keep_bytes)
+        st = BL_FAIL(BL_ECHECKPOINT, "%s has %lld bytes, the checkpoint was made at %lld", path, (long long)info.st_size,
+                     (long long)keep_bytes);
+    if (st == BL_OK && ftruncate(m->fd, keep_bytes) != 0) st = bl_fail_errno(BL_EIO, "cut %s", path);
+    if (st != BL_OK) {
+        bl_metrics_close(m);
+        return st;
+    }
+    *out = m;
+    return BL_OK;
+}
+
+static bl_status append(bl_metrics *m, const char *line)
+{
+    size_t n = strlen(line);
+    BL_TRY(bl_file_write_full(m->fd, m->path, line, n, m->bytes));
+    m->bytes += (int64_t)n;
+    return BL_OK;
+}
+
+static void print_progress(bl_metrics *m, const bl_step_metrics *s)
+{
+    double left = m->mean_step_s * (double)(s->total_steps - s->step);
+    bool last = s->step == s->total_steps, due = s->step % m->logging_steps == 0 || last;
+    char line[256], duration[32];
+
+    snprintf(duration, sizeof duration, "%d:%02d:%02d", (int)(left / 3600), (int)fmod(left / 60, 60), (int)fmod(left, 60));
+    snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  grad_norm %.3f  lr %.2e  %.0f tokens/s  %s left", (long long)s->step,
+             (long long)s->total_steps, s->loss, s->grad_norm, s->learning_rate, (double)s->tokens / s->step_s, duration);
+    if (m->terminal) {
+        fprintf(stderr, "\r\033[K%s%s", line, last ? "\n" : "");
+        m->line_open = !last;
+    } else if (due) {
+        bl_log_info("%s", line);
+    }
+}
+
+bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
+{
+    char line[640], mfu[32] = "null";
+
+    m->mean_step_s = m->mean_step_s == 0 ? s->step_s : 0.9 * m->mean_step_s + 0.1 * s->step_s;
+    if (s->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.4f", s->flops / s->step_s / s->peak_flops);
+    snprintf(line, sizeof line,
+             "{\"step\":%lld,\"loss\":%.12g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,\"tokens\":%lld,"
+             "\"label_tokens\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.3f,\"tflops\":%.6f,\"mfu\":%s}\n",
+             (long long)s->step, s->loss, s->grad_norm, s->learning_rate, s->epoch, (long long)s->tokens,
+             (long long)s->label_tokens, s->step_s, (double)s->tokens / s->step_s, s->flops / s->step_s * 1e-12, mfu);
+    print_progress(m, s);
+    return append(m, line);
+}
+
+bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t label_tokens, double seconds)
+{
+    char line[256];
+
+    if (m->line_open) fputc('\n', stderr);
+    m->line_open = false;
+    bl_log_info("step %lld  validation loss %.4f  perplexity %.3f", (long long)step, eval_loss, exp(eval_loss));
+    snprintf(line, sizeof line, "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f}\n", (long long)step,
+             eval_loss, (long long)label_tokens, seconds);
+    return append(m, line);
+}
+
+bl_status bl_metrics_sync(bl_metrics *m, int64_t *bytes)
+{
+    *bytes = m->bytes;
+    return bl_file_sync(m->fd, m->path);
+}
+
+void bl_metrics_close(bl_metrics *m)
+{
+    if (!m) return;
+    if (m->line_open) fputc('\n', stderr);
+    if (m->fd >= 0) close(m->fd);
+    free(m->path);
+    free(m);
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* metrics.h -- metrics.jsonl, a line a step, and what the person at the terminal sees. */
+#ifndef BALLAST_TRAIN_METRICS_H
+#define BALLAST_TRAIN_METRICS_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef struct bl_metrics bl_metrics;
+
+typedef struct bl_step_metrics {
+    int64_t step, total_steps; /* steps completed, of all */
+    double loss, grad_norm, learning_rate, epoch;
+    int64_t tokens, label_tokens; /* of the step, all ranks */
+    double step_s, flops;         /* model FLOPs of the step, docs/memory.md */
+    double peak_flops;            /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
+} bl_step_metrics;
+
+/* Opens `path` for appending after cutting it to keep_bytes (0: a fresh log). logging_steps: how often a line is printed. */
+bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps, bl_metrics **out);
+bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);
+bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens, double seconds);
+bl_status bl_metrics_sync(bl_metrics *metrics, int64_t *bytes); /* durable; *bytes = length so far */
+void bl_metrics_close(bl_metrics *metrics);                     /* NULL is fine */
+
+double bl_now_s(void); /* monotonic clock */
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rank_setup.c -- a rank's device, streams, weights and buffers, in the order in which they depend on each other. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "ops/gemm.h"
+#include "train/job.h"
+
+/* Micro-batches a visit: visit_tokens, or as many as make a gather worth its while. */
+static int64_t visit_group(const bl_train_config *c)
+{
+    enum { AUTO_TOKENS = 256 };
+    int64_t micro_tokens = c->per_device_train_batch_size * c->max_seq_length;
+    int64_t wanted = c->visit_tokens == BL_OPTION_AUTO ? AUTO_TOKENS : c->visit_tokens;
+    return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), c->gradient_accumulation_steps);
+}
+
+static unsigned save_mask(const bl_train_config *c)
+{
+    switch (c->activation_checkpointing) {
+    case BL_CHECKPOINT_NONE: return BL_SAVE_S4;
+    case BL_CHECKPOINT_SELECTIVE: return BL_SAVE_S2;
+    case BL_CHECKPOINT_FULL:
+    case BL_CHECKPOINT_AUTO: break;
+    }
+    return BL_SAVE_S0;
+}
+
+static bl_status create_base(bl_rank *r)
+{
+    const bl_train_config *c = r->job->config;
+    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->communication, &r->weights));
+    if (bl_comm_size(r->shards) == 1) return bl_base_create_resident(&r->weights->layout, r->weights->shards, &r->base);
+    return bl_base_create_sharded(&r->weights->layout, r->weights->shards, r->device, r->shards, r->communication,
+                                  (int)c->ring_depth, &r->base);
+}
+
+bl_pass_options bl_job_pass_options(const bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    int64_t rows = bl_max_i64(c->per_device_train_batch_size, job->validation ? c->per_device_eval_batch_size : 0);
+    if (job->evaluate_only) rows = c->per_device_eval_batch_size;
+    return (bl_pass_options){.T_max = rows * c->max_seq_length, .max_group = job->evaluate_only ? 1 : (int)visit_group(c),
+                             .ring_depth = (int)c->ring_depth, .save = save_mask(c), .training = !job->evaluate_only,
+                             .lora = &job->lora};
+}
+
+static bl_status create_state(bl_rank *r)
+{
+    const bl_job *job = r->job;
+    if (job->lora.n_floats == 0) return BL_OK;
+    BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, &job->lora, job->host->config.n_layers,
+                                   (int)job->config->ring_depth, &r->state));
+    if (job->resume_dir) return bl_rank_load(r);
+    if (job->init_adapter) return bl_adapter_state_read_peft(r->state, job->init_adapter);
+    bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);
+    return BL_OK;
+}
+
+/* What a plain GEMM of this rank reaches while the other ranks run theirs: the peak that mfu is a share of. */
+static void measure_peak(bl_rank *r)
+{
+    enum { N = 512, RUNS = 4 };
+    float *block = calloc(3 * N * N, sizeof *block);
+    if (!block) return;
+    for (int i = 0; i < 2 * N * N; i++) block[i] = 1.0f;
+    for (int run = 0; run < RUNS; run++) {
+        double start = bl_now_s();
+        if (bl_cpu_gemm_f32(bl_device_pool(r->device), false, true, N, N, N, 1.0f, block, N, block + N * N, N, 0.0f, block + 2 * N * N,
+                            N) != BL_OK)
+            break;
+        double flops = 2.0 * N * N * N / (bl_now_s() - start);
+        if (flops > r->peak_flops) r->peak_flops = flops;
+    }
+    free(block);
+}
+
+bl_status bl_rank_setup(bl_rank *r)
+{
+    bl_job *job = r->job;
+    const bl_train_config *c = job->config;
+    bl_pass_options options = bl_job_pass_options(job);
+
+    BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
+    BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
+    BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
+    r->shards = r->world;
+    if (c->shard_size < job->n_ranks) BL_TRY(bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards));
+    measure_peak(r);
+    BL_TRY(create_base(r));
+    BL_TRY(create_state(r));
+    r->group = options.max_group;
+    options.lora_ring = r->state ? r->state->ring : NULL;
+    BL_TRY(bl_llama_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
+    for (int i = 0; i < 2 && !job->evaluate_only; i++)
+        BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max, &r->batches[i]));
+    if (job->validation) BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
+    return bl_device_alloc(r->device, BL_SPACE_DEVICE, 4 * sizeof(int64_t), "counters", (void **)&r->counts);
+}
+
+void bl_rank_free(bl_rank *r)
+{
+    if (r->compute) (void)bl_stream_synchronize(r->compute);
+    if (r->communication) (void)bl_stream_synchronize(r->communication);
+    for (int i = 0; i < 2; i++) bl_batches_destroy(r->batches[i]);
+    bl_batches_destroy(r->evaluation);
+    if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->counts);
+    bl_llama_pass_destroy(r->pass);
+    bl_adapter_state_destroy(r->state);
+    bl_base_destroy(r->base);
+    bl_llama_weights_free(r->weights);
+    bl_stream_destroy(r->compute);
+    bl_stream_destroy(r->communication);
+    bl_device_destroy(r->device);
+    if (r->shards != r->world) bl_comm_destroy(r->shards);
+    bl_comm_destroy(r->world);
+}

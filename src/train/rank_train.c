@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rank_train.c -- the training loop of one rank.
+ *
+ * A step: count the labels of all ranks; forward, loss and backward, group by group; sum loss and gradient norm; check them; AdamW.
+ * While a step runs, the rows of the next one are read and tokenised. */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/job.h"
+
+static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
+{
+    const bl_job *job = r->job;
+    const bl_train_config *c = job->config;
+    bl_sampler sampler = {job->n_train_rows, (uint64_t)c->seed, c->shuffle};
+    int64_t per_micro = c->per_device_train_batch_size * job->n_ranks;
+
+    bl_batches_clear(batches);
+    for (int m = 0; m < batches->n_micro; m++)
+        for (int64_t j = 0; j < c->per_device_train_batch_size; j++) {
+            int64_t sample = m * per_micro + r->index * c->per_device_train_batch_size + j;
+            int64_t row = bl_sampler_row(&sampler, step * bl_train_batch_rows(c) + sample);
+            BL_TRY(bl_batches_append(batches, m, job->train, job->first_train_row + row, sample));
+        }
+    return BL_OK;
+}
+
+/* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
+static bl_status count_step(bl_rank *r, const bl_batches *batches, int64_t totals[3])
+{
+    int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&r->job->stop)};
+    BL_TRY(bl_stream_copy(r->communication, r->counts, own, sizeof own));
+    BL_TRY(bl_comm_all_reduce_i64(r->world, r->communication, r->counts, 3));
+    BL_TRY(bl_stream_copy(r->communication, totals, r->counts, sizeof own));
+    return bl_stream_synchronize(r->communication);
+}
+
+static bool abandoned(void *user)
+{
+    return atomic_load(&((bl_rank *)user)->job->abandon) != 0;
+}
+
+static bl_pass_input step_input(bl_rank *r, int64_t step, int64_t n_labels)
+{
+    const bl_train_config *c = r->job->config;
+    return (bl_pass_input){.loss_scale = 1.0 / (double)n_labels,
+                           .dropout = {.p = (float)r->job->lora.options.dropout, .seed = (uint64_t)c->seed, .step = (uint64_t)step},
+                           .loss_sum = &r->state->sums[0], .sink = &r->state->sink, .stop = abandoned, .stop_user = r};
+}
+
+static bl_status run_groups(bl_rank *r, const bl_batches *batches, bl_pass_input *input)
+{
+    for (int64_t m = 0; m < batches->n_micro; m += r->group) {
+        input->micro = batches->micro + m;
+        input->n_micro = (int)bl_min_i64(r->group, batches->n_micro - m);
+        BL_TRY(bl_llama_pass_train(r->pass, input));
+    }
+    return BL_OK;
+}
+
+/* BL_ENUMERIC with the step, the samples and the first tensor at fault. */
+static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double grad_norm, const bl_pass_input *input)
+{
+    const bl_train_config *c = r->job->config;
+    bl_sampler sampler = {r->job->n_train_rows, (uint64_t)c->seed, c->shuffle};
+    int64_t n = bl_train_batch_rows(c);
+    char rows[160] = "";
+    int used = 0;
+
+    BL_TRY(bl_stream_synchronize(r->compute));
+    for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
+        used += snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
+                         (long long)(r->job->first_train_row + bl_sampler_row(&sampler, step * n + i)));
+    return BL_FAIL(BL_ENUMERIC, "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
+                   (long long)step + 1, loss, grad_norm, r->index, bl_llama_pass_find_bad(r->pass, input), rows,
+                   used >= (int)sizeof rows - 32 ? ", ..." : "");
+}
+
+/* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
+static double step_flops(const bl_rank *r, int64_t n_tokens, int64_t n_labels)
+{
+    const bl_llama_config *c = &r->job->host->config;
+    const bl_block_dims *d = &r->weights->dims;
+    double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
+    double lora = (double)r->job->lora.n_floats;
+    double length = (double)n_tokens / (double)(bl_train_batch_rows(r->job->config)); /* mean sample */
+    double attention = 2.0 * (double)d->q_width * length;                             /* QK^T and PV, causal half */
+    double per_token = (double)c->n_layers * (4.0 * layer + 6.0 * lora + (2.0 + 4.0) * attention / 2.0);
+    return per_token * (double)n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * (double)n_labels;
+}
+
+static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm, const int64_t totals[3], double started)
+{
+    const bl_train_config *c = r->job->config;
+    bl_job *job = r->job;
+    if (step == job->start_step) job->first_loss = loss;
+    job->last_loss = loss;
+    return bl_metrics_step(job->metrics,
+                           &(bl_step_metrics){.step = step + 1, .total_steps = job->total_steps, .loss = loss, .grad_norm = grad_norm,
+                                              .learning_rate = bl_train_learning_rate(c, step, job->total_steps),
+                                              .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)job->n_train_rows,
+                                              .tokens = totals[1], .label_tokens = totals[0], .step_s = bl_now_s() - started,
+                                              .flops = step_flops(r, totals[1], totals[0]),
+                                              .peak_flops = r->peak_flops * job->n_ranks});
+}
+
+static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
+{
+    const bl_train_config *c = r->job->config;
+    bl_job *job = r->job;
+    double started = bl_now_s(), loss_sum, grad_norm;
+    bl_batches *batches = r->batches[step & 1];
+
+    if (totals[0] == 0)
+        return BL_FAIL(BL_EINPUT, "%s: step %lld has no label that carries loss: all its labels are masked", c->train_file,
+                       (long long)step + 1);
+    bl_pass_input input = step_input(r, step, totals[0]);
+    BL_TRY(run_groups(r, batches, &input));
+    if (step + 1 < job->total_steps) BL_TRY(fill_step(r, step + 1, r->batches[(step + 1) & 1]));
+    BL_TRY(bl_adapter_state_reduce(r->state, &loss_sum, &grad_norm));
+    double loss = loss_sum / (double)totals[0];
+    if (!isfinite(loss) || !isfinite(grad_norm)) return report_not_finite(r, step, loss, grad_norm, &input);
+    if (c->dump_gradients && step == job->start_step) BL_TRY(bl_adapter_state_write_gradients(r->state, c->dump_gradients));
+    BL_TRY(bl_adapter_state_update(r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1, c->adam_beta2,
+                                   c->adam_epsilon, c->weight_decay, c->max_grad_norm));
+    r->steps_done = step + 1;
+    return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started) : BL_OK;
+}
+
+static bl_status evaluate_and_log(bl_rank *r, int64_t step, bl_eval_result *result)
+{
+    double started = bl_now_s();
+    BL_TRY(bl_rank_evaluate(r, result));
+    if (r->index != 0) return BL_OK;
+    r->job->final_result = *result;
+    return bl_metrics_eval(r->job->metrics, step, result->loss, result->label_tokens, bl_now_s() - started);
+}
+
+static bool due(int64_t step, int64_t every)
+{
+    return every > 0 && step % every == 0;
+}
+
+/* What comes after `step` steps: evaluation, checkpoint. */
+static bl_status after_step(bl_rank *r, int64_t step)
+{
+    const bl_job *job = r->job;
+    const bl_train_config *c = job->config;
+    bool last = step == job->total_steps;
+    int64_t epoch_rows = job->n_train_rows, batch = bl_train_batch_rows(c);
+    bool epoch_end = step * batch / epoch_rows != (step - 1) * batch / epoch_rows;
+    bl_eval_result result;
+
+    if (job->validation && (last || (c->eval_strategy == BL_EVAL_STEPS && due(step, c->eval_steps)) ||
+                            (c->eval_strategy == BL_EVAL_EPOCH && epoch_end)))
+        BL_TRY(evaluate_and_log(r, step, &result));
+    if (last || due(step, c->save_steps)) BL_TRY(bl_rank_save(r, step));
+    return BL_OK;
+}
+
+bl_status bl_rank_train(bl_rank *r)
+{
+    bl_job *job = r->job;
+    bl_eval_result result;
+    int64_t totals[3];
+
+    r->steps_done = job->start_step;
+    if (job->validation && job->start_step == 0) {
+        BL_TRY(evaluate_and_log(r, 0, &result));
+        if (r->index == 0) job->base_result = result;
+    }
+    if (job->start_step < job->total_steps) BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));
+    for (int64_t step = job->start_step; step < job->total_steps; step++) {
+        BL_TRY(count_step(r, r->batches[step & 1], totals));
+        if (totals[2] > 0) {
+            BL_TRY(bl_rank_save(r, step));
+            return BL_FAIL(BL_ESTOPPED, "stopped on request after step %lld of %lld; resume with --resume_from_checkpoint true",
+                           (long long)step, (long long)job->total_steps);
+        }
+        BL_TRY(train_step(r, step, totals));
+        BL_TRY(after_step(r, step + 1));
+    }
+    return bl_adapter_state_write_peft(r->state, job->config->output_dir, job->config->model_name_or_path,
+                                       job->config->adapter_dtype == BL_ADAPTER_BF16);
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* resume.c -- training checkpoints: what is in one, how it is written by all ranks together, and when it may be resumed.
+ *
+ *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: m, v, w, F32 [n_layers, c]; row l holds floats
+ *                                                         [R c, (R+1) c) of layer l's flat vector (llama/lora.h)
+ *   checkpoints/step-N/config.yaml                        the resolved configuration
+ *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step, ranks, layout, fingerprints, log length
+ *
+ * There is no other state: the order of rows and dropout are functions of (seed, step, sample, position). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/job.h"
+
+enum { NAME_BYTES = 64, N_ARRAYS = 3 };
+
+static const char *const array_names[N_ARRAYS] = {"m", "v", "w"};
+
+static float *state_array(const bl_adapter_state *s, int which)
+{
+    return which == 0 ? s->m : which == 1 ? s->v : s->w;
+}
+
+static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
+{
+    snprintf(name, NAME_BYTES, "state-%05d-of-%05d.safetensors", rank, n_ranks);
+}
+
+/* What the frozen model is: shapes, names and stored formats of all tensors, and the bytes of the embedding. */
+static uint64_t model_fingerprint(const bl_llama_host *host)
+{
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return 0;
+    XXH3_64bits_reset(hash);
+    for (size_t i = 0; i < bl_hf_count(host->files); i++) {
+        const bl_tensor *t = bl_hf_at(host->files, i);
+        XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
+        XXH3_64bits_update(hash, bl_dtype_name(t->dtype), strlen(bl_dtype_name(t->dtype)));
+        XXH3_64bits_update(hash, t->shape, (size_t)t->n_dims * sizeof t->shape[0]);
+    }
+    XXH3_64bits_update(hash, host->embedding,
+                       (size_t)(host->config.vocab_size * host->config.hidden_size) * bl_dtype_bytes(host->embedding_dtype));
+    uint64_t value = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return value;
+}
+
+/* ---- saving ---- */
+
+static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
+{
+    char model[20], data[20];
+    snprintf(model, sizeof model, "%016" PRIx64, job->model_fingerprint);
+    snprintf(data, sizeof data, "%016" PRIx64, bl_dataset_fingerprint(job->train));
+    return json_pack("{s:I, s:i, s:I, s:I, s:s, s:s, s:I, s:f, s:f}", "step", (json_int_t)step, "ranks", job->n_ranks, "n_layers",
+                     (json_int_t)job->host->config.n_layers, "floats_per_layer", (json_int_t)job->lora.n_floats, "model", model,
+                     "data", data, "metrics_bytes", (json_int_t)metrics_bytes, "first_loss", job->first_loss, "base_loss",
+                     job->base_result.loss);
+}
+
+static bl_status write_rank(bl_checkpoint *checkpoint, const bl_adapter_state *s, int rank, int n_ranks)
+{
+    char name[NAME_BYTES], *path = NULL;
+    bl_tensor_spec specs[N_ARRAYS];
+    bl_safetensors_writer *writer = NULL;
+    bl_status st = BL_OK;
+
+    rank_file_name(rank, n_ranks, name);
+    for (int i = 0; i < N_ARRAYS; i++) specs[i] = (bl_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
+    BL_TRY(bl_path_join(bl_checkpoint_path(checkpoint), name, &path));
+    BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
+    for (int i = 0; i < N_ARRAYS; i++)
+        BL_TRY_GOTO(st, done,
+                    bl_safetensors_writer_append(writer, state_array(s, (int)bl_safetensors_writer_order(writer)[i]),
+                                                 (size_t)(s->n_layers * s->chunk) * sizeof(float)));
+    st = bl_safetensors_writer_commit(writer);
+    writer = NULL;
+    if (st == BL_OK) st = bl_checkpoint_add_file(checkpoint, name);
+done:
+    bl_safetensors_writer_abort(writer);
+    free(path);
+    return st;
+}
+
+static bl_status begin_save(bl_job *job, int64_t step)
+{
+    enum { SLACK_BYTES = 1 << 20 };
+    int64_t bytes = N_ARRAYS * job->host->config.n_layers * job->lora.n_floats * (int64_t)sizeof(float) + SLACK_BYTES;
+    char *path = NULL;
+
+    BL_TRY(bl_checkpoint_begin(job->checkpoint_dir, step, bytes, &job->saving));
+    BL_TRY(bl_path_join(bl_checkpoint_path(job->saving), "config.yaml", &path));
+    bl_status st = bl_train_config_write_resolved(job->config, path);
+    if (st == BL_OK) st = bl_checkpoint_add_file(job->saving, "config.yaml");
+    free(path);
+    return st;
+}
+
+static bl_status commit_save(bl_job *job, int64_t step)
+{
+    int64_t metrics_bytes;
+    BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
+    json_t *state = describe(job, step, metrics_bytes);
+    if (!state) return BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
+    bl_status st = bl_checkpoint_commit(job->saving, state);
+    job->saving = NULL;
+    json_decref(state);
+    if (st != BL_OK) return st;
+    return bl_checkpoint_prune(job->checkpoint_dir, job->config->save_total_limit);
+}
+
+static bl_status meet(bl_rank *r)
+{
+    BL_TRY(bl_comm_barrier(r->world, r->communication));
+    return bl_stream_synchronize(r->communication);
+}
+
+bl_status bl_rank_save(bl_rank *r, int64_t step)
+{
+    bl_job *job = r->job;
+    if (r->saved_step == step) return BL_OK;
+    BL_TRY(bl_stream_synchronize(r->compute));
+    if (r->index == 0) BL_TRY(begin_save(job, step));
+    BL_TRY(meet(r));
+    BL_TRY(write_rank(job->saving, r->state, r->index, job->n_ranks));
+    BL_TRY(meet(r));
+    if (r->index == 0) BL_TRY(commit_save(job, step));
+    r->saved_step = step;
+    return meet(r);
+}
+
+bl_status bl_job_save_all(bl_job *job, int64_t step)
+{
+    BL_TRY(begin_save(job, step));
+    for (int i = 0; i < job->n_ranks; i++) BL_TRY(write_rank(job->saving, job->ranks[i].state, i, job->n_ranks));
+    return commit_save(job, step);
+}
+
+/* ---- loading ---- */
+
+/* The part of this rank's shard that old rank `old` of n_old holds. */
+static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file, int old, int64_t old_chunk)
+{
+    int64_t begin = bl_comm_rank(s->world) * s->chunk, old_begin = old * old_chunk;
+    int64_t first = bl_max_i64(begin, old_begin), last = bl_min_i64(begin + s->chunk, old_begin + old_chunk);
+
+    for (int i = 0; i < N_ARRAYS && first < last; i++) {
+        const bl_tensor *t = bl_safetensors_find(file, array_names[i]);
+        if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != s->n_layers || t->shape[1] != old_chunk)
+            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]", bl_safetensors_path(file), array_names[i],
+                           (long long)s->n_layers, (long long)old_chunk);
+        for (int64_t l = 0; l < s->n_layers; l++)
+            BL_TRY(bl_tensor_read(t, (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
+                                  (size_t)(last - first) * sizeof(float), state_array(s, i) + l * s->chunk + first - begin));
+    }
+    return BL_OK;
+}
+
+bl_status bl_rank_load(bl_rank *r)
+{
+    const bl_job *job = r->job;
+    int64_t old_chunk = bl_ceil_div(job->lora.n_floats, job->resume_ranks);
+
+    for (int old = 0; old < job->resume_ranks; old++) {
+        char name[NAME_BYTES], *path = NULL;
+        bl_safetensors *file = NULL;
+        rank_file_name(old, job->resume_ranks, name);
+        BL_TRY(bl_path_join(job->resume_dir, name, &path));
+        bl_status st = bl_safetensors_open(path, &file);
+        if (st == BL_OK) st = load_from(r->state, file, old, old_chunk);
+        bl_safetensors_close(file);
+        free(path);
+        if (st != BL_OK) return st == BL_EINPUT ? BL_ECHECKPOINT : st;
+    }
+    /* Past the end of the flat vector another rank count has padding where this one has none. */
+    int64_t real = bl_min_i64(r->state->chunk, bl_max_i64(0, job->lora.n_floats - r->index * r->state->chunk));
+    for (int i = 0; i < N_ARRAYS; i++)
+        for (int64_t l = 0; l < r->state->n_layers; l++)
+            for (int64_t k = real; k < r->state->chunk; k++) state_array(r->state, i)[l * r->state->chunk + k] = 0.0f;
+    return BL_OK;
+}
+
+/* ---- choosing ---- */
+
+static bool holds_a_run(const bl_job *job)
+{
+    static const char *const traces[] = {"adapter_model.safetensors", "metrics.jsonl", "checkpoints"};
+    bool found = false;
+    for (size_t i = 0; i < BL_COUNT(traces) && !found; i++) {
+        char *path;
+        if (bl_path_join(job->config->output_dir, traces[i], &path) != BL_OK) return true;
+        found = bl_file_exists(path);
+        free(path);
+    }
+    return found;
+}
+
+static bl_status start_over(const bl_job *job)
+{
+    static const char *const traces[] = {"adapter_model.safetensors", "adapter_config.json", "README.md", "metrics.jsonl",
+                                         "config.resolved.yaml", "checkpoints"};
+    for (size_t i = 0; i < BL_COUNT(traces); i++) {
+        char *path;
+        BL_TRY(bl_path_join(job->config->output_dir, traces[i], &path));
+        bl_status st = bl_tree_remove(path);
+        free(path);
+        if (st != BL_OK) return st;
+    }
+    return BL_OK;
+}
+
+/* The keys, the data and the model that differ from the checkpoint's, a line each; "" when none. */
+static bl_status list_differences(const bl_job *job, const json_t *state, char **text)
+{
+    bl_train_config *before = NULL;
+    char *path = NULL, *keys = NULL, model[20], data[20];
+    const char *old_model = "", *old_data = "";
+    bl_status st = BL_OK;
+
+    snprintf(model, sizeof model, "%016" PRIx64, job->model_fingerprint);
+    snprintf(data, sizeof data, "%016" PRIx64, bl_dataset_fingerprint(job->train));
+    BL_TRY(bl_path_join(job->resume_dir, "config.yaml", &path));
+    BL_TRY_GOTO(st, done, bl_train_config_load(BL_CONFIG_TRAIN, path, 0, NULL, &before));
+    BL_TRY_GOTO(st, done, bl_train_config_diff(before, job->config, BL_EFFECT_RESULT, &keys));
+    BL_TRY_GOTO(st, done, bl_json_get_string(job->resume_dir, state, "model", BL_JSON_REQUIRED, &old_model));
+    BL_TRY_GOTO(st, done, bl_json_get_string(job->resume_dir, state, "data", BL_JSON_REQUIRED, &old_data));
+    st = bl_text_format(text, "%s%s%s", keys, strcmp(old_model, model) ? "the model's tensors differ\n" : "",
+                        strcmp(old_data, data) ? "the training data differ\n" : "");
+done:
+    bl_train_config_free(before);
+    free(keys);
+    free(path);
+    return st;
+}
+
+static bl_status check_state(bl_job *job, const json_t *state)
+{
+    int64_t ranks, layers, floats;
+    char *differences = NULL;
+
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX, &layers));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1, INT64_MAX, &floats));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX, &job->metrics_keep_bytes));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "first_loss", BL_JSON_OPTIONAL, -1e300, 1e300, &job->first_loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "base_loss", BL_JSON_OPTIONAL, -1e300, 1e300, &job->base_result.loss));
+    job->resume_ranks = (int)ranks;
+    if (layers != job->host->config.n_layers || floats != job->lora.n_floats)
+        return BL_FAIL(BL_ECHECKPOINT, "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld", job->resume_dir,
+                       (long long)layers, (long long)floats, (long long)job->host->config.n_layers, (long long)job->lora.n_floats);
+    BL_TRY(list_differences(job, state, &differences));
+    bl_status st = BL_OK;
+    if (differences[0] != '\0') {
+        for (char *c = differences; *c; c++)
+            if (*c == '\n') *c = c[1] ? ';' : '\0';
+        if (job->config->allow_resume_mismatch)
+            bl_log_warning("resuming %s although this run differs, so not bit-identical: %s", job->resume_dir, differences);
+        else
+            st = BL_FAIL(BL_ECHECKPOINT, "%s was made by another run: %s (allow_resume_mismatch true resumes it, not bit-identically)",
+                         job->resume_dir, differences);
+    }
+    free(differences);
+    return st;
+}
+
+static bl_status find_checkpoint(bl_job *job, json_t **state)
+{
+    if (bl_train_config_resume(job->config) == BL_RESUME_PATH) {
+        job->resume_dir = strdup(job->config->resume_from_checkpoint);
+        if (!job->resume_dir) return BL_FAIL(BL_ENOMEM, "a path");
+        return bl_checkpoint_verify(job->resume_dir, &job->start_step, state);
+    }
+    return bl_checkpoint_latest(job->checkpoint_dir, &job->resume_dir, &job->start_step, state);
+}
+
+bl_status bl_job_prepare_resume(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    json_t *state = NULL;
+
+    BL_TRY(bl_path_join(c->output_dir, "checkpoints", &job->checkpoint_dir));
+    job->model_fingerprint = model_fingerprint(job->host);
+    BL_TRY(bl_checkpoint_clean(job->checkpoint_dir));
+    if (bl_train_config_resume(c) != BL_RESUME_NO) {
+        bl_status st = find_checkpoint(job, &state);
+        if (st == BL_OK && job->resume_dir) st = check_state(job, state);
+        json_decref(state);
+        if (st != BL_OK) return st;
+        if (job->resume_dir) {
+            bl_log_info("resuming %s after step %lld", job->resume_dir, (long long)job->start_step);
+            return BL_OK;
+        }
+        bl_log_info("%s has no checkpoint to resume: starting over", c->output_dir);
+        job->start_step = 0;
+        return start_over(job);
+    }
+    if (!holds_a_run(job)) return BL_OK;
+    if (!c->overwrite_output_dir)
+        return BL_FAIL(BL_EUSAGE,
+                       "output_dir %s holds a run already: set resume_from_checkpoint: true to go on with it, or "
+                       "overwrite_output_dir: true to lose it",
+                       c->output_dir);
+    return start_over(job);
+}

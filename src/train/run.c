@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run.c -- a job from its configuration to its end: opens model and data, starts a thread a rank, watches for signals, and says
+ * what happened. */
+#include "train/train.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/job.h"
+
+/* ---- opening ---- */
+
+static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **out)
+{
+    const bl_train_config *c = job->config;
+    bl_dataset_options options = bl_dataset_default_options(path);
+    bl_dataset_stats stats;
+
+    options.format = c->data_format;
+    options.max_seq_length = c->max_seq_length;
+    options.overlong = c->overlong;
+    options.train_on_inputs = c->train_on_inputs;
+    options.skip_bad = c->skip_bad;
+    options.vocab_size = (int32_t)job->host->config.vocab_size;
+    BL_TRY(bl_dataset_open(&options, job->tokenizer, out));
+    bl_dataset_get_stats(*out, &stats);
+    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path, (long long)bl_dataset_count(*out),
+                (long long)stats.n_tokens, (long long)stats.n_label_tokens);
+    if (stats.n_overlong > 0)
+        bl_log_warning("%s: %lld samples are longer than max_seq_length %lld and were %s; %lld tokens are lost", path,
+                       (long long)stats.n_overlong, (long long)c->max_seq_length,
+                       c->overlong == BL_OVERLONG_SKIP ? "left out" : "truncated", (long long)stats.n_tokens_lost);
+    return BL_OK;
+}
+
+static bl_status open_tokenizer(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    char *path = NULL;
+
+    BL_TRY(bl_path_join(c->model_name_or_path, "tokenizer.json", &path));
+    bool present = bl_file_exists(path);
+    free(path);
+    if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO)) return BL_OK;
+    BL_TRY(bl_tokenizer_load(c->model_name_or_path, &job->tokenizer));
+    int64_t tokens = bl_tokenizer_vocab_size(job->tokenizer);
+    if (tokens > job->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
+        bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows", (long long)tokens,
+                       (long long)job->host->config.vocab_size);
+    return BL_OK;
+}
+
+static bl_status open_data(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+
+    BL_TRY(open_tokenizer(job));
+    if (c->train_file && !job->evaluate_only) {
+        BL_TRY(open_dataset(job, c->train_file, &job->train));
+        job->n_train_rows = bl_dataset_count(job->train);
+    }
+    if (c->validation_file) {
+        BL_TRY(open_dataset(job, c->validation_file, &job->validation));
+        job->n_validation_rows = bl_dataset_count(job->validation);
+    } else if (job->train && c->validation_split_percentage > 0) {
+        BL_TRY(bl_dataset_split(job->n_train_rows, c->validation_split_percentage, &job->n_validation_rows));
+        job->validation = job->train;
+        job->first_train_row = job->n_validation_rows;
+        job->n_train_rows -= job->n_validation_rows;
+    }
+    return BL_OK;
+}
+
+static bl_status open_job(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+
+    job->n_ranks = (int)c->ranks;
+    BL_TRY(bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
+    if (c->max_seq_length > job->host->config.max_position_embeddings)
+        bl_log_warning("max_seq_length %lld is beyond the model's %lld positions", (long long)c->max_seq_length,
+                       (long long)job->host->config.max_position_embeddings);
+    BL_TRY(open_data(job));
+    BL_TRY(bl_job_choose_lora(job));
+    return BL_OK;
+}
+
+static void close_job(bl_job *job)
+{
+    bl_metrics_close(job->metrics);
+    bl_checkpoint_abort(job->saving);
+    if (job->validation != job->train) bl_dataset_close(job->validation);
+    bl_dataset_close(job->train);
+    bl_tokenizer_destroy(job->tokenizer);
+    bl_llama_host_close(job->host);
+    free(job->init_adapter);
+    free(job->resume_dir);
+    free(job->checkpoint_dir);
+}
+
+/* ---- running ---- */
+
+static void *rank_main(void *argument)
+{
+    bl_rank *r = argument;
+    bl_job *job = r->job;
+
+    r->status = bl_rank_setup(r);
+    if (r->status == BL_OK && job->evaluate_only) {
+        bl_eval_result result;
+        r->status = bl_rank_evaluate(r, &result);
+        if (r->status == BL_OK && r->index == 0) job->final_result = result;
+    } else if (r->status == BL_OK) {
+        r->status = bl_rank_train(r);
+    }
+    if (r->status != BL_OK) {
+        bl_error_save(&r->error, r->status);
+        bl_comm_abort(r->world, &r->error);
+    }
+    atomic_fetch_sub(&job->n_running, 1);
+    return NULL;
+}
+
+/* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once. */
+static void abandon(bl_job *job)
+{
+    bl_error error = {BL_ESTOPPED, "stopped inside a step"};
+    atomic_store(&job->abandon, 1);
+    bl_comm_abort(job->ranks[0].world, &error);
+}
+
+/* Waits for the ranks. The first signal asks them to stop after their step, and inside it once grace_s is over; a second one leaves
+ * at once, which no file on disk minds. Returns the largest RssAnon seen. */
+static int64_t watch(bl_job *job, const sigset_t *signals)
+{
+    const struct timespec tick = {0, 20 * 1000 * 1000};
+    double asked = 0.0;
+    int64_t peak = 0;
+
+    while (atomic_load(&job->n_running) > 0) {
+        int signal_number = sigtimedwait(signals, NULL, &tick);
+        peak = bl_max_i64(peak, bl_process_anonymous_bytes());
+        if (signal_number > 0) {
+            if (asked > 0.0) _exit(bl_status_exit_code(BL_ESTOPPED));
+            asked = bl_now_s();
+            bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once", strsignal(signal_number),
+                        job->config->grace_s);
+            atomic_store(&job->stop, 1);
+        }
+        if (asked > 0.0 && bl_now_s() - asked > job->config->grace_s && !atomic_load(&job->abandon)) abandon(job);
+    }
+    return peak;
+}
+
+static bl_status start_ranks(bl_job *job)
+{
+    bl_comm **comms = calloc((size_t)job->n_ranks, sizeof *comms);
+    job->ranks = calloc((size_t)job->n_ranks, sizeof *job->ranks);
+    bl_status st = comms && job->ranks ? BL_OK : BL_FAIL(BL_ENOMEM, "%d ranks", job->n_ranks);
+
+    if (st == BL_OK) st = bl_comm_create_local(job->n_ranks, job->config->step_deadline_s, comms);
+    for (int i = 0; st == BL_OK && i < job->n_ranks; i++) {
+        job->ranks[i].job = job;
+        job->ranks[i].index = i;
+        job->ranks[i].saved_step = -1;
+        job->ranks[i].world = comms[i];
+    }
+    for (int i = 0; st == BL_OK && i < job->n_ranks; i++) {
+        atomic_fetch_add(&job->n_running, 1);
+        job->ranks[i].started = pthread_create(&job->ranks[i].thread, NULL, rank_main, &job->ranks[i]) == 0;
+        if (job->ranks[i].started) continue;
+        atomic_fetch_sub(&job->n_running, 1);
+        st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", i);
+        bl_error error;
+        bl_error_save(&error, st);
+        bl_comm_abort(comms[0], &error);
+    }
+    free(comms);
+    return st;
+}
+
+/* The error that started it: cancelled ranks only heard of it. */
+static bl_status first_failure(const bl_job *job)
+{
+    bl_status st = BL_OK;
+    for (int i = 0; i < job->n_ranks; i++) {
+        const bl_rank *r = &job->ranks[i];
+        if (r->status == BL_OK || (st != BL_OK && (st != BL_ECANCELLED || r->status == BL_ECANCELLED))) continue;
+        st = bl_error_restore(&r->error);
+        if (job->n_ranks > 1 && st != BL_ESTOPPED && st != BL_EINPUT) bl_error_prefix(st, "rank %d", i);
+    }
+    return st;
+}
+
+/* After the grace was over: the state of the last completed step, if all ranks agree which one that is. */
+static bl_status save_abandoned(bl_job *job)
+{
+    int64_t step = job->ranks[0].steps_done;
+    for (int i = 0; i < job->n_ranks; i++) {
+        const bl_rank *r = &job->ranks[i];
+        if (!r->state || !r->pass || r->steps_done != step)
+            return BL_FAIL(BL_ESTOPPED, "stopped before the ranks agreed on a step; the newest checkpoint in %s stands",
+                           job->checkpoint_dir);
+        (void)bl_stream_synchronize(r->compute); /* its error is the abandoned step's; AdamW of `step` ran before it */
+    }
+    bl_checkpoint_abort(job->saving); /* one that was under way when the grace ended */
+    job->saving = NULL;
+    BL_TRY(bl_job_save_all(job, step));
+    return BL_FAIL(BL_ESTOPPED, "stopped on request inside step %lld; saved after step %lld: resume with --resume_from_checkpoint true",
+                   (long long)step + 1, (long long)step);
+}
+
+static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
+{
+    sigset_t signals, old;
+    static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
+
+    sigemptyset(&signals);
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) sigaddset(&signals, stop_signals[i]);
+    pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
+    bl_status st = start_ranks(job);
+    *peak_bytes = job->ranks ? watch(job, &signals) : 0;
+    for (int i = 0; job->ranks && i < job->n_ranks; i++)
+        if (job->ranks[i].started) pthread_join(job->ranks[i].thread, NULL);
+    if (st == BL_OK) st = first_failure(job);
+    if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED)) st = save_abandoned(job);
+    for (int i = 0; job->ranks && i < job->n_ranks; i++) bl_rank_free(&job->ranks[i]);
+    free(job->ranks);
+    job->ranks = NULL;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return st;
+}
+
+/* ---- the two jobs ---- */
+
+static void print_plan(const bl_job *job, const bl_memory_ledger *m)
+{
+    const bl_train_config *c = job->config;
+    double mb = 1.0 / (1 << 20);
+
+    bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x %lld threads, shards of %lld",
+                (double)bl_llama_config_n_params(&job->host->config) * 1e-6, (long long)job->host->config.n_layers,
+                (long long)job->lora.options.r, (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6, job->n_ranks,
+                (long long)c->threads, (long long)c->shard_size);
+    bl_log_info("memory predicted: %.1f MiB (a rank: frozen base %.1f, ring %.1f, LoRA and AdamW %.1f, activations %.1f)",
+                (double)m->total * mb, (double)m->frozen * mb, (double)m->ring * mb, (double)m->adapter * mb,
+                (double)m->activations * mb);
+}
+
+static bl_status prepare_output(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    char *path = NULL;
+    bl_status st = BL_OK;
+
+    BL_TRY(bl_job_prepare_resume(job));
+    job->total_steps = bl_train_total_steps(c, job->n_train_rows);
+    BL_TRY(bl_path_join(c->output_dir, "config.resolved.yaml", &path));
+    st = bl_train_config_write_resolved(c, path);
+    free(path);
+    if (st != BL_OK) return st;
+    BL_TRY(bl_path_join(c->output_dir, "metrics.jsonl", &path));
+    st = bl_metrics_open(path, job->metrics_keep_bytes, c->logging_steps, &job->metrics);
+    free(path);
+    return st;
+}
+
+static bl_status train_locked(bl_job *job)
+{
+    bl_memory_ledger memory;
+    int64_t peak_bytes = 0;
+
+    BL_TRY(open_job(job));
+    BL_TRY(prepare_output(job));
+    BL_TRY(bl_job_predict_memory(job, &memory));
+    print_plan(job, &memory);
+    bl_status st = run_ranks(job, &peak_bytes);
+    bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB", (double)peak_bytes / (1 << 20),
+                (double)memory.total / (1 << 20));
+    if (st != BL_OK) return st;
+    BL_TRY(bl_job_write_readme(job, job->config->output_dir));
+    bl_log_info("adapter written to %s", job->config->output_dir);
+    return BL_OK;
+}
+
+bl_status bl_train_run(const bl_train_config *config)
+{
+    bl_job job = {.config = config};
+    bl_dir_lock *lock = NULL;
+
+    BL_TRY(bl_dir_create(config->output_dir));
+    BL_TRY(bl_dir_lock_acquire(config->output_dir, &lock));
+    bl_status st = train_locked(&job);
+    bl_error error;
+    bl_error_save(&error, st);
+    close_job(&job);
+    bl_dir_lock_release(lock);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}
+
+bl_status bl_eval_run(const bl_train_config *config, bl_eval_result *out)
+{
+    bl_job job = {.config = config, .evaluate_only = true};
+    int64_t peak_bytes;
+
+    bl_status st = open_job(&job);
+    if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
+    if (st == BL_OK) st = run_ranks(&job, &peak_bytes);
+    *out = job.final_result;
+    bl_error error;
+    bl_error_save(&error, st);
+    close_job(&job);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}

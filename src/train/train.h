@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* train.h -- whole jobs: training and evaluation as the commands run them. */
+#ifndef BALLAST_TRAIN_TRAIN_H
+#define BALLAST_TRAIN_TRAIN_H
+
+#include "train/config.h"
+
+/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank and a watcher for SIGTERM,
+ * SIGINT and SIGUSR1, which are blocked in the calling thread meanwhile. BL_ESTOPPED: stopped by a signal after saving a
+ * checkpoint. Other errors: as docs/reliability.md lists them. */
+bl_status bl_train_run(const bl_train_config *config);
+
+typedef struct bl_eval_result {
+    double loss; /* mean of -log p over the labels */
+    int64_t label_tokens, rows;
+} bl_eval_result;
+
+/* The loss of config->model_name_or_path, with config->init_adapter if given, on config->validation_file. */
+bl_status bl_eval_run(const bl_train_config *config, bl_eval_result *out);
+
+#endif
