@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h -- a group of ranks and what they do together. Every collective is a task on a stream of the calling rank; all
- * ranks of a group call the same collectives in the same order with the same sizes. A communicator is used by one stream at a
- * time. Reductions are an all-to-all and a sum in rank order (((0 + x_0) + x_1) + ...), in the element type: the bits depend on
- * the number of ranks and never on timing.
+/* comm.h -- a group of ranks and what they do together. Every collective is a task on a stream of the calling
+ * rank; all ranks of a group call the same collectives in the same order with the same sizes. A communicator
+ * is used by one stream at a time. Reductions are an all-to-all and a sum in rank order (((0 + x_0) + x_1) +
+ * ...), in the element type: the bits depend on the number of ranks and never on timing.
  *
- * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective under way or still to come on any rank of the
- * job then ends with BL_ECANCELLED (sticky on its stream). A rank that does not arrive within the deadline makes the others
- * fail with BL_ERANK, naming it. */
+ * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits for a rank,
+ * and every later one, on any rank of the job then ends with BL_ECANCELLED (sticky on its stream). A rank
+ * that does not arrive within the deadline makes its group fail with BL_ERANK, naming it by its rank in the
+ * job, and aborts the job. Ranks that call different collectives or sizes all get BL_EINTERNAL, which aborts
+ * the job as well. */
 #ifndef BALLAST_COMM_COMM_H
 #define BALLAST_COMM_COMM_H
 
@@ -24,9 +26,10 @@ int bl_comm_size(const bl_comm *comm);
 /* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank * bytes. */
 bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes);
 
-/* recv[i] = sum over ranks r, in rank order, of send_r[rank * n + i]; send has size * n floats, recv n floats. send is not
- * changed. recv must not overlap send. */
-bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv, int64_t n);
+/* recv[i] = sum over ranks r, in rank order, of send_r[rank * n + i]; send has size * n floats, recv n
+ * floats. send is not changed. recv must not overlap send. */
+bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
+                                     int64_t n);
 
 /* values[i] = sum over ranks, in rank order, in place on every rank. */
 bl_status bl_comm_all_reduce_f32(bl_comm *comm, bl_stream *stream, float *values, int64_t n);
@@ -36,20 +39,22 @@ bl_status bl_comm_all_reduce_i64(bl_comm *comm, bl_stream *stream, int64_t *valu
 bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root);
 bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream);
 
-/* Called by a rank that gives up, from any thread: `error` is what the other ranks report as the reason. Idempotent; the first
- * error of the job is kept. It reaches every communicator of the same job (split ones too). */
+/* Called by a rank that gives up, from any thread: `error` (not BL_OK) is what the other ranks report as the
+ * reason. Idempotent; the first error of the job is kept. It reaches every communicator of the same job
+ * (split ones too). */
 void bl_comm_abort(bl_comm *comm, const bl_error *error);
 
 /* The first error given to bl_comm_abort in this job, or status BL_OK. */
 void bl_comm_first_error(bl_comm *comm, bl_error *out);
 
-/* Collective among all ranks of `comm` (call from the rank's own thread, not as a task): ranks of equal `color` form a new
- * group, ordered by rank in `comm`. Owned by the caller. */
+/* Collective among all ranks of `comm` (call from the rank's own thread, not as a task): ranks of equal
+ * `color` form a new group, ordered by rank in `comm`. Owned by the caller. */
 bl_status bl_comm_split(bl_comm *comm, int color, bl_comm **out);
 void bl_comm_destroy(bl_comm *comm); /* NULL is fine */
 
-/* The local communicator: n_ranks threads of one process. out[n_ranks] receives one communicator a rank; each is destroyed by its
- * owner, the shared state goes with the last. deadline_s: how long a rank waits for another inside one collective (0 = for ever). */
+/* The local communicator: n_ranks threads of one process. out[n_ranks] receives one communicator a rank; each
+ * is destroyed by its owner when its streams no longer use it, the shared state goes with the last.
+ * deadline_s: how long a rank waits for another inside one collective (0 = for ever). */
 bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out);
 
 #endif

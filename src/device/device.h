@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.h -- where a rank computes: memory, streams of work and events between them. One interface, chosen at run time.
+/* device.h -- where a rank computes: memory, streams of work and events between them. One interface, chosen
+ * at run time.
  *
- * A device belongs to one rank. Its streams run side by side; within a stream, tasks run one after the other in the order
- * they were given. On the CPU a stream is a thread with a bounded queue, so overlap and races are real there too.
+ * A device belongs to one rank. Its streams run side by side; within a stream, tasks run one after the other
+ * in the order they were given. On the CPU a stream is a thread with a bounded queue, so overlap and races
+ * are real there too.
  *
  * The stream contract
- *   1. A call copies its arguments (at most BL_STREAM_ARGS_BYTES) into a fixed ring and returns; a full ring blocks the
- *      caller. Nothing is allocated.
- *   2. Buffers named by the arguments belong to the caller, who keeps them alive until an event recorded after their last use.
+ *   1. A call copies its arguments (at most BL_STREAM_ARGS_BYTES) into a fixed ring and returns; a full ring
+ *      blocks the caller. Nothing is allocated.
+ *   2. Buffers named by the arguments belong to the caller, who keeps them alive until an event recorded
+ *      after their last use.
  *   3. An event's wait refers to the latest record before the wait call; an event never recorded is no wait.
- *   4. The first error of a stream is sticky: later tasks are skipped, events still fire and carry the error, a stream that
- *      waits for such an event inherits it, and bl_stream_synchronize / bl_event_synchronize return it with its text.
- *   5. Streams and events may be used by one caller thread at a time; different streams by different threads at once. */
+ *   4. The first error of a stream is sticky: later tasks are skipped, events still fire and carry the error,
+ *      a stream that waits for such an event inherits it, and bl_stream_synchronize / bl_event_synchronize
+ *      return it with its text. A failed stream still waits for events: one recorded on it promises as much
+ *      as any other.
+ *   5. Streams and events may be used by one caller thread at a time; different streams by different threads
+ *      at once. */
 #ifndef BALLAST_DEVICE_DEVICE_H
 #define BALLAST_DEVICE_DEVICE_H
 
@@ -23,8 +29,8 @@
 
 typedef enum bl_device_kind { BL_DEVICE_CPU, BL_DEVICE_CUDA } bl_device_kind;
 
-/* BL_SPACE_DEVICE: where the device computes. BL_SPACE_HOST: host memory that the device copies from and to at full speed
- * (pinned where that means something). On the CPU both are ordinary memory. */
+/* BL_SPACE_DEVICE: where the device computes. BL_SPACE_HOST: host memory that the device copies from and to
+ * at full speed (pinned where that means something). On the CPU both are ordinary memory. */
 typedef enum bl_space { BL_SPACE_DEVICE, BL_SPACE_HOST } bl_space;
 
 typedef struct bl_device bl_device;
@@ -39,33 +45,38 @@ void bl_device_destroy(bl_device *device); /* after its streams, events and memo
 bl_device_kind bl_device_get_kind(const bl_device *device);
 bl_pool *bl_device_pool(bl_device *device); /* CPU only: the rank's workers; borrowed */
 
-/* Zero-filled memory, aligned to BL_DEVICE_ALIGNMENT_BYTES; size 0 gives a valid pointer. The caller frees it with the same
- * device and space. BL_ENOMEM names `what` and the bytes. */
+/* Zero-filled memory, aligned to BL_DEVICE_ALIGNMENT_BYTES; size 0 gives a valid pointer. The caller frees it
+ * with the same device and space. BL_ENOMEM names `what` and the bytes. Any thread may call these. */
 bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what, void **out);
 void bl_device_free(bl_device *device, bl_space space, void *memory);
-size_t bl_device_bytes(const bl_device *device);      /* allocated now, both spaces together */
-int64_t bl_device_allocations(const bl_device *device); /* calls of bl_device_alloc so far: a step must not add any */
+size_t bl_device_bytes(const bl_device *device);        /* allocated now, both spaces together */
+int64_t bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
 
 /* `name` (copied) names the stream's thread and its lane in a trace. */
 bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out);
 void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL is fine */
 bl_device *bl_stream_device(bl_stream *stream);
 
-/* A host function in stream order. It may call bl_pool_run on bl_device_pool(bl_stream_device(stream)). It must not call
- * anything that waits for the same stream. A failing status becomes the stream's sticky error. */
+/* A host function in stream order. It may call bl_pool_run on bl_device_pool(bl_stream_device(stream)). It
+ * must not call anything that waits for the same stream. A failing status becomes the stream's sticky error.
+ * The call itself fails for too large arguments only (BL_EINTERNAL), never because of the stream's state. */
 typedef bl_status (*bl_stream_fn)(bl_stream *stream, const void *args);
 bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
 
-bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes); /* any space; no overlap */
+/* In stream order: any space, no overlap. */
+bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
 bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);
 
 /* Returns when all tasks given before have ended, with the sticky error if there is one. */
 bl_status bl_stream_synchronize(bl_stream *stream);
 
+/* An event may outlive the stream it was recorded on. bl_stream_wait: later tasks of `stream` run after the
+ * latest record; the event may then be recorded again or destroyed. bl_event_synchronize: the calling thread
+ * waits. */
 bl_status bl_event_create(bl_device *device, bl_event **out);
-void bl_event_destroy(bl_event *event); /* NULL is fine; must not be waited for any more */
+void bl_event_destroy(bl_event *event); /* NULL is fine; no thread may be in bl_event_synchronize */
 bl_status bl_event_record(bl_event *event, bl_stream *stream);
-bl_status bl_stream_wait(bl_stream *stream, bl_event *event); /* later tasks of `stream` run after the latest record */
-bl_status bl_event_synchronize(bl_event *event);              /* the calling thread waits for the latest record */
+bl_status bl_stream_wait(bl_stream *stream, bl_event *event);
+bl_status bl_event_synchronize(bl_event *event);
 
 #endif

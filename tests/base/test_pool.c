@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/pool.h"
 #include "base/sizes.h"
@@ -101,6 +102,36 @@ static void test_threads_and_scratch(void **state)
     bl_pool_destroy(pool);
 }
 
+typedef struct slow_worker {
+    pthread_t caller;
+    atomic_bool has_started;
+    int n_finished; /* by the worker */
+} slow_worker;
+
+static void be_slow(void *arg, int64_t index, void *scratch)
+{
+    slow_worker *s = arg;
+    (void)index, (void)scratch;
+    if (pthread_equal(pthread_self(), s->caller)) {
+        while (!atomic_load(&s->has_started)) usleep(100);
+    } else {
+        atomic_store(&s->has_started, true);
+        usleep(20 * 1000);
+        s->n_finished++;
+    }
+}
+
+/* The caller has nothing left to do while the worker is still at it. */
+static void test_waits_for_workers(void **state)
+{
+    (void)state;
+    slow_worker s = {.caller = pthread_self()};
+    bl_pool *pool = make_pool(2);
+    bl_pool_run(pool, 2, be_slow, &s);
+    assert_int_equal(s.n_finished, 1);
+    bl_pool_destroy(pool);
+}
+
 typedef struct turn {
     bl_pool *pool;
     int *total; /* shared by the callers: their loops take turns */
@@ -146,7 +177,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_item_once),      cmocka_unit_test(test_many_short_loops),
         cmocka_unit_test(test_threads_and_scratch), cmocka_unit_test(test_callers_take_turns),
-        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_waits_for_workers),   cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -478,6 +478,13 @@ static void test_first_error_is_sticky(void **state)
     bl_event_destroy(before);
 }
 
+static void *open_late(void *argument)
+{
+    usleep(30 * 1000);
+    open_gate(argument);
+    return NULL;
+}
+
 /* An event of a failed stream promises as much as any: stream a failed, yet its wait for stream b comes
  * first. */
 static void test_failed_stream_still_waits(void **state)
@@ -485,18 +492,21 @@ static void test_failed_stream_still_waits(void **state)
     fixture *f = *state;
     bl_event *after = NULL;
     bl_counter gate;
+    pthread_t thread;
     int x = 0;
 
     assert_ok(bl_event_create(f->device, &after));
     give_failure(f->a, "early");
     give_gate(f->b, &gate);
     give_set(f->b, &x, 1);
+    give_failure(f->b, "late"); /* is not inherited by a stream that has an error */
     assert_ok(bl_event_record(f->event, f->b));
     assert_ok(bl_stream_wait(f->a, f->event));
     assert_ok(bl_event_record(after, f->a));
-    open_gate(&gate);
+    assert_int_equal(pthread_create(&thread, NULL, open_late, &gate), 0);
     assert_fails(bl_event_synchronize(after), "early");
     assert_int_equal(x, 1);
+    pthread_join(thread, NULL);
     bl_event_destroy(after);
 }
 
