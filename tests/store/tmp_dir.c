@@ -23,9 +23,9 @@ int tmp_dir_remove(void **state)
 
 const char *tmp_path(const char *name)
 {
-    static char paths[8][512];
+    static char paths[64][512];
     static unsigned next;
-    char *path = paths[next++ % 8];
+    char *path = paths[next++ % 64];
     snprintf(path, sizeof paths[0], "%s/%s", folder, name);
     return path;
 }

@@ -15,7 +15,7 @@
 int tmp_dir_create(void **state);
 int tmp_dir_remove(void **state);
 
-/* "FOLDER/name"; valid until 8 further calls. */
+/* "FOLDER/name"; valid until 64 further calls. */
 const char *tmp_path(const char *name);
 const char *tmp_subdir(const char *name); /* an empty folder of that name (what was there is removed) */
 

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/checkpoint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/sizes.h"
+
+enum { MAX_MANIFEST_BYTES = 64 << 20, HASH_PIECE_BYTES = 1 << 20, HASH_TEXT_BYTES = 17, MIN_KEPT = 2 };
+
+static const char MANIFEST_NAME[] = "manifest.json";
+static const char MANIFEST_FORMAT[] = "ballast-checkpoint-1";
+static const char TMP_SUFFIX[] = ".tmp";
+
+struct bl_checkpoint {
+    char *dir;
+    char *path;     /* dir/step-N */
+    char *tmp_path; /* dir/step-N.tmp */
+    int64_t step;
+    pthread_mutex_t lock; /* guards what follows */
+    json_t *files;        /* name -> {"bytes", "xxh3_64"} */
+    bl_error failure;     /* the first one, or BL_OK */
+};
+
+/* ---- hashes ---- */
+
+static void hash_text(XXH64_hash_t hash, char text[HASH_TEXT_BYTES])
+{
+    snprintf(text, HASH_TEXT_BYTES, "%016" PRIx64, (uint64_t)hash);
+}
+
+/* Size and hash of a file's content, read through fd. */
+static bl_status hash_file(int fd, const char *path, int64_t n_bytes, char text[HASH_TEXT_BYTES])
+{
+    bl_status st = BL_OK;
+    void *piece = malloc(HASH_PIECE_BYTES);
+    XXH3_state_t *hash = XXH3_createState();
+
+    if (!piece || !hash) {
+        st = BL_FAIL(BL_ENOMEM, "%s: hashing it", path);
+        goto done;
+    }
+    XXH3_64bits_reset(hash);
+    for (int64_t at = 0; at < n_bytes;) {
+        size_t n = (size_t)bl_min_i64(HASH_PIECE_BYTES, n_bytes - at);
+        BL_TRY_GOTO(st, done, bl_file_read_full(fd, path, piece, n, at));
+        XXH3_64bits_update(hash, piece, n);
+        at += (int64_t)n;
+    }
+    hash_text(XXH3_64bits_digest(hash), text);
+done:
+    XXH3_freeState(hash);
+    free(piece);
+    return st;
+}
+
+/* The hash of a manifest without its own "xxh3_64": key order and spacing do not matter. */
+static bl_status hash_manifest(const json_t *manifest, const char *path, char text[HASH_TEXT_BYTES])
+{
+    char *dump = json_dumps(manifest, JSON_COMPACT | JSON_SORT_KEYS);
+
+    if (!dump) return BL_FAIL(BL_ENOMEM, "%s: hashing it", path);
+    hash_text(XXH3_64bits(dump, strlen(dump)), text);
+    free(dump);
+    return BL_OK;
+}
+
+/* ---- saving ---- */
+
+bl_status bl_checkpoint_step_path(const char *dir, int64_t step, char **path)
+{
+    return bl_text_format(path, "%s/step-%" PRId64, dir, step);
+}
+
+static void checkpoint_free(bl_checkpoint *checkpoint)
+{
+    pthread_mutex_destroy(&checkpoint->lock);
+    json_decref(checkpoint->files);
+    free(checkpoint->dir);
+    free(checkpoint->path);
+    free(checkpoint->tmp_path);
+    free(checkpoint);
+}
+
+static bl_status check_space(const char *dir, int64_t n_bytes)
+{
+    int64_t free_bytes;
+
+    BL_TRY(bl_dir_free_bytes(dir, &free_bytes));
+    if (free_bytes < n_bytes)
+        return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %" PRId64 " bytes, the disk has %" PRId64, dir,
+                       n_bytes, free_bytes);
+    return BL_OK;
+}
+
+bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl_checkpoint **out)
+{
+    bl_status st = BL_OK;
+    bl_checkpoint *checkpoint = calloc(1, sizeof *checkpoint);
+
+    *out = NULL;
+    if (!checkpoint) return BL_FAIL(BL_ENOMEM, "%s: a checkpoint", dir);
+    pthread_mutex_init(&checkpoint->lock, NULL);
+    checkpoint->step = step;
+    if (!(checkpoint->files = json_object())) {
+        st = BL_FAIL(BL_ENOMEM, "%s: a checkpoint", dir);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
+    BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &checkpoint->path));
+    BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->tmp_path, "%s%s", checkpoint->path, TMP_SUFFIX));
+    BL_TRY_GOTO(st, done, bl_dir_create(dir));
+    BL_TRY_GOTO(st, done, bl_tree_remove(checkpoint->tmp_path));
+    BL_TRY_GOTO(st, done, check_space(dir, n_bytes));
+    BL_TRY_GOTO(st, done, bl_dir_create(checkpoint->tmp_path));
+    *out = checkpoint;
+    checkpoint = NULL;
+done:
+    if (checkpoint) checkpoint_free(checkpoint);
+    return st;
+}
+
+const char *bl_checkpoint_path(const bl_checkpoint *checkpoint)
+{
+    return checkpoint->tmp_path;
+}
+
+/* Remembers the first failure, so that a caller who misses it cannot commit. */
+static bl_status note_failure(bl_checkpoint *checkpoint, bl_status st)
+{
+    if (st == BL_OK) return st;
+    pthread_mutex_lock(&checkpoint->lock);
+    if (checkpoint->failure.status == BL_OK) bl_error_save(&checkpoint->failure, st);
+    pthread_mutex_unlock(&checkpoint->lock);
+    return st;
+}
+
+static bl_status record_file(bl_checkpoint *checkpoint, const char *name, int64_t n_bytes, const char *hash)
+{
+    bl_status st = BL_OK;
+
+    pthread_mutex_lock(&checkpoint->lock);
+    if (strchr(name, '/') || !strcmp(name, MANIFEST_NAME) || json_object_get(checkpoint->files, name))
+        st = BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no name of its own", name);
+    else if (json_object_set_new(checkpoint->files, name,
+                                 json_pack("{s:I, s:s}", "bytes", (json_int_t)n_bytes, "xxh3_64", hash)) != 0)
+        st = BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no valid name", name);
+    pthread_mutex_unlock(&checkpoint->lock);
+    return st;
+}
+
+bl_status bl_checkpoint_add_bytes(bl_checkpoint *checkpoint, const char *name, const void *bytes,
+                                  size_t n_bytes)
+{
+    char hash[HASH_TEXT_BYTES];
+    char *path = NULL;
+
+    bl_status st = bl_path_join(checkpoint->tmp_path, name, &path);
+    if (st == BL_OK) st = bl_file_write_atomic(path, bytes, n_bytes);
+    free(path);
+    hash_text(XXH3_64bits(bytes, n_bytes), hash);
+    if (st == BL_OK) st = record_file(checkpoint, name, (int64_t)n_bytes, hash);
+    return note_failure(checkpoint, st);
+}
+
+bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name)
+{
+    bl_status st = BL_OK;
+    char hash[HASH_TEXT_BYTES];
+    char *path = NULL;
+    int64_t n_bytes = 0;
+    int fd = -1;
+
+    BL_TRY_GOTO(st, done, bl_path_join(checkpoint->tmp_path, name, &path));
+    BL_TRY_GOTO(st, done, bl_file_open(path, &fd, &n_bytes));
+    BL_TRY_GOTO(st, done, bl_file_sync(fd, path));
+    BL_TRY_GOTO(st, done, hash_file(fd, path, n_bytes, hash));
+    BL_TRY_GOTO(st, done, record_file(checkpoint, name, n_bytes, hash));
+done:
+    if (fd >= 0) close(fd);
+    free(path);
+    return note_failure(checkpoint, st);
+}
+
+static bl_status write_manifest(const bl_checkpoint *checkpoint, const json_t *state)
+{
+    bl_status st = BL_OK;
+    char hash[HASH_TEXT_BYTES];
+    char *path = NULL, *text = NULL;
+    json_t *manifest = json_pack("{s:s, s:I, s:O, s:O}", "format", MANIFEST_FORMAT, "step",
+                                 (json_int_t)checkpoint->step, "files", checkpoint->files, "state", state);
+
+    BL_TRY_GOTO(st, done, bl_path_join(checkpoint->tmp_path, MANIFEST_NAME, &path));
+    if (!manifest) {
+        st = BL_FAIL(BL_EINTERNAL, "%s: a state that is no JSON", path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, hash_manifest(manifest, path, hash));
+    json_object_set_new(manifest, "xxh3_64", json_string(hash));
+    if (!(text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS))) {
+        st = BL_FAIL(BL_ENOMEM, "%s: writing it", path);
+        goto done;
+    }
+    st = bl_file_write_atomic(path, text, strlen(text)); /* also makes the folder's entries durable */
+done:
+    json_decref(manifest);
+    free(text);
+    free(path);
+    return st;
+}
+
+/* Gives step-N.tmp its name. A folder cannot be renamed over a full one, so an older step-N steps aside
+ * first; a crash between the two renames loses that older one, which this save was made to replace. */
+static bl_status publish(const bl_checkpoint *checkpoint)
+{
+    bl_status st = BL_OK;
+    char *aside = NULL;
+
+    BL_TRY(bl_text_format(&aside, "%s.old%s", checkpoint->path, TMP_SUFFIX));
+    if (bl_file_exists(checkpoint->path)) {
+        BL_TRY_GOTO(st, done, bl_tree_remove(aside));
+        if (rename(checkpoint->path, aside) != 0) {
+            st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", checkpoint->path, aside);
+            goto done;
+        }
+    }
+    if (rename(checkpoint->tmp_path, checkpoint->path) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", checkpoint->tmp_path, checkpoint->path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_dir_sync(checkpoint->dir));
+    BL_TRY_GOTO(st, done, bl_tree_remove(aside));
+done:
+    free(aside);
+    return st;
+}
+
+bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state)
+{
+    bl_status st = BL_OK;
+
+    if (checkpoint->failure.status != BL_OK) {
+        st = bl_error_restore(&checkpoint->failure);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, write_manifest(checkpoint, state));
+    BL_TRY_GOTO(st, done, publish(checkpoint));
+done:
+    if (st != BL_OK) {
+        bl_error failure;
+        bl_error_save(&failure, st);
+        bl_checkpoint_abort(checkpoint);
+        return bl_error_restore(&failure);
+    }
+    checkpoint_free(checkpoint);
+    return st;
+}
+
+void bl_checkpoint_abort(bl_checkpoint *checkpoint)
+{
+    if (!checkpoint) return;
+    bl_tree_remove(checkpoint->tmp_path); /* what stays is rubbish by its name */
+    checkpoint_free(checkpoint);
+}
+
+/* ---- finding ---- */
+
+/* A file of the manifest against the disk; its content only when asked for. */
+static bl_status check_file(const char *dir, const char *name, const json_t *entry, bool read_content)
+{
+    bl_status st = BL_OK;
+    const char *hash = NULL;
+    char found[HASH_TEXT_BYTES];
+    char *path = NULL;
+    int64_t n_bytes = 0, size = 0;
+    int fd = -1;
+
+    if (strchr(name, '/') || !strcmp(name, ".."))
+        return BL_FAIL(BL_EINPUT, "%s: file name %s leaves it", dir, name);
+    BL_TRY(bl_json_check_object(dir, entry));
+    BL_TRY(bl_json_get_int(name, entry, "bytes", BL_JSON_REQUIRED, 0, INT64_MAX, &n_bytes));
+    BL_TRY(bl_json_get_string(name, entry, "xxh3_64", BL_JSON_REQUIRED, &hash));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, name, &path));
+    BL_TRY_GOTO(st, done, bl_file_open(path, &fd, &size));
+    if (size != n_bytes) {
+        st = BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, the manifest says %" PRId64, path, size, n_bytes);
+        goto done;
+    }
+    if (!read_content) goto done;
+    BL_TRY_GOTO(st, done, hash_file(fd, path, size, found));
+    if (strcmp(found, hash) != 0)
+        st = BL_FAIL(BL_EINPUT, "%s: checksum mismatch: content %s, manifest %.32s", path, found, hash);
+done:
+    if (fd >= 0) close(fd);
+    free(path);
+    return st;
+}
+
+/* Checks the manifest against itself; *files and *state are borrowed from it. */
+static bl_status check_manifest(const char *path, json_t *manifest, int64_t *step, const json_t **files,
+                                const json_t **state)
+{
+    char found[HASH_TEXT_BYTES];
+    const char *format = NULL, *hash = NULL;
+
+    BL_TRY(bl_json_check_object(path, manifest));
+    BL_TRY(bl_json_get_string(path, manifest, "format", BL_JSON_REQUIRED, &format));
+    if (strcmp(format, MANIFEST_FORMAT) != 0)
+        return BL_FAIL(BL_EINPUT, "%s: key format: expected \"%s\", got \"%.64s\"", path, MANIFEST_FORMAT,
+                       format);
+    BL_TRY(bl_json_get_string(path, manifest, "xxh3_64", BL_JSON_REQUIRED, &hash));
+    json_t *unhashed = json_copy(manifest);
+    json_object_del(unhashed, "xxh3_64");
+    bl_status st = hash_manifest(unhashed, path, found);
+    json_decref(unhashed);
+    if (st != BL_OK) return st;
+    if (strcmp(found, hash) != 0) return BL_FAIL(BL_EINPUT, "%s: checksum mismatch", path);
+    BL_TRY(bl_json_get_int(path, manifest, "step", BL_JSON_REQUIRED, 0, INT64_MAX, step));
+    BL_TRY(bl_json_get_object(path, manifest, "files", BL_JSON_REQUIRED, files));
+    return bl_json_get_object(path, manifest, "state", BL_JSON_REQUIRED, state);
+}
+
+static bl_status check_checkpoint(const char *dir, bool read_content, int64_t *step, json_t **state)
+{
+    bl_status st = BL_OK;
+    int64_t found_step = 0;
+    char *path = NULL;
+    json_t *manifest = NULL, *entry;
+    const json_t *files = NULL, *found_state = NULL;
+    const char *name;
+
+    BL_TRY(bl_path_join(dir, MANIFEST_NAME, &path));
+    BL_TRY_GOTO(st, done, bl_json_load(path, MAX_MANIFEST_BYTES, &manifest));
+    BL_TRY_GOTO(st, done, check_manifest(path, manifest, &found_step, &files, &found_state));
+    json_object_foreach((json_t *)files, name, entry)
+        BL_TRY_GOTO(st, done, check_file(dir, name, entry, read_content));
+    if (step) *step = found_step;
+    if (state) *state = json_incref((json_t *)found_state);
+done:
+    json_decref(manifest);
+    free(path);
+    if (st == BL_EINPUT || st == BL_EIO) return bl_error_prefix(BL_ECHECKPOINT, "checkpoint");
+    return st;
+}
+
+bl_status bl_checkpoint_verify(const char *path, int64_t *step, json_t **state)
+{
+    if (state) *state = NULL;
+    return check_checkpoint(path, true, step, state);
+}
+
+static int compare_steps_descending(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* N of exactly "step-N"; "step-07" or a number that does not fit would not find its way back to the folder.
+ */
+static bool parse_step(const char *name, int64_t *step)
+{
+    char canonical[32];
+
+    if (strncmp(name, "step-", 5) != 0) return false;
+    *step = strtoll(name + 5, NULL, 10);
+    snprintf(canonical, sizeof canonical, "step-%" PRId64, *step);
+    return *step >= 0 && !strcmp(name, canonical);
+}
+
+bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps)
+{
+    char **names = NULL;
+    size_t n_names = 0;
+
+    *steps = NULL;
+    *n_steps = 0;
+    if (!bl_file_exists(dir)) return BL_OK;
+    BL_TRY(bl_dir_list(dir, &names, &n_names));
+    int64_t *list = calloc(n_names + 1, sizeof *list);
+    size_t n = 0;
+    for (size_t i = 0; list && i < n_names; i++) n += parse_step(names[i], &list[n]);
+    bl_names_free(names, n_names);
+    if (!list) return BL_FAIL(BL_ENOMEM, "%s: %zu names", dir, n_names);
+    qsort(list, n, sizeof *list, compare_steps_descending);
+    *steps = list;
+    *n_steps = n;
+    return BL_OK;
+}
+
+bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json_t **state)
+{
+    bl_status st = BL_OK;
+    int64_t *steps = NULL;
+    size_t n_steps = 0;
+
+    *path = NULL;
+    if (state) *state = NULL;
+    BL_TRY(bl_checkpoint_list(dir, &steps, &n_steps));
+    for (size_t i = 0; i < n_steps && !*path && st == BL_OK; i++) {
+        BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, steps[i], path));
+        st = bl_checkpoint_verify(*path, step, state);
+        if (st == BL_OK) break;
+        free(*path);
+        *path = NULL;
+        if (st != BL_ECHECKPOINT) break;
+        bl_log_warning("skipped: %s", bl_error_text());
+        st = BL_OK;
+    }
+done:
+    free(steps);
+    return st;
+}
+
+/* ---- tidying ---- */
+
+/* Out of sight first: a crash in the middle must not leave half a checkpoint under a checkpoint's name. */
+static bl_status remove_step(const char *dir, int64_t step)
+{
+    bl_status st = BL_OK;
+    char *path = NULL, *tmp_path = NULL;
+
+    BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &path));
+    BL_TRY_GOTO(st, done, bl_text_format(&tmp_path, "%s%s", path, TMP_SUFFIX));
+    BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
+    if (rename(path, tmp_path) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", path, tmp_path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
+done:
+    free(path);
+    free(tmp_path);
+    return st;
+}
+
+bl_status bl_checkpoint_prune(const char *dir, int64_t limit)
+{
+    bl_status st = BL_OK;
+    int64_t *steps = NULL;
+    size_t n_steps = 0, n_kept = 0;
+    int64_t n_whole = 0;
+
+    if (limit <= 0) return BL_OK;
+    BL_TRY(bl_checkpoint_list(dir, &steps, &n_steps));
+    /* Keep `limit`, and further ones until two are whole. Content is read of the newest only: the others were
+     * read when they were the newest. */
+    for (; n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit); n_kept++) {
+        char *path = NULL;
+        BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, steps[n_kept], &path));
+        st = check_checkpoint(path, n_kept == 0, NULL, NULL);
+        free(path);
+        if (st != BL_OK && (n_kept == 0 || st != BL_ECHECKPOINT)) goto done;
+        n_whole += st == BL_OK;
+        st = BL_OK;
+    }
+    for (size_t i = n_kept; i < n_steps; i++) BL_TRY_GOTO(st, done, remove_step(dir, steps[i]));
+done:
+    free(steps);
+    return st;
+}
+
+bl_status bl_checkpoint_clean(const char *dir)
+{
+    bl_status st = BL_OK;
+    char **names = NULL;
+    size_t n_names = 0;
+
+    if (!bl_file_exists(dir)) return BL_OK;
+    BL_TRY(bl_dir_list(dir, &names, &n_names));
+    for (size_t i = 0; i < n_names && st == BL_OK; i++) {
+        size_t length = strlen(names[i]), suffix = sizeof TMP_SUFFIX - 1;
+        char *path = NULL;
+        if (strncmp(names[i], "step-", 5) != 0 || length < suffix ||
+            strcmp(names[i] + length - suffix, TMP_SUFFIX) != 0)
+            continue;
+        st = bl_path_join(dir, names[i], &path);
+        if (st == BL_OK) st = bl_tree_remove(path);
+        free(path);
+    }
+    bl_names_free(names, n_names);
+    return st;
+}

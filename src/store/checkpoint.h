@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checkpoint.h -- a folder of numbered states of a run, of which one survives any crash.
+ *
+ *   DIR/step-N.tmp/   being written; rubbish after a crash
+ *   DIR/step-N/       complete: its files, and manifest.json with the size and XXH3-64 of each
+ *
+ * The files are made durable first, the manifest after them, then the folder gets its final name and its
+ * parent is made durable. "Latest" is the highest step whose manifest verifies: there is no pointer file that
+ * could lie. The caller holds DIR's lock (base/files.h).
+ *
+ * Errors: BL_ECHECKPOINT for a checkpoint that cannot be used, BL_ELIMIT for a full disk (path and bytes),
+ * BL_EIO for a system that cannot read or write; a failed fsync is final. */
+#ifndef BALLAST_STORE_CHECKPOINT_H
+#define BALLAST_STORE_CHECKPOINT_H
+
+#include <jansson.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* ---- saving ---- */
+
+typedef struct bl_checkpoint bl_checkpoint; /* one that is being written */
+
+/* Starts DIR/step-N.tmp (DIR is created; an old step-N.tmp is removed). n_bytes is what the caller is about
+ * to write: BL_ELIMIT at once when the disk has less. */
+bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl_checkpoint **out);
+
+/* The folder for files that the caller writes itself; the checkpoint's. */
+const char *bl_checkpoint_path(const bl_checkpoint *checkpoint);
+
+/* Adds a file: from memory, or one the caller has finished writing in bl_checkpoint_path. Both make it
+ * durable; they may be called by several threads at a time. `name` is a plain file name, used once. After a
+ * failure the checkpoint can only be aborted: commit returns that failure. */
+bl_status bl_checkpoint_add_bytes(bl_checkpoint *checkpoint, const char *name, const void *bytes,
+                                  size_t n_bytes);
+bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name);
+
+/* Writes the manifest with `state` (any JSON object, borrowed: world size, seed, log offset, ...) and gives
+ * the folder its final name; an older step-N is replaced. Frees the checkpoint in any case. */
+bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state);
+void bl_checkpoint_abort(bl_checkpoint *checkpoint); /* removes step-N.tmp; NULL is fine */
+
+/* ---- finding ---- */
+
+/* Reads the checkpoint in `path` back, every byte, against its manifest. *state (may be NULL) is the caller's
+ * to json_decref. BL_ECHECKPOINT names the file and what is wrong with it. */
+bl_status bl_checkpoint_verify(const char *path, int64_t *step, json_t **state);
+
+/* The steps of DIR/step-*, newest first, unverified; the caller frees *steps. An absent DIR has none. */
+bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps);
+
+/* "DIR/step-N"; the caller frees it. */
+bl_status bl_checkpoint_step_path(const char *dir, int64_t step, char **path);
+
+/* The newest checkpoint that verifies; damaged ones are warned about and passed over. *path is the caller's
+ * to free, NULL when there is none. step and state may be NULL. */
+bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json_t **state);
+
+/* ---- tidying ---- */
+
+/* Removes old checkpoints so that `limit`, and never fewer than two, remain, of which two are whole: but only
+ * after the newest has been verified; when it is damaged nothing is removed and its error returned. limit <=
+ * 0 keeps all. */
+bl_status bl_checkpoint_prune(const char *dir, int64_t limit);
+
+/* Removes what crashed saves left behind (step-*.tmp). */
+bl_status bl_checkpoint_clean(const char *dir);
+
+#endif
