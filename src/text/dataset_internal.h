@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dataset_internal.h -- rows as bytes (dataset_rows.c), one row to a sample (dataset_sample.c); dataset.c
+ * joins them. */
+#ifndef BALLAST_TEXT_DATASET_INTERNAL_H
+#define BALLAST_TEXT_DATASET_INTERNAL_H
+
+#include <xxhash.h>
+
+#include "base/json.h"
+#include "text/dataset.h"
+
+enum { BL_MAX_ROW_BYTES = 1 << 28 }; /* the tokenizer's limit */
+
+/* ---- dataset_rows.c ---- */
+
+typedef struct bl_row {
+    const char *text; /* borrowed from the reader until its next call */
+    size_t n_bytes;
+    int64_t offset_bytes;
+    int64_t line, column; /* of the first byte, from 1; column in characters */
+} bl_row;
+
+/* Reads rows in file order through one buffer that grows to the longest row. */
+typedef struct bl_row_reader {
+    const char *path;
+    int fd;
+    char *buffer;
+    size_t n, capacity, at; /* bytes held, room for them, the next to look at */
+    int64_t base_bytes;     /* offset of buffer[0] in the file */
+    int64_t line, column;   /* of buffer[at] */
+    bool at_end, is_array, array_ended;
+    XXH3_state_t *hash; /* of all bytes read */
+} bl_row_reader;
+
+bl_status bl_row_reader_open(const char *path, bl_row_reader *reader);
+bl_status bl_row_reader_next(bl_row_reader *reader, bl_row *row); /* row->text NULL: the end */
+void bl_row_reader_close(bl_row_reader *reader);                  /* also after a failed open */
+
+/* The line that a byte of the file is in; reads all before it. */
+bl_status bl_row_find_line(const char *path, int fd, int64_t offset_bytes, int64_t *line);
+
+/* ---- dataset_sample.c ---- */
+
+typedef struct bl_sample_rules {
+    bl_dataset_options options; /* format and vocab_size resolved; path not used */
+    const bl_tokenizer *tokenizer;
+} bl_sample_rules;
+
+typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
+
+/* The parsed row. Errors: "path:line:column: reason". */
+bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out);
+bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out);
+
+/* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy skip; *out
+ * is empty then. */
+bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
+                          bl_row_verdict *verdict, int64_t *n_lost);
+int64_t bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
+
+#endif

@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes tests/text/fixtures/: small tokenizer.json files, one a kind of model, and golden.json, what Hugging Face's `tokenizers`
+makes of a list of texts with them.
+
+    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.21.4
+    /tmp/venv/bin/python tools/golden/text/make_fixtures.py
+"""
+import json
+import pathlib
+
+from tokenizers import Tokenizer, __version__
+
+OUT = pathlib.Path(__file__).resolve().parents[3] / "tests/text/fixtures"
+
+TEXTS = [
+    "", " ", "  ", "a", " a", "a ", "ab", "abab", "abc abc", "hello hello", " hello\n\nhello ", "hellohello", "a  b   c    ", "\n", "\t\r\n x",
+    "it's I'LL we'\u017f", "1234567 12 1", "caf\u00e9 cafe\u0301 \u00e9\u00e9", "\ufb01x \u2460 \uff21", "\u4f60\u597d", "\U0001f600\U0001f600", "zq zzq qz qqq",
+    "<|end|>", "a<|end|>b", "<|end|><|end|> hello", "<|end", "a <mask> b", "a<mask>b", "<mask>", " <mask>  <mask>\u3000x", "\u00e9<mask>",
+    "a <trim> b", "a\u2003<trim>\u2003b", "<trim><trim>", "<trim>  <trim>", "NORM norm", "ab<word>ab <word> <word>", "<word>\u0301", "_<word>", "-<word>-",
+    "hello<|end|> <mask> abc<trim> hello", "\u2581a\u2581", "<0x41><0x0A>", "ab\x00c", "abcabcabcab hello hello abc" * 3,
+    "\u00e9<word>", "xyz\u0085xyz", "a\u00a0b\u3000c", "hhe lllo", "<unk>", "q<unk>q", "\u2460<|end|>\u00bd", " hello hello  hello",
+]  # fmt: skip
+
+
+def alphabet():
+    """GPT-2's byte alphabet."""
+    keep = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in keep]
+    return {**{b: chr(b) for b in keep}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
+def added(next_id, specs):
+    tokens = []
+    for content, flags in specs:
+        token = {"id": next_id, "content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+        token.update(dict.fromkeys(flags.split(), True))
+        tokens.append(token)
+        next_id += 1
+    return tokens
+
+
+def build(alphabet_tokens, merges, pairs=False, extra=(), **model):
+    vocab = {}
+    for token in [*extra, *alphabet_tokens, *(a + b for a, b in merges)]:
+        vocab.setdefault(token, len(vocab))
+    return {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": False, "byte_fallback": False, **model,
+        "vocab": vocab, "merges": [list(m) for m in merges] if pairs else [" ".join(m) for m in merges],
+    }  # fmt: skip
+
+
+def template(before, after):
+    special = lambda name: {"SpecialToken": {"id": name, "type_id": 0}}  # noqa: E731
+    names = {**before, **after}
+    single = [*map(special, before), {"Sequence": {"id": "A", "type_id": 0}}, *map(special, after)]
+    return {
+        "type": "TemplateProcessing", "single": single, "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {n: {"id": n, "ids": [i], "tokens": [n]} for n, i in names.items()},
+    }  # fmt: skip
+
+
+def file(model, added_tokens, normalizer=None, pre=None, post=None, decoder=None):
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added_tokens, "normalizer": normalizer,
+        "pre_tokenizer": pre, "post_processor": post, "decoder": decoder, "model": model,
+    }  # fmt: skip
+
+
+HELLO = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+RULES = [("<|end|>", "special"), ("<mask>", "lstrip rstrip"), ("<trim>", "rstrip special"), ("<word>", "single_word"), ("NORM", "normalized")]
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(add_prefix_space, use_regex):
+    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": use_regex}
+
+
+def replace(pattern, content):
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+def sequence(key, *steps):
+    return {"type": "Sequence", key: list(steps)}
+
+
+def fixtures():
+    byte = alphabet()
+    space = byte[32]
+    merges = [("a", "b"), ("ab", "c"), (space, "a"), (space, "h"), *HELLO, (space, "hello"), (space, space), (byte[0xC3], byte[0xA9]), ("1", "2")]
+    model = build(byte.values(), merges)
+    yield "byte_level", file(model, added(len(model["vocab"]), RULES), {"type": "NFC"}, byte_level(True, True), None, byte_level(True, True))
+
+    # As Llama 3: whole pieces first, one of them a special token's text; some bytes have no token.
+    few = [c for b, c in byte.items() if b < 0xF0]
+    model = build(few, merges, pairs=True, extra=["<|end|>", "xyz", space + "hellohello"], ignore_merges=True)
+    tokens = added(0, RULES[:1]) + added(len(model["vocab"]), [("<|begin|>", "special"), *RULES[1:]])
+    split = {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False}
+    begin = {"<|begin|>": len(model["vocab"])}
+    post = sequence("processors", byte_level(True, True), template(begin, {"<|end|>": 0}))
+    yield "byte_level_split", file(model, tokens, None, sequence("pretokenizers", split, byte_level(False, False)), post, byte_level(True, True))
+
+    # As Llama 2, once with merges that allow a cut at spaces and once with one that does not.
+    chars = [*"\u2581abchelo123xy\u00e9<>", "\u4f60"]
+    bytes_ = [f"<0x{b:02X}>" for b in range(256)]
+    metaspace = sequence("normalizers", {"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581"))
+    decoder = sequence(
+        "decoders", replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    )
+    words = [("\u2581", "a"), ("a", "b"), ("\u2581a", "b"), ("ab", "c"), ("\u2581", "\u2581"), *HELLO, ("\u2581", "hello"), ("\u2581\u2581", "hello")]
+    specials = [("<unk>", "special"), ("<s>", "special")]
+    for name, more in (("fallback", []), ("fallback_across", [("b", "\u2581"), ("c", "\u2581a")])):
+        model = build([*chars], words + more, extra=["<unk>", "<s>", *bytes_], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        tokens = added(0, specials) + added(len(model["vocab"]), RULES)
+        yield name, file(model, tokens, metaspace, None, template({"<s>": 1}, {}), decoder)
+
+    # Byte tokens for ASCII only: other characters become unk, fused or not.
+    for name, fuse in (("unk_fused", True), ("unk", False)):
+        model = build([*chars], words, extra=["<unk>", *bytes_[:128]], unk_token="<unk>", fuse_unk=fuse, byte_fallback=fuse)
+        tokens = added(0, specials[:1]) + added(len(model["vocab"]), RULES)
+        yield name, file(model, tokens, None if name == "unk" else metaspace)
+
+    # Compatibility forms, a replacement of several characters, strip.
+    model = build([*chars, "f", "i", "A"], [("f", "i"), *words], unk_token="a")
+    normalizer = sequence("normalizers", {"type": "NFKC"}, replace("llo", "l"), {"type": "Prepend", "prepend": "xy"})
+    strip = {"type": "Strip", "content": "a", "start": 2, "stop": 0}  # with a stop, tokenizers 0.21.4 panics on short strings
+    decoder = sequence("decoders", replace("he", "e\u00e9"), strip, {"type": "Fuse"})
+    yield "nfkc", file(model, added(len(model["vocab"]), RULES), normalizer, None, None, decoder)
+    yield "nfd", file(model, added(len(model["vocab"]), RULES), {"type": "NFD"}, byte_level(False, False))
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    golden = {"made_by": "tools/golden/text/make_fixtures.py, tokenizers " + __version__, "texts": TEXTS, "fixtures": {}}
+    for name, content in fixtures():
+        path = OUT / f"{name}.json"
+        path.write_text(json.dumps(content, ensure_ascii=True, indent=0) + "\n")
+        tokenizer = Tokenizer.from_file(str(path))
+        cases = []
+        for parse in (False, True):
+            tokenizer.encode_special_tokens = not parse
+            for text in TEXTS:
+                ids = tokenizer.encode(text, add_special_tokens=parse).ids
+                cases.append({"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=parse)})
+        golden["fixtures"][name] = cases
+    text = json.dumps(golden, ensure_ascii=True, separators=(",", ":")).replace('},{', '},\n{')
+    (OUT / "golden.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
