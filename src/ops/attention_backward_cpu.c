@@ -9,7 +9,7 @@
 
 #include "ops/attention_cpu.h"
 
-enum { QUERY_BLOCK = 256, KEY_BLOCK = 256 };
+enum { QUERY_BLOCK = 128, KEY_BLOCK = 128 };
 
 typedef struct backward_scratch {
     float p[QUERY_BLOCK * KEY_BLOCK];

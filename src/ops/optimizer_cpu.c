@@ -8,14 +8,14 @@
 typedef struct adamw_job {
     bl_adamw_args args;
     double grad_scale, decay, step_size,
-        root_correction2; /* 1 - lr wd, lr / (1 - b1^step), sqrt(1 - b2^step) */
+        inverse_root; /* 1 - lr wd, lr / (1 - b1^step), 1 / sqrt(1 - b2^step) */
 } adamw_job;
 
 OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m,
                                    float *v)
 {
     const double scale = job->grad_scale, decay = job->decay, step_size = job->step_size,
-                 root = job->root_correction2;
+                 inverse_root = job->inverse_root;
     const double beta1 = job->args.beta1, beta2 = job->args.beta2, eps = job->args.eps;
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) {
@@ -24,8 +24,8 @@ OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float 
         float second = (float)(beta2 * (double)v[i] + (1.0 - beta2) * g * g);
         m[i] = first;
         v[i] = second;
-        w[i] =
-            (float)((double)w[i] * decay - step_size * (double)first / (sqrt((double)second) / root + eps));
+        w[i] = (float)((double)w[i] * decay -
+                       step_size * (double)first / (sqrt((double)second) * inverse_root + eps));
     }
 }
 
@@ -45,7 +45,7 @@ static bl_status adamw_cpu(bl_stream *stream, const void *args)
     job.grad_scale = a->grad_scale ? *a->grad_scale : 1.0;
     job.decay = 1.0 - a->lr * a->weight_decay;
     job.step_size = a->lr / (1.0 - pow(a->beta1, (double)a->step));
-    job.root_correction2 = sqrt(1.0 - pow(a->beta2, (double)a->step));
+    job.inverse_root = 1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step));
     bl_pool_run(ops_pool(stream), bl_ceil_div(a->n, OPS_ITEM_ELEMENTS), adamw_item, &job);
     return BL_OK;
 }
