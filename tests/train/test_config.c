@@ -288,6 +288,55 @@ static void test_tables_fit(void **state)
     }
 }
 
+/* The names of an enum stand in the order of its constants. */
+static void test_enums(void **state)
+{
+#define CASE(key, name, constant)                                                                            \
+    {                                                                                                        \
+#key, name, offsetof(bl_train_config, key), constant                                                 \
+    }
+    static const struct {
+        const char *key, *name;
+        size_t offset;
+        int constant;
+    } cases[] = {
+        CASE(data_format, "auto", BL_DATA_AUTO),
+        CASE(data_format, "alpaca", BL_DATA_ALPACA),
+        CASE(data_format, "prompt_completion", BL_DATA_PROMPT_COMPLETION),
+        CASE(data_format, "text", BL_DATA_TEXT),
+        CASE(data_format, "tokens", BL_DATA_TOKENS),
+        CASE(overlong, "truncate", BL_OVERLONG_TRUNCATE),
+        CASE(overlong, "skip", BL_OVERLONG_SKIP),
+        CASE(overlong, "error", BL_OVERLONG_ERROR),
+        CASE(lr_scheduler_type, "linear", BL_LR_LINEAR),
+        CASE(lr_scheduler_type, "Cosine", BL_LR_COSINE),
+        CASE(lr_scheduler_type, "constant", BL_LR_CONSTANT),
+        CASE(lr_scheduler_type, "constant_with_warmup", BL_LR_CONSTANT_WITH_WARMUP),
+        CASE(base_format, "auto", BL_BASE_AUTO),
+        CASE(base_format, "fp8_row", BL_BASE_FP8_ROW),
+        CASE(base_format, "fp8_block", BL_BASE_FP8_BLOCK),
+        CASE(base_format, "stored", BL_BASE_STORED),
+        CASE(activation_checkpointing, "none", BL_CHECKPOINT_NONE),
+        CASE(activation_checkpointing, "selective", BL_CHECKPOINT_SELECTIVE),
+        CASE(activation_checkpointing, "full", BL_CHECKPOINT_FULL),
+        CASE(activation_checkpointing, "auto", BL_CHECKPOINT_AUTO),
+        CASE(adapter_dtype, "f32", BL_ADAPTER_F32),
+        CASE(adapter_dtype, "bf16", BL_ADAPTER_BF16),
+    };
+#undef CASE
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        bl_train_config *c;
+        char line[128];
+        int value;
+        snprintf(line, sizeof line, "--%s %s", cases[i].key, cases[i].name);
+        assert_int_equal(load(REQUIRED, line, &c), BL_OK);
+        memcpy(&value, (char *)c + cases[i].offset, sizeof value);
+        assert_int_equal(value, cases[i].constant);
+        bl_train_config_free(c);
+    }
+}
+
 static void test_resume(void **state)
 {
     static const struct {
@@ -433,6 +482,7 @@ int main(void)
         cmocka_unit_test(test_combinations),
         cmocka_unit_test(test_aliases),
         cmocka_unit_test(test_tables_fit),
+        cmocka_unit_test(test_enums),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_resolved_round_trip),
         cmocka_unit_test(test_differences_by_effect),
