@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* peft.h -- LoRA adapters as huggingface/peft stores them: adapter_config.json and adapter_model.safetensors.
+ *
+ *   y = base(x) + scale * B (A x)     Hu et al. 2021, arXiv:2106.09685, eq. 3
+ *   scale = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023, arXiv:2312.03732)
+ * Tensors base_model.model.model.layers.{i}.{module}.lora_A.weight [r, in] and ...lora_B.weight [out, r]. */
+#ifndef BALLAST_STORE_PEFT_H
+#define BALLAST_STORE_PEFT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+/* The projections an adapter may target, in the order of PEFT's modules. */
+typedef enum bl_peft_module {
+    BL_PEFT_Q,
+    BL_PEFT_K,
+    BL_PEFT_V,
+    BL_PEFT_O,
+    BL_PEFT_GATE,
+    BL_PEFT_UP,
+    BL_PEFT_DOWN,
+    BL_PEFT_MODULES
+} bl_peft_module;
+
+enum { BL_PEFT_ALL = (1 << BL_PEFT_MODULES) - 1 };
+
+typedef enum bl_peft_factor { BL_PEFT_A, BL_PEFT_B } bl_peft_factor;
+
+const char *bl_peft_module_name(bl_peft_module module);           /* "q_proj" */
+bool bl_peft_module_parse(const char *name, bl_peft_module *out); /* false: none of the seven */
+
+/* The base model's shape. */
+typedef struct bl_peft_base {
+    int64_t n_layers;
+    int64_t in_features[BL_PEFT_MODULES], out_features[BL_PEFT_MODULES];
+} bl_peft_base;
+
+typedef struct bl_peft_config {
+    int64_t r;
+    double alpha;
+    double dropout;
+    bool use_rslora;
+    uint32_t targets; /* bit m: module m of every layer */
+} bl_peft_config;
+
+double bl_peft_scale(const bl_peft_config *config);
+
+/* Elements of a factor: [r, in] or [out, r]. */
+int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base, bl_peft_module module,
+                         bl_peft_factor factor);
+
+/* ---- reading ---- */
+
+typedef struct bl_peft_adapter bl_peft_adapter;
+
+/* Reads `dir`/adapter_config.json alone. target_modules may be a list of names, "all-linear" or a regular
+ * expression (matched as Python's re.fullmatch does, by PCRE2, against "model.layers.{i}.{module}" for i <
+ * n_layers). BL_EINPUT names the key that is bad or not supported: DoRA, biases, modules_to_save, per-layer
+ * ranks, alphas or targets, ... */
+bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config *out);
+
+/* Opens the adapter in `dir` and compares its tensors with its config and the base: BL_EINPUT lists all that
+ * are missing, extra or of a wrong shape or dtype. *out is closed with bl_peft_close. */
+bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapter **out);
+void bl_peft_close(bl_peft_adapter *adapter); /* NULL is fine */
+
+const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter);
+
+/* One factor as float: dst[bl_peft_elements]. The module must be a target. Any thread. */
+bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, bl_peft_module module,
+                       bl_peft_factor factor, float *dst);
+
+/* ---- writing ---- */
+
+/* Fills dst[bl_peft_elements] with one factor. Called once for each, in the order of the file. */
+typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor,
+                                     float *dst);
+
+/* Writes both files into `dir` (created), the tensors first, each atomically. At most one factor is held in
+ * memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as
+ * base_model_name_or_path. The errors of base/files.h and of `fill`. */
+bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_peft_base *base,
+                        const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill, void *arg);
+
+#endif

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define PCRE2_CODE_UNIT_WIDTH 8
+
+#include "store/peft.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <pcre2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "store/peft_internal.h"
+
+enum { MAX_CONFIG_BYTES = 16 << 20, MAX_RANK = 1 << 16 };
+
+static const char CONFIG_NAME[] = "adapter_config.json";
+
+/* ---- modules ---- */
+
+static const char *const module_paths[BL_PEFT_MODULES] = {
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+
+const char *bl_peft_module_path(bl_peft_module module)
+{
+    return module_paths[module];
+}
+
+const char *bl_peft_module_name(bl_peft_module module)
+{
+    return strchr(module_paths[module], '.') + 1;
+}
+
+bool bl_peft_module_parse(const char *name, bl_peft_module *out)
+{
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        if (strcmp(name, bl_peft_module_name(m)) != 0) continue;
+        *out = m;
+        return true;
+    }
+    return false;
+}
+
+double bl_peft_scale(const bl_peft_config *config)
+{
+    double rank = (double)config->r;
+    return config->alpha / (config->use_rslora ? sqrt(rank) : rank);
+}
+
+/* ---- target_modules ---- */
+
+/* A name of a list matches the modules whose path is it or ends in "." and it. */
+static bl_status parse_target_list(const char *file, const json_t *list, uint32_t *targets)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        bool found = false;
+        for (bl_peft_module m = 0; name && m < BL_PEFT_MODULES && !found; m++) {
+            found = !strcmp(name, bl_peft_module_name(m)) || !strcmp(name, module_paths[m]);
+            if (found) *targets |= UINT32_C(1) << m;
+        }
+        if (!found)
+            return bl_json_fail(file, "target_modules",
+                                "names among q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+                                json_array_get(list, i));
+    }
+    return BL_OK;
+}
+
+/* The modules of one layer that the pattern matches whole. */
+static bl_status match_layer(const char *file, const pcre2_code *pattern, pcre2_match_data *match,
+                             int64_t layer, uint32_t *targets)
+{
+    char path[80];
+
+    *targets = 0;
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        snprintf(path, sizeof path, "model.layers.%" PRId64 ".%s", layer, module_paths[m]);
+        int found = pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
+        if (found >= 0)
+            *targets |= UINT32_C(1) << m;
+        else if (found != PCRE2_ERROR_NOMATCH)
+            return BL_FAIL(BL_EINPUT, "%s: key target_modules: matching \"%s\" fails (PCRE2 error %d)", file,
+                           path, found);
+    }
+    return BL_OK;
+}
+
+static bl_status parse_target_pattern(const char *file, const char *text, int64_t n_layers, uint32_t *targets)
+{
+    bl_status st = BL_OK;
+    int error;
+    PCRE2_SIZE error_offset;
+    PCRE2_UCHAR reason[128];
+    pcre2_code *pattern =
+        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF,
+                      &error, &error_offset, NULL);
+    pcre2_match_data *match = pattern ? pcre2_match_data_create_from_pattern(pattern, NULL) : NULL;
+
+    if (!match) {
+        pcre2_get_error_message(error, reason, sizeof reason);
+        st = BL_FAIL(BL_EINPUT, "%s: key target_modules: \"%.100s\" is no regular expression: %s", file, text,
+                     (const char *)reason);
+        goto done;
+    }
+    for (int64_t layer = 0; layer < n_layers; layer++) {
+        uint32_t of_layer;
+        BL_TRY_GOTO(st, done, match_layer(file, pattern, match, layer, &of_layer));
+        if (layer > 0 && of_layer != *targets) {
+            st = BL_FAIL(BL_EINPUT,
+                         "%s: key target_modules: \"%.100s\" selects other modules in layer %" PRId64
+                         " than in layer 0, which is not supported",
+                         file, text, layer);
+            goto done;
+        }
+        *targets = of_layer;
+    }
+done:
+    pcre2_match_data_free(match);
+    pcre2_code_free(pattern);
+    return st;
+}
+
+static bl_status parse_targets(const char *file, const json_t *root, int64_t n_layers, uint32_t *targets)
+{
+    const json_t *value = json_object_get(root, "target_modules");
+    const char *text = NULL;
+
+    *targets = 0;
+    if (json_is_array(value)) {
+        BL_TRY(parse_target_list(file, value, targets));
+    } else {
+        BL_TRY(bl_json_get_string(file, root, "target_modules", BL_JSON_REQUIRED, &text));
+        if (!strcmp(text, "all-linear"))
+            *targets = BL_PEFT_ALL;
+        else
+            BL_TRY(parse_target_pattern(file, text, n_layers, targets));
+    }
+    if (*targets == 0) return bl_json_fail(file, "target_modules", "at least one projection", value);
+    return BL_OK;
+}
+
+/* ---- reading ---- */
+
+/* null, false, "", [] and {} leave a feature of PEFT's switched off. */
+static bool is_off(const json_t *value)
+{
+    return !value || json_is_null(value) || json_is_false(value) ||
+           (json_is_string(value) && json_string_length(value) == 0) ||
+           (json_is_array(value) && json_array_size(value) == 0) ||
+           (json_is_object(value) && json_object_size(value) == 0);
+}
+
+static bl_status refuse_unsupported(const char *file, const json_t *root)
+{
+    static const char *const keys[] = {"alpha_pattern",
+                                       "exclude_modules",
+                                       "fan_in_fan_out",
+                                       "layer_replication",
+                                       "layers_pattern",
+                                       "layers_to_transform",
+                                       "lora_bias",
+                                       "modules_to_save",
+                                       "rank_pattern",
+                                       "target_parameters",
+                                       "trainable_token_indices",
+                                       "use_dora",
+                                       "use_qalora",
+                                       "loftq_config",
+                                       "corda_config"};
+    const char *type = NULL, *bias = "none";
+    const json_t *init = json_object_get(root, "init_lora_weights");
+
+    BL_TRY(bl_json_get_string(file, root, "peft_type", BL_JSON_REQUIRED, &type));
+    if (strcmp(type, "LORA") != 0)
+        return bl_json_fail(file, "peft_type", "\"LORA\"", json_object_get(root, "peft_type"));
+    BL_TRY(bl_json_get_string(file, root, "bias", BL_JSON_OPTIONAL, &bias));
+    if (strcmp(bias, "none") != 0)
+        return bl_json_fail(file, "bias", "\"none\"", json_object_get(root, "bias"));
+    for (size_t i = 0; i < BL_COUNT(keys); i++) {
+        const json_t *value = json_object_get(root, keys[i]);
+        if (!is_off(value)) return bl_json_fail(file, keys[i], "nothing: it is not supported", value);
+    }
+    /* PiSSA, OLoRA, LoftQ and CorDA also change the base weights, which an adapter alone cannot tell. */
+    if (init && !json_is_boolean(init) && !json_is_null(init) &&
+        !(json_is_string(init) &&
+          (!strcmp(json_string_value(init), "gaussian") || !strcmp(json_string_value(init), "eva") ||
+           !strcmp(json_string_value(init), "orthogonal"))))
+        return bl_json_fail(file, "init_lora_weights", "true, false, \"gaussian\", \"eva\" or \"orthogonal\"",
+                            init);
+    return BL_OK;
+}
+
+bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config *out)
+{
+    bl_status st = BL_OK;
+    bl_peft_config config = {.dropout = 0};
+    char *file = NULL;
+    json_t *root = NULL;
+
+    BL_TRY(bl_path_join(dir, CONFIG_NAME, &file));
+    BL_TRY_GOTO(st, done, bl_json_load(file, MAX_CONFIG_BYTES, &root));
+    BL_TRY_GOTO(st, done, bl_json_check_object(file, root));
+    BL_TRY_GOTO(st, done, refuse_unsupported(file, root));
+    BL_TRY_GOTO(st, done, bl_json_get_int(file, root, "r", BL_JSON_REQUIRED, 1, MAX_RANK, &config.r));
+    BL_TRY_GOTO(st, done,
+                bl_json_get_real(file, root, "lora_alpha", BL_JSON_REQUIRED, 0, 1e9, &config.alpha));
+    BL_TRY_GOTO(st, done,
+                bl_json_get_real(file, root, "lora_dropout", BL_JSON_OPTIONAL, 0, 1, &config.dropout));
+    BL_TRY_GOTO(st, done, bl_json_get_bool(file, root, "use_rslora", BL_JSON_OPTIONAL, &config.use_rslora));
+    BL_TRY_GOTO(st, done, parse_targets(file, root, n_layers, &config.targets));
+    *out = config;
+done:
+    json_decref(root);
+    free(file);
+    return st;
+}
+
+/* ---- writing ---- */
+
+/* The fewest digits that read back as `value`, as Python's repr gives them. */
+static int real_digits(double value)
+{
+    char text[40];
+
+    for (int digits = 1; digits < 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) return digits;
+    }
+    return 17;
+}
+
+/* PEFT's lora_alpha is an int unless someone gave a fraction. */
+static json_t *json_alpha(double alpha)
+{
+    return alpha == floor(alpha) && fabs(alpha) < 1e15 ? json_integer((json_int_t)alpha) : json_real(alpha);
+}
+
+bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, const char *base_name)
+{
+    bl_status st = BL_OK;
+    char *path = NULL, *text = NULL;
+    json_t *targets = json_array();
+
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
+        if (config->targets >> m & 1) json_array_append_new(targets, json_string(bl_peft_module_name(m)));
+    json_t *root =
+        json_pack("{s:{}, s:n, s:s?, s:s, s:n, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:b, s:f, s:n, s:s, "
+                  "s:n, s:s, s:I, s:{}, s:n, "
+                  "s:o, s:s, s:b, s:b}",
+                  "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias", "none",
+                  "exclude_modules", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
+                  "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+                  json_alpha(config->alpha), "lora_bias", 0, "lora_dropout", config->dropout,
+                  "megatron_config", "megatron_core", "megatron.core", "modules_to_save", "peft_type", "LORA",
+                  "r", (json_int_t)config->r, "rank_pattern", "revision", "target_modules", targets,
+                  "task_type", "CAUSAL_LM", "use_dora", 0, "use_rslora", (int)config->use_rslora);
+    BL_TRY_GOTO(st, done, bl_path_join(dir, CONFIG_NAME, &path));
+    if (!root) {
+        st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);
+        goto done;
+    }
+    size_t digits = (size_t)bl_max_i64(real_digits(config->dropout), real_digits(config->alpha));
+    text =
+        json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(digits));
+    if (!text) {
+        st = BL_FAIL(BL_ENOMEM, "%s: writing it", path);
+        goto done;
+    }
+    st = bl_file_write_atomic(path, text, strlen(text));
+done:
+    json_decref(root);
+    free(text);
+    free(path);
+    return st;
+}

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* peft_internal.h -- what peft.c (tensors) and peft_config.c (adapter_config.json) share. */
+#ifndef BALLAST_STORE_PEFT_INTERNAL_H
+#define BALLAST_STORE_PEFT_INTERNAL_H
+
+#include "store/peft.h"
+
+/* "self_attn.q_proj" */
+const char *bl_peft_module_path(bl_peft_module module);
+
+/* Writes dir/adapter_config.json as PEFT does. */
+bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, const char *base_name);
+
+#endif

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PEFT adapters: the config's text, round trips, every refusal, and lists of what does not fit the base. */
+#include "tmp_dir.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "store/peft.h"
+#include "store/safetensors.h"
+
+/* Eleven layers, so that the file's order (layers.10 before layers.2) is not the numerical one. */
+static const bl_peft_base base = {
+    .n_layers = 11, .in_features = {6, 6, 6, 10, 6, 6, 14}, .out_features = {10, 4, 4, 6, 14, 14, 6}};
+
+static float value_of(int64_t layer, bl_peft_module module, bl_peft_factor factor, int64_t i)
+{
+    return (float)(layer * 1000 + module * 100 + factor * 50 + i) + 0.001f;
+}
+
+typedef struct fill_arg {
+    const bl_peft_config *config;
+    int n_calls, fail_at;
+} fill_arg;
+
+static bl_status fill(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor, float *dst)
+{
+    fill_arg *a = arg;
+    if (a->n_calls++ == a->fail_at) return BL_FAIL(BL_ENUMERIC, "the filler gave up");
+    for (int64_t i = 0; i < bl_peft_elements(a->config, &base, module, factor); i++)
+        dst[i] = value_of(layer, module, factor, i);
+    return BL_OK;
+}
+
+static const bl_peft_config qv = {
+    .r = 3, .alpha = 16, .dropout = 0.05, .targets = 1 << BL_PEFT_Q | 1 << BL_PEFT_V};
+
+static void write_adapter(const bl_peft_config *config, bl_dtype dtype)
+{
+    fill_arg arg = {config, 0, -1};
+    if (bl_peft_write(tmp_path("a"), config, &base, "meta-llama/X", dtype, fill, &arg) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    assert_int_equal(arg.n_calls, 11 * 2 * __builtin_popcount(config->targets));
+}
+
+static void test_config_text(void **state)
+{
+    /* json.dumps(peft's dict, indent=2, sort_keys=True) */
+    static const char expected[] = "{\n"
+                                   "  \"alpha_pattern\": {},\n"
+                                   "  \"auto_mapping\": null,\n"
+                                   "  \"base_model_name_or_path\": \"meta-llama/X\",\n"
+                                   "  \"bias\": \"none\",\n"
+                                   "  \"exclude_modules\": null,\n"
+                                   "  \"fan_in_fan_out\": false,\n"
+                                   "  \"inference_mode\": true,\n"
+                                   "  \"init_lora_weights\": true,\n"
+                                   "  \"layer_replication\": null,\n"
+                                   "  \"layers_pattern\": null,\n"
+                                   "  \"layers_to_transform\": null,\n"
+                                   "  \"loftq_config\": {},\n"
+                                   "  \"lora_alpha\": 16,\n"
+                                   "  \"lora_bias\": false,\n"
+                                   "  \"lora_dropout\": 0.05,\n"
+                                   "  \"megatron_config\": null,\n"
+                                   "  \"megatron_core\": \"megatron.core\",\n"
+                                   "  \"modules_to_save\": null,\n"
+                                   "  \"peft_type\": \"LORA\",\n"
+                                   "  \"r\": 3,\n"
+                                   "  \"rank_pattern\": {},\n"
+                                   "  \"revision\": null,\n"
+                                   "  \"target_modules\": [\n"
+                                   "    \"q_proj\",\n"
+                                   "    \"v_proj\"\n"
+                                   "  ],\n"
+                                   "  \"task_type\": \"CAUSAL_LM\",\n"
+                                   "  \"use_dora\": false,\n"
+                                   "  \"use_rslora\": false\n"
+                                   "}";
+    char *text;
+    size_t n_bytes;
+
+    (void)state;
+    write_adapter(&qv, BL_F32);
+    assert_int_equal(bl_file_read_all(tmp_path("a/adapter_config.json"), 10000, (void **)&text, &n_bytes),
+                     BL_OK);
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+static void round_trip(const bl_peft_config *config, bl_dtype dtype)
+{
+    bl_peft_adapter *adapter;
+    float values[64];
+
+    write_adapter(config, dtype);
+    if (bl_peft_open(tmp_path("a"), &base, &adapter) != BL_OK) fail_msg("%s", bl_error_text());
+    const bl_peft_config *read = bl_peft_get_config(adapter);
+    assert_int_equal(read->r, config->r);
+    assert_true(read->alpha == config->alpha && read->dropout == config->dropout);
+    assert_int_equal(read->use_rslora, config->use_rslora);
+    assert_int_equal(read->targets, config->targets);
+    for (int64_t layer = 0; layer < base.n_layers; layer++)
+        for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
+            for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
+                assert_int_equal(bl_peft_read(adapter, layer, m, f, values), BL_OK);
+                for (int64_t i = 0; i < bl_peft_elements(config, &base, m, f); i++) {
+                    float expected = value_of(layer, m, f, i);
+                    if (dtype == BL_BF16) expected = bl_bf16_to_f32(bl_f32_to_bf16(expected));
+                    assert_true(values[i] == expected);
+                }
+            }
+    bl_peft_close(adapter);
+}
+
+static void test_round_trip(void **state)
+{
+    static const bl_peft_config odd = {
+        .r = 4, .alpha = 12.5, .dropout = 0.1, .use_rslora = true, .targets = BL_PEFT_ALL};
+    bl_safetensors *file;
+
+    (void)state;
+    round_trip(&qv, BL_F32);
+    round_trip(&odd, BL_BF16);
+    assert_true(bl_peft_scale(&qv) == 16.0 / 3);
+    assert_true(bl_peft_scale(&odd) == 6.25);
+    assert_int_equal(bl_safetensors_open(tmp_path("a/adapter_model.safetensors"), &file), BL_OK);
+    assert_string_equal(bl_safetensors_metadata(file, "format"), "pt");
+    const bl_tensor *tensor =
+        bl_safetensors_find(file, "base_model.model.model.layers.10.mlp.down_proj.lora_A.weight");
+    assert_non_null(tensor);
+    assert_int_equal(tensor->dtype, BL_BF16);
+    assert_int_equal(tensor->shape[0], 4);
+    assert_int_equal(tensor->shape[1], 14);
+    bl_safetensors_close(file);
+}
+
+static void test_writing_fails_cleanly(void **state)
+{
+    fill_arg arg = {&qv, 0, 5};
+    const char *dir = tmp_subdir("w");
+
+    (void)state;
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F32, fill, &arg), BL_ENUMERIC);
+    assert_error_has("the filler gave up");
+    assert_false(bl_file_exists(tmp_path("w/adapter_model.safetensors")));
+    assert_false(bl_file_exists(tmp_path("w/adapter_model.safetensors.tmp")));
+    assert_false(bl_file_exists(tmp_path("w/adapter_config.json")));
+    arg = (fill_arg){&qv, 0, -1};
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F16, fill, &arg), BL_EINTERNAL);
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "bad \xff name", BL_F32, fill, &arg), BL_EINPUT);
+    assert_error_has("adapter_config.json: the base model's name is not UTF-8");
+    arg.n_calls = 0;
+    assert_int_equal(bl_peft_write(dir, &qv, &base, NULL, BL_F32, fill, &arg), BL_OK);
+}
+
+/* adapter_config.json = the required keys, with target_modules and the rest as given. */
+static bl_status load_config(const char *targets, const char *rest, bl_peft_config *config)
+{
+    char text[1024];
+    snprintf(text, sizeof text,
+             "{\"peft_type\":\"LORA\",\"r\":8,\"lora_alpha\":16,\"target_modules\":%s%s%s}", targets,
+             *rest ? "," : "", rest);
+    tmp_subdir("c");
+    put_text("c/adapter_config.json", text);
+    return bl_peft_load_config(tmp_path("c"), 12, config);
+}
+
+static void test_target_modules(void **state)
+{
+    static const struct {
+        const char *targets;
+        uint32_t expected;
+    } cases[] = {
+        {"[\"v_proj\",\"q_proj\",\"q_proj\"]", 1 << BL_PEFT_Q | 1 << BL_PEFT_V},
+        {"[\"self_attn.o_proj\",\"mlp.up_proj\"]", 1 << BL_PEFT_O | 1 << BL_PEFT_UP},
+        {"\"all-linear\"", BL_PEFT_ALL},
+        {"\".*\\\\.(gate|down)_proj\"", 1 << BL_PEFT_GATE | 1 << BL_PEFT_DOWN},
+        {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.k_proj\"", 1 << BL_PEFT_K},
+        {"\".*q|.*q_proj\"", 1 << BL_PEFT_Q}, /* fullmatch tries the second branch */
+    };
+    static const struct {
+        const char *targets, *error;
+    } refused[] = {
+        {"[\"q_proj\",\"lm_head\"]", "key target_modules: expected names among q_proj, k_proj"},
+        {"[\"model.layers.0.self_attn.q_proj\"]", "got \"model.layers.0.self_attn.q_proj\""},
+        {"[7]", "got 7"},
+        {"[]", "key target_modules: expected at least one projection, got []"},
+        {"\"q_proj\"", "expected at least one projection, got \"q_proj\""}, /* no full match */
+        {"null", "key target_modules: expected a string, got null"},
+        {"\"(\"", "key target_modules: \"(\" is no regular expression: missing closing parenthesis"},
+        {"\".*[0-4]\\\\.self_attn\\\\.q_proj\"", "selects other modules in layer 5 than in layer 0"},
+    };
+    bl_peft_config config;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        if (load_config(cases[i].targets, "", &config) != BL_OK) fail_msg("%s", bl_error_text());
+        assert_int_equal(config.targets, cases[i].expected);
+    }
+    for (size_t i = 0; i < BL_COUNT(refused); i++) {
+        assert_int_equal(load_config(refused[i].targets, "", &config), BL_EINPUT);
+        assert_error_has(refused[i].error);
+        assert_error_has("/c/adapter_config.json: ");
+    }
+}
+
+static void test_unsupported_features(void **state)
+{
+    static const char *const refused[] = {
+        "\"use_dora\":true",
+        "\"bias\":\"all\"",
+        "\"modules_to_save\":[\"lm_head\"]",
+        "\"rank_pattern\":{\"q_proj\":4}",
+        "\"alpha_pattern\":{\"q_proj\":4}",
+        "\"layers_to_transform\":[0,1]",
+        "\"layers_pattern\":\"layers\"",
+        "\"exclude_modules\":[\"q_proj\"]",
+        "\"fan_in_fan_out\":true",
+        "\"lora_bias\":true",
+        "\"layer_replication\":[[0,4]]",
+        "\"init_lora_weights\":\"pissa\"",
+        "\"init_lora_weights\":\"olora\"",
+        "\"loftq_config\":{\"bits\":4}",
+        "\"trainable_token_indices\":[1]",
+        "\"use_qalora\":true",
+        "\"target_parameters\":[\"x\"]",
+        "\"lora_dropout\":1.5",
+        "\"use_rslora\":1",
+    };
+    bl_peft_config config;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(refused); i++) {
+        char key[64];
+        assert_int_equal(load_config("\"all-linear\"", refused[i], &config), BL_EINPUT);
+        snprintf(key, sizeof key, "key %.*s: expected", (int)strcspn(refused[i] + 1, "\""), refused[i] + 1);
+        assert_error_has(key);
+    }
+    assert_int_equal(
+        load_config("\"all-linear\"",
+                    "\"use_dora\":false,\"bias\":\"none\",\"modules_to_save\":null,\"rank_pattern\":{},"
+                    "\"layers_to_transform\":null,\"lora_dropout\":0.1,\"use_rslora\":true,"
+                    "\"init_lora_weights\":\"gaussian\",\"exclude_modules\":[],\"a_later_key\":3",
+                    &config),
+        BL_OK);
+    assert_true(config.use_rslora && config.dropout == 0.1 && config.alpha == 16);
+    put_text("c/adapter_config.json", "{\"peft_type\":\"IA3\"}");
+    assert_int_equal(bl_peft_load_config(tmp_path("c"), 1, &config), BL_EINPUT);
+    assert_error_has("key peft_type: expected \"LORA\", got \"IA3\"");
+    put_text("c/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":0}");
+    assert_int_equal(bl_peft_load_config(tmp_path("c"), 1, &config), BL_EINPUT);
+    assert_error_has("key r: expected an integer in [1, 65536], got 0");
+}
+
+static void test_tensors_are_compared_with_the_base(void **state)
+{
+    static const bl_peft_base small = {.n_layers = 1, .in_features = {2}, .out_features = {3}};
+    bl_peft_adapter *adapter = (bl_peft_adapter *)&adapter;
+
+    (void)state;
+    tmp_subdir("t");
+    put_text("t/adapter_config.json",
+             "{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"target_modules\":[\"q_proj\"]}");
+    put_safetensors("t/adapter_model.safetensors",
+                    "{\"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight\":"
+                    "{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
+                    "\"base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight\":"
+                    "{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]}}",
+                    16);
+    assert_int_equal(bl_peft_open(tmp_path("t"), &small, &adapter), BL_EINPUT);
+    assert_null(adapter);
+    assert_error_has("q_proj.lora_A.weight has shape [2, 1], expected [1, 2]; ");
+    assert_error_has("missing base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight; ");
+    assert_error_has("unexpected base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight");
+    put_safetensors("t/adapter_model.safetensors",
+                    "{\"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight\":"
+                    "{\"dtype\":\"I32\",\"shape\":[1,2],\"data_offsets\":[0,8]},"
+                    "\"base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight\":"
+                    "{\"dtype\":\"F32\",\"shape\":[3,1],\"data_offsets\":[8,20]}}",
+                    20);
+    assert_int_equal(bl_peft_open(tmp_path("t"), &small, &adapter), BL_EINPUT);
+    assert_error_has("lora_A.weight has dtype I32, expected F32, F16 or BF16");
+    assert_null(strstr(bl_error_text(), ";"));
+}
+
+static void test_module_names(void **state)
+{
+    bl_peft_module module;
+
+    (void)state;
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        assert_true(bl_peft_module_parse(bl_peft_module_name(m), &module));
+        assert_int_equal(module, m);
+    }
+    assert_string_equal(bl_peft_module_name(BL_PEFT_GATE), "gate_proj");
+    assert_false(bl_peft_module_parse("self_attn.q_proj", &module));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config_text),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_writing_fails_cleanly),
+        cmocka_unit_test(test_target_modules),
+        cmocka_unit_test(test_unsupported_features),
+        cmocka_unit_test(test_tensors_are_compared_with_the_base),
+        cmocka_unit_test(test_module_names),
+    };
+    return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
+}
