@@ -168,7 +168,8 @@ done:
 
 /* ---- the command line ---- */
 
-/* Whether a missing or a boolean next word belongs to this option: bools, and aliases that translate true. */
+/* Whether the option may stand alone, for true: bools, and aliases whose translation begins with one of a
+ * bool's words. */
 static bool is_switch(const bl_options *options, const char *name)
 {
     char key[BL_OPTION_KEY_BYTES];
@@ -177,7 +178,9 @@ static bool is_switch(const bl_options *options, const char *name)
     if (option) return option->type == BL_OPTION_BOOL;
     const bl_option_alias *alias = bl_options_find_alias(options, key);
     if (!alias) return false;
-    if (alias->values) return strstr(alias->values, "true=") || strstr(alias->values, "false=");
+    if (alias->values) {
+        return strncmp(alias->values, "true=", 5) == 0 || strncmp(alias->values, "false=", 6) == 0;
+    }
     return alias->key && bl_options_find(options, alias->key)->type == BL_OPTION_BOOL;
 }
 

@@ -31,7 +31,7 @@ static int64_t usable_cores(void)
 }
 
 /* Puts in place of auto what this machine and this version decide. */
-static void resolve(bl_train_config *config)
+static void resolve(bl_config_command command, bl_train_config *config)
 {
     config->device = BL_CONFIG_DEVICE_CPU;
     config->compute_dtype = BL_COMPUTE_FP32;
@@ -39,7 +39,7 @@ static void resolve(bl_train_config *config)
     if (config->threads == BL_OPTION_AUTO) config->threads = bl_max_i64(1, usable_cores() / config->ranks);
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
     if (config->offload_ratio == BL_OPTION_AUTO) config->offload_ratio = 0;
-    if (config->save_total_limit == 1) {
+    if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
         bl_log_warning("save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
         config->save_total_limit = 2;
     }
@@ -61,7 +61,7 @@ bl_status bl_train_config_load(bl_config_command command, const char *yaml_path,
     if (n_words == 1) yaml_path = word;
     if (yaml_path) BL_TRY_GOTO(st, done, bl_options_read_yaml(&options, yaml_path));
     BL_TRY_GOTO(st, done, bl_options_check_required(&options));
-    resolve(config);
+    resolve(command, config);
     BL_TRY_GOTO(st, done, bl_train_config_validate(command, config));
     *out = config;
     config = NULL;

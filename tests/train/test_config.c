@@ -254,6 +254,11 @@ static void test_aliases(void **state)
     assert_string_equal(c->init_adapter, "dir");
     bl_train_config_free(c);
 
+    assert_int_equal(load(REQUIRED, "--lora_bias none --fp16 false --use_cpu --save_total_limit 1", &c), BL_OK);
+    assert_int_equal(c->save_total_limit, 2);
+    bl_train_config_free(c);
+
+    expect_error(REQUIRED, "--fp16", "--fp16: 'true' is not known here; use compute_dtype");
     expect_error(REQUIRED "batch_size: 4\n", "",
                  "c.yaml:4: batch_size: not a key of Ballast; use per_device_train_batch_size and "
                  "gradient_accumulation_steps (a step takes their product x ranks sequences)");
