@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "base/sizes.h"
@@ -139,6 +140,21 @@ static void test_reads_legal_oddities(void **state)
     bl_safetensors_close(file);
 }
 
+static void test_a_file_cut_while_open(void **state)
+{
+    bl_safetensors *file;
+    char bytes[4];
+
+    (void)state;
+    put_safetensors("cut", "{\"z\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
+    assert_int_equal(bl_safetensors_open(tmp_path("cut"), &file), BL_OK);
+    assert_int_equal(truncate(tmp_path("cut"), bl_safetensors_at(file, 0)->offset_bytes + 1), 0);
+    assert_int_equal(bl_tensor_read(bl_safetensors_at(file, 0), 0, 4, bytes), BL_EIO);
+    assert_error_has("tensor z: /tmp/");
+    assert_error_has("/cut: ends at offset ");
+    bl_safetensors_close(file);
+}
+
 static const bl_tensor_spec specs[] = {
     {"b.half", BL_F16, 1, {3}}, {"z.float", BL_F32, 2, {2, 2}}, {"a.float", BL_F32, 0, {0}},
     {"long", BL_I64, 1, {1}},   {"a\"quote", BL_U8, 1, {5}},    {"none", BL_BF16, 2, {0, 7}},
@@ -240,6 +256,7 @@ int main(void)
         cmocka_unit_test(test_refuses_what_is_no_safetensors_file),
         cmocka_unit_test(test_refuses_bad_headers),
         cmocka_unit_test(test_reads_legal_oddities),
+        cmocka_unit_test(test_a_file_cut_while_open),
         cmocka_unit_test(test_writer_layout),
         cmocka_unit_test(test_writer_refuses_wrong_use),
         cmocka_unit_test(test_reads_as_float),
