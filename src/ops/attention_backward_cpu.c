@@ -30,7 +30,7 @@ OPS_CLONES static void probabilities_row(int64_t n, float lse, float *p)
     for (int64_t j = 0; j < n; j++) p[j] = ops_expf(p[j] - lse);
 }
 
-OPS_CLONES static void gradient_row(int64_t n, float delta, const float *p, float *ds)
+OPS_CLONES static void score_gradient_row(int64_t n, float delta, const float *p, float *ds)
 {
     OPS_IVDEP
     for (int64_t j = 0; j < n; j++) ds[j] = p[j] * (ds[j] - delta);
@@ -48,7 +48,7 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
         float *p = s->p + r * t->n_keys, *ds = s->ds + r * t->n_keys;
         int64_t n = bl_min_i64(t->n_visible + r, t->n_keys);
         probabilities_row(n, t->lse[r * a->n_heads], p);
-        gradient_row(n, t->delta[r * a->n_heads], p, ds);
+        score_gradient_row(n, t->delta[r * a->n_heads], p, ds);
         memset(p + n, 0, (size_t)(t->n_keys - n) * sizeof *p);
         memset(ds + n, 0, (size_t)(t->n_keys - n) * sizeof *ds);
     }

@@ -37,11 +37,6 @@ static int64_t document_of_slot(const bl_attention_forward_args *a, int64_t slot
     return low;
 }
 
-OPS_CLONES static void scale_row(int64_t d, float factor, float *o)
-{
-    for (int64_t i = 0; i < d; i++) o[i] *= factor;
-}
-
 /* Row r sees the first n_visible + r of the n_keys scores. They become exp(s - highest), the others 0; what
  * the rows of o hold from earlier blocks moves to the new maximum. */
 static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible, float *o,
@@ -57,7 +52,7 @@ static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, i
         if (highest != before) {
             float factor = ops_expf(before - highest);
             s->denominator[r] *= (double)factor;
-            if (before != -INFINITY) scale_row(d, factor, o + r * o_stride);
+            if (before != -INFINITY) ops_scale(d, factor, o + r * o_stride);
             s->highest[r] = highest;
         }
         s->denominator[r] += sum;
@@ -95,7 +90,7 @@ static void forward_item(void *arg, int64_t index, void *scratch)
                        a->kv_stride, key == 0 ? 0.0f : 1.0f, o, a->o_stride);
     }
     for (int64_t r = 0; r < n_rows; r++) {
-        scale_row(a->d, (float)(1.0 / s->denominator[r]), o + r * a->o_stride);
+        ops_scale(a->d, (float)(1.0 / s->denominator[r]), o + r * a->o_stride);
         if (a->lse)
             a->lse[(begin + first + r) * a->n_heads + head] =
                 (float)((double)s->highest[r] + log(s->denominator[r]));

@@ -15,7 +15,8 @@ typedef struct bl_swiglu_forward_args {
 } bl_swiglu_forward_args;
 bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 
-/* dg = dh u sigma(g) (1 + g (1 - sigma(g))), du = dh silu(g). d_gate_up (T, 2I) overwritten; may be gate_up itself. */
+/* dg = dh u sigma(g) (1 + g (1 - sigma(g))), du = dh silu(g). d_gate_up (T, 2I) overwritten; may be gate_up
+ * itself. */
 typedef struct bl_swiglu_backward_args {
     int64_t T, I;
     const float *gate_up, *dh;
@@ -39,10 +40,14 @@ typedef struct bl_accumulate_args {
 } bl_accumulate_args;
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
 
-/* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1 / (1 - p); the random number is a
- * function (Philox 4x32-10, Salmon et al. 2011) of (seed, step, sample[t], position[t], layer, matrix, c) alone, so forward, recompute
- * and backward agree, and micro-batching does not matter. Applying it to a gradient is its own backward.
- * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the token's index in the sample. */
+/* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1 / (1 - p).
+ * The random number is a function (Philox 4x32-10, Salmon et al. 2011) of (seed, step, sample[t],
+ * position[t], layer, matrix, c) alone, so forward, recompute and backward agree, and micro-batching does
+ * not matter; philox.h defines the counters, and every device draws the same bits. Applying it to a gradient
+ * is its own backward.
+ *
+ * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the token's
+ * index in the sample. BL_EUSAGE: p outside [0, 1). */
 typedef struct bl_dropout_args {
     int64_t T, C;
     float p; /* in [0, 1); 0 copies */
@@ -55,8 +60,8 @@ typedef struct bl_dropout_args {
 } bl_dropout_args;
 bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 
-/* y (T, H) = rows ids[t] of table (V, H), converted from `dtype` (F32, F16, BF16). The ids are < V: the caller has checked. The table may
- * lie in host memory. */
+/* y (T, H) = rows ids[t] of table (V, H), converted from `dtype` (F32, F16, BF16). The ids are < V: the
+ * caller has checked. The table may lie in host memory. */
 typedef struct bl_embedding_args {
     int64_t T, H;
     bl_dtype dtype;

@@ -31,11 +31,6 @@ int64_t bl_loss_head_scratch_floats(int64_t V)
     return bl_max_i64(enough, V * CHUNK_TOKENS_MIN);
 }
 
-OPS_CLONES static void scale_row(int64_t n, float factor, float *row)
-{
-    for (int64_t i = 0; i < n; i++) row[i] *= factor;
-}
-
 /* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
 static void softmax_item(void *arg, int64_t index, void *scratch)
 {
@@ -48,7 +43,7 @@ static void softmax_item(void *arg, int64_t index, void *scratch)
     c->logp[index] = (double)logit - (double)highest - log(sum);
     if (!a->dx) return;
     double factor = a->scale * (double)a->weights[token], hit = (double)row[target] / sum;
-    scale_row(a->V, (float)(factor / sum), row);
+    ops_scale(a->V, (float)(factor / sum), row);
     row[target] = (float)(factor * (hit - 1.0));
 }
 

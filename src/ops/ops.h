@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ops.h -- what the ops have in common.
  *
- * An op is a function bl_<op>(bl_stream *, const bl_<op>_args *): it copies its arguments, queues itself on the stream and
- * returns; a failure surfaces as the stream's sticky error. All pointers are device memory of the stream's device and stay valid
- * until the op has run. Matrices are row-major and dense unless a leading dimension is named. Activations are fp32 on the
- * CPU. Sums that decide results are taken in a fixed order that depends on shapes alone. T is the number of tokens of a
- * micro-batch; T = 0 is legal everywhere and does nothing.
+ * An op is a function bl_<op>(bl_stream *, const bl_<op>_args *): it copies its arguments, queues itself on
+ * the stream and returns. Arguments that make no sense are refused at the call; a failure while running
+ * surfaces as the stream's sticky error. All pointers are device memory of the stream's device and stay valid
+ * until the op has run. Matrices are row-major and dense unless a leading dimension is named. Activations are
+ * fp32 on the CPU. Sums that decide results are taken in a fixed order that depends on shapes alone. T is the
+ * number of tokens of a micro-batch; T = 0 is legal everywhere and does nothing.
  *
- * A micro-batch is a flat stream of tokens; cu_seqlens[n_documents + 1] holds the first token of each document and T at its end.
- * Documents do not see each other, and positions start at 0 in each. */
+ * A micro-batch is a flat stream of tokens; cu_seqlens[n_documents + 1] holds the first token of each
+ * document and T at its end. Documents do not see each other, and positions start at 0 in each. */
 #ifndef BALLAST_OPS_OPS_H
 #define BALLAST_OPS_OPS_H
 

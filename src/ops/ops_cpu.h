@@ -16,7 +16,8 @@
 #include "ops/ops.h"
 
 /* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
- * choice would run before their runtime is ready. */
+ * choice would run before their runtime is ready. For clang 14 such a function must be static, and still its
+ * name must be the only one in the program. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
 #define OPS_SANITIZED 1
@@ -119,6 +120,9 @@ double ops_exp_sum(float *row, int64_t n, float shift);
 
 /* The largest of row (n); NaN entries are passed over. -infinity for n = 0. */
 float ops_max(const float *row, int64_t n);
+
+/* row_i *= factor for i < n. */
+void ops_scale(int64_t n, float factor, float *row);
 
 /* sum_i a_i b_i, products and sum in double. */
 double ops_dot(const float *a, const float *b, int64_t n);

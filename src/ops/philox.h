@@ -3,11 +3,14 @@
  * (SC'11), section 3.3, and the counters of dropout. Usable from C and from CUDA, so that both devices draw
  * the same mask.
  *
- * Dropout's mask at row t, column c. Words are uint32; lo and hi are the halves of a 64-bit number:
- *   key'    = words 0 and 1 of philox(counter = {step lo, step hi, layer, matrix}, key = {seed lo, seed hi})
- * once a call random  = word c % 4 of philox(counter = {c / 4, position[t], sample[t] lo, sample[t] hi}, key
- * = key') kept when random >= floor(p 2^32), p taken exactly; a kept element is multiplied by (float)(1 / (1
- * - (double)p)). Under one key' no two elements share a counter; c / 4 fits 32 bits since C < 2^34. */
+ * Dropout's mask at row t, column c. Words are uint32; lo and hi are the halves of a 64-bit number.
+ *
+ *   once a call:  key' = words 0 and 1 of philox(counter = {step lo, step hi, layer, matrix},
+ *                                                key = {seed lo, seed hi})
+ *   random = word c % 4 of philox(counter = {c / 4, position[t], sample[t] lo, sample[t] hi}, key = key')
+ *   kept when random >= floor(p 2^32), p taken exactly; multiplied by (float)(1 / (1 - (double)p))
+ *
+ * Under one key' no two elements share a counter; c / 4 fits 32 bits since C < 2^34. */
 #ifndef BALLAST_OPS_PHILOX_H
 #define BALLAST_OPS_PHILOX_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rope.h -- rotary position embedding. Su et al. 2021, arXiv:2104.09864, eq. 34, in Hugging Face's rotate-half layout: pair i of a
- * head is (x_i, x_{i + d/2}). */
+/* rope.h -- rotary position embedding. Su et al. 2021, arXiv:2104.09864, eq. 34, in Hugging Face's
+ * rotate-half layout: pair i of a head is (x_i, x_{i + d/2}). */
 #ifndef BALLAST_OPS_ROPE_H
 #define BALLAST_OPS_ROPE_H
 
@@ -9,8 +9,8 @@
 /* In place on n_heads consecutive heads of d channels at x + t * row_stride, for each token t:
  *   (a, b) -> (a cos - b sin, b cos + a sin),  angle = (p_t + position_offset) inv_freq[i],
  * p_t the token's index in its document. direction -1 rotates back: the backward of the forward.
- * cos_table, sin_table: (n_positions, d/2) fp32, made from double angles by bl_rope_fill_tables; every position used is
- * < n_positions. */
+ * cos_table, sin_table: (n_positions, d/2) fp32, made from double angles by bl_rope_fill_tables; every
+ * position used is < n_positions. */
 typedef struct bl_rope_args {
     int64_t T, n_heads, d, row_stride, n_documents, position_offset;
     int direction; /* +1 or -1 */
@@ -20,7 +20,9 @@ typedef struct bl_rope_args {
 } bl_rope_args;
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 
-/* Host function: cos and sin of p * inv_freq[i] for p < n_positions, i < half, angles and functions in double. */
-void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table, float *sin_table);
+/* Host function: cos and sin of p * inv_freq[i] for p < n_positions, i < half, angles and functions in
+ * double. */
+void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,
+                         float *sin_table);
 
 #endif
