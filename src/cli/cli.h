@@ -21,6 +21,8 @@ typedef struct bl_command {
     bl_status (*run)(int argc, char *const *argv);
 } bl_command;
 
+extern const bl_command bl_command_train, bl_command_eval;
+extern const bl_command bl_command_generate;
 extern const bl_command bl_command_tokenize;
 extern const bl_command bl_command_inspect;
 

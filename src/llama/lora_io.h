@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_io.h -- a PEFT adapter read into flat vectors. */
+/* lora_io.h -- a PEFT adapter and the flat vectors of llama/lora.h. */
 #ifndef BALLAST_LLAMA_LORA_IO_H
 #define BALLAST_LLAMA_LORA_IO_H
 
@@ -7,8 +7,10 @@
 #include "llama/lora.h"
 #include "store/peft.h"
 
-/* The options that an adapter's configuration means. */
-bl_status bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out);
+/* Options and PEFT's configuration, both ways; the base's shape for store/peft.h. */
+void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out);
+bl_peft_config bl_lora_peft_config(const bl_lora_options *options);
+bl_peft_base bl_lora_peft_base(const bl_llama_config *config);
 
 /* Floats [begin, begin + count) of layer `layer`'s flat vector from an open adapter, as float, to out; past n_floats: 0. */
 bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter *adapter, int64_t layer, int64_t begin, int64_t count,

@@ -41,7 +41,7 @@ int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, i
 /* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills its own
  * shard. */
 void bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
-bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const char *dir);
+bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_llama_config *config, const char *dir);
 
 /* Queues: sums[0..1] = loss sum and squared gradient norm over all ranks; returns after they have arrived on
  * the host. *loss_sum, *grad_norm in host memory. Ends the step's communication. */
@@ -52,9 +52,9 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *state, double *loss_sum, dou
 bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double lr, double beta1,
                                   double beta2, double eps, double weight_decay, double max_grad_norm);
 
-/* Writes the adapter (or, with `gradients`, their sums under the same names) into `dir` / the file `path`.
- * Collective; only rank 0 writes. */
-bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const char *dir, const char *base_model,
+/* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the folder `dir`; the summed gradients of
+ * the step under way go, under the adapter's tensor names, into the safetensors file `path`. */
+bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_llama_config *config, const char *dir, const char *base_model,
                                       bool bf16);
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
 

@@ -182,6 +182,6 @@ bl_status bl_rank_train(bl_rank *r)
         BL_TRY(train_step(r, step, totals));
         BL_TRY(after_step(r, step + 1));
     }
-    return bl_adapter_state_write_peft(r->state, job->config->output_dir, job->config->model_name_or_path,
+    return bl_adapter_state_write_peft(r->state, &job->host->config, job->config->output_dir, job->config->model_name_or_path,
                                        job->config->adapter_dtype == BL_ADAPTER_BF16);
 }

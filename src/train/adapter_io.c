@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* adapter_io.c -- the adapter between its shards and PEFT's files, a layer at a time; and which adapter a job trains. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "llama/lora_io.h"
+#include "store/safetensors.h"
+#include "train/job.h"
+
+bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config *config, const char *dir)
+{
+    bl_peft_base base = bl_lora_peft_base(config);
+    bl_peft_adapter *adapter = NULL;
+
+    BL_TRY(bl_peft_open(dir, &base, &adapter));
+    bl_status st = BL_OK;
+    for (int64_t l = 0; st == BL_OK && l < s->n_layers; l++)
+        st = bl_lora_read_range(s->layout, adapter, l, bl_comm_rank(s->world) * s->chunk, s->chunk, s->w + l * s->chunk);
+    bl_peft_close(adapter);
+    return st;
+}
+
+/* ---- writing: layers in the order of PEFT's file, each gathered once ---- */
+
+typedef struct exporter {
+    bl_adapter_state *state;
+    const float *shards; /* w or grad */
+    int64_t layer;       /* what state->full[0] holds; -1: nothing */
+} exporter;
+
+static bl_status gather_layer(exporter *e, int64_t layer)
+{
+    bl_adapter_state *s = e->state;
+    if (e->layer == layer) return BL_OK;
+    e->layer = layer;
+    BL_TRY(bl_comm_all_gather(s->world, s->communication, e->shards + layer * s->chunk, s->full[0], (size_t)s->chunk * sizeof(float)));
+    return bl_stream_synchronize(s->communication);
+}
+
+static bl_status fill_factor(void *user, int64_t layer, bl_peft_module module, bl_peft_factor factor, float *dst)
+{
+    exporter *e = user;
+    const bl_lora_layout *layout = e->state->layout;
+    int64_t offset = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module];
+    int64_t n = layout->options.r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
+
+    BL_TRY(gather_layer(e, layer));
+    memcpy(dst, e->state->full[0] + offset, (size_t)n * sizeof(float));
+    return BL_OK;
+}
+
+static int compare_numbers_as_text(const void *a, const void *b)
+{
+    char left[24], right[24];
+    snprintf(left, sizeof left, "%lld.", (long long)*(const int64_t *)a);
+    snprintf(right, sizeof right, "%lld.", (long long)*(const int64_t *)b);
+    return strcmp(left, right);
+}
+
+/* The part of the other ranks: the same gathers in the order in which the writer needs them, that of the tensors' names. */
+static bl_status follow(exporter *e)
+{
+    int64_t n = e->state->n_layers, *layers = malloc((size_t)n * sizeof *layers);
+    bl_status st = layers ? BL_OK : BL_FAIL(BL_ENOMEM, "a list of layers");
+    for (int64_t i = 0; st == BL_OK && i < n; i++) layers[i] = i;
+    if (st == BL_OK) qsort(layers, (size_t)n, sizeof *layers, compare_numbers_as_text);
+    for (int64_t i = 0; st == BL_OK && i < n; i++) st = gather_layer(e, layers[i]);
+    free(layers);
+    return st;
+}
+
+/* full[0] must be idle, and `shards` final. */
+static bl_status settle(bl_adapter_state *s)
+{
+    BL_TRY(bl_stream_synchronize(s->compute));
+    return bl_stream_synchronize(s->communication);
+}
+
+/* Past the layer's floats the buffer is gradient padding, which must stay zero. */
+static bl_status clear_padding(bl_adapter_state *s)
+{
+    int64_t whole = s->chunk * bl_comm_size(s->world), n = s->layout->n_floats;
+    return bl_stream_zero(s->compute, s->full[0] + n, (size_t)(whole - n) * sizeof(float));
+}
+
+bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_llama_config *config, const char *dir, const char *base_model,
+                                      bool bf16)
+{
+    exporter e = {s, s->w, -1};
+    bl_peft_config peft = bl_lora_peft_config(&s->layout->options);
+    bl_peft_base base = bl_lora_peft_base(config);
+
+    BL_TRY(settle(s));
+    if (bl_comm_rank(s->world) != 0) return follow(&e);
+    return bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, fill_factor, &e);
+}
+
+enum { NAME_BYTES = 128 };
+
+typedef struct named_factor {
+    int64_t layer;
+    bl_peft_module module;
+    bl_peft_factor factor;
+    char name[NAME_BYTES];
+} named_factor;
+
+static bl_status write_all(exporter *e, const char *path, named_factor *list, bl_tensor_spec *specs, size_t n)
+{
+    const bl_lora_layout *layout = e->state->layout;
+    bl_safetensors_writer *writer = NULL;
+    bl_status st = BL_OK;
+    float *block = malloc((size_t)layout->n_floats * sizeof *block);
+
+    if (!block) return BL_FAIL(BL_ENOMEM, "a layer's gradients");
+    BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, NULL, 0, &writer));
+    for (size_t i = 0; i < n; i++) {
+        const named_factor *f = &list[bl_safetensors_writer_order(writer)[i]];
+        const bl_tensor_spec *spec = &specs[f - list];
+        BL_TRY_GOTO(st, done, fill_factor(e, f->layer, f->module, f->factor, block));
+        BL_TRY_GOTO(st, done, bl_safetensors_writer_append(writer, block, (size_t)(spec->shape[0] * spec->shape[1]) * sizeof(float)));
+    }
+    st = bl_safetensors_writer_commit(writer);
+    writer = NULL;
+done:
+    bl_safetensors_writer_abort(writer);
+    free(block);
+    return st;
+}
+
+static bl_status write_gradient_file(exporter *e, const char *path)
+{
+    const bl_lora_layout *layout = e->state->layout;
+    size_t most = (size_t)(e->state->n_layers * BL_PROJECTIONS * 2), n = 0;
+    named_factor *list = calloc(most, sizeof *list);
+    bl_tensor_spec *specs = calloc(most, sizeof *specs);
+    bl_status st = list && specs ? BL_OK : BL_FAIL(BL_ENOMEM, "the list of gradients");
+
+    for (int64_t l = 0; st == BL_OK && l < e->state->n_layers; l++)
+        for (int p = 0; p < BL_PROJECTIONS; p++)
+            for (int f = 0; f < 2 && layout->a_offset[p] >= 0; f++, n++) {
+                list[n] = (named_factor){.layer = l, .module = (bl_peft_module)p, .factor = (bl_peft_factor)f};
+                snprintf(list[n].name, NAME_BYTES, "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)l,
+                         bl_projection_get((bl_projection)p)->module, f == BL_PEFT_A ? 'A' : 'B');
+                int64_t r = layout->options.r;
+                specs[n] = (bl_tensor_spec){list[n].name, BL_F32, 2,
+                                            {f == BL_PEFT_A ? r : layout->b_rows[p], f == BL_PEFT_A ? layout->a_cols[p] : r}};
+            }
+    if (st == BL_OK) st = write_all(e, path, list, specs, n);
+    free(specs);
+    free(list);
+    return st;
+}
+
+bl_status bl_adapter_state_write_gradients(bl_adapter_state *s, const char *path)
+{
+    exporter e = {s, s->grad, -1};
+    BL_TRY(settle(s));
+    BL_TRY(bl_comm_rank(s->world) == 0 ? write_gradient_file(&e, path) : follow(&e));
+    return clear_padding(s);
+}
+
+/* ---- which adapter ---- */
+
+static bl_status options_of_config(const bl_train_config *c, bl_lora_options *out)
+{
+    *out = (bl_lora_options){.r = c->lora_r, .alpha = c->lora_alpha, .use_rslora = c->use_rslora, .dropout = c->lora_dropout};
+    for (int64_t i = 0; i < c->lora_target_modules.n_items; i++) {
+        const char *name = c->lora_target_modules.items[i];
+        bl_peft_module module;
+        if (strcmp(name, "all-linear") == 0)
+            for (int p = 0; p < BL_PROJECTIONS; p++) out->target[p] = true;
+        else if (bl_peft_module_parse(name, &module))
+            out->target[module] = true;
+        else
+            return BL_FAIL(BL_EUSAGE, "lora_target_modules: %s is none of the seven projections", name);
+    }
+    return BL_OK;
+}
+
+/* init_adapter fixes r, alpha, rsLoRA and targets; keys that say otherwise are refused. */
+static bl_status check_given(const bl_train_config *c, const bl_lora_options *asked, const bl_lora_options *adapter)
+{
+    const char *key = NULL;
+    if (bl_train_config_given(c, "lora_r") && asked->r != adapter->r) key = "lora_r";
+    if (bl_train_config_given(c, "lora_alpha") && asked->alpha != adapter->alpha) key = "lora_alpha";
+    if (bl_train_config_given(c, "use_rslora") && asked->use_rslora != adapter->use_rslora) key = "use_rslora";
+    if (bl_train_config_given(c, "lora_target_modules") && memcmp(asked->target, adapter->target, sizeof asked->target) != 0)
+        key = "lora_target_modules";
+    if (!key) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "%s: differs from that of init_adapter %s, which fixes it; leave the key out", key, c->init_adapter);
+}
+
+bl_status bl_job_choose_lora(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    bl_lora_options options;
+
+    if (!c->init_adapter && job->evaluate_only) {
+        bl_lora_layout_init(&job->host->config, NULL, &job->lora);
+        return BL_OK;
+    }
+    BL_TRY(options_of_config(c, &options));
+    if (c->init_adapter) {
+        bl_peft_config peft;
+        bl_lora_options adapter;
+        BL_TRY(bl_peft_load_config(c->init_adapter, job->host->config.n_layers, &peft));
+        bl_lora_options_of_peft(&peft, &adapter);
+        if (!job->evaluate_only) BL_TRY(check_given(c, &options, &adapter));
+        adapter.dropout = c->lora_dropout; /* the run's, not the old run's */
+        options = adapter;
+        job->init_adapter = strdup(c->init_adapter);
+        if (!job->init_adapter) return BL_FAIL(BL_ENOMEM, "a path");
+    }
+    bl_lora_layout_init(&job->host->config, &options, &job->lora);
+    return BL_OK;
+}
