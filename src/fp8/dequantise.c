@@ -6,7 +6,9 @@
 
 enum {
     ITEM_ELEMENTS = 64 << 10, /* a work item's */
-    TRANSPOSE_TILE = 64       /* a cache line of codes: both sides of a tile fill whole lines */
+    PREFETCH_ROWS = 8,        /* short runs far apart: the processor does not see the next one coming */
+    CACHE_LINE_BYTES = 64,
+    TRANSPOSE_TILE = 64 /* a cache line of codes: both sides of a tile fill whole lines */
 };
 
 static void decode_block_run(const bl_fp8_kernels *kernels, const uint8_t *codes, const float *scales,
@@ -19,33 +21,45 @@ static void decode_block_run(const bl_fp8_kernels *kernels, const uint8_t *codes
     }
 }
 
+static void dequantise_run(const bl_fp8_kernels *kernels, bl_format format, const void *codes,
+                           const float *scales, int64_t cols, int64_t row, int64_t col_begin, int64_t col_end,
+                           float *dst)
+{
+    const unsigned char *bytes = codes;
+    int64_t first = row * cols + col_begin, width = col_end - col_begin;
+    switch (format) {
+    case BL_FORMAT_FP8_ROW:
+        kernels->decode(bytes + first, scales[row], dst, width);
+        return;
+    case BL_FORMAT_FP8_BLOCK:
+        scales += row / BL_FP8_BLOCK * bl_ceil_div(cols, BL_FP8_BLOCK);
+        decode_block_run(kernels, bytes + row * cols, scales, col_begin, col_end, dst);
+        return;
+    case BL_FORMAT_F32:
+        kernels->widen(BL_F32, bytes + 4 * first, dst, width);
+        return;
+    case BL_FORMAT_F16:
+        kernels->widen(BL_F16, bytes + 2 * first, dst, width);
+        return;
+    default:
+        kernels->widen(BL_BF16, bytes + 2 * first, dst, width);
+        return;
+    }
+}
+
 void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *scales, int64_t cols,
                             int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end,
                             float *dst, int64_t ld)
 {
     const bl_fp8_kernels *kernels = bl_fp8_kernels_best();
-    const unsigned char *bytes = codes;
-    int64_t width = col_end - col_begin, n_blocks = bl_ceil_div(cols, BL_FP8_BLOCK);
+    int64_t code_bytes = (int64_t)bl_format_code_bytes(format),
+            run_bytes = (col_end - col_begin) * code_bytes;
     for (int64_t row = row_begin; row < row_end; row++, dst += ld) {
-        int64_t first = row * cols + col_begin;
-        switch (format) {
-        case BL_FORMAT_FP8_ROW:
-            kernels->decode(bytes + first, scales[row], dst, width);
-            break;
-        case BL_FORMAT_FP8_BLOCK:
-            decode_block_run(kernels, bytes + row * cols, scales + row / BL_FP8_BLOCK * n_blocks, col_begin,
-                             col_end, dst);
-            break;
-        case BL_FORMAT_F32:
-            kernels->widen(BL_F32, bytes + 4 * first, dst, width);
-            break;
-        case BL_FORMAT_F16:
-            kernels->widen(BL_F16, bytes + 2 * first, dst, width);
-            break;
-        default:
-            kernels->widen(BL_BF16, bytes + 2 * first, dst, width);
-            break;
+        if (row + PREFETCH_ROWS < row_end) {
+            const char *ahead = (const char *)codes + ((row + PREFETCH_ROWS) * cols + col_begin) * code_bytes;
+            for (int64_t i = 0; i < run_bytes; i += CACHE_LINE_BYTES) __builtin_prefetch(ahead + i);
         }
+        dequantise_run(kernels, format, codes, scales, cols, row, col_begin, col_end, dst);
     }
 }
 

@@ -44,6 +44,11 @@ bool bl_format_from_dtype(bl_dtype dtype, bl_format *out)
     }
 }
 
+size_t bl_format_code_bytes(bl_format format)
+{
+    return formats[format].code_bytes;
+}
+
 bool bl_format_is_fp8(bl_format format)
 {
     return format == BL_FORMAT_FP8_ROW || format == BL_FORMAT_FP8_BLOCK;

@@ -41,6 +41,7 @@ bool bl_format_parse(const char *name, bl_format *out); /* false: unknown name *
 bool bl_format_from_dtype(bl_dtype dtype,
                           bl_format *out); /* the stored format of F32, F16, BF16; else false */
 bool bl_format_is_fp8(bl_format format);
+size_t bl_format_code_bytes(bl_format format); /* of one weight */
 /* Bytes of the codes of a rows x cols matrix, and the number of its scales. False: more than a size_t can
  * count. */
 bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes, size_t *n_scales);

@@ -14,6 +14,12 @@ static bool has_f16c(void)
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
 const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant)
 {
     switch (variant) {
@@ -22,10 +28,9 @@ const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant)
     case BL_FP8_AVX2:
         return __builtin_cpu_supports("avx2") && has_f16c() ? &bl_fp8_kernels_avx2 : NULL;
     case BL_FP8_AVX512:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512vl")
-                   ? &bl_fp8_kernels_avx512
-                   : NULL;
+        return has_avx512() ? &bl_fp8_kernels_avx512 : NULL;
+    case BL_FP8_AVX512_VBMI:
+        return has_avx512() && __builtin_cpu_supports("avx512vbmi") ? &bl_fp8_kernels_avx512_vbmi : NULL;
     default:
         return NULL;
     }

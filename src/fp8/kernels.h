@@ -27,6 +27,7 @@ typedef enum bl_fp8_variant {
     BL_FP8_SCALAR,
     BL_FP8_AVX2,
     BL_FP8_AVX512,
+    BL_FP8_AVX512_VBMI,
     BL_FP8_VARIANT_COUNT
 } bl_fp8_variant;
 
@@ -35,6 +36,7 @@ const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant);
 /* The fastest that this processor can run; never NULL. Cheap, but not for inner loops. */
 const bl_fp8_kernels *bl_fp8_kernels_best(void);
 
-extern const bl_fp8_kernels bl_fp8_kernels_scalar, bl_fp8_kernels_avx2, bl_fp8_kernels_avx512;
+extern const bl_fp8_kernels bl_fp8_kernels_scalar, bl_fp8_kernels_avx2, bl_fp8_kernels_avx512,
+    bl_fp8_kernels_avx512_vbmi;
 
 #endif

@@ -51,7 +51,7 @@ INLINE __m256 decode8(__m128i codes)
     bits = _mm256_blendv_epi8(bits, _mm256_castps_si256(small), tiny);
     __m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(BL_FP8_NAN));
     bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), nan);
-    __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(wide, 7), 31);
+    __m256i sign = _mm256_and_si256(_mm256_slli_epi32(wide, 24), _mm256_set1_epi32(INT32_MIN));
     return _mm256_castsi256_ps(_mm256_or_si256(bits, sign));
 }
 
