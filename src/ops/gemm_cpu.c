@@ -2,10 +2,7 @@
 /* Every product is cut into tiles of the output, one pool item each. A tile of a product with a frozen matrix
  * walks along the inner dimension: decode a panel of W into the worker's scratch, let the BLAS add its
  * product, next panel. The panel stays in the cache, so decoding costs a few instructions for 16 weights that
- * are then used once per token.
- *
- * A few tokens (generation) leave nothing to pay for the BLAS's packing with: there the rows of W are decoded
- * into L1 and dotted with each token. */
+ * are then used once per token. */
 #include "ops/gemm.h"
 
 #include <limits.h>
@@ -21,10 +18,6 @@ enum {
     N_ITEMS_WANTED = 16,   /* enough to keep some cores evenly busy, where shapes allow */
     PANEL_INNER = 1024,    /* elements of a panel along the inner dimension */
     PANEL_PAD = 16,        /* rows of a panel a power of two apart would share cache sets */
-    FEW_TOKENS = 8,        /* up to here the dot path is faster than any BLAS call */
-    DOT_ROWS = 4,          /* rows of W that share the loads of x */
-    DOT_INNER = 1024,      /* DOT_ROWS runs of this length stay in L1 */
-    DOT_ITEM_WEIGHTS = 1 << 17
 };
 _Static_assert((TILE_MAX * (PANEL_INNER + PANEL_PAD)) * sizeof(float) <= BL_POOL_SCRATCH_BYTES,
                "a panel fits the scratch");
@@ -126,7 +119,7 @@ typedef struct weight_task {
     float beta;
     const float *in;
     float *out;
-    int64_t tile_tokens, tile_outer, rows_per_item;
+    int64_t tile_tokens, tile_outer;
     atomic_bool out_of_memory;
 } weight_task;
 
@@ -183,64 +176,6 @@ static bl_status run_weight_tiles(bl_pool *pool, weight_task *t)
     return check_library(&t->out_of_memory);
 }
 
-/* ---- and few tokens ---- */
-
-static inline __attribute__((always_inline)) float sum_lanes(const vf16 *lanes)
-{
-    vf16 v = *lanes;
-    for (int width = 8; width > 0; width /= 2)
-        for (int k = 0; k < width; k++) v[k] += v[k + width];
-    return v[0];
-}
-
-/* sums[r] += W_r . x for DOT_ROWS rows, `ld` apart, of n elements. */
-OPS_CLONES static void dot_rows(const float *W, int64_t ld, const float *x, int64_t n, float *sums)
-{
-    vf16 lanes[DOT_ROWS] = {{0}};
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int r = 0; r < DOT_ROWS; r++)
-            lanes[r] += *(const vf16 *)(W + r * ld + i) * *(const vf16 *)(x + i);
-    for (int r = 0; r < DOT_ROWS; r++) {
-        float rest = 0;
-        for (int64_t k = i; k < n; k++) rest += W[r * ld + k] * x[k];
-        sums[r] += sum_lanes(&lanes[r]) + rest;
-    }
-}
-
-static void dot_item(void *arg, int64_t index, void *scratch)
-{
-    const weight_task *t = arg;
-    int64_t begin = index * t->rows_per_item, end = bl_min_i64(begin + t->rows_per_item, t->n_outer),
-            ld = DOT_INNER + PANEL_PAD;
-    float *panel = scratch;
-    memset(panel, 0,
-           (size_t)(DOT_ROWS * ld) *
-               sizeof *panel); /* rows past the last one count as zeros, not as whatever was there */
-    for (int64_t row = begin; row < end; row += DOT_ROWS) {
-        int64_t n_rows = bl_min_i64(DOT_ROWS, end - row);
-        float sums[FEW_TOKENS][DOT_ROWS] = {{0}};
-        for (int64_t inner = 0; inner < t->n_inner; inner += DOT_INNER) {
-            int64_t depth = bl_min_i64(DOT_INNER, t->n_inner - inner);
-            decode_panel(t->w, row, row + n_rows, inner, inner + depth, panel, ld);
-            for (int64_t token = 0; token < t->T; token++)
-                dot_rows(panel, ld, t->in + token * t->ld_in + inner, depth, sums[token]);
-        }
-        for (int64_t token = 0; token < t->T; token++)
-            for (int64_t r = 0; r < n_rows; r++) {
-                float *y = t->out + token * t->ld_out + row + r;
-                *y = t->beta == 0 ? sums[token][r] : sums[token][r] + t->beta * *y;
-            }
-    }
-}
-
-static bl_status run_weight_dots(bl_pool *pool, weight_task *t)
-{
-    t->rows_per_item = bl_round_up(bl_max_i64(DOT_ITEM_WEIGHTS / bl_max_i64(t->n_inner, 1), 1), DOT_ROWS);
-    bl_pool_run(pool, bl_ceil_div(t->n_outer, t->rows_per_item), dot_item, t);
-    return BL_OK;
-}
-
 static bl_status check_weight(const bl_weight *w)
 {
     int64_t rows = 0;
@@ -267,7 +202,7 @@ bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_
                         .beta = beta,
                         .in = x,
                         .out = y};
-    return T <= FEW_TOKENS ? run_weight_dots(pool, &task) : run_weight_tiles(pool, &task);
+    return run_weight_tiles(pool, &task);
 }
 
 bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy, const bl_weight *w,
