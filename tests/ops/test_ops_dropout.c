@@ -80,6 +80,15 @@ static void dropout_follows_the_documented_counters(void **state)
     }
 }
 
+static void thresholds_are_exact(void **state)
+{
+    (void)state;
+    assert_int_equal(bl_dropout_threshold(0.5f), 0x80000000u);
+    assert_int_equal(bl_dropout_threshold(1.0f - 0x1p-24f), 0xffffff00u);
+    assert_int_equal(bl_dropout_threshold(0x1p-40f), 0);
+    assert_true(bl_dropout_scale(0.75f) == 4.0f);
+}
+
 static void dropout_rate_and_keys(void **state)
 {
     (void)state;
@@ -144,6 +153,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(philox_gives_the_published_answers),
         cmocka_unit_test(dropout_follows_the_documented_counters),
+        cmocka_unit_test(thresholds_are_exact),
         cmocka_unit_test(dropout_rate_and_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

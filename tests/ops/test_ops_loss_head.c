@@ -14,12 +14,13 @@ typedef struct problem {
     double *want_logp, *want_dx, want_loss;
 } problem;
 
-enum { WEIGHTS_ALL, WEIGHTS_SOME, WEIGHTS_SIGNED, WEIGHTS_NONE };
+enum { WEIGHTS_ALL, WEIGHTS_SOME, WEIGHTS_SIGNED, WEIGHTS_NONE, WEIGHTS_BUT_ONE };
 
 static float weight_of(int kind, int64_t t)
 {
     if (kind == WEIGHTS_ALL) return 1.0f;
     if (kind == WEIGHTS_NONE) return 0.0f;
+    if (kind == WEIGHTS_BUT_ONE) return t == 2 ? 0.0f : 1.0f;
     if (t % 5 < 3) return 0.0f; /* runs of masked tokens, the first token among them */
     return kind == WEIGHTS_SOME ? 1.0f : t % 2 ? -0.75f : 1.5f;
 }
@@ -166,6 +167,7 @@ static void loss_matches_the_formula(void **state)
     check(129, 100, 1000, WEIGHTS_SOME);
     check(129, 100, 1000, WEIGHTS_SIGNED);
     check(129, 64, 50, WEIGHTS_NONE);
+    check(7, 64, 50, WEIGHTS_BUT_ONE);
     check(3, 64, 40000, WEIGHTS_ALL);
     check(9, 300, 16, WEIGHTS_ALL); /* more channels than words */
 }
