@@ -113,6 +113,7 @@ static void test_file_errors(void **state)
     } cases[] = {
         {"lora_r: 4\n\nlora_rnak: 4\n", "c.yaml:3: lora_rnak: unknown key; did you mean lora_r?"},
         {"learning_rat: 4\n", "c.yaml:1: learning_rat: unknown key; did you mean learning_rate?"},
+        {"rnaks: 4\n", "c.yaml:1: rnaks: unknown key; did you mean ranks?"},
         {"lora_rnk: 4\n", "c.yaml:1: lora_rnk: unknown key; did you mean lora_r?"},
         {"qwertz: 4\n", "c.yaml:1: qwertz: unknown key"},
         {"seed: 1\nseed: 2\n", "c.yaml:2: seed: seed is already set in line 1"},
@@ -254,7 +255,8 @@ static void test_aliases(void **state)
     assert_string_equal(c->init_adapter, "dir");
     bl_train_config_free(c);
 
-    assert_int_equal(load(REQUIRED, "--lora_bias none --fp16 false --use_cpu --save_total_limit 1", &c), BL_OK);
+    assert_int_equal(load(REQUIRED, "--lora_bias none --fp16 false --use_cpu --save_total_limit 1", &c),
+                     BL_OK);
     assert_int_equal(c->save_total_limit, 2);
     bl_train_config_free(c);
 
@@ -365,8 +367,9 @@ static void test_resolved_round_trip(void **state)
 {
     static const char yaml[] =
         "model_name_or_path: \"a 'quoted' path: # with\\ttab \\\\ \\x7f and ü\"\n"
-        "output_dir: \"no\"\ntrain_file: \"~\"\nvalidation_file: '007'\ninit_adapter: ' x '\n"
-        "learning_rate: 3e-5\nadam_epsilon: 1e-8\nlora_dropout: 0.1\nlora_alpha: 33.3\n"
+        "output_dir: \"no\"\ntrain_file: \"~\"\nvalidation_file: '007'\ndump_gradients: "
+        "\"null\"\ninit_adapter: ' it''s '\n"
+        "learning_rate: 3e-5\nadam_epsilon: 1e-8\nlora_dropout: 0.1\nlora_alpha: 0.30000000000000004\n"
         "lora_target_modules: [q_proj, down_proj]\nseed: 9007199254740992\nmax_steps: -1\n"
         "lr_scheduler_type: cosine\nresume_from_checkpoint: yes\nranks: 2\nshuffle: false\n";
     bl_train_config *first, *second;
@@ -382,8 +385,11 @@ static void test_resolved_round_trip(void **state)
     assert_string_equal(second->model_name_or_path, "a 'quoted' path: # with\ttab \\ \x7f and ü");
     assert_string_equal(second->output_dir, "no");
     assert_string_equal(second->train_file, "~");
-    assert_string_equal(second->init_adapter, " x ");
-    assert_true(second->learning_rate == 3e-5 && second->seed == 9007199254740992 && !second->shuffle);
+    assert_string_equal(second->init_adapter, " it's ");
+    assert_string_equal(second->dump_gradients, "null");
+    assert_true(second->shard_size == 2);
+    assert_true(second->learning_rate == 3e-5 && second->lora_alpha == 0.30000000000000004 &&
+                second->seed == 9007199254740992 && !second->shuffle);
     for (int effect = BL_EFFECT_NONE; effect <= BL_EFFECT_SOURCE; effect++) {
         assert_int_equal(bl_train_config_diff(first, second, (bl_option_effect)effect, &text), BL_OK);
         assert_string_equal(text, "");
