@@ -85,7 +85,7 @@ static bl_status decode_replace(const bl_decoder_step *step, const string_list *
 
     for (size_t i = 0, start = 0; i < in->n; start = in->end[i++]) {
         const char *text = in->bytes.data + start, *end = in->bytes.data + in->end[i], *found;
-        while ((found = memmem(text, (size_t)(end - text), step->pattern, n_pattern)) != NULL) {
+        while ((found = bl_text_find(text, (size_t)(end - text), step->pattern, n_pattern)) != NULL) {
             BL_TRY(bl_bytes_append(&out->bytes, text, (size_t)(found - text)));
             BL_TRY(bl_bytes_append(&out->bytes, step->content, n_content));
             text = found + n_pattern;

@@ -92,16 +92,6 @@ static void return_context(bl_context_pool *pool, bl_encode_context *context)
 
 /* ---- encode ---- */
 
-static const char *find_cut_string(const char *text, size_t n_bytes, const char *cut, size_t n_cut)
-{
-    const char *end = text + n_bytes;
-    while ((text = memchr(text, cut[0], (size_t)(end - text))) != NULL) {
-        if ((size_t)(end - text) >= n_cut && !memcmp(text, cut, n_cut)) return text;
-        text++;
-    }
-    return NULL;
-}
-
 /* Without a pre-tokenizer a segment is one piece; where the vocabulary allows, it is cut into a word each,
  * which the cache then knows: runs of the cut string with what follows them. */
 static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
@@ -112,7 +102,7 @@ static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *
     for (; start < n_bytes; start = end) {
         size_t word = start;
         while (n_bytes - word >= n_cut && !memcmp(text + word, tokenizer->cut, n_cut)) word += n_cut;
-        const char *next = find_cut_string(text + word, n_bytes - word, tokenizer->cut, n_cut);
+        const char *next = bl_text_find(text + word, n_bytes - word, tokenizer->cut, n_cut);
         end = next ? (size_t)(next - text) : n_bytes;
         BL_TRY(bl_bpe_encode_piece(&tokenizer->bpe, &context->bpe, text + start, end - start, out));
     }

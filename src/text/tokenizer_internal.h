@@ -28,6 +28,10 @@ bool bl_unicode_is_word(uint32_t code);       /* \w of UTS 18 */
 uint32_t bl_byte_to_char(unsigned char byte); /* GPT-2's bytes_to_unicode */
 int bl_char_to_byte(uint32_t code);           /* its inverse; -1: not in the alphabet */
 
+/* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found soon: not
+ * memmem, whose sanitizer twin looks at all of the text in each call. */
+const char *bl_text_find(const char *text, size_t n_bytes, const char *part, size_t n_part);
+
 /* A growable byte buffer. */
 typedef struct bl_bytes {
     char *data;

@@ -308,7 +308,7 @@ void bl_tokenizer_find_cut(bl_tokenizer *tokenizer)
             token += length;
             n_bytes -= length;
         }
-        if (memmem(token, n_bytes, last->content, length)) return;
+        if (bl_text_find(token, n_bytes, last->content, length)) return;
     }
     tokenizer->cut = last->content;
 }

@@ -17,7 +17,7 @@ static bl_status replace_all(const bl_normalizer_step *step, const char *text, s
     size_t n_pattern = strlen(step->pattern), n_content = strlen(step->content), done = 0;
     const char *found;
 
-    while ((found = memmem(text + done, n_bytes - done, step->pattern, n_pattern)) != NULL) {
+    while ((found = bl_text_find(text + done, n_bytes - done, step->pattern, n_pattern)) != NULL) {
         BL_TRY(bl_bytes_append(out, text + done, (size_t)(found - text) - done));
         BL_TRY(bl_bytes_append(out, step->content, n_content));
         done = (size_t)(found - text) + n_pattern;

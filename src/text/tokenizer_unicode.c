@@ -137,6 +137,14 @@ int bl_char_to_byte(uint32_t code)
     return index == 67 ? 0xad : (int)(index - 33 + 0x7f);
 }
 
+const char *bl_text_find(const char *text, size_t n_bytes, const char *part, size_t n_part)
+{
+    for (const char *end = text + n_bytes; text < end && (text = memchr(text, part[0], (size_t)(end - text)));
+         text++)
+        if ((size_t)(end - text) >= n_part && !memcmp(text, part, n_part)) return text;
+    return NULL;
+}
+
 bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes)
 {
     size_t need;
