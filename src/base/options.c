@@ -112,7 +112,7 @@ static bool parse_enum(const char *names, const char *text, int *value)
 
 /* ---- fields ---- */
 
-static void print_names(const char *names, FILE *out)
+void bl_option_print_names(const char *names, FILE *out)
 {
     for (const char *at = names, *next; at; at = next) {
         size_t length = bl_option_next_name(at, &next);
@@ -138,7 +138,7 @@ void bl_option_print_expected(const bl_option *option, FILE *out)
         break;
     case BL_OPTION_ENUM:
         fputs("one of ", out);
-        print_names(option->names, out);
+        bl_option_print_names(option->names, out);
         break;
     case BL_OPTION_INT:
     case BL_OPTION_REAL:

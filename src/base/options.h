@@ -126,7 +126,7 @@ bl_status bl_options_write_yaml(const bl_options *options, const char *path, con
 
 /* The options of options->command for a terminal, by group. */
 void bl_options_print_help(const bl_options *options, FILE *out);
-/* The same for a reference page: a Markdown table a group; headings "### Group". */
+/* The same for a reference page: a Markdown table a group, and one of the aliases; headings "### Group". */
 void bl_options_print_markdown(const bl_options *options, FILE *out);
 
 /* true, yes, on or false, no, off in any case; false: none of them. */

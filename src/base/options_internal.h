@@ -39,6 +39,8 @@ bl_status bl_options_assign(const bl_options *options, const char *where, int64_
 /* The word at `at` of "a|b|c": its length; *next is where the following one begins, NULL after the last. */
 size_t bl_option_next_name(const char *at, const char **next);
 
+void bl_option_print_names(const char *names, FILE *out); /* "a|b|c" as "a, b, c" */
+
 /* What the option accepts, in words: "an integer in [1, 64] or auto". */
 void bl_option_print_expected(const bl_option *option, FILE *out);
 

@@ -103,8 +103,8 @@ static bl_status fail_unknown(const bl_options *options, const char *where, cons
     bool is_line = strcmp(where, "--") == 0;
     const char *kind = is_line ? "option" : "key";
     if (suggestion) {
-        return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s; did you mean %s%s?", where, name, kind, is_line ? where : "",
-                       suggestion);
+        return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s; did you mean %s%s?", where, name, kind,
+                       is_line ? where : "", suggestion);
     }
     return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s", where, name, kind);
 }

@@ -172,22 +172,34 @@ static const char *placeholder(const bl_option *option)
     return words[option->type];
 }
 
-/* Help, what is accepted, and the default, in one line. */
-static void describe(const bl_option *option, FILE *out)
+/* What the option does, and how little of it this version may know. */
+static void print_purpose(const bl_option *option, FILE *out)
 {
-    fprintf(out, "%s", option->help);
+    fputs(option->help, out);
+    if (!option->available) return;
+    bool is_absent = strcmp(option->available, "null") == 0;
+    fputs(is_absent ? "; not in this version" : "; this version knows ", out);
+    if (!is_absent) bl_option_print_names(option->available, out);
+}
+
+static const char *default_or(const bl_options *options, const bl_option *option, const char *none)
+{
+    unsigned commands = option->commands & options->command;
+    if ((option->required_by & commands) == commands) return "required";
+    return option->default_text ? option->default_text : none;
+}
+
+/* Purpose, what is accepted, and the default, in one line. */
+static void describe(const bl_options *options, const bl_option *option, FILE *out)
+{
+    const char *text = default_or(options, option, "");
+
+    print_purpose(option, out);
     if (option->type == BL_OPTION_INT || option->type == BL_OPTION_REAL || option->type == BL_OPTION_ENUM) {
         fputs("; ", out);
         bl_option_print_expected(option, out);
     }
-    if (option->required_by)
-        fputs("; required", out);
-    else if (option->default_text)
-        fprintf(out, "; default %s", option->default_text);
-    if (option->available && strcmp(option->available, "null") == 0)
-        fputs("; not in this version", out);
-    else if (option->available)
-        fprintf(out, "; this version: %s", option->available);
+    if (text[0]) fprintf(out, "; %s%s", strcmp(text, "required") == 0 ? "" : "default ", text);
 }
 
 /* Breaks the text at blanks so that it stands between HELP_COLUMN and HELP_WIDTH; the cursor is at `column`.
@@ -223,13 +235,28 @@ void bl_options_print_help(const bl_options *options, FILE *out)
         if (!(option->commands & options->command)) continue;
         FILE *line = open_memstream(&text, &n_bytes);
         if (!line) return;
-        describe(option, line);
+        describe(options, option, line);
         fclose(line);
         if (strcmp(group, option->group) != 0) fprintf(out, "\n%s:\n", option->group);
         group = option->group;
         int column = fprintf(out, "  --%s %s ", option->key, placeholder(option));
         print_wrapped(out, text, column);
         free(text);
+    }
+}
+
+static void print_aliases(const bl_options *options, FILE *out)
+{
+    fputs("\n### Names from other programs\n\n| name | read as, or use instead |\n| --- | --- |\n", out);
+    for (size_t i = 0; i < options->n_aliases; i++) {
+        const bl_option_alias *alias = &options->aliases[i];
+        fprintf(out, "| `%s` | ", alias->name);
+        if (alias->key)
+            fprintf(out, "`%s`", alias->key);
+        else
+            fprintf(out, "refused: use %s", alias->hint);
+        if (alias->values) fprintf(out, " (values: `%s`)", alias->values);
+        fputs(" |\n", out);
     }
 }
 
@@ -247,20 +274,9 @@ void bl_options_print_markdown(const bl_options *options, FILE *out)
         group = option->group;
         fprintf(out, "| `%s` | ", option->key);
         bl_option_print_expected(option, out);
-        fprintf(out, " | %s | %s",
-                option->required_by    ? "required"
-                : option->default_text ? option->default_text
-                                       : "none",
-                option->help);
-        if (option->available && strcmp(option->available, "null") == 0)
-            fputs("; not in this version", out);
-        else if (option->available) {
-            fputs("; this version knows ", out);
-            for (const char *at = option->available, *next; at; at = next) {
-                size_t length = bl_option_next_name(at, &next);
-                fprintf(out, "%.*s%s", (int)length, at, next ? ", " : "");
-            }
-        }
+        fprintf(out, " | %s | ", default_or(options, option, "none"));
+        print_purpose(option, out);
         fputs(" |\n", out);
     }
+    if (options->n_aliases > 0) print_aliases(options, out);
 }

@@ -44,7 +44,7 @@ const bl_option bl_train_options[] = {
     {KEY(train_file, PATH), SOURCE, .commands = TRAIN, .required_by = TRAIN,
      .help = "training data, JSON or JSON lines"},
     {KEY(validation_file, PATH), .commands = BOTH, .required_by = BL_CONFIG_EVAL,
-     .help = "held-out data, JSON or JSON lines"},
+     .help = "held-out data, JSON or JSON lines; eval needs it"},
     {KEY(validation_split_percentage, REAL), RANGE(0, 99), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},
     {KEY(data_format, ENUM), RESULT, .commands = BOTH, .default_text = "auto",
