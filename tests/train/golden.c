@@ -48,18 +48,20 @@ json_t *golden_load_case(const char *name)
 
 static bool grow_model(const json_t *model, const char *data, char path[GOLDEN_PATH_BYTES])
 {
-    const char *tool = getenv("BALLAST_GROW_MODEL");
+    const char *tool = getenv("BALLAST_GROW_MODEL"), *python = getenv("BALLAST_PYTHON");
     char command[4 * GOLDEN_PATH_BYTES], config[GOLDEN_PATH_BYTES + 16];
     size_t used;
 
-    if (!tool || system("python3 -c 'import numpy' 2>/dev/null") != 0) {
-        printf("skipped: a grown model needs BALLAST_GROW_MODEL, python3 and numpy\n");
+    if (!python) python = "/usr/bin/python3"; /* where Debian's python3-numpy is */
+    snprintf(command, sizeof command, "%s -c 'import numpy' 2>/dev/null", python);
+    if (!tool || system(command) != 0) {
+        printf("skipped: a grown model needs BALLAST_GROW_MODEL, and numpy in BALLAST_PYTHON (%s)\n", python);
         return false;
     }
     snprintf(path, GOLDEN_PATH_BYTES, "/tmp/ballast-golden-%s", json_string_value(json_object_get(model, "path")));
     snprintf(config, sizeof config, "%s/config.json", path);
     if (bl_file_exists(config)) return true;
-    used = (size_t)snprintf(command, sizeof command, "python3 %s %s/%s %s.making", tool, data,
+    used = (size_t)snprintf(command, sizeof command, "%s %s %s/%s %s.making", python, tool, data,
                             json_string_value(json_object_get(model, "grow_source")), path);
     size_t i;
     json_t *word;
