@@ -94,18 +94,50 @@ typedef struct transpose_task {
     uint8_t *dst;
 } transpose_task;
 
+/* Eight rows of eight codes, in registers: swap halves of rows four apart, quarters of rows two apart, then
+ * bytes of neighbours (Warren, Hacker's Delight, 2nd ed., section 7-3). */
+static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int64_t dst_ld)
+{
+    static const uint64_t masks[5] = {0, 0x00ff00ff00ff00ffu, 0x0000ffff0000ffffu, 0, 0x00000000ffffffffu};
+    uint64_t x[8];
+    for (int i = 0; i < 8; i++) memcpy(&x[i], src + i * src_ld, 8);
+    for (int apart = 4; apart > 0; apart /= 2)
+        for (int i = 0; i < 8; i++) {
+            if (i & apart) continue;
+            uint64_t swapped = (x[i] >> (8 * apart) ^ x[i + apart]) & masks[apart];
+            x[i + apart] ^= swapped;
+            x[i] ^= swapped << (8 * apart);
+        }
+    for (int i = 0; i < 8; i++) memcpy(dst + i * dst_ld, &x[i], 8);
+}
+
+/* n_rows x n_cols codes, at most TRANSPOSE_TILE either way. They pass through a small tile, so that dst,
+ * whose rows may lie a power of two apart, is written a cache line at a time. */
+static void transpose_tile(const uint8_t *src, int64_t src_ld, int64_t n_rows, int64_t n_cols, uint8_t *dst,
+                           int64_t dst_ld)
+{
+    uint8_t tile[TRANSPOSE_TILE][TRANSPOSE_TILE];
+    if (n_rows == TRANSPOSE_TILE && n_cols == TRANSPOSE_TILE) {
+        for (int64_t row = 0; row < TRANSPOSE_TILE; row += 8)
+            for (int64_t col = 0; col < TRANSPOSE_TILE; col += 8)
+                transpose_8x8(src + row * src_ld + col, src_ld, &tile[col][row], TRANSPOSE_TILE);
+    } else {
+        for (int64_t row = 0; row < n_rows; row++)
+            for (int64_t col = 0; col < n_cols; col++) tile[col][row] = src[row * src_ld + col];
+    }
+    for (int64_t col = 0; col < n_cols; col++) memcpy(dst + col * dst_ld, tile[col], (size_t)n_rows);
+}
+
 /* One band of TRANSPOSE_TILE columns of src: as many whole rows of dst. */
 static void transpose_band(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
     const transpose_task *task = argument;
-    int64_t col_begin = index * TRANSPOSE_TILE, col_end = bl_min_i64(col_begin + TRANSPOSE_TILE, task->cols);
-    for (int64_t row_begin = 0; row_begin < task->rows; row_begin += TRANSPOSE_TILE) {
-        int64_t row_end = bl_min_i64(row_begin + TRANSPOSE_TILE, task->rows);
-        for (int64_t col = col_begin; col < col_end; col++)
-            for (int64_t row = row_begin; row < row_end; row++)
-                task->dst[col * task->rows + row] = task->src[row * task->cols + col];
-    }
+    int64_t col = index * TRANSPOSE_TILE, n_cols = bl_min_i64(TRANSPOSE_TILE, task->cols - col);
+    for (int64_t row = 0; row < task->rows; row += TRANSPOSE_TILE)
+        transpose_tile(task->src + row * task->cols + col, task->cols,
+                       bl_min_i64(TRANSPOSE_TILE, task->rows - row), n_cols,
+                       task->dst + col * task->rows + row, task->rows);
 }
 
 void bl_fp8_transpose(bl_pool *pool, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst)

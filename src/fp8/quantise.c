@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Work is split by rows (fp8_row: a row is read a second time from the cache) or rows of blocks. The workers
- * only note the lowest bad row; the error is worded afterwards, so that it names the same weight whatever
- * their timing. */
+/* Weights are read twice, for absmax and for the codes, the second time from the cache: work is split by rows
+ * (fp8_row) or by rows of blocks (fp8_block; narrower pieces would keep to few cache sets, as rows often lie
+ * a power of two apart). The workers only note the lowest bad row; the error is worded afterwards, so that it
+ * names the same weight whatever their timing. */
 #include "fp8/fp8.h"
 
 #include <float.h>
@@ -12,8 +13,10 @@
 #include "fp8/kernels.h"
 
 enum {
-    ITEM_BYTES = 256 << 10
-}; /* of source a work item: small beside a matrix, large beside handing one out */
+    ITEM_BYTES = 256 << 10, /* of source a work item: small beside a matrix, large beside handing one out */
+    ENCODE_RUN = 256,       /* weights between two prefetches: long enough for the memory to keep up */
+    CACHE_LINE_BYTES = 64
+};
 
 typedef struct quantise_task {
     const bl_fp8_kernels *kernels;
@@ -75,6 +78,22 @@ float bl_fp8_scale(float absmax)
     return scale > 0 ? scale : 1;
 }
 
+/* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its absmax. */
+static void encode_row(quantise_task *task, int64_t row, bool has_next)
+{
+    int64_t i = row - task->row_begin, run_bytes = ENCODE_RUN * (int64_t)bl_dtype_bytes(task->dtype);
+    for (int64_t col = 0; col < task->cols; col += ENCODE_RUN) {
+        const unsigned char *run = source_at(task, row, col);
+        if (has_next) {
+            const unsigned char *ahead = source_at(task, row + 1, col);
+            for (int64_t line = 0; line < run_bytes; line += CACHE_LINE_BYTES)
+                __builtin_prefetch(ahead + line);
+        }
+        task->kernels->encode(task->dtype, run, task->scales[i], task->codes + i * task->cols + col,
+                              bl_min_i64(ENCODE_RUN, task->cols - col));
+    }
+}
+
 static void quantise_rows(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
@@ -89,8 +108,7 @@ static void quantise_rows(void *argument, int64_t index, void *scratch)
             return;
         }
         task->scales[i] = bl_fp8_scale(absmax);
-        task->kernels->encode(task->dtype, source_at(task, row, 0), task->scales[i],
-                              task->codes + i * task->cols, task->cols);
+        encode_row(task, row, row + 1 < end);
     }
 }
 
@@ -105,8 +123,8 @@ bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src, in
     return check_rows(&task);
 }
 
-/* Item `index` is row `index` of the task's grid: the rows [begin, end) of the projection that are at hand.
- */
+/* ---- blocks: an item is a row of the task's grid, of which the rows [begin, end) of the projection are at
+ * hand ---- */
 static int64_t grid_rows(int64_t row_begin, int64_t row_end)
 {
     return row_begin < row_end ? bl_ceil_div(row_end, BL_FP8_BLOCK) - row_begin / BL_FP8_BLOCK : 0;
