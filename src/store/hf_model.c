@@ -16,9 +16,7 @@ enum { MAX_CONFIG_BYTES = 16 << 20, MAX_INDEX_BYTES = 256 << 20 };
 static bool is_plain_name(const char *name)
 {
     if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) return false;
-    for (; *name; name++)
-        if (*name == '/' || *name == '\\' || (unsigned char)*name < 0x20) return false;
-    return true;
+    return !strpbrk(name, "/\\") && !bl_has_controls(name);
 }
 
 static int compare_texts(const void *a, const void *b)
@@ -39,10 +37,14 @@ static bl_status list_shards(const char *index_path, const json_t *map, const ch
     json_object_foreach((json_t *)map, tensor, value)
     {
         const char *name = json_string_value(value);
-        if (!name || strlen(name) != json_string_length(value) || !is_plain_name(name))
-            bl_problems_add(problems,
-                            "tensor %s: file name %s%.64s%s is not a plain name in the model's folder",
-                            tensor, name ? "\"" : "", name ? name : "(not a string)", name ? "\"" : "");
+        if (bl_has_controls(tensor))
+            bl_problems_add(problems, "a tensor name has a control character");
+        else if (!name || strlen(name) != json_string_length(value) || !is_plain_name(name))
+            bl_problems_add(
+                problems, "tensor %s: file name \"%.64s\" is not a plain name in the model's folder", tensor,
+                !name                   ? "(not a string)"
+                : bl_has_controls(name) ? "(control characters)"
+                                        : name);
         else
             list[n++] = name;
     }
@@ -121,7 +123,7 @@ static void check_weight_map(const bl_hf_model *model, const json_t *map, bl_pro
         bool is_open = false;
         for (size_t f = 0; shard && f < model->n_files && !is_open; f++)
             is_open = !strcmp(base_name(bl_safetensors_path(model->files[f])), shard);
-        if (!is_open) continue;
+        if (!is_open || bl_has_controls(name)) continue;
         if (!tensor)
             bl_problems_add(problems, "tensor %s is not in %s", name, shard);
         else if (strcmp(base_name(bl_safetensors_path(tensor->file)), shard) != 0)

@@ -39,3 +39,10 @@ bl_status bl_problems_report(const bl_problems *problems, const char *subject)
     if (n_hidden) return BL_FAIL(BL_EINPUT, "%s: %s (and %zu more)", subject, problems->text, n_hidden);
     return BL_FAIL(BL_EINPUT, "%s: %s", subject, problems->text);
 }
+
+bool bl_has_controls(const char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) return true;
+    return false;
+}

@@ -4,6 +4,8 @@
 #ifndef BALLAST_STORE_PROBLEMS_H
 #define BALLAST_STORE_PROBLEMS_H
 
+#include <stdbool.h>
+
 #include "base/status.h"
 
 enum { BL_PROBLEMS_TEXT_BYTES = 768 }; /* leaves room for the subject within BL_ERROR_TEXT_BYTES */
@@ -19,5 +21,8 @@ void bl_problems_add(bl_problems *problems, const char *format, ...) BL_PRINTF(2
 
 /* BL_OK when there are none, else BL_EINPUT "subject: a; b; c (and 4 more)". */
 bl_status bl_problems_report(const bl_problems *problems, const char *subject);
+
+/* Text of a hostile file that would break the one-line rule, or the terminal, if an error showed it. */
+bool bl_has_controls(const char *text);
 
 #endif

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
+#include "store/problems.h"
 
 enum { LENGTH_BYTES = 8, SNIFF_BYTES = 64, CONVERT_BYTES = 1 << 16 };
 
@@ -145,9 +146,8 @@ static bl_status parse_tensor(const bl_safetensors *file, const char *name, cons
 {
     tensor->name = name;
     tensor->file = file;
-    for (const char *at = name; *at; at++)
-        if ((unsigned char)*at < 0x20 || *at == 0x7f)
-            return BL_FAIL(BL_EINPUT, "%s: a tensor name has a control character", file->path);
+    if (bl_has_controls(name))
+        return BL_FAIL(BL_EINPUT, "%s: a tensor name has a control character", file->path);
     if (!json_is_object(entry)) return fail_tensor(file, tensor, "is not an object");
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
     if (!dtype) return fail_tensor(file, tensor, "has no dtype");

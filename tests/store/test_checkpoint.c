@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -319,6 +320,7 @@ static void test_prune_keeps_what_is_needed(void **state)
 /* Saves without end, telling each finished step; never returns. */
 static void save_forever(const char *dir, int64_t step, int told)
 {
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed assertion must not leave it behind */
     for (;; step++) {
         if (save(dir, step, 200000) != BL_OK || bl_checkpoint_prune(dir, 2) != BL_OK) _exit(1);
         if (write(told, &step, sizeof step) != sizeof step) _exit(1);

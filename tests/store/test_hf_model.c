@@ -55,10 +55,13 @@ static void test_bad_indexes_list_everything(void **state)
                       "tensor a: file name \"../up.safetensors\" is not a plain name in the model's folder");
     assert_error_has("tensor b: file name \"/etc/passwd\" is not");
     assert_error_has("tensor c: file name \"..\" is not");
-    assert_error_has("tensor d: file name (not a string) is not");
+    assert_error_has("tensor d: file name \"(not a string)\" is not");
     assert_error_has("tensor e: file name \"\" is not");
     assert_error_has("tensor f: file name \"x\\y\" is not");
     assert_error_has("gone: No such file");
+    put_text("m/model.safetensors.index.json", "{\"weight_map\":{\"a\\nb\":\"../x\",\"c\":\"x\\ny\"}}");
+    assert_open_fails(
+        "m", ": a tensor name has a control character; tensor c: file name \"(control characters)\" is");
     put_text("m/model.safetensors.index.json", "{\"weight_map\":{}}");
     assert_open_fails("m", "key weight_map: names no tensor");
     put_text("m/model.safetensors.index.json", "{\"weight_map\":[]}");
@@ -355,6 +358,30 @@ static void test_check_lists_everything(void **state)
     bl_hf_close(model);
 }
 
+/* A short problem after one that did not fit is counted, not shown: the list reads as a prefix of the whole.
+ */
+static void test_a_cut_list_is_a_prefix(void **state)
+{
+    static char long_names[3][301];
+    bl_hf_expected expected[4];
+    bl_hf_model *model;
+
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        memset(long_names[i], 'a' + i, 300);
+        expected[i] = (bl_hf_expected){long_names[i], 1, {1}, BL_DTYPE_BIT(BL_F32), false};
+    }
+    expected[3] = (bl_hf_expected){"short", 1, {1}, BL_DTYPE_BIT(BL_F32), false};
+    tmp_subdir("m");
+    put_safetensors("m/model.safetensors", "{}", 0);
+    assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
+    assert_int_equal(bl_hf_check(model, expected, 4), BL_EINPUT);
+    assert_error_has("; missing bbbb");
+    assert_error_has("bbb (and 2 more)");
+    assert_null(strstr(bl_error_text(), "short"));
+    bl_hf_close(model);
+}
+
 /* The sharded and the whole copy of one real model hold the same bytes. */
 static void test_real_models(void **state)
 {
@@ -399,6 +426,7 @@ int main(void)
         cmocka_unit_test(test_fp8_refusals),
         cmocka_unit_test(test_quantization_refusals),
         cmocka_unit_test(test_check_lists_everything),
+        cmocka_unit_test(test_a_cut_list_is_a_prefix),
         cmocka_unit_test(test_real_models),
     };
     return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);

@@ -138,6 +138,32 @@ static void test_round_trip(void **state)
     bl_safetensors_close(file);
 }
 
+static bl_status fill_count(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor,
+                            float *dst)
+{
+    (void)layer, (void)module;
+    for (int64_t i = 0; i < *(const int64_t *)arg * (factor == BL_PEFT_A); i++) dst[i] = (float)i;
+    return BL_OK;
+}
+
+/* A factor larger than the pieces in which it is rounded and read. */
+static void test_large_factor(void **state)
+{
+    enum { N_IN = 40000 };
+    static const bl_peft_base wide = {.n_layers = 1, .in_features = {N_IN}, .out_features = {1}};
+    static const bl_peft_config one = {.r = 1, .alpha = 1, .targets = 1 << BL_PEFT_Q};
+    static float values[N_IN];
+    bl_peft_adapter *adapter;
+    int64_t n_in = N_IN;
+
+    (void)state;
+    assert_int_equal(bl_peft_write(tmp_path("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in), BL_OK);
+    assert_int_equal(bl_peft_open(tmp_path("wide"), &wide, &adapter), BL_OK);
+    assert_int_equal(bl_peft_read(adapter, 0, BL_PEFT_Q, BL_PEFT_A, values), BL_OK);
+    for (int i = 0; i < N_IN; i++) assert_true(values[i] == bl_bf16_to_f32(bl_f32_to_bf16((float)i)));
+    bl_peft_close(adapter);
+}
+
 static void test_writing_fails_cleanly(void **state)
 {
     fill_arg arg = {&qv, 0, 5};
@@ -190,6 +216,7 @@ static void test_target_modules(void **state)
         {"[7]", "got 7"},
         {"[]", "key target_modules: expected at least one projection, got []"},
         {"\"q_proj\"", "expected at least one projection, got \"q_proj\""}, /* no full match */
+        {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.q\"", "expected at least one projection"},
         {"null", "key target_modules: expected a string, got null"},
         {"\"(\"", "key target_modules: \"(\" is no regular expression: missing closing parenthesis"},
         {"\".*[0-4]\\\\.self_attn\\\\.q_proj\"", "selects other modules in layer 5 than in layer 0"},
@@ -305,6 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_text),
         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_large_factor),
         cmocka_unit_test(test_writing_fails_cleanly),
         cmocka_unit_test(test_target_modules),
         cmocka_unit_test(test_unsupported_features),

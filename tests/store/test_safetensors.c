@@ -94,6 +94,8 @@ static void test_refuses_bad_headers(void **state)
          "overflows"},
         {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[0,5]}}", 5,
          "tensor a: BF16 [3] is 6 bytes, data_offsets say 5"},
+        {"{\"a\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[0,5]}}", 5,
+         "tensor a: BF16 [2] is 4 bytes, data_offsets say 5"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 3,
          "the tensors take 4 bytes, the file has 3 for them (truncated)"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 5,
