@@ -93,7 +93,6 @@ bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_
         *cursor = end;
         if (token->lstrip) {
             while (start > floor && bl_unicode_is_space(char_before(text, start, &length))) start -= length;
-            if (start < floor) start = floor;
         }
         if (token->rstrip)
             while (end < n_bytes && bl_unicode_is_space(bl_utf8_decode(text + end, n_bytes - end, &length)))

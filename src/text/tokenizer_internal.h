@@ -155,8 +155,8 @@ typedef struct bl_added_match {
 
 bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
                       int32_t token); /* the first of equal texts stays */
-/* The next token at or after *cursor that the rules let through; start >= `floor`, the end of the last one.
- * False: no more. */
+/* The next token at or after *cursor that the rules let through; whitespace before `floor`, the end of the
+ * last, is not its. False: no more. */
 bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special, const char *text,
                   size_t n_bytes, size_t *cursor, size_t floor, bl_added_match *out);
 void bl_trie_free(bl_trie *trie);

@@ -507,7 +507,7 @@ static void test_changed_file_is_noticed(void **state)
     bl_dataset *dataset = open_text("{\"text\":\"ab ab\"}\n{\"text\":\"ab ab\"}\n");
 
     (void)state;
-    write_bytes("{\"text\":\"ab ab\"}\n{\"text\":\"ababab\"}\n", 35);
+    write_bytes("{\"text\":\"ab ab\"}\n{\"text\":\"ababa\"}\n", 34);
     assert_int_equal(bl_dataset_get(dataset, 0, &sample), BL_OK);
     bl_sample_free(&sample);
     assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_EINPUT);

@@ -108,6 +108,15 @@ static void test_continuation_adds_no_space(void **state)
         assert_string_equal(text + (*text == ' '),
                             "hello abchello ab"); /* byte_level keeps the space it put first */
         free(text);
+
+        /* Only the beginning is a continuation, not what follows an added token. */
+        bl_ids again = {0};
+        ids.n = 0;
+        encode(tokenizer, "<mask>ab", 8, 0, &ids);
+        encode(tokenizer, "<mask>ab", 8, BL_CONTINUATION, &again);
+        assert_int_equal(again.n, ids.n);
+        assert_memory_equal(again.id, ids.id, ids.n * sizeof *ids.id);
+        bl_ids_free(&again);
         bl_ids_free(&ids);
         bl_tokenizer_destroy(tokenizer);
     }
@@ -134,7 +143,8 @@ static void test_special_text_is_plain_unless_asked(void **state)
 
 static void test_bad_text_is_refused(void **state)
 {
-    static const char *const bad[] = {"ab\xff",           "\xc0\x80",         "\xed\xa0\x80",
+    static const char *const bad[] = {"ab\xff",           "\xc0\x80",         "\xe0\x9f\xbf",
+                                      "\xf0\x8f\xbf\xbf", "\xf5\x80\x80\x80", "\xed\xa0\x80",
                                       "\xf4\x90\x80\x80", "abcdefgh\xe4\xbd", "\x80"};
     bl_tokenizer *tokenizer = load_fixture("fallback");
     bl_ids ids = {0};
@@ -317,6 +327,25 @@ static void test_configurations_name_bos_and_eos(void **state)
     assert_non_null(strstr(bl_error_text(), "<nowhere>"));
 }
 
+/* ignore_merges looks whole pieces up in the vocabulary, which may list special tokens too. */
+static void test_a_whole_piece_is_never_special(void **state)
+{
+    bl_ids ids = {0};
+
+    (void)state;
+    write_file("tokenizer.json",
+               "{\"added_tokens\":[" TOKEN("2", "ab") "]," MODEL(VOCAB, "[]", ",\"ignore_merges\":true") "}");
+    bl_tokenizer *tokenizer = load(folder);
+    encode(tokenizer, "ab", 2, 0, &ids);
+    assert_int_equal(ids.n, 2);
+    ids.n = 0;
+    encode(tokenizer, "ab", 2, BL_PARSE_SPECIAL, &ids);
+    assert_int_equal(ids.n, 1);
+    assert_int_equal(ids.id[0], 2);
+    bl_ids_free(&ids);
+    bl_tokenizer_destroy(tokenizer);
+}
+
 static void test_strip_takes_off_both_ends(void **state)
 {
     const int32_t ids[] = {0, 0, 2, 1, 0, 0};
@@ -452,6 +481,7 @@ int main(void)
         cmocka_unit_test(test_decode_skips_what_has_no_token),
         cmocka_unit_test(test_threads_share_a_tokenizer),
         cmocka_unit_test_setup_teardown(test_configurations_name_bos_and_eos, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_a_whole_piece_is_never_special, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_strip_takes_off_both_ends, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_bad_files_are_refused_with_reason, make_folder, remove_folder),
         cmocka_unit_test(test_missing_file_is_an_input_error),

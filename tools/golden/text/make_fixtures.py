@@ -19,7 +19,7 @@ TEXTS = [
     "<|end|>", "a<|end|>b", "<|end|><|end|> hello", "<|end", "a <mask> b", "a<mask>b", "<mask>", " <mask>  <mask>\u3000x", "\u00e9<mask>",
     "a <trim> b", "a\u2003<trim>\u2003b", "<trim><trim>", "<trim>  <trim>", "NORM norm", "ab<word>ab <word> <word>", "<word>\u0301", "_<word>", "-<word>-",
     "hello<|end|> <mask> abc<trim> hello", "\u2581a\u2581", "<0x41><0x0A>", "ab\x00c", "abcabcabcab hello hello abc" * 3,
-    "\u00e9<word>", "xyz\u0085xyz", "a\u00a0b\u3000c", "hhe lllo", "<unk>", "q<unk>q", "\u2460<|end|>\u00bd", " hello hello  hello",
+    "\u00e9<word>", "xyz\u0085xyz", "a\u00a0b\u3000c", "hhe lllo", "<unk>", "q<unk>q", "\u2460<|end|>\u00bd", " hello hello  hello", "xy1xy1 xy xyy1", "<trim>! <trim>!x", "<0x41>ab <0x41>a", "b a", "xb c a", "b b b", "c ab c a",
 ]  # fmt: skip
 
 
@@ -70,6 +70,7 @@ def file(model, added_tokens, normalizer=None, pre=None, post=None, decoder=None
 
 HELLO = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
 RULES = [("<|end|>", "special"), ("<mask>", "lstrip rstrip"), ("<trim>", "rstrip special"), ("<word>", "single_word"), ("NORM", "normalized")]
+RULES += [("<trim>!", ""), ("<0x41>ab", "")]  # one that another begins, one that begins as a byte token
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -110,7 +111,7 @@ def fixtures():
     decoder = sequence(
         "decoders", replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
     )
-    words = [("\u2581", "a"), ("a", "b"), ("\u2581a", "b"), ("ab", "c"), ("\u2581", "\u2581"), *HELLO, ("\u2581", "hello"), ("\u2581\u2581", "hello")]
+    words = [("y", "1"), ("x", "y"), ("x", "y1"), ("\u2581", "a"), ("a", "b"), ("\u2581a", "b"), ("ab", "c"), ("\u2581", "\u2581"), *HELLO, ("\u2581", "hello"), ("\u2581\u2581", "hello")]
     specials = [("<unk>", "special"), ("<s>", "special")]
     for name, more in (("fallback", []), ("fallback_across", [("b", "\u2581"), ("c", "\u2581a")])):
         model = build([*chars], words + more, extra=["<unk>", "<s>", *bytes_], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
