@@ -133,6 +133,14 @@ static void add_to_hash(XXH3_state_t *hash, const bl_sample *sample)
     XXH3_64bits_update(hash, sample->labels, n_bytes);
 }
 
+/* Whether the row that just failed may be left out; then it is counted and listed. */
+static bool skip_bad_row(bl_dataset *dataset, bl_status st)
+{
+    if (st != BL_EINPUT || !dataset->rules.options.skip_bad) return false;
+    if (dataset->stats.n_bad++ < MAX_LISTED_BAD_ROWS) bl_log_warning("skipped: %s", bl_error_text());
+    return true;
+}
+
 static bl_status scan_row(bl_dataset *dataset, const bl_row *row, XXH3_state_t *hash)
 {
     bl_dataset_stats *stats = &dataset->stats;
@@ -140,13 +148,8 @@ static bl_status scan_row(bl_dataset *dataset, const bl_row *row, XXH3_state_t *
     bl_row_verdict verdict;
     int64_t n_lost;
 
-    stats->n_rows++;
     bl_status st = bl_sample_build(&dataset->rules, dataset->path, row, &sample, &verdict, &n_lost);
-    if (st == BL_EINPUT && dataset->rules.options.skip_bad) {
-        if (stats->n_bad++ < MAX_LISTED_BAD_ROWS) bl_log_warning("skipped: %s", bl_error_text());
-        return BL_OK;
-    }
-    if (st != BL_OK) return st;
+    if (st != BL_OK) return skip_bad_row(dataset, st) ? BL_OK : st;
     stats->n_overlong += n_lost > 0;
     stats->n_tokens_lost += n_lost;
     if (verdict == BL_ROW_USED) {
@@ -167,12 +170,7 @@ static bl_status settle_format(bl_dataset *dataset, const bl_row *row, bool *set
 
     if (options->format == BL_DATA_AUTO) {
         bl_status st = bl_row_detect_format(dataset->path, row, &options->format);
-        if (st == BL_EINPUT && options->skip_bad) {
-            dataset->stats.n_rows++;
-            if (dataset->stats.n_bad++ < MAX_LISTED_BAD_ROWS) bl_log_warning("skipped: %s", bl_error_text());
-            return BL_OK;
-        }
-        if (st != BL_OK) return st;
+        if (st != BL_OK) return skip_bad_row(dataset, st) ? BL_OK : st;
     }
     *settled = true;
     return resolve_rules(dataset->path, &dataset->rules);
@@ -219,6 +217,7 @@ static bl_status scan(bl_dataset *dataset)
     for (;;) {
         BL_TRY_GOTO(st, done, bl_row_reader_next(&reader, &row));
         if (!row.text) break;
+        dataset->stats.n_rows++;
         if (!settled) BL_TRY_GOTO(st, done, settle_format(dataset, &row, &settled));
         if (settled) BL_TRY_GOTO(st, done, scan_row(dataset, &row, hash));
     }
