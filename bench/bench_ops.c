@@ -172,7 +172,7 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
     bl_loss_head_args op = {.T = T,
                             .H = H,
                             .V = V,
-                            .head = &w,
+                            .head = w,
                             .x = x,
                             .targets = targets,
                             .weights = weights,

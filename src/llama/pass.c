@@ -26,7 +26,6 @@ struct bl_llama_pass {
     int64_t saved_floats;
     int64_t n_visits; /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
     bl_block_workspace workspace;
-    bl_weight head; /* of the head visit under way; tasks point to it */
     char bad_name[96];
 };
 
@@ -198,12 +197,13 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input, boo
 {
     const bl_llama_config *config = &pass->weights->host->config;
     const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
+    bl_weight head;
 
     BL_TRY(begin_visit(pass, input, pass->n_layers, NULL));
     if (pass->weights->tied_head.rows > 0)
-        pass->head = pass->weights->tied_head;
+        head = pass->weights->tied_head;
     else
-        BL_TRY(bl_base_acquire(pass->base, pass->n_layers, 0, pass->compute, &pass->head));
+        BL_TRY(bl_base_acquire(pass->base, pass->n_layers, 0, pass->compute, &head));
     for (int m = 0; m < input->n_micro; m++) {
         const bl_micro_batch *b = &input->micro[m];
         const float *x = boundary(pass, pass->n_layers, m);
@@ -212,7 +212,7 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input, boo
                                                                             .x = x, .w = w, .y = pass->final_norm,
                                                                             .rstd = pass->rstd}));
         BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T, .H = pass->hidden, .V = config->vocab_size,
-                                                                .head = &pass->head, .x = pass->final_norm, .targets = b->targets,
+                                                                .head = head, .x = pass->final_norm, .targets = b->targets,
                                                                 .weights = b->weights, .scale = input->loss_scale,
                                                                 .logits = pass->logits, .dx = d, .loss_sum = input->loss_sum}));
         if (backward)

@@ -25,7 +25,7 @@
  * outside [0, V) of a token that counts. */
 typedef struct bl_loss_head_args {
     int64_t T, H, V;
-    const bl_weight *head; /* host pointer, valid until the op has run */
+    bl_weight head;
     const float *x;
     const int32_t *targets;
     const float *weights;

@@ -68,7 +68,7 @@ static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, floa
 static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
 {
     const bl_loss_head_args *a = c->args;
-    BL_TRY(bl_cpu_gemm_weight_nt(pool, c->n_tokens, packed, a->H, a->head, 0.0f, a->logits, a->V));
+    BL_TRY(bl_cpu_gemm_weight_nt(pool, c->n_tokens, packed, a->H, &a->head, 0.0f, a->logits, a->V));
     bl_pool_run(pool, c->n_tokens, softmax_item, c);
     for (int64_t i = 0; i < c->n_tokens; i++) {
         int64_t t = c->token[i];
@@ -76,7 +76,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
         if (a->logp) a->logp[t] = (float)c->logp[i];
     }
     if (!a->dx) return BL_OK;
-    return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, a->head, 0.0f, packed, a->H);
+    return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, &a->head, 0.0f, packed, a->H);
 }
 
 /* Row k of the n_packed first rows of dx goes to the k-th token that counts; the other tokens get 0. A packed
@@ -91,6 +91,8 @@ static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
             memcpy(a->dx + t * a->H, a->dx + n_packed * a->H, row_bytes);
     }
 }
+
+_Static_assert(sizeof(bl_loss_head_args) <= BL_STREAM_ARGS_BYTES, "the head travels inside a task's arguments");
 
 static bl_status loss_head_cpu(bl_stream *stream, const void *args)
 {
@@ -114,9 +116,9 @@ static bl_status loss_head_cpu(bl_stream *stream, const void *args)
 
 bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
 {
-    if (args->head->rows != args->V || args->head->cols != args->H)
+    if (args->head.rows != args->V || args->head.cols != args->H)
         return BL_FAIL(BL_EINTERNAL, "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
-                       (long long)args->head->rows, (long long)args->head->cols, (long long)args->V,
+                       (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
                        (long long)args->H);
     return ops_launch(stream, loss_head_cpu, args, sizeof *args);
 }
