@@ -16,6 +16,7 @@ enum {
     TILE_MIN = 64,
     TILE_TOKENS_MIN = 256, /* a panel decoded for fewer tokens costs more than 2 % of its product */
     N_ITEMS_WANTED = 16,   /* enough to keep some cores evenly busy, where shapes allow */
+    PANEL_OUTER_MIN = 128, /* narrower, and reading single codes of many rows begins to show */
     PANEL_INNER = 1024,    /* elements of a panel along the inner dimension */
     PANEL_PAD = 16,        /* rows of a panel a power of two apart would share cache sets */
 };
@@ -23,7 +24,7 @@ _Static_assert((TILE_MAX * (PANEL_INNER + PANEL_PAD)) * sizeof(float) <= BL_POOL
                "a panel fits the scratch");
 _Static_assert((PANEL_INNER * (TILE_MAX + PANEL_PAD)) * sizeof(float) <= BL_POOL_SCRATCH_BYTES,
                "a panel fits the scratch");
-_Static_assert(PANEL_INNER % BL_FP8_BLOCK == 0 && TILE_MIN % 16 == 0,
+_Static_assert(PANEL_INNER % BL_FP8_BLOCK == 0 && PANEL_OUTER_MIN % BL_FP8_BLOCK == 0,
                "panels begin where vectors and blocks do");
 
 const char *bl_cpu_gemm_library(void)
@@ -165,7 +166,7 @@ static bl_status run_weight_tiles(bl_pool *pool, weight_task *t)
     t->tile_tokens = bl_max_i64(t->T, 1);
     t->tile_outer = TILE_MAX;
     while (count_tiles(t->T, t->tile_tokens, t->n_outer, t->tile_outer) < N_ITEMS_WANTED) {
-        if (t->tile_outer > TILE_MIN * 2)
+        if (t->tile_outer > PANEL_OUTER_MIN)
             t->tile_outer /= 2;
         else if (t->tile_tokens > TILE_TOKENS_MIN)
             t->tile_tokens = bl_max_i64(bl_ceil_div(t->tile_tokens, 2), TILE_TOKENS_MIN);
@@ -179,10 +180,12 @@ static bl_status run_weight_tiles(bl_pool *pool, weight_task *t)
 static bl_status check_weight(const bl_weight *w)
 {
     int64_t rows = 0;
+    if (w->n_segments < 0 || w->n_segments > BL_WEIGHT_SEGMENTS_MAX)
+        return BL_FAIL(BL_EINTERNAL, "GEMM: a matrix of %d segments", w->n_segments);
     for (int s = 0; s < w->n_segments; s++) rows += w->segment[s].rows;
-    if (w->n_segments < 0 || w->n_segments > BL_WEIGHT_SEGMENTS_MAX || rows != w->rows)
-        return BL_FAIL(BL_EINTERNAL, "GEMM: %d segments with %lld rows for a matrix of %lld", w->n_segments,
-                       (long long)rows, (long long)w->rows);
+    if (rows != w->rows)
+        return BL_FAIL(BL_EINTERNAL, "GEMM: segments of %lld rows for a matrix of %lld", (long long)rows,
+                       (long long)w->rows);
     return check_matrix("W", w->rows, w->cols, w->cols);
 }
 
