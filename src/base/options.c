@@ -206,7 +206,7 @@ static bl_status set_string(const bl_option *option, void *values, const char *w
 static bl_status add_item(bl_string_list *list, const char *where, const bl_option *option, const char *text,
                           size_t n_bytes)
 {
-    while (n_bytes > 0 && text[0] == ' ') text++, n_bytes--;
+    for (; n_bytes > 0 && text[0] == ' '; n_bytes--) text++;
     while (n_bytes > 0 && text[n_bytes - 1] == ' ') n_bytes--;
     if (n_bytes == 0) return BL_FAIL(BL_EUSAGE, "%s%s: a name is empty", where, option->key);
     char **items = realloc(list->items, ((size_t)list->n_items + 1) * sizeof *items);
@@ -218,33 +218,22 @@ static bl_status add_item(bl_string_list *list, const char *where, const bl_opti
     return BL_OK;
 }
 
-/* The new list replaces the old one only when it is whole. */
 static bl_status set_list(const bl_option *option, void *values, const char *where,
                           const bl_option_value *value)
 {
-    bl_status st = BL_OK;
-    bl_string_list list = {0};
+    bl_string_list *list = field(option, values);
 
-    for (size_t i = 0; i < value->n_items && st == BL_OK; i++) {
+    free_field(option, values);
+    for (size_t i = 0; i < value->n_items; i++) {
         const char *text = value->items[i];
-        if (value->is_sequence) {
-            st = add_item(&list, where, option, text, strlen(text));
-            continue;
-        }
-        for (bool more = true; more && st == BL_OK;) {
-            size_t length = strcspn(text, ",");
-            st = add_item(&list, where, option, text, length);
-            more = text[length] == ',';
-            text += length + more;
+        size_t length = value->is_sequence ? strlen(text) : strcspn(text, ",");
+        BL_TRY(add_item(list, where, option, text, length));
+        for (text += length; *text; text += length) {
+            length = strcspn(++text, ",");
+            BL_TRY(add_item(list, where, option, text, length));
         }
     }
-    bl_string_list *target = field(option, values);
-    bl_string_list old = *target;
-    if (st == BL_OK && list.n_items == 0) st = BL_FAIL(BL_EUSAGE, "%s%s: is empty", where, option->key);
-    *target = st == BL_OK ? old : list;
-    free_field(option, values);
-    *target = st == BL_OK ? list : old;
-    return st;
+    return list->n_items > 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "%s%s: is empty", where, option->key);
 }
 
 static bl_status set_number(const bl_option *option, void *values, const char *where, const char *text)

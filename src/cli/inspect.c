@@ -68,15 +68,14 @@ static bl_status report_tensors(json_t *report, const bl_tensor *(*at)(const voi
                                 const void *source, size_t n)
 {
     totals all = {0}, by_dtype[BL_DTYPE_COUNT] = {0};
-    json_t *tensors = json_array(), *dtypes = json_object();
+    json_t *tensors = json_array();
 
-    BL_TRY(put(report, "dtypes", dtypes));
+    BL_TRY(put(report, "tensors", tensors));
     for (size_t i = 0; i < n; i++) {
         const bl_tensor *tensor = at(source, i);
         int64_t n_elements;
         totals *sums[] = {&all, &by_dtype[tensor->dtype]};
         if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0) {
-            json_decref(tensors);
             return BL_FAIL(BL_ENOMEM, "the report of %zu tensors", n);
         }
         for (size_t k = 0; k < BL_COUNT(sums); k++) {
@@ -85,8 +84,9 @@ static bl_status report_tensors(json_t *report, const bl_tensor *(*at)(const voi
             sums[k]->n_bytes += tensor->n_bytes;
         }
     }
-    BL_TRY(put(report, "tensors", tensors));
     BL_TRY(put_totals(report, &all));
+    json_t *dtypes = json_object();
+    BL_TRY(put(report, "dtypes", dtypes));
     for (int dtype = 0; dtype < BL_DTYPE_COUNT; dtype++) {
         if (by_dtype[dtype].n_tensors == 0) continue;
         json_t *entry = json_object();
@@ -313,7 +313,12 @@ static bl_status inspect(const char *path, bool as_json)
         st = bl_fail_errno(BL_EINPUT, "%s", path);
         goto done;
     }
-    BL_TRY_GOTO(st, done, put(report, "path", json_string(path)));
+    json_t *name = json_string(path);
+    if (!name) {
+        st = BL_FAIL(BL_EUSAGE, "%s: the name is not UTF-8", path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, put(report, "path", name));
     if (S_ISDIR(info.st_mode)) {
         BL_TRY_GOTO(st, done, report_folder(report, path));
     } else {
