@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# libballast: the LoRA linear layer, the FP8 formats, devices and communicators, without the trainer. Headers keep their folders under
+# include/ballast; a pkg-config file and a CMake package name the libraries a program must link.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(library_modules core device fp8 ops comm linear)
+set(library_objects)
+foreach(module ${library_modules})
+  set_target_properties(bl_${module} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  list(APPEND library_objects $<TARGET_OBJECTS:bl_${module}>)
+endforeach()
+add_library(libballast STATIC ${library_objects})
+set_target_properties(libballast PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE C)
+add_library(ballast::ballast ALIAS libballast)
+
+get_target_property(BALLAST_BLAS_LIBRARIES bl_ops BALLAST_LINK_FLAGS)
+
+set(library_headers
+  base/status.h base/sizes.h base/dtype.h base/pool.h
+  device/device.h
+  fp8/fp8.h fp8/codec.h
+  ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h
+  ops/optimizer.h ops/philox.h
+  comm/comm.h
+  linear/base.h linear/gather_ring.h linear/lora_linear.h)
+foreach(header ${library_headers})
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ballast/${folder})
+endforeach()
+install(TARGETS libballast DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ballast DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+configure_file(cmake/ballast.pc.in ${CMAKE_BINARY_DIR}/ballast.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/ballast.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+configure_package_config_file(cmake/ballast-config.cmake.in ${CMAKE_BINARY_DIR}/ballast-config.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ballast PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/ballast-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/ballast-config.cmake ${CMAKE_BINARY_DIR}/ballast-config-version.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
