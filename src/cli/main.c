@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program: finds the command, prints help, and turns a failure into one line on stderr and an exit code.
  */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -157,6 +158,7 @@ static void report(void)
 
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
     bl_status st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");

@@ -33,6 +33,8 @@ typedef struct bl_job {
     bl_rank *ranks;
 
     int64_t total_steps, start_step, metrics_keep_bytes;
+    int64_t start_evaluated_step; /* the newest evaluation in the part of the log that is kept; -1: none */
+    bool start_is_saved;          /* this run's newest checkpoint is that of start_step */
     char *resume_dir;     /* NULL: from the start */
     int resume_ranks;     /* of the run that made it */
     char *checkpoint_dir; /* output_dir/checkpoints */
@@ -67,7 +69,8 @@ struct bl_rank {
     bl_batches *evaluation; /* one micro-batch; NULL without validation data */
     int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
     int64_t steps_done;     /* optimizer steps in `state` */
-    int64_t saved_step;     /* of the newest checkpoint this run has written; -1: none */
+    int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
+    int64_t evaluated_step; /* of the newest evaluation; -1: none */
     int64_t group;          /* micro-batches of a visit */
     double peak_flops;
 };
@@ -85,8 +88,8 @@ bl_status bl_rank_evaluate(bl_rank *rank, bl_eval_result *out);
 
 /* resume.c: training checkpoints. */
 
-/* Chooses job->resume_dir, start_step and metrics_keep_bytes by config->resume_from_checkpoint; refuses an output_dir that holds
- * a run, or a checkpoint of another configuration, data set or model. */
+/* Chooses job->resume_dir, start_step, ... by config->resume_from_checkpoint; refuses an output_dir that holds a run, a checkpoint
+ * of another configuration, data set or model, and a disk that could not take the first checkpoint. */
 bl_status bl_job_prepare_resume(bl_job *job);
 /* Writes checkpoint step-`step`; collective over the ranks of the job. */
 bl_status bl_rank_save(bl_rank *rank, int64_t step);

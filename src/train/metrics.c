@@ -52,10 +52,12 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     bl_status st = m->fd < 0 ? bl_fail_errno(BL_EIO, "open %s", path) : BL_OK;
     struct stat info;
     if (st == BL_OK && fstat(m->fd, &info) != 0) st = bl_fail_errno(BL_EIO, "stat %s", path);
-    if (st == BL_OK && info.st_size < keep_bytes)
-        st = BL_FAIL(BL_ECHECKPOINT, "%s has %lld bytes, the checkpoint was made at %lld", path, (long long)info.st_size,
-                     (long long)keep_bytes);
-    if (st == BL_OK && ftruncate(m->fd, keep_bytes) != 0) st = bl_fail_errno(BL_EIO, "cut %s", path);
+    if (st == BL_OK && info.st_size < keep_bytes) {
+        bl_log_warning("%s has %lld bytes, it had %lld when the checkpoint was made: lines are missing", path,
+                       (long long)info.st_size, (long long)keep_bytes);
+        m->bytes = info.st_size;
+    }
+    if (st == BL_OK && ftruncate(m->fd, m->bytes) != 0) st = bl_fail_errno(BL_EIO, "cut %s", path);
     if (st != BL_OK) {
         bl_metrics_close(m);
         return st;

@@ -95,7 +95,7 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
 {
     const bl_train_config *c = r->job->config;
     bl_job *job = r->job;
-    if (step == job->start_step) job->first_loss = loss;
+    if (step == 0) job->first_loss = loss;
     job->last_loss = loss;
     return bl_metrics_step(job->metrics,
                            &(bl_step_metrics){.step = step + 1, .total_steps = job->total_steps, .loss = loss, .grad_norm = grad_norm,
@@ -129,48 +129,56 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started) : BL_OK;
 }
 
-static bl_status evaluate_and_log(bl_rank *r, int64_t step, bl_eval_result *result)
-{
-    double started = bl_now_s();
-    BL_TRY(bl_rank_evaluate(r, result));
-    if (r->index != 0) return BL_OK;
-    r->job->final_result = *result;
-    return bl_metrics_eval(r->job->metrics, step, result->loss, result->label_tokens, bl_now_s() - started);
-}
-
 static bool due(int64_t step, int64_t every)
 {
     return every > 0 && step % every == 0;
 }
 
+static bool evaluation_is_due(const bl_job *job, int64_t step)
+{
+    const bl_train_config *c = job->config;
+    int64_t rows = job->n_train_rows, batch = bl_train_batch_rows(c);
+
+    if (!job->validation) return false;
+    if (step == 0 || step == job->total_steps) return true;
+    if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
+    return c->eval_strategy == BL_EVAL_EPOCH && step * batch / rows != (step - 1) * batch / rows;
+}
+
+static bl_status evaluate_if_due(bl_rank *r, int64_t step)
+{
+    bl_job *job = r->job;
+    double started = bl_now_s();
+    bl_eval_result result;
+
+    if (r->evaluated_step >= step || !evaluation_is_due(job, step)) return BL_OK;
+    BL_TRY(bl_rank_evaluate(r, &result));
+    if (r->index == 0) {
+        if (step == 0) job->base_result = result;
+        job->final_result = result;
+        BL_TRY(bl_metrics_eval(job->metrics, step, result.loss, result.label_tokens, bl_now_s() - started));
+    }
+    r->evaluated_step = step;
+    return BL_OK;
+}
+
 /* What comes after `step` steps: evaluation, checkpoint. */
 static bl_status after_step(bl_rank *r, int64_t step)
 {
-    const bl_job *job = r->job;
-    const bl_train_config *c = job->config;
-    bool last = step == job->total_steps;
-    int64_t epoch_rows = job->n_train_rows, batch = bl_train_batch_rows(c);
-    bool epoch_end = step * batch / epoch_rows != (step - 1) * batch / epoch_rows;
-    bl_eval_result result;
-
-    if (job->validation && (last || (c->eval_strategy == BL_EVAL_STEPS && due(step, c->eval_steps)) ||
-                            (c->eval_strategy == BL_EVAL_EPOCH && epoch_end)))
-        BL_TRY(evaluate_and_log(r, step, &result));
-    if (last || due(step, c->save_steps)) BL_TRY(bl_rank_save(r, step));
+    BL_TRY(evaluate_if_due(r, step));
+    if (step == r->job->total_steps || due(step, r->job->config->save_steps)) BL_TRY(bl_rank_save(r, step));
     return BL_OK;
 }
 
 bl_status bl_rank_train(bl_rank *r)
 {
     bl_job *job = r->job;
-    bl_eval_result result;
     int64_t totals[3];
 
     r->steps_done = job->start_step;
-    if (job->validation && job->start_step == 0) {
-        BL_TRY(evaluate_and_log(r, 0, &result));
-        if (r->index == 0) job->base_result = result;
-    }
+    r->saved_step = job->start_is_saved ? job->start_step : -1;
+    r->evaluated_step = job->start_evaluated_step;
+    BL_TRY(evaluate_if_due(r, job->start_step)); /* before the first step; or one that a stop cut short */
     if (job->start_step < job->total_steps) BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));
     for (int64_t step = job->start_step; step < job->total_steps; step++) {
         BL_TRY(count_step(r, r->batches[step & 1], totals));

@@ -34,23 +34,34 @@ static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "state-%05d-of-%05d.safetensors", rank, n_ranks);
 }
 
-/* What the frozen model is: shapes, names and stored formats of all tensors, and the bytes of the embedding. */
-static uint64_t model_fingerprint(const bl_llama_host *host)
+/* A tensor's name, stored format and shape, and its first and last bytes: all of it would be as much to read as the model. */
+static bl_status add_to_fingerprint(XXH3_state_t *hash, const bl_tensor *t)
+{
+    enum { SAMPLE_BYTES = 4096 };
+    char sample[SAMPLE_BYTES];
+    size_t n = (size_t)bl_min_i64(SAMPLE_BYTES, t->n_bytes);
+
+    XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
+    XXH3_64bits_update(hash, bl_dtype_name(t->dtype), strlen(bl_dtype_name(t->dtype)));
+    XXH3_64bits_update(hash, t->shape, (size_t)t->n_dims * sizeof t->shape[0]);
+    BL_TRY(bl_tensor_read(t, 0, n, sample));
+    XXH3_64bits_update(hash, sample, n);
+    BL_TRY(bl_tensor_read(t, t->n_bytes - (int64_t)n, n, sample));
+    XXH3_64bits_update(hash, sample, n);
+    return BL_OK;
+}
+
+/* What the frozen model is. */
+static bl_status take_fingerprint(const bl_llama_host *host, uint64_t *fingerprint)
 {
     XXH3_state_t *hash = XXH3_createState();
-    if (!hash) return 0;
-    XXH3_64bits_reset(hash);
-    for (size_t i = 0; i < bl_hf_count(host->files); i++) {
-        const bl_tensor *t = bl_hf_at(host->files, i);
-        XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
-        XXH3_64bits_update(hash, bl_dtype_name(t->dtype), strlen(bl_dtype_name(t->dtype)));
-        XXH3_64bits_update(hash, t->shape, (size_t)t->n_dims * sizeof t->shape[0]);
-    }
-    XXH3_64bits_update(hash, host->embedding,
-                       (size_t)(host->config.vocab_size * host->config.hidden_size) * bl_dtype_bytes(host->embedding_dtype));
-    uint64_t value = XXH3_64bits_digest(hash);
+    bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "the model's fingerprint");
+
+    if (hash) XXH3_64bits_reset(hash);
+    for (size_t i = 0; st == BL_OK && i < bl_hf_count(host->files); i++) st = add_to_fingerprint(hash, bl_hf_at(host->files, i));
+    if (st == BL_OK) *fingerprint = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
-    return value;
+    return st;
 }
 
 /* ---- saving ---- */
@@ -60,10 +71,11 @@ static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
     char model[20], data[20];
     snprintf(model, sizeof model, "%016" PRIx64, job->model_fingerprint);
     snprintf(data, sizeof data, "%016" PRIx64, bl_dataset_fingerprint(job->train));
-    return json_pack("{s:I, s:i, s:I, s:I, s:s, s:s, s:I, s:f, s:f}", "step", (json_int_t)step, "ranks", job->n_ranks, "n_layers",
-                     (json_int_t)job->host->config.n_layers, "floats_per_layer", (json_int_t)job->lora.n_floats, "model", model,
-                     "data", data, "metrics_bytes", (json_int_t)metrics_bytes, "first_loss", job->first_loss, "base_loss",
-                     job->base_result.loss);
+    return json_pack("{s:I, s:i, s:I, s:I, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step, "ranks", job->n_ranks,
+                     "n_layers", (json_int_t)job->host->config.n_layers, "floats_per_layer", (json_int_t)job->lora.n_floats, "model",
+                     model, "data", data, "metrics_bytes", (json_int_t)metrics_bytes, "evaluated_step",
+                     (json_int_t)job->ranks[0].evaluated_step, "first_loss", job->first_loss, "last_loss", job->last_loss, "base_loss",
+                     job->base_result.loss, "validation_loss", job->final_result.loss);
 }
 
 static bl_status write_rank(bl_checkpoint *checkpoint, const bl_adapter_state *s, int rank, int n_ranks)
@@ -90,13 +102,17 @@ done:
     return st;
 }
 
-static bl_status begin_save(bl_job *job, int64_t step)
+static int64_t checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    int64_t bytes = N_ARRAYS * job->host->config.n_layers * job->lora.n_floats * (int64_t)sizeof(float) + SLACK_BYTES;
+    return N_ARRAYS * job->host->config.n_layers * job->lora.n_floats * (int64_t)sizeof(float) + SLACK_BYTES;
+}
+
+static bl_status begin_save(bl_job *job, int64_t step)
+{
     char *path = NULL;
 
-    BL_TRY(bl_checkpoint_begin(job->checkpoint_dir, step, bytes, &job->saving));
+    BL_TRY(bl_checkpoint_begin(job->checkpoint_dir, step, checkpoint_bytes(job), &job->saving));
     BL_TRY(bl_path_join(bl_checkpoint_path(job->saving), "config.yaml", &path));
     bl_status st = bl_train_config_write_resolved(job->config, path);
     if (st == BL_OK) st = bl_checkpoint_add_file(job->saving, "config.yaml");
@@ -217,12 +233,13 @@ static bl_status start_over(const bl_job *job)
     return BL_OK;
 }
 
-/* The keys, the data and the model that differ from the checkpoint's, a line each; "" when none. */
+/* The keys, the data and the model that differ from the checkpoint's; "" when none. */
 static bl_status list_differences(const bl_job *job, const json_t *state, char **text)
 {
     bl_train_config *before = NULL;
     char *path = NULL, *keys = NULL, model[20], data[20];
     const char *old_model = "", *old_data = "";
+    size_t n_bytes = 0;
     bl_status st = BL_OK;
 
     snprintf(model, sizeof model, "%016" PRIx64, job->model_fingerprint);
@@ -232,8 +249,18 @@ static bl_status list_differences(const bl_job *job, const json_t *state, char *
     BL_TRY_GOTO(st, done, bl_train_config_diff(before, job->config, BL_EFFECT_RESULT, &keys));
     BL_TRY_GOTO(st, done, bl_json_get_string(job->resume_dir, state, "model", BL_JSON_REQUIRED, &old_model));
     BL_TRY_GOTO(st, done, bl_json_get_string(job->resume_dir, state, "data", BL_JSON_REQUIRED, &old_data));
-    st = bl_text_format(text, "%s%s%s", keys, strcmp(old_model, model) ? "the model's tensors differ\n" : "",
-                        strcmp(old_data, data) ? "the training data differ\n" : "");
+    FILE *out = open_memstream(text, &n_bytes);
+    if (!out) {
+        st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
+        goto done;
+    }
+    for (const char *c = keys; *c; c++)
+        if (*c != '\n') fputc(*c, out);
+        else fputs("; ", out);
+    if (strcmp(old_model, model) != 0) fputs("the model's tensors differ; ", out);
+    if (strcmp(old_data, data) != 0) fputs("the training data differ; ", out);
+    if (fclose(out) != 0) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
+    if (st == BL_OK && n_bytes > 0) (*text)[n_bytes - 2] = '\0';
 done:
     bl_train_config_free(before);
     free(keys);
@@ -250,8 +277,11 @@ static bl_status check_state(bl_job *job, const json_t *state)
     BL_TRY(bl_json_get_int(job->resume_dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX, &layers));
     BL_TRY(bl_json_get_int(job->resume_dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1, INT64_MAX, &floats));
     BL_TRY(bl_json_get_int(job->resume_dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX, &job->metrics_keep_bytes));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "first_loss", BL_JSON_OPTIONAL, -1e300, 1e300, &job->first_loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "base_loss", BL_JSON_OPTIONAL, -1e300, 1e300, &job->base_result.loss));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "evaluated_step", BL_JSON_REQUIRED, -1, INT64_MAX, &job->start_evaluated_step));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->first_loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->last_loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->base_result.loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->final_result.loss));
     job->resume_ranks = (int)ranks;
     if (layers != job->host->config.n_layers || floats != job->lora.n_floats)
         return BL_FAIL(BL_ECHECKPOINT, "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld", job->resume_dir,
@@ -259,8 +289,7 @@ static bl_status check_state(bl_job *job, const json_t *state)
     BL_TRY(list_differences(job, state, &differences));
     bl_status st = BL_OK;
     if (differences[0] != '\0') {
-        for (char *c = differences; *c; c++)
-            if (*c == '\n') *c = c[1] ? ';' : '\0';
+        job->start_is_saved = false;
         if (job->config->allow_resume_mismatch)
             bl_log_warning("resuming %s although this run differs, so not bit-identical: %s", job->resume_dir, differences);
         else
@@ -278,17 +307,23 @@ static bl_status find_checkpoint(bl_job *job, json_t **state)
         if (!job->resume_dir) return BL_FAIL(BL_ENOMEM, "a path");
         return bl_checkpoint_verify(job->resume_dir, &job->start_step, state);
     }
-    return bl_checkpoint_latest(job->checkpoint_dir, &job->resume_dir, &job->start_step, state);
+    BL_TRY(bl_checkpoint_latest(job->checkpoint_dir, &job->resume_dir, &job->start_step, state));
+    job->start_is_saved = job->resume_dir != NULL;
+    if (job->resume_dir) return BL_OK;
+    int64_t *steps;
+    size_t n_steps;
+    BL_TRY(bl_checkpoint_list(job->checkpoint_dir, &steps, &n_steps));
+    free(steps);
+    if (n_steps == 0) return BL_OK;
+    return BL_FAIL(BL_ECHECKPOINT, "%s: none of its %zu checkpoints is whole; overwrite_output_dir true starts over and deletes them",
+                   job->checkpoint_dir, n_steps);
 }
 
-bl_status bl_job_prepare_resume(bl_job *job)
+static bl_status choose_start(bl_job *job)
 {
     const bl_train_config *c = job->config;
     json_t *state = NULL;
 
-    BL_TRY(bl_path_join(c->output_dir, "checkpoints", &job->checkpoint_dir));
-    job->model_fingerprint = model_fingerprint(job->host);
-    BL_TRY(bl_checkpoint_clean(job->checkpoint_dir));
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
         bl_status st = find_checkpoint(job, &state);
         if (st == BL_OK && job->resume_dir) st = check_state(job, state);
@@ -309,4 +344,19 @@ bl_status bl_job_prepare_resume(bl_job *job)
                        "overwrite_output_dir: true to lose it",
                        c->output_dir);
     return start_over(job);
+}
+
+bl_status bl_job_prepare_resume(bl_job *job)
+{
+    int64_t free_bytes;
+
+    job->start_evaluated_step = -1;
+    BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
+    BL_TRY(take_fingerprint(job->host, &job->model_fingerprint));
+    BL_TRY(bl_checkpoint_clean(job->checkpoint_dir));
+    BL_TRY(choose_start(job));
+    BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
+    if (free_bytes >= checkpoint_bytes(job)) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld", job->config->output_dir,
+                   (long long)checkpoint_bytes(job), (long long)free_bytes);
 }

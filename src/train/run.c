@@ -135,6 +135,30 @@ static void abandon(bl_job *job)
     bl_comm_abort(job->ranks[0].world, &error);
 }
 
+static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
+
+/* For a second signal, and before and after the ranks run, when there is nothing to finish. The files are whole at any moment. */
+static void leave_at_once(int signal_number)
+{
+    static const char text[] = "ballast: error: stopped at once on request; resume with --resume_from_checkpoint true\n";
+    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)ignored;
+    (void)signal_number;
+    _exit(bl_status_exit_code(BL_ESTOPPED));
+}
+
+static void set_handlers(struct sigaction old[BL_COUNT(stop_signals)])
+{
+    struct sigaction leave = {.sa_handler = leave_at_once};
+    sigemptyset(&leave.sa_mask);
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) sigaction(stop_signals[i], &leave, &old[i]);
+}
+
+static void restore_handlers(const struct sigaction old[BL_COUNT(stop_signals)])
+{
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) sigaction(stop_signals[i], &old[i], NULL);
+}
+
 /* Waits for the ranks. The first signal asks them to stop after their step, and inside it once grace_s is over; a second one leaves
  * at once, which no file on disk minds. Returns the largest RssAnon seen. */
 static int64_t watch(bl_job *job, const sigset_t *signals)
@@ -147,7 +171,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
         int signal_number = sigtimedwait(signals, NULL, &tick);
         peak = bl_max_i64(peak, bl_process_anonymous_bytes());
         if (signal_number > 0) {
-            if (asked > 0.0) _exit(bl_status_exit_code(BL_ESTOPPED));
+            if (asked > 0.0) leave_at_once(signal_number);
             asked = bl_now_s();
             bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once", strsignal(signal_number),
                         job->config->grace_s);
@@ -168,7 +192,6 @@ static bl_status start_ranks(bl_job *job)
     for (int i = 0; st == BL_OK && i < job->n_ranks; i++) {
         job->ranks[i].job = job;
         job->ranks[i].index = i;
-        job->ranks[i].saved_step = -1;
         job->ranks[i].world = comms[i];
     }
     for (int i = 0; st == BL_OK && i < job->n_ranks; i++) {
@@ -211,7 +234,7 @@ static bl_status save_abandoned(bl_job *job)
     }
     bl_checkpoint_abort(job->saving); /* one that was under way when the grace ended */
     job->saving = NULL;
-    BL_TRY(bl_job_save_all(job, step));
+    if (job->ranks[0].saved_step != step) BL_TRY(bl_job_save_all(job, step));
     return BL_FAIL(BL_ESTOPPED, "stopped on request inside step %lld; saved after step %lld: resume with --resume_from_checkpoint true",
                    (long long)step + 1, (long long)step);
 }
@@ -219,10 +242,9 @@ static bl_status save_abandoned(bl_job *job)
 static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
 {
     sigset_t signals, old;
-    static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
 
     sigemptyset(&signals);
-    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) sigaddset(&signals, stop_signals[i]);
+    for (size_t i = 0; !job->evaluate_only && i < BL_COUNT(stop_signals); i++) sigaddset(&signals, stop_signals[i]);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = start_ranks(job);
     *peak_bytes = job->ranks ? watch(job, &signals) : 0;
@@ -293,13 +315,16 @@ bl_status bl_train_run(const bl_train_config *config)
 {
     bl_job job = {.config = config};
     bl_dir_lock *lock = NULL;
+    struct sigaction handlers[BL_COUNT(stop_signals)];
 
     BL_TRY(bl_dir_create(config->output_dir));
     BL_TRY(bl_dir_lock_acquire(config->output_dir, &lock));
+    set_handlers(handlers);
     bl_status st = train_locked(&job);
     bl_error error;
     bl_error_save(&error, st);
     close_job(&job);
+    restore_handlers(handlers);
     bl_dir_lock_release(lock);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }

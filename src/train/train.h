@@ -5,9 +5,9 @@
 
 #include "train/config.h"
 
-/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank and a watcher for SIGTERM,
- * SIGINT and SIGUSR1, which are blocked in the calling thread meanwhile. BL_ESTOPPED: stopped by a signal after saving a
- * checkpoint. Other errors: as docs/reliability.md lists them. */
+/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank and takes SIGTERM, SIGINT
+ * and SIGUSR1 over until it returns: while the ranks run they lead to BL_ESTOPPED after saving a checkpoint; before and after, and
+ * the second time, the process exits at once with the code of BL_ESTOPPED. Other errors: as docs/reliability.md lists them. */
 bl_status bl_train_run(const bl_train_config *config);
 
 typedef struct bl_eval_result {

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "runs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+
+enum { PATH_SLOTS = 64 };
+
+static char scratch[] = "/tmp/ballast-runs-XXXXXX";
+
+int runs_set_up(void **state)
+{
+    (void)state;
+    return mkdtemp(scratch) ? 0 : -1;
+}
+
+int runs_tear_down(void **state)
+{
+    (void)state;
+    return bl_tree_remove(scratch) == BL_OK ? 0 : -1;
+}
+
+const char *runs_path(const char *format, ...)
+{
+    static char slots[PATH_SLOTS][GOLDEN_PATH_BYTES];
+    static size_t turn;
+    char *slot = slots[turn++ % PATH_SLOTS];
+    int used = snprintf(slot, GOLDEN_PATH_BYTES, "%s/", scratch);
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(slot + used, (size_t)(GOLDEN_PATH_BYTES - used), format, list);
+    va_end(list);
+    return slot;
+}
+
+void runs_standard(golden_args *args, const char *output, int ranks)
+{
+    golden_args_add(args, "model_name_or_path", GOLDEN_DIR "/models/tiny-gqa");
+    golden_args_add(args, "train_file", GOLDEN_DIR "/tokens/tiny-more.jsonl");
+    golden_args_add(args, "validation_file", GOLDEN_DIR "/tokens/tiny-validation.jsonl");
+    golden_args_add(args, "data_format", "tokens");
+    golden_args_add(args, "max_seq_length", "64");
+    golden_args_add(args, "output_dir", "%s", output);
+    golden_args_add(args, "ranks", "%d", ranks);
+    golden_args_add(args, "threads", "1");
+    golden_args_add(args, "per_device_train_batch_size", "1");
+    golden_args_add(args, "gradient_accumulation_steps", "2");
+    golden_args_add(args, "lora_dropout", "0.1");
+    golden_args_add(args, "learning_rate", "0.005");
+    golden_args_add(args, "lr_scheduler_type", "cosine");
+    golden_args_add(args, "warmup_steps", "2");
+    golden_args_add(args, "max_steps", "8");
+    golden_args_add(args, "save_steps", "1");
+    golden_args_add(args, "eval_strategy", "steps");
+    golden_args_add(args, "eval_steps", "3");
+    golden_args_add(args, "logging_steps", "1000000");
+}
+
+void runs_set(golden_args *args, const char *key, const char *format, ...)
+{
+    char value[GOLDEN_PATH_BYTES];
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(value, sizeof value, format, list);
+    va_end(list);
+    for (int i = 0; i < args->n; i += 2) {
+        if (strcmp(args->text[i] + 2, key) != 0) continue;
+        free(args->text[i + 1]);
+        args->text[i + 1] = strdup(value);
+        assert_non_null(args->text[i + 1]);
+        return;
+    }
+    golden_args_add(args, key, "%s", value);
+}
+
+void runs_unset(golden_args *args, const char *key)
+{
+    for (int i = 0; i < args->n; i += 2) {
+        if (strcmp(args->text[i] + 2, key) != 0) continue;
+        free(args->text[i]);
+        free(args->text[i + 1]);
+        args->n -= 2;
+        memmove(args->text + i, args->text + i + 2, (size_t)(args->n - i) * sizeof args->text[0]);
+        return;
+    }
+}
+
+/* ---- files ---- */
+
+void runs_copy(const char *from, const char *to)
+{
+    char command[2 * GOLDEN_PATH_BYTES + 32];
+
+    assert_int_equal(bl_tree_remove(to), BL_OK);
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", from, to);
+    assert_int_equal(system(command), 0);
+}
+
+char *runs_read(const char *path, size_t *n_bytes)
+{
+    FILE *file = fopen(path, "rb");
+    struct stat info;
+
+    if (!file || fstat(fileno(file), &info) != 0) fail_msg("%s: %s", path, strerror(errno));
+    size_t n = (size_t)info.st_size;
+    char *bytes = malloc(n + 1);
+    assert_non_null(bytes);
+    n = fread(bytes, 1, n, file); /* a log may have grown since */
+    bytes[n] = '\0';
+    fclose(file);
+    if (n_bytes) *n_bytes = n;
+    return bytes;
+}
+
+void runs_write_bytes(const char *path, const void *bytes, size_t n_bytes)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, n_bytes, file), n_bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+void runs_write(const char *path, const char *text)
+{
+    runs_write_bytes(path, text, strlen(text));
+}
+
+void runs_flip_bit(const char *path, int64_t offset_bytes)
+{
+    size_t n;
+    char *bytes = runs_read(path, &n);
+
+    bytes[offset_bytes < 0 ? (int64_t)n + offset_bytes : offset_bytes] ^= 1;
+    runs_write_bytes(path, bytes, n);
+    free(bytes);
+}
+
+/* ---- comparing ---- */
+
+int64_t runs_logged_steps(const char *output)
+{
+    char path[GOLDEN_PATH_BYTES + 16];
+    int64_t n = 0;
+
+    snprintf(path, sizeof path, "%s/metrics.jsonl", output);
+    if (!bl_file_exists(path)) return 0;
+    char *text = runs_read(path, NULL);
+    for (const char *at = text; (at = strstr(at, "\"loss\"")); at++) n++;
+    free(text);
+    return n;
+}
+
+static json_t *timeless_metrics(const char *output)
+{
+    static const char *const times[] = {"step_s", "tokens_per_s", "tflops", "mfu", "eval_s"};
+    json_t *lines = golden_metrics(output), *line;
+    size_t i;
+
+    json_array_foreach(lines, i, line) for (size_t k = 0; k < BL_COUNT(times); k++)
+        json_object_del(line, times[k]);
+    return lines;
+}
+
+static bool same_metrics(const char *a, const char *b)
+{
+    json_t *left = timeless_metrics(a), *right = timeless_metrics(b);
+    size_t n = json_array_size(left), i = 0;
+    bool same = n == json_array_size(right);
+
+    if (!same) printf("%s: %zu lines of metrics, %s: %zu\n", a, n, b, json_array_size(right));
+    while (same && i < n && json_equal(json_array_get(left, i), json_array_get(right, i))) i++;
+    if (same && i < n) printf("%s, %s: line %zu of the metrics differs\n", a, b, i + 1);
+    json_decref(left);
+    json_decref(right);
+    return same && i == n;
+}
+
+bool runs_are_same(const char *output_a, const char *output_b)
+{
+    size_t n_a, n_b;
+    char path_a[GOLDEN_PATH_BYTES + 32], path_b[GOLDEN_PATH_BYTES + 32];
+
+    snprintf(path_a, sizeof path_a, "%s/adapter_model.safetensors", output_a);
+    snprintf(path_b, sizeof path_b, "%s/adapter_model.safetensors", output_b);
+    char *a = runs_read(path_a, &n_a), *b = runs_read(path_b, &n_b);
+    bool same = n_a == n_b && memcmp(a, b, n_a) == 0;
+    if (!same) printf("%s and %s differ\n", path_a, path_b);
+    free(a);
+    free(b);
+    return same_metrics(output_a, output_b) && same;
+}
+
+/* ---- the program ---- */
+
+double runs_now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void runs_sleep_s(double seconds)
+{
+    struct timespec left = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
+}
+
+static void run_program(const runs_child *child, char **argv)
+{
+    int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666), null = open("/dev/null", O_RDWR);
+    struct rlimit limit = {(rlim_t)child->max_file_bytes, (rlim_t)child->max_file_bytes};
+
+    if (log < 0 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log, 2) < 0) _exit(126);
+    if (child->max_file_bytes > 0 && setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(126);
+    execv(argv[0], argv);
+    _exit(126);
+}
+
+void runs_start(runs_child *child, const char *command, const golden_args *args)
+{
+    static int count;
+    char *argv[GOLDEN_MAX_ARGS + 3] = {(char[]){BALLAST_PROGRAM}, (char *)command};
+
+    for (int i = 0; i < args->n; i++) argv[2 + i] = args->text[i];
+    snprintf(child->log, sizeof child->log, "%s", runs_path("stderr-%d", count++));
+    fflush(NULL);
+    child->pid = fork();
+    assert_true(child->pid >= 0);
+    if (child->pid == 0) run_program(child, argv);
+}
+
+bool runs_is_alive(const runs_child *child)
+{
+    siginfo_t info = {0};
+    return waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+}
+
+int runs_wait(runs_child *child, double limit_s)
+{
+    double deadline = runs_now_s() + limit_s;
+    int status = 0;
+
+    while (runs_is_alive(child) && runs_now_s() < deadline) runs_sleep_s(0.002);
+    bool late = runs_is_alive(child);
+    if (late) kill(child->pid, SIGKILL);
+    assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
+    if (late) fail_msg("the program was still running after %g s", limit_s);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+void runs_assert_error(const runs_child *child, const char *text)
+{
+    static const char start[] = "ballast: error: ";
+    char *log = runs_read(child->log, NULL), *line = strstr(log, start),
+         *end = line ? strchr(line, '\n') : NULL;
+    bool at_line_start = line && (line == log || line[-1] == '\n');
+
+    if (!at_line_start || !end || end[1] != '\0')
+        fail_msg("stderr does not end in one line of error: %s", log);
+    if (!strstr(line, text)) fail_msg("'%s' is not in: %s", text, line);
+    free(log);
+}

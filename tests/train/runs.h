@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs.h -- small trainings to be stopped, killed, resumed and compared, in this process or as a child
+ * running the program.
+ *
+ * The standard run: two layers, LoRA with dropout on all projections, shuffled rows, validation; a step takes
+ * about a millisecond. Errors end the test. */
+#ifndef BALLAST_TESTS_TRAIN_RUNS_H
+#define BALLAST_TESTS_TRAIN_RUNS_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <cmocka.h>
+
+#include "golden.h"
+
+/* cmocka group fixtures: make and remove a scratch folder. */
+int runs_set_up(void **state);
+int runs_tear_down(void **state);
+
+/* A path in the scratch folder; valid until 64 further calls. What lies there is the caller's. */
+const char *runs_path(const char *format, ...) BL_PRINTF(1, 2);
+
+/* The keys of the standard run: 8 steps, a checkpoint after each. */
+void runs_standard(golden_args *args, const char *output, int ranks);
+
+/* Changes a key, or adds it; takes it out. */
+void runs_set(golden_args *args, const char *key, const char *format, ...) BL_PRINTF(3, 4);
+void runs_unset(golden_args *args, const char *key);
+
+void runs_copy(const char *from, const char *to); /* a file or a folder; `to` is replaced */
+char *runs_read(const char *path,
+                size_t *n_bytes); /* with a NUL after it; the caller's; n_bytes may be NULL */
+void runs_write(const char *path, const char *text);
+void runs_write_bytes(const char *path, const void *bytes, size_t n_bytes);
+void runs_flip_bit(const char *path, int64_t offset_bytes); /* negative: from the end */
+
+/* Lines of output/metrics.jsonl that belong to steps; 0 when there is no such file. */
+int64_t runs_logged_steps(const char *output);
+
+/* Whether both runs have the same adapter, byte for byte, and the same metrics but for the times. */
+bool runs_are_same(const char *output_a, const char *output_b);
+
+/* ---- the program ---- */
+
+typedef struct runs_child {
+    pid_t pid;
+    char log[GOLDEN_PATH_BYTES]; /* its stderr */
+    int64_t max_file_bytes;      /* RLIMIT_FSIZE, set before runs_start; 0: none */
+} runs_child;
+
+/* Starts `ballast COMMAND args`; stderr goes to child->log, stdout nowhere. */
+void runs_start(runs_child *child, const char *command, const golden_args *args);
+bool runs_is_alive(const runs_child *child);
+/* The exit code, or minus the signal that ended it. A child that takes longer than limit_s is killed, and the
+ * test fails. */
+int runs_wait(runs_child *child, double limit_s);
+
+/* Fails unless the child's stderr holds exactly one line "ballast: error: ...", the last one, and it contains
+ * `text`. */
+void runs_assert_error(const runs_child *child, const char *text);
+
+double runs_now_s(void);
+void runs_sleep_s(double seconds);
+
+#endif

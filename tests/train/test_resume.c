@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run leaves behind is a function of its configuration, wherever it was interrupted: the same adapter,
+ * byte for byte, and the same metrics but for the times. What cannot be resumed that way is refused, or says
+ * so. */
+#include "runs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "store/checkpoint.h"
+
+enum { STEPS = 8 };
+
+static const int rank_counts[] = {1, 4};
+
+/* The standard run without interruption, made once for each number of ranks. */
+static const char *whole_run(int ranks)
+{
+    const char *output = runs_path("whole-%d", ranks);
+    golden_args args = {0};
+
+    if (bl_file_exists(output)) return output;
+    runs_standard(&args, output, ranks);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    assert_int_equal(runs_logged_steps(output), STEPS);
+    return output;
+}
+
+/* What a crash after `step` steps, and the half of another, would have left of `whole`. */
+static const char *crashed_run(const char *whole, int64_t step, const char *name)
+{
+    const char *output = runs_path("%s", name), *checkpoints = runs_path("%s/checkpoints", name);
+
+    assert_int_equal(bl_tree_remove(output), BL_OK);
+    assert_int_equal(bl_dir_create(checkpoints), BL_OK);
+    for (int64_t s = 1; s <= step; s++) {
+        char from[GOLDEN_PATH_BYTES + 64], to[GOLDEN_PATH_BYTES + 64];
+        snprintf(from, sizeof from, "%s/checkpoints/step-%lld", whole, (long long)s);
+        snprintf(to, sizeof to, "%s/step-%lld", checkpoints, (long long)s);
+        runs_copy(from, to);
+    }
+    char log[GOLDEN_PATH_BYTES + 64];
+    snprintf(log, sizeof log, "%s/metrics.jsonl", whole);
+    runs_copy(log, runs_path("%s/metrics.jsonl", name)); /* longer than the checkpoint says */
+    return output;
+}
+
+static bl_status resume(const char *output, int ranks, const char *key, const char *value)
+{
+    golden_args args = {0};
+
+    runs_standard(&args, output, ranks);
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_set(&args, "save_steps", "0");
+    if (key) runs_set(&args, key, "%s", value);
+    bl_status st = golden_train(&args);
+    golden_args_free(&args);
+    return st;
+}
+
+static void assert_error_has(const char *text)
+{
+    if (!strstr(bl_error_text(), text)) fail_msg("'%s' is not in: %s", text, bl_error_text());
+}
+
+static void test_same_seed_same_run(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(rank_counts); i++) {
+        golden_args args = {0};
+        const char *again = runs_path("again"), *other = runs_path("other");
+
+        runs_standard(&args, again, rank_counts[i]);
+        runs_set(&args, "overwrite_output_dir", "true");
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_true(runs_are_same(whole_run(rank_counts[i]), again));
+
+        runs_set(&args, "output_dir", "%s", other);
+        runs_set(&args, "seed", "43");
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_false(runs_are_same(again, other));
+        golden_args_free(&args);
+    }
+}
+
+/* Dropout and the order of the rows do count, or the tests here would prove little. */
+static void test_randomness_is_on(void **state)
+{
+    static const char *const changes[][2] = {{"lora_dropout", "0"}, {"shuffle", "false"}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(changes); i++) {
+        golden_args args = {0};
+        const char *output = runs_path("plain-%zu", i);
+        runs_standard(&args, output, 1);
+        runs_set(&args, changes[i][0], "%s", changes[i][1]);
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_false(runs_are_same(whole_run(1), output));
+        golden_args_free(&args);
+    }
+}
+
+static void test_interrupted_after_any_step(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(rank_counts); i++)
+        for (int64_t step = 1; step <= STEPS; step++) {
+            const char *whole = whole_run(rank_counts[i]), *output = crashed_run(whole, step, "crashed");
+            assert_int_equal(resume(output, rank_counts[i], NULL, NULL), BL_OK);
+            if (!runs_are_same(whole, output))
+                fail_msg("%d ranks, interrupted after step %d", rank_counts[i], (int)step);
+        }
+}
+
+/* A path is resumed from although newer checkpoints lie beside it; and in another folder, which has no log
+ * yet. */
+static void test_resume_from_a_path(void **state)
+{
+    const char *whole = whole_run(4), *output = crashed_run(whole, STEPS, "from-path");
+
+    (void)state;
+    assert_int_equal(resume(output, 4, "resume_from_checkpoint", runs_path("from-path/checkpoints/step-3")),
+                     BL_OK);
+    assert_true(runs_are_same(whole, output));
+
+    const char *fork = runs_path("fork");
+    assert_int_equal(resume(fork, 4, "resume_from_checkpoint", runs_path("from-path/checkpoints/step-3")),
+                     BL_OK);
+    assert_int_equal(runs_logged_steps(fork), STEPS - 3);
+    runs_copy(runs_path("from-path/metrics.jsonl"), runs_path("fork/metrics.jsonl"));
+    assert_true(runs_are_same(whole, fork));
+
+    assert_int_equal(resume(output, 4, "resume_from_checkpoint", runs_path("absent/step-3")), BL_ECHECKPOINT);
+    assert_error_has("absent/step-3");
+}
+
+/* Newer checkpoints of an abandoned continuation hold more of the log than there is: they are good all the
+ * same. */
+static void test_a_lost_log_loses_no_checkpoint(void **state)
+{
+    const char *whole = whole_run(1), *output = crashed_run(whole, 5, "no-log");
+
+    (void)state;
+    assert_int_equal(bl_tree_remove(runs_path("no-log/metrics.jsonl")), BL_OK);
+    assert_int_equal(resume(output, 1, NULL, NULL), BL_OK);
+    assert_int_equal(runs_logged_steps(output), STEPS - 5);
+    runs_copy(runs_path("whole-1/metrics.jsonl"), runs_path("no-log/metrics.jsonl"));
+    assert_true(runs_are_same(whole, output));
+}
+
+static void test_another_rank_count(void **state)
+{
+    const char *output = crashed_run(whole_run(4), 4, "other-ranks");
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    assert_int_equal(resume(output, 2, NULL, NULL), BL_ECHECKPOINT);
+    assert_error_has("ranks: 4 -> 2");
+    assert_error_has("not bit-identical");
+
+    runs_standard(&args, output, 2);
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_set(&args, "allow_resume_mismatch", "true");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 60), 0);
+    char *log = runs_read(child.log, NULL);
+    assert_non_null(strstr(log, "not bit-identical: ranks: 4 -> 2"));
+    free(log);
+    assert_int_equal(runs_logged_steps(output), STEPS);
+    golden_args_free(&args);
+}
+
+/* The whole state moves: with the step's sequences kept the same, 4 ranks x 1 go on as 2 ranks x 2 but for
+ * rounding. */
+static void test_another_rank_count_keeps_the_course(void **state)
+{
+    const char *whole = whole_run(4);
+    json_t *expected = golden_metrics(whole);
+    static const struct {
+        int ranks;
+        const char *per_device;
+    } ways[] = {{2, "2"}, {1, "4"}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(ways); i++) {
+        const char *output = crashed_run(whole, 4, "regrouped");
+        golden_args args = {0};
+        runs_standard(&args, output, ways[i].ranks);
+        runs_set(&args, "per_device_train_batch_size", "%s", ways[i].per_device);
+        runs_set(&args, "resume_from_checkpoint", "true");
+        runs_set(&args, "allow_resume_mismatch", "true");
+        assert_int_equal(golden_train(&args), BL_OK);
+        golden_args_free(&args);
+        json_t *metrics = golden_metrics(output), *steps = json_array(), *line;
+        size_t k;
+        json_array_foreach(expected, k, line) if (json_object_get(line, "loss"))
+            json_array_append(steps, line);
+        /* float32 sums in another order; golden.h's runs drift by 2e-5 in 20 steps */
+        assert_true(golden_compare_losses(metrics, steps, STEPS, 1e-4) <= 1e-4);
+        json_decref(steps);
+        json_decref(metrics);
+    }
+    json_decref(expected);
+}
+
+static void test_differences_are_listed(void **state)
+{
+    const char *output = crashed_run(whole_run(1), 4, "changed");
+
+    (void)state;
+    assert_int_equal(resume(output, 1, "learning_rate", "0.004"), BL_ECHECKPOINT);
+    assert_error_has("learning_rate: 0.005 -> 0.004");
+    assert_int_equal(resume(output, 1, "lora_r", "4"), BL_ECHECKPOINT);
+    assert_error_has("LoRA weights");
+    assert_int_equal(resume(output, 1, "train_file", GOLDEN_DIR "/tokens/tiny.jsonl"), BL_ECHECKPOINT);
+    assert_error_has("the training data differ");
+
+    const char *model = runs_path("other-model");
+    runs_copy(GOLDEN_DIR "/models/tiny-gqa", model);
+    assert_int_equal(resume(output, 1, "model_name_or_path", model), BL_OK); /* elsewhere, but the same */
+    output = crashed_run(whole_run(1), 4, "changed");
+    runs_flip_bit(runs_path("other-model/model.safetensors"),
+                  -1); /* of some layer's weight, not of the embedding */
+    assert_int_equal(resume(output, 1, "model_name_or_path", model), BL_ECHECKPOINT);
+    assert_error_has("the model's tensors differ");
+
+    golden_args args = {0};
+    runs_standard(&args, output, 1);
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_set(&args, "learning_rate", "0.004");
+    runs_set(&args, "weight_decay", "0.1");
+    runs_set(&args, "train_file", GOLDEN_DIR "/tokens/tiny.jsonl");
+    assert_int_equal(golden_train(&args), BL_ECHECKPOINT);
+    assert_error_has("learning_rate: 0.005 -> 0.004; weight_decay: 0 -> 0.1; the training data differ");
+    golden_args_free(&args);
+}
+
+static void test_nothing_to_resume(void **state)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    runs_standard(&args, runs_path("nothing"), 1);
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 60), 0);
+    char *log = runs_read(child.log, NULL);
+    assert_non_null(strstr(log, "no checkpoint to resume: starting over"));
+    free(log);
+    assert_true(runs_are_same(whole_run(1), runs_path("nothing")));
+    golden_args_free(&args);
+}
+
+static void test_a_run_is_not_overwritten(void **state)
+{
+    golden_args args = {0};
+    const char *output = crashed_run(whole_run(1), 2, "kept");
+
+    (void)state;
+    runs_standard(&args, output, 1);
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_error_has("holds a run already");
+    assert_true(bl_file_exists(runs_path("kept/checkpoints/step-2")));
+    runs_set(&args, "overwrite_output_dir", "true");
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_true(runs_are_same(whole_run(1), output));
+    golden_args_free(&args);
+}
+
+static void test_a_damaged_checkpoint(void **state)
+{
+    const char *output = crashed_run(whole_run(1), 5, "damaged");
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    runs_flip_bit(runs_path("damaged/checkpoints/step-5/state-00000-of-00001.safetensors"), -100);
+    runs_standard(&args, output, 1);
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 60), 0);
+    char *log = runs_read(child.log, NULL);
+    assert_non_null(strstr(log, "step-5/state-00000-of-00001.safetensors: checksum mismatch"));
+    assert_non_null(strstr(log, "step-4 after step 4"));
+    free(log);
+    assert_true(runs_are_same(whole_run(1), output));
+    golden_args_free(&args);
+}
+
+/* When all are damaged, starting over would delete what somebody may want to look into. */
+static void test_only_damaged_checkpoints(void **state)
+{
+    const char *output = crashed_run(whole_run(1), 2, "all-damaged");
+
+    (void)state;
+    for (int step = 1; step <= 2; step++)
+        runs_flip_bit(runs_path("all-damaged/checkpoints/step-%d/state-00000-of-00001.safetensors", step),
+                      -100);
+    assert_int_equal(resume(output, 1, NULL, NULL), BL_ECHECKPOINT);
+    assert_error_has("all-damaged/checkpoints");
+    assert_true(bl_file_exists(runs_path("all-damaged/checkpoints/step-2/manifest.json")));
+}
+
+static void test_a_finished_run(void **state)
+{
+    const char *output = runs_path("finished"), *adapter = runs_path("finished/adapter_model.safetensors");
+
+    (void)state;
+    runs_copy(whole_run(4), output);
+    char *readme = runs_read(runs_path("finished/README.md"), NULL);
+    assert_null(strstr(readme, "0.0000"));
+    assert_int_equal(bl_tree_remove(adapter), BL_OK);
+    assert_int_equal(bl_tree_remove(runs_path("finished/README.md")), BL_OK);
+    assert_int_equal(resume(output, 4, NULL, NULL), BL_OK);
+    assert_true(runs_are_same(whole_run(4), output));
+    char *again = runs_read(runs_path("finished/README.md"),
+                            NULL); /* the same but for the folder's name, which comes after */
+    assert_non_null(strstr(readme, "| | validation loss"));
+    strstr(readme, "## Use")[0] = '\0';
+    strstr(again, "## Use")[0] = '\0';
+    assert_string_equal(readme, again);
+    free(readme);
+    free(again);
+}
+
+/* Without validation the README tells the first and the last step's loss: of the whole run, not of what a
+ * resume did. */
+static void test_readme_of_a_resumed_run(void **state)
+{
+    const char *output = runs_path("no-validation");
+    golden_args args = {0};
+    json_t *metrics;
+    char expected[128];
+
+    (void)state;
+    runs_standard(&args, output, 1);
+    runs_unset(&args, "validation_file");
+    runs_set(&args, "eval_strategy", "no");
+    runs_set(&args, "save_steps", "3");
+    assert_int_equal(golden_train(&args), BL_OK);
+    metrics = golden_metrics(output);
+    snprintf(expected, sizeof expected, "| first step | %.4f |\n| last step | %.4f |\n",
+             json_number_value(json_object_get(json_array_get(metrics, 0), "loss")),
+             json_number_value(json_object_get(json_array_get(metrics, STEPS - 1), "loss")));
+    for (int step = STEPS; step >= 3; step -= STEPS - 3) {
+        runs_set(&args, "resume_from_checkpoint", "%s", runs_path("no-validation/checkpoints/step-%d", step));
+        assert_int_equal(golden_train(&args), BL_OK);
+        char *readme = runs_read(runs_path("no-validation/README.md"), NULL);
+        if (!strstr(readme, expected))
+            fail_msg("resumed after step %d: '%s' is not in %s", step, expected, readme);
+        free(readme);
+    }
+    json_decref(metrics);
+    golden_args_free(&args);
+}
+
+/* The adapter of one run is the start of another; the keys that it fixes may be repeated, not contradicted.
+ */
+static void test_init_adapter(void **state)
+{
+    const char *whole = whole_run(1);
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, runs_path("continued"), 1);
+    runs_set(&args, "init_adapter", "%s", whole);
+    runs_set(&args, "max_steps", "1");
+    runs_set(&args, "lora_r", "8");
+    assert_int_equal(golden_train(&args), BL_OK);
+    json_t *metrics = golden_metrics(whole), *continued = golden_metrics(runs_path("continued"));
+    const json_t *last = json_array_get(metrics, json_array_size(metrics) - 1),
+                 *first = json_array_get(continued, 0);
+    assert_non_null(json_object_get(last, "eval_loss"));
+    assert_true(json_equal((json_t *)json_object_get(last, "eval_loss"),
+                           (json_t *)json_object_get(first, "eval_loss")));
+    json_decref(metrics);
+    json_decref(continued);
+
+    static const char *const conflicts[][2] = {
+        {"lora_r", "4"}, {"lora_alpha", "16"}, {"use_rslora", "true"}, {"lora_target_modules", "q_proj"}};
+    runs_set(&args, "output_dir", "%s", runs_path("conflict"));
+    for (size_t i = 0; i < BL_COUNT(conflicts); i++) {
+        golden_args conflicting = {0};
+        runs_standard(&conflicting, runs_path("conflict"), 1);
+        runs_set(&conflicting, "init_adapter", "%s", whole);
+        runs_set(&conflicting, conflicts[i][0], "%s", conflicts[i][1]);
+        assert_int_equal(golden_train(&conflicting), BL_EUSAGE);
+        assert_error_has(conflicts[i][0]);
+        golden_args_free(&conflicting);
+    }
+    golden_args_free(&args);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_seed_same_run),
+        cmocka_unit_test(test_randomness_is_on),
+        cmocka_unit_test(test_interrupted_after_any_step),
+        cmocka_unit_test(test_resume_from_a_path),
+        cmocka_unit_test(test_a_lost_log_loses_no_checkpoint),
+        cmocka_unit_test(test_another_rank_count),
+        cmocka_unit_test(test_another_rank_count_keeps_the_course),
+        cmocka_unit_test(test_differences_are_listed),
+        cmocka_unit_test(test_nothing_to_resume),
+        cmocka_unit_test(test_a_run_is_not_overwritten),
+        cmocka_unit_test(test_a_damaged_checkpoint),
+        cmocka_unit_test(test_only_damaged_checkpoints),
+        cmocka_unit_test(test_a_finished_run),
+        cmocka_unit_test(test_readme_of_a_resumed_run),
+        cmocka_unit_test(test_init_adapter),
+    };
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
