@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#if defined(__x86_64__)
 #include <cpuid.h>
 
 /* clang 14 does not know __builtin_cpu_supports("f16c"). That the system saves the registers follows from
@@ -35,6 +36,12 @@ const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant)
         return NULL;
     }
 }
+#else
+const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant)
+{
+    return variant == BL_FP8_SCALAR ? &bl_fp8_kernels_scalar : NULL;
+}
+#endif
 
 const bl_fp8_kernels *bl_fp8_kernels_best(void)
 {
