@@ -33,6 +33,7 @@ static const bl_command *const commands[] = {
     &bl_command_generate,
     &bl_command_tokenize,
     &bl_command_inspect,
+    &bl_command_bench,
     &command_version,
     &command_help,
 };

@@ -26,7 +26,8 @@ const bl_command bl_command_train = {
     .name = "train",
     .arguments = "CONFIG.yaml [--key value ...]",
     .summary = "fine-tune: write a PEFT adapter",
-    .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, checkpoints and a README.md\n"
+    .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, checkpoints and "
+               "a README.md\n"
                "into output_dir. SIGTERM, SIGINT or SIGUSR1 stop it after the step (exit 75); go on with\n"
                "--resume_from_checkpoint true.\n",
     .print_options = print_train_options,
@@ -50,8 +51,8 @@ static bl_status run_eval(int argc, char *const *argv)
     bl_status st = bl_eval_run(config, &result);
     bl_train_config_free(config);
     if (st != BL_OK) return st;
-    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld}\n", result.loss, exp(result.loss),
-           (long long)result.label_tokens, (long long)result.rows);
+    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld}\n", result.loss,
+           exp(result.loss), (long long)result.label_tokens, (long long)result.rows);
     return BL_OK;
 }
 
