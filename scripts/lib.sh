@@ -53,5 +53,5 @@ build() {
     name=$1
     preset=$2
     shift 2
-    cmake --preset "$preset" -B "build/$name" "$@" && cmake --build "build/$name" --parallel "$JOBS"
+    cmake --preset "$preset" -B "build/$name" -DBALLAST_TESTS=ON "$@" && cmake --build "build/$name" --parallel "$JOBS"
 }
