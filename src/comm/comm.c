@@ -3,6 +3,26 @@
 
 #include "base/sizes.h"
 
+const char *bl_comm_kind_name(bl_comm_kind kind)
+{
+    static const char *const names[] = {
+        [BL_COMM_ALL_GATHER] = "all_gather", [BL_COMM_REDUCE_SCATTER] = "reduce_scatter",
+        [BL_COMM_ALL_REDUCE] = "all_reduce", [BL_COMM_BROADCAST] = "broadcast",
+        [BL_COMM_BARRIER] = "barrier",       [BL_COMM_SPLIT] = "split",
+    };
+    return (size_t)kind < BL_COUNT(names) ? names[kind] : "an unknown collective";
+}
+
+bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b, const bl_comm_call *b)
+{
+    if (a->kind == b->kind && a->bytes == b->bytes && a->detail == b->detail) return BL_OK;
+    return BL_FAIL(
+        BL_EINTERNAL,
+        "ranks %d and %d call different collectives: %s of %zu bytes (%d) and %s of %zu bytes (%d)", rank_a,
+        rank_b, bl_comm_kind_name(a->kind), a->bytes, a->detail, bl_comm_kind_name(b->kind), b->bytes,
+        b->detail);
+}
+
 int bl_comm_rank(const bl_comm *comm)
 {
     return comm->rank;

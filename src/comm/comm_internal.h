@@ -8,6 +8,27 @@
 
 typedef enum bl_comm_element { BL_COMM_F32, BL_COMM_F64, BL_COMM_I64 } bl_comm_element;
 
+typedef enum bl_comm_kind {
+    BL_COMM_ALL_GATHER,
+    BL_COMM_REDUCE_SCATTER,
+    BL_COMM_ALL_REDUCE,
+    BL_COMM_BROADCAST,
+    BL_COMM_BARRIER,
+    BL_COMM_SPLIT
+} bl_comm_kind;
+
+const char *bl_comm_kind_name(bl_comm_kind kind);
+
+/* What the ranks of a collective must agree on. */
+typedef struct bl_comm_call {
+    bl_comm_kind kind;
+    int detail; /* element type or root */
+    size_t bytes;
+} bl_comm_call;
+
+/* BL_EINTERNAL, naming both, when two ranks (numbered as in the job) call different collectives. */
+bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b, const bl_comm_call *b);
+
 typedef struct bl_comm_backend {
     bl_status (*all_gather)(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes);
     bl_status (*reduce_scatter_f32)(bl_comm *comm, bl_stream *stream, const float *send, float *recv,

@@ -7,10 +7,7 @@
 
 #include "base/sizes.h"
 #include "comm/local_group.h"
-
-enum {
-    SUM_BLOCK = 4096
-}; /* elements summed over all ranks while the result stays in the first-level cache */
+#include "comm/sum.h"
 
 typedef struct local_comm {
     bl_comm base;
@@ -25,51 +22,19 @@ typedef struct local_task {
     int64_t n;
 } local_task;
 
-typedef void (*add_fn)(void *sum, const void *values, int64_t n);
-
-static void add_f32(void *sum, const void *values, int64_t n)
-{
-    float *restrict s = sum;
-    const float *restrict v = values;
-    for (int64_t i = 0; i < n; i++) s[i] += v[i];
-}
-
-static void add_f64(void *sum, const void *values, int64_t n)
-{
-    double *restrict s = sum;
-    const double *restrict v = values;
-    for (int64_t i = 0; i < n; i++) s[i] += v[i];
-}
-
-static void add_i64(void *sum, const void *values, int64_t n)
-{
-    uint64_t *restrict s = sum; /* unsigned: wraps */
-    const uint64_t *restrict v = values;
-    for (int64_t i = 0; i < n; i++) s[i] += v[i];
-}
-
-static const struct {
-    add_fn add;
-    size_t bytes;
-} elements[] = {
-    [BL_COMM_F32] = {add_f32, sizeof(float)},
-    [BL_COMM_F64] = {add_f64, sizeof(double)},
-    [BL_COMM_I64] = {add_i64, sizeof(int64_t)},
-};
-
 /* sum[0, n) = ((0 + x_0) + x_1) + ... where x_r starts `first` elements into rank r's send. */
 static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n, void *sum)
 {
     bl_local_meeting *meeting = bl_local_collectives(comm->group);
-    size_t unit_bytes = elements[element].bytes;
+    size_t unit_bytes = bl_sum_element_bytes(element);
 
-    for (int64_t done = 0; done < n; done += SUM_BLOCK) {
-        int64_t n_block = bl_min_i64(SUM_BLOCK, n - done);
+    for (int64_t done = 0; done < n; done += BL_SUM_BLOCK) {
+        int64_t n_block = bl_min_i64(BL_SUM_BLOCK, n - done);
         unsigned char *block = (unsigned char *)sum + (size_t)done * unit_bytes;
         memset(block, 0, (size_t)n_block * unit_bytes);
         for (int r = 0; r < comm->base.size; r++) {
             const unsigned char *send = bl_local_call_of(meeting, r)->send;
-            elements[element].add(block, send + (size_t)(first + done) * unit_bytes, n_block);
+            bl_sum_add(element, block, send + (size_t)(first + done) * unit_bytes, n_block);
         }
     }
 }
@@ -81,7 +46,7 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
     const local_task *t = args;
     bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
     int rank = t->comm->base.rank, size = t->comm->base.size;
-    size_t bytes = t->call.bytes;
+    size_t bytes = t->call.what.bytes;
 
     (void)stream;
     BL_TRY(bl_local_meet(meeting, rank, &t->call));
@@ -116,8 +81,8 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
     const local_task *t = args;
     bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
     int rank = t->comm->base.rank, size = t->comm->base.size;
-    bl_comm_element element = (bl_comm_element)t->call.detail;
-    size_t unit_bytes = elements[element].bytes;
+    bl_comm_element element = (bl_comm_element)t->call.what.detail;
+    size_t unit_bytes = bl_sum_element_bytes(element);
     int64_t max_chunk = (int64_t)(BL_LOCAL_SCRATCH_BYTES / unit_bytes), first = 0;
     int half = 0;
 
@@ -143,12 +108,12 @@ static bl_status broadcast_task(bl_stream *stream, const void *args)
 {
     const local_task *t = args;
     bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
-    int rank = t->comm->base.rank, root = t->call.detail;
+    int rank = t->comm->base.rank, root = t->call.what.detail;
 
     (void)stream;
     BL_TRY(bl_local_meet(meeting, rank, &t->call));
-    if (rank != root && t->call.bytes > 0)
-        memcpy(t->recv, bl_local_call_of(meeting, root)->send, t->call.bytes);
+    if (rank != root && t->call.what.bytes > 0)
+        memcpy(t->recv, bl_local_call_of(meeting, root)->send, t->call.what.bytes);
     bl_local_part(meeting, rank);
     return BL_OK;
 }
@@ -173,7 +138,7 @@ static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *
                                   size_t bytes)
 {
     local_task task = {.comm = (local_comm *)comm,
-                       .call = {.kind = BL_LOCAL_ALL_GATHER, .bytes = bytes, .send = send},
+                       .call = {.what = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes}, .send = send},
                        .recv = recv};
     return bl_stream_call(stream, all_gather_task, &task, sizeof task);
 }
@@ -183,7 +148,7 @@ static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, cons
 {
     local_task task = {
         .comm = (local_comm *)comm,
-        .call = {.kind = BL_LOCAL_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float), .send = send},
+        .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float)}, .send = send},
         .recv = recv,
         .n = n};
     return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
@@ -193,9 +158,9 @@ static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values
                                   bl_comm_element element)
 {
     local_task task = {.comm = (local_comm *)comm,
-                       .call = {.kind = BL_LOCAL_ALL_REDUCE,
-                                .detail = (int)element,
-                                .bytes = (size_t)n * elements[element].bytes,
+                       .call = {.what = {.kind = BL_COMM_ALL_REDUCE,
+                                         .detail = (int)element,
+                                         .bytes = (size_t)n * bl_sum_element_bytes(element)},
                                 .send = values},
                        .recv = values,
                        .n = n};
@@ -204,15 +169,16 @@ static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values
 
 static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
 {
-    local_task task = {.comm = (local_comm *)comm,
-                       .call = {.kind = BL_LOCAL_BROADCAST, .detail = root, .bytes = bytes, .send = buffer},
-                       .recv = buffer};
+    local_task task = {
+        .comm = (local_comm *)comm,
+        .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes}, .send = buffer},
+        .recv = buffer};
     return bl_stream_call(stream, broadcast_task, &task, sizeof task);
 }
 
 static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
 {
-    local_task task = {.comm = (local_comm *)comm, .call = {.kind = BL_LOCAL_BARRIER}};
+    local_task task = {.comm = (local_comm *)comm, .call = {.what = {.kind = BL_COMM_BARRIER}}};
     return bl_stream_call(stream, barrier_task, &task, sizeof task);
 }
 
@@ -233,7 +199,7 @@ static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm 
 static bl_status split_group(local_comm *self, int color, int *ranks, bl_comm **out)
 {
     bl_local_meeting *meeting = bl_local_splits(self->group);
-    bl_local_call call = {.kind = BL_LOCAL_SPLIT, .color = color};
+    bl_local_call call = {.what = {.kind = BL_COMM_SPLIT}, .color = color};
     int n_ranks = 0, new_rank = 0, rank = self->base.rank;
 
     BL_TRY(bl_local_meet(meeting, rank, &call));

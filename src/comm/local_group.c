@@ -43,12 +43,6 @@ struct bl_local_group {
     unsigned char *scratch;
 };
 
-static const char *const kind_names[] = {
-    [BL_LOCAL_ALL_GATHER] = "all_gather", [BL_LOCAL_REDUCE_SCATTER] = "reduce_scatter",
-    [BL_LOCAL_ALL_REDUCE] = "all_reduce", [BL_LOCAL_BROADCAST] = "broadcast",
-    [BL_LOCAL_BARRIER] = "barrier",       [BL_LOCAL_SPLIT] = "split",
-};
-
 static bool meeting_init(bl_local_meeting *meeting, bl_local_group *group)
 {
     pthread_condattr_t attributes;
@@ -239,7 +233,7 @@ static void name_missing(bl_local_meeting *meeting, char *text, size_t text_byte
 }
 
 /* Under the lock. Returns when the meeting has turned, or when it never will: aborted or overdue. */
-static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_local_kind kind)
+static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_comm_kind kind)
 {
     double deadline_s = meeting->group->deadline_s;
     struct timespec deadline = time_after(deadline_s);
@@ -252,7 +246,7 @@ static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_local_ki
             char missing[256];
             name_missing(meeting, missing, sizeof missing);
             bl_error_save(&meeting->overdue, BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
-                                                     kind_names[kind], deadline_s));
+                                                     bl_comm_kind_name(kind), deadline_s));
         }
     }
 }
@@ -276,17 +270,9 @@ static bl_status report_end(bl_local_meeting *meeting)
 /* All ranks come to the same verdict: each compares every call with rank 0's. */
 static bl_status verify_calls(bl_local_meeting *meeting)
 {
-    const bl_local_call *first = &meeting->calls[0];
-    for (int i = 1; i < meeting->group->size; i++) {
-        const bl_local_call *call = &meeting->calls[i];
-        if (call->kind == first->kind && call->bytes == first->bytes && call->detail == first->detail)
-            continue;
-        return BL_FAIL(
-            BL_EINTERNAL,
-            "ranks %d and %d call different collectives: %s of %zu bytes (%d) and %s of %zu bytes (%d)",
-            meeting->group->job_ranks[0], meeting->group->job_ranks[i], kind_names[first->kind], first->bytes,
-            first->detail, kind_names[call->kind], call->bytes, call->detail);
-    }
+    const int *ranks = meeting->group->job_ranks;
+    for (int i = 1; i < meeting->group->size; i++)
+        BL_TRY(bl_comm_verify_calls(ranks[0], &meeting->calls[0].what, ranks[i], &meeting->calls[i].what));
     return BL_OK;
 }
 
@@ -298,7 +284,7 @@ bl_status bl_local_meet(bl_local_meeting *meeting, int rank, const bl_local_call
         meeting->calls[rank] = *call;
         if (!arrive(meeting, rank)) {
             look_briefly(meeting, turn);
-            wait_turn(meeting, turn, call->kind);
+            wait_turn(meeting, turn, call->what.kind);
         }
     }
     bool has_turned = count_turns(meeting) != turn;

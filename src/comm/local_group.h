@@ -21,23 +21,12 @@
 
 enum { BL_LOCAL_SCRATCH_BYTES = 256 << 10 }; /* one of two halves: fits the second-level cache */
 
-typedef enum bl_local_kind {
-    BL_LOCAL_ALL_GATHER,
-    BL_LOCAL_REDUCE_SCATTER,
-    BL_LOCAL_ALL_REDUCE,
-    BL_LOCAL_BROADCAST,
-    BL_LOCAL_BARRIER,
-    BL_LOCAL_SPLIT
-} bl_local_kind;
-
 typedef struct bl_local_group bl_local_group;
 typedef struct bl_local_meeting bl_local_meeting;
 
 /* What a rank brings to a meeting. Those it meets may read it until they part. */
 typedef struct bl_local_call {
-    bl_local_kind kind;
-    int detail;   /* element type or root: equal on all ranks */
-    size_t bytes; /* equal on all ranks */
+    bl_comm_call what; /* equal on all ranks */
     const void *send;
     int color;             /* split */
     bl_local_group *group; /* split: made by the first rank of a colour */
