@@ -252,11 +252,13 @@ static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
         if (job->ranks[i].started) pthread_join(job->ranks[i].thread, NULL);
     if (st == BL_OK) st = first_failure(job);
     if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED)) st = save_abandoned(job);
+    bl_error error; /* freeing meets the streams' own errors */
+    bl_error_save(&error, st);
     for (int i = 0; job->ranks && i < job->n_ranks; i++) bl_rank_free(&job->ranks[i]);
     free(job->ranks);
     job->ranks = NULL;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return st;
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
 /* ---- the two jobs ---- */

@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The program stopped, killed and starved from outside; afterwards it goes on to the same bits as a run that
+ * nobody touched.
+ *
+ * The moments are random and differ from run to run. BALLAST_KILLS says how often the run is killed (20). */
+#include "runs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "store/checkpoint.h"
+
+enum { EXIT_USAGE = 2, EXIT_LIMIT = 4, EXIT_STOPPED = 75, STEPS = 60, SAVE_STEPS = 5, MAX_LIVES = 200 };
+
+static const double LIMIT_S = 120; /* for a child; a sanitizer makes it 20 times slower */
+
+static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
+
+static double random_s(double most)
+{
+    return most * (double)random() / (double)RAND_MAX;
+}
+
+static void run_keys(golden_args *args, const char *output, int ranks)
+{
+    runs_standard(args, output, ranks);
+    runs_set(args, "max_steps", "%d", STEPS);
+    runs_set(args, "save_steps", "%d", SAVE_STEPS);
+    runs_set(args, "save_total_limit", "3");
+    runs_set(args, "eval_steps", "15");
+    runs_set(args, "resume_from_checkpoint", "true");
+}
+
+/* Few long steps: of about half a second each without a sanitizer. */
+static void slow_keys(golden_args *args, const char *output, int ranks)
+{
+    run_keys(args, output, ranks);
+    runs_set(args, "max_steps", "3");
+    runs_set(args, "save_steps", "0");
+    runs_set(args, "visit_tokens", "1");
+    runs_set(args, "gradient_accumulation_steps", "%d", 800 / ranks);
+}
+
+typedef void (*keys_fn)(golden_args *args, const char *output, int ranks);
+
+static int train(keys_fn keys, const char *output, int ranks)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    keys(&args, output, ranks);
+    runs_start(&child, "train", &args);
+    int code = runs_wait(&child, LIMIT_S);
+    if (code != 0) runs_assert_error(&child, "");
+    golden_args_free(&args);
+    return code;
+}
+
+static void start(runs_child *child, keys_fn keys, const char *output, int ranks)
+{
+    golden_args args = {0};
+    keys(&args, output, ranks);
+    runs_start(child, "train", &args);
+    golden_args_free(&args);
+}
+
+/* The same run, undisturbed; made once for each number of ranks. */
+static const char *whole_run(keys_fn keys, const char *name, int ranks)
+{
+    const char *output = runs_path("%s-%d", name, ranks);
+    if (!bl_file_exists(output)) assert_int_equal(train(keys, output, ranks), 0);
+    return output;
+}
+
+/* Until the child has got as far as its first lines; false when it has ended by then. */
+static bool wait_for_log(const runs_child *child)
+{
+    while (runs_is_alive(child)) {
+        size_t n = 0;
+        if (bl_file_exists(child->log)) free(runs_read(child->log, &n));
+        if (n > 0) return true;
+        runs_sleep_s(0.001);
+    }
+    return false;
+}
+
+static void wait_for_step(const runs_child *child, const char *output, int64_t step)
+{
+    while (runs_is_alive(child) && runs_logged_steps(output) < step) runs_sleep_s(0.002);
+    assert_true(runs_is_alive(child));
+}
+
+/* ---- requests to stop ---- */
+
+/* Stops the run again and again, each time with the next signal, until it is through. */
+static void stop_until_done(int ranks)
+{
+    const char *whole = whole_run(run_keys, "whole", ranks), *output = runs_path("stopped");
+    int n_stops = 0, code = EXIT_STOPPED;
+
+    assert_int_equal(bl_tree_remove(output), BL_OK);
+    for (int life = 0; life < MAX_LIVES && code != 0; life++) {
+        runs_child child = {0};
+        start(&child, run_keys, output, ranks);
+        if (wait_for_log(&child)) {
+            runs_sleep_s(random_s(0.3 * ranks));
+            kill(child.pid, stop_signals[life % 3]);
+        }
+        code = runs_wait(&child, LIMIT_S);
+        if (code == 0) break;
+        assert_int_equal(code, EXIT_STOPPED);
+        runs_assert_error(&child, "resume with --resume_from_checkpoint true");
+        n_stops++;
+    }
+    assert_int_equal(code, 0);
+    assert_true(n_stops > 0);
+    printf("%d ranks: stopped %d times\n", ranks, n_stops);
+    assert_true(runs_are_same(whole, output));
+}
+
+static void test_stop_at_any_moment(void **state)
+{
+    (void)state;
+    stop_until_done(1);
+    stop_until_done(3);
+}
+
+static void grace_keys(golden_args *args, const char *output, int ranks)
+{
+    slow_keys(args, output, ranks);
+    runs_set(args, "grace_s", "0.05");
+}
+
+/* A step that takes longer than grace_s is given up; what was complete before it is saved. */
+static void test_grace_runs_out(void **state)
+{
+    static const int rank_counts[] = {1, 3};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(rank_counts); i++) {
+        const char *whole = whole_run(slow_keys, "slow", rank_counts[i]), *output = runs_path("grace-%zu", i);
+        for (int step = 0; step < 3; step++) { /* one stop inside each step */
+            runs_child child = {0};
+            start(&child, grace_keys, output, rank_counts[i]);
+            if (step > 0 || !wait_for_log(&child)) wait_for_step(&child, output, step);
+            runs_sleep_s(0.1 + random_s(0.1));
+            kill(child.pid, SIGTERM);
+            int code = runs_wait(&child, LIMIT_S);
+            if (code == 0) break; /* this machine's steps are shorter than the sleep above */
+            assert_int_equal(code, EXIT_STOPPED);
+            runs_assert_error(&child, "resume with --resume_from_checkpoint true");
+            char *log = runs_read(child.log, NULL);
+            printf("%s", strstr(log, "ballast: error"));
+            free(log);
+        }
+        assert_int_equal(train(grace_keys, output, rank_counts[i]), 0);
+        assert_true(runs_are_same(whole, output));
+    }
+}
+
+static void evaluating_keys(golden_args *args, const char *output, int ranks)
+{
+    run_keys(args, output, ranks);
+    runs_set(args, "max_steps", "6");
+    runs_set(args, "eval_steps", "2");
+    runs_set(args, "save_steps", "0");
+    runs_set(args, "grace_s", "0.01");
+    runs_set(args, "per_device_eval_batch_size", "1");
+    runs_set(args, "validation_file", "%s", runs_path("long-validation.jsonl"));
+}
+
+/* A run that mostly evaluates is stopped mostly in an evaluation: each is in the log once all the same. */
+static void test_stopped_in_an_evaluation(void **state)
+{
+    enum { ROWS = 3000 };
+    FILE *file = fopen(runs_path("long-validation.jsonl"), "w");
+    int code = EXIT_STOPPED, n_stops = 0;
+
+    (void)state;
+    assert_non_null(file);
+    for (int i = 0; i < ROWS; i++)
+        fprintf(file, "{\"input_ids\":[%d,%d,5,%d,7,8,9,10]}\n", 3 + i % 90, 3 + i % 7, 3 + i % 31);
+    assert_int_equal(fclose(file), 0);
+    const char *whole = whole_run(evaluating_keys, "evaluating", 2),
+               *output = runs_path("stopped-evaluating");
+    for (int life = 0; life < MAX_LIVES && code != 0; life++) {
+        runs_child child = {0};
+        start(&child, evaluating_keys, output, 2);
+        if (wait_for_log(&child) && life < 8) {
+            runs_sleep_s(random_s(0.1) * (1 + life));
+            kill(child.pid, SIGTERM);
+        }
+        code = runs_wait(&child, LIMIT_S);
+        assert_true(code == 0 || code == EXIT_STOPPED);
+        n_stops += code != 0;
+    }
+    printf("stopped %d times\n", n_stops);
+    assert_true(n_stops > 0);
+    assert_true(runs_are_same(whole, output));
+}
+
+/* The second signal does not wait for anything; what had been saved is whole. */
+static void test_second_signal(void **state)
+{
+    const char *whole = whole_run(slow_keys, "slow", 3), *output = runs_path("second");
+    runs_child child = {0};
+    char *path;
+    int64_t step;
+
+    (void)state;
+    start(&child, slow_keys, output, 3);
+    wait_for_step(&child, output, 1);
+    kill(child.pid, SIGTERM); /* leaves a checkpoint */
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_STOPPED);
+
+    start(&child, slow_keys, output, 3);
+    wait_for_log(&child);
+    runs_sleep_s(0.2);
+    kill(child.pid, SIGTERM);
+    runs_sleep_s(0.05);
+    double asked = runs_now_s();
+    kill(child.pid, SIGINT);
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_STOPPED);
+    assert_true(runs_now_s() - asked < 0.5);
+    runs_assert_error(&child, "stopped");
+    assert_int_equal(bl_checkpoint_latest(runs_path("second/checkpoints"), &path, &step, NULL), BL_OK);
+    assert_non_null(path);
+    assert_int_equal(bl_checkpoint_verify(path, &step, NULL), BL_OK);
+    free(path);
+    assert_int_equal(train(slow_keys, output, 3), 0);
+    assert_true(runs_are_same(whole, output));
+}
+
+/* ---- killing ---- */
+
+static bool save_is_under_way(const char *output)
+{
+    char path[GOLDEN_PATH_BYTES + 16];
+    bool found = false;
+    const struct dirent *entry;
+
+    snprintf(path, sizeof path, "%s/checkpoints", output);
+    DIR *dir = opendir(path);
+    if (!dir) return false;
+    while (!found && (entry = readdir(dir))) found = strstr(entry->d_name, ".tmp") != NULL;
+    closedir(dir);
+    return found;
+}
+
+/* Up to the n-th save of this life, and into it. */
+static void wait_for_save(const runs_child *child, const char *output, int n)
+{
+    for (bool before = true; n > 0 && runs_is_alive(child);) {
+        bool now = save_is_under_way(output);
+        n -= now && !before;
+        before = now;
+        if (n > 0) runs_sleep_s(0.0005);
+    }
+    runs_sleep_s(random_s(0.03));
+}
+
+/* At most one interval is lost: the newest whole checkpoint is of the last save that a later step proves
+ * finished. */
+static void check_newest(const char *output)
+{
+    char checkpoints[GOLDEN_PATH_BYTES + 16], *path;
+    int64_t step = 0, logged = runs_logged_steps(output);
+
+    snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", output);
+    assert_int_equal(bl_checkpoint_latest(checkpoints, &path, &step, NULL), BL_OK);
+    if (!path) step = 0;
+    free(path);
+    if (step < (logged - 1) / SAVE_STEPS * SAVE_STEPS)
+        fail_msg("after %d steps the newest checkpoint is of %d", (int)logged, (int)step);
+}
+
+static void kill_often(int ranks, int n_kills)
+{
+    const char *whole = whole_run(run_keys, "whole", ranks), *output = runs_path("killed");
+    int n_runs = 0, n_in_save = 0;
+
+    assert_int_equal(bl_tree_remove(output), BL_OK);
+    for (int n = 0; n < n_kills;) {
+        runs_child child = {0};
+        start(&child, run_keys, output, ranks);
+        wait_for_log(&child);
+        if (n % 2)
+            runs_sleep_s(random_s(0.5));
+        else
+            wait_for_save(&child, output, 1 + (int)(random() % 4));
+        kill(child.pid, SIGKILL);
+        int code = runs_wait(&child, LIMIT_S);
+        if (code == -SIGKILL) {
+            n_in_save += save_is_under_way(output);
+            check_newest(output);
+            n++;
+            continue;
+        }
+        assert_int_equal(code, 0);
+        n_runs++;
+        assert_true(runs_are_same(whole, output));
+        assert_int_equal(bl_tree_remove(output), BL_OK);
+    }
+    assert_int_equal(train(run_keys, output, ranks), 0);
+    assert_true(runs_are_same(whole, output));
+    printf("%d ranks: killed %d times, %d of them inside a save; %d runs were through by then\n", ranks,
+           n_kills, n_in_save, n_runs);
+}
+
+static void test_killed_at_any_moment(void **state)
+{
+    const char *wanted = getenv("BALLAST_KILLS");
+    int n = wanted ? atoi(wanted) : 20;
+
+    (void)state;
+    kill_often(1, n / 2);
+    kill_often(3, n - n / 2);
+}
+
+/* ---- sharing and running out ---- */
+
+static void test_two_runs_in_one_folder(void **state)
+{
+    const char *output = runs_path("shared");
+    runs_child first = {0}, second = {0};
+    char holder[320], host[256];
+
+    (void)state;
+    start(&first, slow_keys, output, 1);
+    assert_true(wait_for_log(&first));
+    start(&second, slow_keys, output, 1);
+    assert_int_equal(runs_wait(&second, LIMIT_S), EXIT_USAGE);
+    assert_int_equal(gethostname(host, sizeof host), 0);
+    snprintf(holder, sizeof holder, "is in use by pid %d on %s", (int)first.pid, host);
+    runs_assert_error(&second, holder);
+    kill(first.pid, SIGKILL); /* a stale lock is none */
+    assert_int_equal(runs_wait(&first, LIMIT_S), -SIGKILL);
+    assert_int_equal(train(slow_keys, output, 1), 0);
+    assert_true(runs_are_same(whole_run(slow_keys, "slow", 1), output));
+}
+
+/* Leaves a run that was stopped somewhere in the middle in `output`; returns the step of its newest
+ * checkpoint. */
+static int64_t stop_in_the_middle(const char *output)
+{
+    runs_child child = {0};
+    char checkpoints[GOLDEN_PATH_BYTES + 16], *path;
+    int64_t step;
+
+    start(&child, run_keys, output, 1);
+    wait_for_step(&child, output, SAVE_STEPS + 1);
+    kill(child.pid, SIGTERM);
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_STOPPED);
+    snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", output);
+    assert_int_equal(bl_checkpoint_latest(checkpoints, &path, &step, NULL), BL_OK);
+    assert_non_null(path);
+    free(path);
+    return step;
+}
+
+/* RLIMIT_FSIZE stands for a disk that is full in the middle of a file. */
+static void test_file_size_limit(void **state)
+{
+    const char *output = runs_path("limited"), *checkpoints = runs_path("limited/checkpoints");
+    int64_t before = stop_in_the_middle(output), after;
+    golden_args args = {0};
+    runs_child child = {.max_file_bytes = 40000}; /* a checkpoint's state has 120 kB */
+    char *path;
+
+    (void)state;
+    run_keys(&args, output, 1);
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_LIMIT);
+    runs_assert_error(&child, "limited/checkpoints/step-");
+    runs_assert_error(&child, "bytes");
+    assert_int_equal(bl_checkpoint_latest(checkpoints, &path, &after, NULL), BL_OK);
+    free(path);
+    assert_int_equal(after, before);
+    assert_false(save_is_under_way(output));
+    assert_int_equal(train(run_keys, output, 1), 0);
+    assert_true(runs_are_same(whole_run(run_keys, "whole", 1), output));
+    golden_args_free(&args);
+}
+
+/* Writes zeros until no more than leave_bytes are free, or nothing goes in any more. */
+static void fill_disk(const char *disk, const char *path, int64_t leave_bytes)
+{
+    static const char zeros[4096];
+    int64_t free_bytes;
+    FILE *file = fopen(path, "ab");
+
+    if (!file) return; /* as full as can be */
+    setvbuf(file, NULL, _IONBF, 0);
+    do assert_int_equal(bl_dir_free_bytes(disk, &free_bytes), BL_OK);
+    while (free_bytes > leave_bytes && fwrite(zeros, sizeof zeros, 1, file) == 1);
+    fclose(file);
+}
+
+static int unmount_disk(void **state)
+{
+    (void)state;
+    umount2(runs_path("disk"), MNT_DETACH); /* fails where there was nothing to mount */
+    return 0;
+}
+
+static void test_full_disk(void **state)
+{
+    const char *disk = runs_path("disk"), *output = runs_path("disk/run"), *ballast = runs_path("disk/full");
+    runs_child child = {0};
+    golden_args args = {0};
+    char *path;
+
+    (void)state;
+    assert_int_equal(bl_dir_create(disk), BL_OK);
+    if (mount("tmpfs", disk, "tmpfs", 0, "size=16m") != 0) {
+        printf("skipped: a full disk needs a file system to fill: mount: %s\n", strerror(errno));
+        skip();
+    }
+    int64_t before = stop_in_the_middle(output), after;
+    run_keys(&args, output, 1);
+
+    fill_disk(disk, ballast, 200000); /* known before the first step */
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_LIMIT);
+    runs_assert_error(&child, "disk/run: a checkpoint takes");
+    assert_int_equal(unlink(ballast), 0);
+
+    runs_start(&child, "train", &args); /* filled while it runs */
+    while (runs_is_alive(&child) && runs_logged_steps(output) <= before) runs_sleep_s(0.001);
+    do fill_disk(disk, ballast, 0);
+    while (runs_is_alive(&child));
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_LIMIT);
+    runs_assert_error(&child, "disk/run");
+    assert_int_equal(unlink(ballast), 0);
+    assert_int_equal(bl_checkpoint_latest(runs_path("disk/run/checkpoints"), &path, &after, NULL), BL_OK);
+    assert_non_null(path);
+    free(path);
+    assert_true(after >= before);
+
+    assert_int_equal(train(run_keys, output, 1), 0);
+    assert_true(runs_are_same(whole_run(run_keys, "whole", 1), output));
+    golden_args_free(&args);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stop_at_any_moment),
+        cmocka_unit_test(test_grace_runs_out),
+        cmocka_unit_test(test_stopped_in_an_evaluation),
+        cmocka_unit_test(test_second_signal),
+        cmocka_unit_test(test_killed_at_any_moment),
+        cmocka_unit_test(test_two_runs_in_one_folder),
+        cmocka_unit_test(test_file_size_limit),
+        cmocka_unit_test_teardown(test_full_disk, unmount_disk),
+    };
+    const char *only = getenv("BALLAST_TEST"); /* a pattern of test names */
+
+    if (only) cmocka_set_test_filter(only);
+    srandom((unsigned)time(NULL));
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
