@@ -3,6 +3,14 @@
 
 #include "base/sizes.h"
 
+/* Far above any model, and so far below 2^63 that no sum over a unit's parts, and no rounding up, overflows. */
+static const size_t LARGEST_PART_BYTES = INT64_MAX / 64;
+
+static bl_status too_large(const bl_weight *w)
+{
+    return BL_FAIL(BL_EINPUT, "a matrix of %lld x %lld is too large", (long long)w->rows, (long long)w->cols);
+}
+
 static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n_shards)
 {
     const bl_weight *w = &matrix->weight;
@@ -10,9 +18,9 @@ static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n
     matrix->n_parts = 0;
     for (int s = 0; s < w->n_segments; s++) {
         size_t bytes, n_scales;
-        if (!bl_format_sizes(w->segment[s].format, 1, w->cols, &bytes, &n_scales) || bytes > INT64_MAX / 4)
-            return BL_FAIL(BL_EINPUT, "a row of %lld weights is too large", (long long)w->cols);
-        int64_t row_bytes = (int64_t)bytes;
+        if (!bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &bytes, &n_scales) || bytes > LARGEST_PART_BYTES)
+            return too_large(w);
+        int64_t row_bytes = w->cols * (int64_t)bl_format_code_bytes(w->segment[s].format);
         bl_base_part *last = matrix->n_parts ? &matrix->part[matrix->n_parts - 1] : NULL;
         if (last && last->row_bytes == row_bytes) {
             last->rows += w->segment[s].rows;
@@ -27,8 +35,8 @@ static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n
         size_t gathered;
         part->shard_rows = bl_ceil_div(part->rows, n_shards);
         if (bl_mul_overflows((size_t)part->shard_rows, (size_t)part->row_bytes, &part->shard_bytes) ||
-            bl_mul_overflows(part->shard_bytes, (size_t)n_shards, &gathered) || gathered > INT64_MAX / 4)
-            return BL_FAIL(BL_EINPUT, "a matrix of %lld x %lld is too large", (long long)w->rows, (long long)w->cols);
+            bl_mul_overflows(part->shard_bytes, (size_t)n_shards, &gathered) || gathered > LARGEST_PART_BYTES)
+            return too_large(w);
         part->shard_offset = unit->shard_bytes;
         part->slot_offset = unit->slot_bytes;
         unit->shard_bytes += (size_t)bl_round_up((int64_t)part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);

@@ -62,11 +62,13 @@ bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shar
 bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
                                  bl_stream *stream, int ring_depth, bl_base **out);
 
+/* Device memory that the ring of a sharded base takes; SIZE_MAX when that is more than a size_t can count. */
 size_t bl_base_sharded_ring_bytes(const bl_base_layout *layout, int ring_depth);
 
 void bl_base_destroy(bl_base *base); /* NULL is fine */
 
-/* A hint that `unit` comes soon. All ranks of a shard group make the same calls in the same order. */
+/* A hint that `unit` comes soon, given in the order of use and never for a unit that comes after a whole_ring one which is still to
+ * be acquired: that one needs every slot. All ranks of a shard group make the same calls in the same order. */
 bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
 /* *out: the matrix, its codes valid for tasks queued on `stream` until the unit's release. */

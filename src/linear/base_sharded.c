@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "base/sizes.h"
 #include "linear/gather_ring.h"
 
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS, "an item for each part of each matrix");
@@ -52,7 +53,7 @@ static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shar
         for (int m = 0; m < u->n_matrices; m++)
             for (int p = 0; p < u->matrix[m].n_parts; p++) {
                 const bl_base_part *part = &u->matrix[m].part[p];
-                units[i].item[units[i].n_items++] = (bl_gather_item){shards ? shards + u->offset + part->shard_offset : NULL,
+                units[i].item[units[i].n_items++] = (bl_gather_item){shards + u->offset + part->shard_offset,
                                                                      part->shard_bytes, part->slot_offset};
             }
     }
@@ -81,10 +82,15 @@ bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shard
     return BL_OK;
 }
 
+/* As bl_gather_ring_bytes of make_units' units, whose ends are those of the layout's slots. */
 size_t bl_base_sharded_ring_bytes(const bl_base_layout *layout, int ring_depth)
 {
-    bl_gather_unit *units = make_units(layout, NULL);
-    size_t bytes = units ? bl_gather_ring_bytes(ring_depth, layout->n_units, units, layout->n_shards) : 0;
-    free(units);
-    return bytes;
+    size_t slot_bytes = 0, whole_bytes = 0, all_slots;
+
+    for (int64_t u = 0; u < layout->n_units; u++) {
+        size_t *largest = layout->units[u].whole_ring ? &whole_bytes : &slot_bytes;
+        if (layout->units[u].slot_bytes > *largest) *largest = layout->units[u].slot_bytes;
+    }
+    if (bl_mul_overflows((size_t)ring_depth, slot_bytes, &all_slots)) return SIZE_MAX;
+    return all_slots > whole_bytes ? all_slots : whole_bytes;
 }

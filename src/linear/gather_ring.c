@@ -27,11 +27,16 @@ struct bl_gather_ring {
     ring_slot *slots;
 };
 
+/* SIZE_MAX for more than there can be, here and in what is made of it: no allocation of that size succeeds. */
 static size_t unit_bytes(const bl_gather_unit *unit, int group_size)
 {
     size_t end = 0;
     for (int i = 0; i < unit->n_items; i++) {
-        size_t item_end = unit->item[i].slot_offset + unit->item[i].shard_bytes * (size_t)group_size;
+        const bl_gather_item *item = &unit->item[i];
+        size_t item_end;
+        if (bl_mul_overflows(item->shard_bytes, (size_t)group_size, &item_end) ||
+            bl_add_overflows(item_end, item->slot_offset, &item_end) || item_end > INT64_MAX - BL_DEVICE_ALIGNMENT_BYTES)
+            return SIZE_MAX;
         if (item_end > end) end = item_end;
     }
     return (size_t)bl_round_up((int64_t)end, BL_DEVICE_ALIGNMENT_BYTES);
@@ -49,9 +54,10 @@ static void measure(int64_t n_units, const bl_gather_unit *units, int group_size
 
 size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size)
 {
-    size_t slot_bytes, whole_bytes;
+    size_t slot_bytes, whole_bytes, all_slots;
     measure(n_units, units, group_size, &slot_bytes, &whole_bytes);
-    return (size_t)depth * slot_bytes > whole_bytes ? (size_t)depth * slot_bytes : whole_bytes;
+    if (bl_mul_overflows((size_t)depth, slot_bytes, &all_slots)) return SIZE_MAX;
+    return all_slots > whole_bytes ? all_slots : whole_bytes;
 }
 
 bl_status bl_gather_ring_create(bl_device *device, bl_comm *comm, bl_stream *stream, int depth, int64_t n_units,

@@ -60,7 +60,8 @@ bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *
 /* Makes later gathers wait for the tasks queued on `stream` so far: call it after work that changes the shards. */
 bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream);
 
-size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size); /* what create takes */
+/* What create takes; SIZE_MAX when that is more than a size_t can count. */
+size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size);
 bl_status bl_gather_ring_validate(const bl_gather_ring *ring);
 
 #endif
