@@ -218,6 +218,35 @@ static bl_status pause_stream(bl_stream *stream, int rank, int64_t visit, int wh
     return us ? bl_stream_call(stream, pause_task, &us, sizeof us) : BL_OK;
 }
 
+static void test_resident_has_each_row(void **state)
+{
+    bl_base_unit units[UNITS];
+    bl_base_layout layout;
+    void *codes;
+    bl_base *base;
+    test_device d = test_device_create(1);
+    (void)state;
+
+    make_layout(1, units, &layout);
+    assert_int_equal(make_shards(&layout, d.device, 0, &codes), BL_OK);
+    assert_int_equal(bl_base_create_resident(&layout, codes, &base), BL_OK);
+    for (int u = 0; u < UNITS; u++)
+        for (int m = 0; m < units[u].n_matrices; m++) {
+            bl_weight w;
+            assert_int_equal(bl_base_acquire(base, u, m, d.stream, &w), BL_OK);
+            for (int s = 0; s < w.n_segments; s++) {
+                int64_t row_bytes = w.cols * (int64_t)bl_format_code_bytes(w.segment[s].format);
+                const uint8_t *at = w.segment[s].codes;
+                for (int64_t i = 0; i < w.segment[s].rows * row_bytes; i++)
+                    assert_int_equal(at[i], code_at(u, m, s, i / row_bytes, i % row_bytes));
+            }
+            assert_int_equal(bl_base_release(base, u, d.stream), BL_OK);
+        }
+    bl_base_destroy(base);
+    bl_device_free(d.device, BL_SPACE_DEVICE, codes);
+    test_device_destroy(d);
+}
+
 typedef struct sharded_case {
     int depth, look_ahead; /* look_ahead 0: no prefetch */
     bool pauses;
@@ -327,6 +356,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_layout_that_overflows),
+        cmocka_unit_test(test_resident_has_each_row),
         cmocka_unit_test(test_sharded_equals_resident),
         cmocka_unit_test(test_wrong_number_of_shards),
     };
