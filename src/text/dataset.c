@@ -80,17 +80,31 @@ static bl_status check_numbers(const bl_dataset_options *options)
     return BL_OK;
 }
 
+static bl_status resolve_chat(const char *path, bl_sample_rules *rules)
+{
+    const bl_dataset_options *options = &rules->options;
+
+    BL_TRY(bl_chat_template_load(options->chat_template, options->template_date, rules->tokenizer,
+                                 &rules->chat));
+    if (bl_chat_template_was_recognised(rules->chat))
+        bl_log_info("%s: chat template %s, recognised as the model's own", path,
+                    bl_chat_template_name(rules->chat));
+    return BL_OK;
+}
+
 /* Fills in what the options leave to the tokenizer, now that the format is known. */
 static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
 {
     bl_dataset_options *options = &rules->options;
     size_t n_eos = 0;
 
-    if (options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT)
-        return BL_FAIL(BL_EINPUT,
-                       "%s: data format %s is not supported in this version; use alpaca, prompt_completion, "
-                       "text or tokens",
-                       path, bl_data_format_name(options->format));
+    bool chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
+
+    if (!chat && (options->chat_template || options->template_date))
+        return BL_FAIL(
+            BL_EUSAGE,
+            "%s: chat_template and template_date are for messages and sharegpt; the data format is %s", path,
+            bl_data_format_name(options->format));
     if (options->format == BL_DATA_TOKENS) {
         if (options->vocab_size == 0 && rules->tokenizer)
             options->vocab_size = bl_tokenizer_vocab_size(rules->tokenizer);
@@ -101,6 +115,7 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
     if (!rules->tokenizer)
         return BL_FAIL(BL_EUSAGE, "%s: data format %s needs a tokenizer", path,
                        bl_data_format_name(options->format));
+    if (chat) return resolve_chat(path, rules);
     if (!options->add_eos || options->eos_id >= 0) return BL_OK;
     const int32_t *eos = bl_tokenizer_eos(rules->tokenizer, &n_eos);
     if (!n_eos)
@@ -194,12 +209,15 @@ static void report(const bl_dataset *dataset)
 static void set_fingerprint(bl_dataset *dataset, uint64_t file_hash, uint64_t sample_hash)
 {
     const bl_dataset_options *o = &dataset->rules.options;
-    char text[256];
+    char text[320];
     int n = snprintf(text, sizeof text,
                      "file %016" PRIx64 " samples %016" PRIx64 " count %zu format %s max_seq_length %" PRId64
                      " overlong %d train_on_inputs %d skip_bad %d add_eos %d eos %" PRId32 " vocab %" PRId32,
                      file_hash, sample_hash, dataset->n, bl_data_format_name(o->format), o->max_seq_length,
                      (int)o->overlong, o->train_on_inputs, o->skip_bad, o->add_eos, o->eos_id, o->vocab_size);
+    if (dataset->rules.chat)
+        n += snprintf(text + n, sizeof text - (size_t)n, " chat %016" PRIx64,
+                      bl_chat_template_hash(dataset->rules.chat));
     dataset->fingerprint = XXH3_64bits(text, (size_t)n);
 }
 
@@ -247,9 +265,10 @@ bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer 
         st = BL_FAIL(BL_ENOMEM, "data set");
         goto done;
     }
-    dataset->rules.options.path = NULL;
     BL_TRY_GOTO(st, done, bl_file_open(dataset->path, &dataset->fd, NULL));
     BL_TRY_GOTO(st, done, scan(dataset));
+    dataset->rules.options.path = NULL; /* the caller's texts, borrowed until here */
+    dataset->rules.options.chat_template = dataset->rules.options.template_date = NULL;
     *out = dataset;
     dataset = NULL;
 done:
@@ -261,6 +280,7 @@ void bl_dataset_close(bl_dataset *dataset)
 {
     if (!dataset) return;
     if (dataset->fd >= 0) close(dataset->fd);
+    bl_chat_template_destroy(dataset->rules.chat);
     free(dataset->path);
     free(dataset->entry);
     free(dataset);

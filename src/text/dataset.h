@@ -3,9 +3,11 @@
  *
  * Formats, by the keys of a row (B, E: the ids the tokenizer's post-processor puts before a text, and EOS;
  * [.]: no loss): tokens             input_ids, labels (default: input_ids), document_ids and weights
- * (optional); no other key text               text:                          B text E prompt_completion
- * prompt, completion:            [B prompt] completion E alpaca             instruction, input, output:    [B
- * Stanford Alpaca's prompt] output E
+ * (optional); no other key text               text:                           B text E prompt_completion
+ * prompt, completion:             [B prompt] completion E alpaca             instruction, input, output: [B
+ * Stanford Alpaca's prompt] output E messages           messages of role, content       as
+ * text/chat_template.h says sharegpt           conversations of from, value    the same; from: human, gpt,
+ * system (also user, assistant, chatgpt) docs/data.md has an example of each.
  *
  * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the border and the
  * mask is exact by construction; the border is where it lies when a model is asked (prompt encoded,
@@ -32,8 +34,8 @@ typedef enum bl_data_format {
     BL_DATA_TEXT,
     BL_DATA_ALPACA,
     BL_DATA_PROMPT_COMPLETION,
-    BL_DATA_MESSAGES, /* known by name, and refused in this version */
-    BL_DATA_SHAREGPT  /* the same */
+    BL_DATA_MESSAGES,
+    BL_DATA_SHAREGPT
 } bl_data_format;
 
 bool bl_data_format_parse(const char *name,
@@ -54,8 +56,10 @@ typedef struct bl_dataset_options {
     bool skip_bad; /* leave out rows that cannot be used, and list them on the log; else the first is an error
                     */
     bool add_eos;  /* texts and completions end with EOS */
-    int32_t eos_id;     /* -1: the tokenizer's first */
-    int32_t vocab_size; /* bound of ids in `tokens` rows; 0: the tokenizer's */
+    int32_t eos_id;                            /* -1: the tokenizer's first */
+    int32_t vocab_size;                        /* bound of ids in `tokens` rows; 0: the tokenizer's */
+    const char *chat_template, *template_date; /* text/chat_template.h; NULL: the model's own, its date */
+    int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
 } bl_dataset_options;
 
 /* format auto, no length limit, truncate, loss on completions only, bad rows are errors, EOS added and the

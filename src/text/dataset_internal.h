@@ -7,9 +7,13 @@
 #include <xxhash.h>
 
 #include "base/json.h"
+#include "text/chat_template.h"
 #include "text/dataset.h"
 
-enum { BL_MAX_ROW_BYTES = 1 << 28 }; /* the tokenizer's limit */
+enum {
+    BL_MAX_ROW_BYTES = 1 << 28,
+    /* the tokenizer's limit */ BL_PLACE_BYTES = 512 /* "path:line" of errors */
+};
 
 /* ---- dataset_rows.c ---- */
 
@@ -44,6 +48,7 @@ bl_status bl_row_find_line(const char *path, int fd, int64_t offset_bytes, int64
 typedef struct bl_sample_rules {
     bl_dataset_options options; /* format and vocab_size resolved; path not used */
     const bl_tokenizer *tokenizer;
+    bl_chat_template *chat; /* messages and sharegpt; owned by the data set */
 } bl_sample_rules;
 
 typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
@@ -57,5 +62,11 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
                           bl_row_verdict *verdict, int64_t *n_lost);
 int64_t bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
+
+/* ---- dataset_chat.c ---- */
+
+/* Appends the ids and labels of a row of messages or sharegpt; `place` goes before errors. */
+bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row, bl_ids *ids,
+                             bl_ids *labels);
 
 #endif

@@ -9,8 +9,6 @@
 #include "base/sizes.h"
 #include "text/dataset_internal.h"
 
-enum { PLACE_BYTES = 512 };
-
 /* ---- parsing ---- */
 
 bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out)
@@ -31,9 +29,9 @@ bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out)
 }
 
 /* "path:line", for errors about a value. */
-static void name_place(const char *path, const bl_row *row, char place[PLACE_BYTES])
+static void name_place(const char *path, const bl_row *row, char place[BL_PLACE_BYTES])
 {
-    snprintf(place, PLACE_BYTES, "%s:%" PRId64, path, row->line);
+    snprintf(place, BL_PLACE_BYTES, "%s:%" PRId64, path, row->line);
 }
 
 bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out)
@@ -48,7 +46,7 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
                  {{"prompt", "completion"}, BL_DATA_PROMPT_COMPLETION},
                  {{"text", "text"}, BL_DATA_TEXT}};
     json_t *object;
-    char place[PLACE_BYTES];
+    char place[BL_PLACE_BYTES];
 
     BL_TRY(bl_row_parse(path, row, &object));
     name_place(path, row, place);
@@ -61,11 +59,11 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
         return BL_OK;
     }
     if (st == BL_OK)
-        st = BL_FAIL(
-            BL_EINPUT,
-            "%s: no known data format has these keys; give data_format, or rows with input_ids, text, "
-            "instruction and output, or prompt and completion",
-            place);
+        st = BL_FAIL(BL_EINPUT,
+                     "%s: no known data format has these keys; give data_format, or rows with messages, "
+                     "conversations, "
+                     "input_ids, text, instruction and output, or prompt and completion",
+                     place);
     json_decref(object);
     return st;
 }
@@ -191,6 +189,10 @@ static bl_status build_text(const bl_sample_rules *rules, const char *place, con
         break;
     case BL_DATA_PROMPT_COMPLETION:
         st = draft_prompt_completion(rules, place, row, &draft);
+        break;
+    case BL_DATA_MESSAGES:
+    case BL_DATA_SHAREGPT:
+        st = bl_chat_row_encode(rules, place, row, &draft.ids, &draft.labels);
         break;
     default:
         st = BL_FAIL(BL_EINTERNAL, "%s: data format %d", place, (int)rules->options.format);
@@ -331,7 +333,7 @@ static bl_status apply_limits(const bl_sample_rules *rules, const char *place, b
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
                           bl_row_verdict *verdict, int64_t *n_lost)
 {
-    char place[PLACE_BYTES];
+    char place[BL_PLACE_BYTES];
     json_t *object;
 
     *out = (bl_sample){0};

@@ -72,6 +72,10 @@ const int32_t *bl_tokenizer_eos(const bl_tokenizer *tokenizer, size_t *n);
 const int32_t *bl_tokenizer_prefix(const bl_tokenizer *tokenizer, size_t *n);
 const int32_t *bl_tokenizer_suffix(const bl_tokenizer *tokenizer, size_t *n);
 
+/* The model's chat template, jinja text: chat_template.jinja beside the tokenizer, else tokenizer_config.json's chat_template (of
+ * a list, the one named "default"). NULL: none. Borrowed from the tokenizer. */
+const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer);
+
 bl_status bl_ids_reserve(bl_ids *ids, size_t n_more); /* room for n_more further ids; BL_ENOMEM */
 bl_status bl_ids_push(bl_ids *ids, int32_t id);
 void bl_ids_free(bl_ids *ids);

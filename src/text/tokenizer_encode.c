@@ -216,6 +216,11 @@ const int32_t *bl_tokenizer_suffix(const bl_tokenizer *tokenizer, size_t *n)
     return tokenizer->suffix.id;
 }
 
+const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer)
+{
+    return tokenizer->chat_template;
+}
+
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
 {
     if (!tokenizer) return;
@@ -226,6 +231,7 @@ void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
         free(tokenizer->decoder[i].content);
     }
     free(tokenizer->added);
+    free(tokenizer->chat_template);
     bl_trie_free(&tokenizer->raw_trie);
     bl_trie_free(&tokenizer->normalized_trie);
     bl_ids_free(&tokenizer->prefix);

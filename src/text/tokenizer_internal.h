@@ -238,6 +238,7 @@ struct bl_tokenizer {
     bl_trie raw_trie, normalized_trie;
     bl_ids prefix, suffix, eos;
     int32_t bos;
+    char *chat_template; /* NULL: none */
     bool has_decoder;
     bl_decoder_step decoder[BL_MAX_STEPS];
     size_t n_decoders;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Data sets: each format's ids and labels, files of every shape, rows that must be refused, limits, counts,
- * fingerprints. It is longer than 600 lines because every format is checked against the same small tokenizer and
- * file helpers. */
+ * fingerprints. It is longer than 600 lines because every format is checked against the same small tokenizer
+ * and file helpers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -330,8 +330,6 @@ static const bad_row bad_files[] = {
     {"{\"prompt\":\"a\",\"completion\":[]}\n", 0, ":1: key completion: expected a string"},
     {"{\"instruction\":\"a\",\"output\":null}\n", 0, ":1: key output"},
     {"{\"instruction\":\"a\",\"input\":4,\"output\":\"a\"}\n", 0, ":1: key input: expected a string, got 4"},
-    {"{\"messages\":[]}\n", 0, "messages is not supported in this version"},
-    {"{\"conversations\":[]}\n", 0, "sharegpt is not supported in this version"},
     {"{\"foo\":[]}\n", 0, ":1: no known data format"},
     {"hello\n", 0, ":1:"},
     {"", 0, "no usable rows"},
@@ -630,14 +628,14 @@ static void test_real_files_open(void **state)
 {
     static const struct {
         const char *file;
-        bl_data_format format; /* AUTO: refused */
+        bl_data_format format;
         int64_t n;
     } files[] = {{"gsm8k_alpaca_1000.json", BL_DATA_ALPACA, 1000},
                  {"gsm8k_prompt_completion_1000.jsonl", BL_DATA_PROMPT_COMPLETION, 1000},
                  {"stories_lowercase_text_1000.jsonl", BL_DATA_TEXT, 1000},
                  {"stories_lowercase_text_valid_200.jsonl", BL_DATA_TEXT, 200},
-                 {"gsm8k_messages_1000.jsonl", BL_DATA_AUTO, 0},
-                 {"fastchat_messages.jsonl", BL_DATA_AUTO, 0}};
+                 {"gsm8k_messages_1000.jsonl", BL_DATA_MESSAGES, 1000},
+                 {"rasbt_messages_1100.jsonl", BL_DATA_MESSAGES, 1100}};
     (void)state;
     if (!data_folder) skip();
     bl_tokenizer *real = load_real("models/stories260K");
@@ -647,15 +645,10 @@ static void test_real_files_open(void **state)
         snprintf(relative, sizeof relative, "datasets/%s", files[i].file);
         assert_int_equal(bl_path_join(data_folder, relative, &file), BL_OK);
         bl_dataset_options options = bl_dataset_default_options(file);
-        bl_status st = bl_dataset_open(&options, real, &dataset);
-        if (files[i].format == BL_DATA_AUTO) {
-            assert_int_equal(st, BL_EINPUT);
-            assert_non_null(strstr(bl_error_text(), "not supported in this version"));
-        } else {
-            if (st != BL_OK) fail_msg("%s", bl_error_text());
-            assert_int_equal(bl_dataset_format(dataset), files[i].format);
-            assert_int_equal(bl_dataset_count(dataset), files[i].n);
-        }
+        if (files[i].format == BL_DATA_MESSAGES) options.chat_template = "llama2";
+        if (bl_dataset_open(&options, real, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+        assert_int_equal(bl_dataset_format(dataset), files[i].format);
+        assert_int_equal(bl_dataset_count(dataset), files[i].n);
         bl_dataset_close(dataset);
         free(file);
     }
