@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A decoder layer against the formulas of block.h written out naively in double, forward by value and
+ * backward by central differences of the double version.
+ *
+ * Tolerance. An output is computed by a chain of products and sums; in fp32 each of its n operations is off
+ * by at most u of the values at hand, and norms keep those near one. So an element is allowed n u of the
+ * largest element of its tensor, n being all sums on the way of the layer added up: norms and projections
+ * (hidden, q_width, inter), scores (head_dim), attention (T); forward and, for gradients, back again. */
+#include "ops_test.h"
+
+#include "llama/block.h"
+#include "llama/weights.h"
+#include "ops/philox.h"
+#include "ops/rope.h"
+
+enum { LAYERS = 2, LAYER = 1, T_ALL = 12, DOCUMENTS = 3 };
+
+static const int32_t document_starts[DOCUMENTS + 1] = {0, 5, 6, T_ALL};
+
+typedef struct block_case {
+    const char *name;
+    int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
+    int64_t r;           /* 0: no adapter */
+    const char *targets; /* a letter each: q k v o g u d */
+    float dropout;
+} block_case;
+
+static const block_case cases[] = {
+    {"grouped heads, wider than hidden", 24, 40, 4, 2, 8, 3, "qkvogud", 0},
+    {"with dropout", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f},
+    {"one key/value head, inter narrower than hidden", 22, 12, 3, 1, 6, 2, "vou", 0.2f},
+    {"as many key/value heads", 16, 24, 2, 2, 8, 1, "qd", 0},
+    {"no adapter", 16, 24, 4, 1, 4, 0, "", 0},
+};
+
+/* A model of random weights and a micro-batch of three documents. */
+typedef struct toy {
+    const block_case *c;
+    test_device d;
+    bl_llama_config config;
+    bl_block_dims dims;
+    bl_base_layout layout;
+    void *shards;
+    bl_base *base;
+    float *cos_table, *sin_table, *norms, *lora_weights;
+    bl_lora_layout lora;
+    bl_block block;
+    int32_t position[T_ALL], cu_seqlens[DOCUMENTS + 1];
+    int64_t sample[T_ALL];
+    bl_micro_batch batch;
+    float *x, *d_out;
+} toy;
+
+static void create_base(toy *m)
+{
+    bl_format formats[LAYERS * BL_PROJECTIONS];
+    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
+    assert_int_equal(bl_llama_layout(&m->config, formats, BL_F32, 1, &m->layout), BL_OK);
+    m->shards = test_random_floats((int64_t)(m->layout.shard_bytes / sizeof(float)), 3);
+    float *weights = m->shards;
+    for (size_t i = 0; i < m->layout.shard_bytes / sizeof(float); i++) weights[i] *= 0.5f;
+    assert_int_equal(bl_base_create_resident(&m->layout, m->shards, &m->base), BL_OK);
+}
+
+static void create_lora(toy *m)
+{
+    static const char letters[] = "qkvogud";
+    bl_lora_options options = {
+        .r = m->c->r, .alpha = 2.0 * (double)m->c->r, .dropout = (double)m->c->dropout};
+    for (int p = 0; p < BL_PROJECTIONS; p++) options.target[p] = strchr(m->c->targets, letters[p]) != NULL;
+    bl_lora_layout_init(&m->config, m->c->r ? &options : NULL, &m->lora);
+    m->lora_weights = test_random_floats(m->lora.n_floats, 4);
+    for (int64_t i = 0; i < m->lora.n_floats; i++) m->lora_weights[i] *= 0.3f;
+}
+
+static void create_toy(const block_case *c, toy *m)
+{
+    double inverse[64];
+
+    *m = (toy){.c = c, .d = test_device_create(2)};
+    m->config = (bl_llama_config){.vocab_size = 8,
+                                  .hidden_size = c->hidden,
+                                  .intermediate_size = c->inter,
+                                  .n_layers = LAYERS,
+                                  .n_heads = c->n_heads,
+                                  .n_kv_heads = c->n_kv_heads,
+                                  .head_dim = c->head_dim,
+                                  .rms_norm_eps = 1e-5,
+                                  .tie_word_embeddings = true,
+                                  .rope_theta = 100.0};
+    m->dims = bl_block_dims_of(&m->config);
+    m->cos_table = test_floats(T_ALL * c->head_dim / 2);
+    m->sin_table = test_floats(T_ALL * c->head_dim / 2);
+    bl_llama_config_rope_inv_freq(&m->config, inverse);
+    bl_rope_fill_tables(T_ALL, c->head_dim / 2, inverse, m->cos_table, m->sin_table);
+    m->dims.cos_table = m->cos_table;
+    m->dims.sin_table = m->sin_table;
+    create_base(m);
+    create_lora(m);
+    m->norms = test_random_floats(2 * c->hidden, 5);
+    for (int64_t i = 0; i < 2 * c->hidden; i++) m->norms[i] += 1.5f;
+    m->block = (bl_block){.dims = &m->dims,
+                          .base = m->base,
+                          .layer = LAYER,
+                          .norm1 = m->norms,
+                          .norm2 = m->norms + c->hidden,
+                          .lora = &m->lora,
+                          .lora_weights = m->lora_weights,
+                          .dropout = {.p = c->dropout, .seed = 11, .step = 5}};
+    for (int t = 0; t < T_ALL; t++) {
+        m->position[t] = t % 6;
+        m->sample[t] = t / 6;
+    }
+    memcpy(m->cu_seqlens, document_starts, sizeof document_starts);
+    m->batch = (bl_micro_batch){.T = T_ALL,
+                                .n_documents = DOCUMENTS,
+                                .position = m->position,
+                                .sample = m->sample,
+                                .cu_seqlens = m->cu_seqlens};
+    m->x = test_random_floats(T_ALL * c->hidden, 6);
+    m->d_out = test_random_floats(T_ALL * c->hidden, 7);
+}
+
+static void free_toy(toy *m)
+{
+    bl_base_destroy(m->base);
+    bl_base_layout_free(&m->layout);
+    free(m->shards), free(m->cos_table), free(m->sin_table), free(m->norms), free(m->lora_weights),
+        free(m->x), free(m->d_out);
+    test_device_destroy(m->d);
+}
+
+/* ---- the reference ---- */
+
+static double keep(const toy *m, int matrix, int64_t t, int64_t c)
+{
+    uint32_t words[4];
+    float p = m->c->dropout;
+    if (p == 0 || m->c->r == 0) return 1;
+    bl_dropout_words(bl_dropout_key(11, 5, LAYER, matrix), m->sample[t], m->position[t], (uint32_t)(c / 4),
+                     words);
+    return words[c % 4] >= (uint32_t)floor((double)p * 4294967296.0) ? 1.0 / (1.0 - (double)p) : 0.0;
+}
+
+/* y (T,N) of one projection; x (T,K). */
+static void reference_linear(const toy *m, const double *lora, bl_projection p, const double *x, double *y)
+{
+    const bl_projection_info *info = bl_projection_get(p);
+    int64_t N, K, r = m->c->r;
+    bl_weight w;
+
+    bl_projection_shape(&m->config, p, &N, &K);
+    assert_int_equal(bl_base_acquire(m->base, LAYER, (int)info->matrix, m->d.stream, &w), BL_OK);
+    const float *W = w.segment[info->segment].codes;
+    for (int64_t t = 0; t < T_ALL; t++)
+        for (int64_t n = 0; n < N; n++) {
+            y[t * N + n] = 0;
+            for (int64_t k = 0; k < K; k++) y[t * N + n] += x[t * K + k] * (double)W[n * K + k];
+        }
+    if (m->lora.a_offset[p] < 0) return;
+    const double *A = lora + m->lora.a_offset[p], *B = lora + m->lora.b_offset[p];
+    for (int64_t t = 0; t < T_ALL; t++)
+        for (int64_t q = 0; q < r; q++) {
+            double u = 0;
+            for (int64_t k = 0; k < K; k++)
+                u += keep(m, (int)info->matrix, t, k) * x[t * K + k] * A[q * K + k];
+            for (int64_t n = 0; n < N; n++) y[t * N + n] += 2.0 * u * B[n * r + q]; /* alpha / r = 2 */
+        }
+}
+
+static void reference_norm(const toy *m, const float *w, const double *x, double *y)
+{
+    int64_t H = m->c->hidden;
+    for (int64_t t = 0; t < T_ALL; t++) {
+        double squares = 0;
+        for (int64_t h = 0; h < H; h++) squares += x[t * H + h] * x[t * H + h];
+        for (int64_t h = 0; h < H; h++)
+            y[t * H + h] = x[t * H + h] / sqrt(squares / (double)H + 1e-5) * (double)w[h];
+    }
+}
+
+static int64_t document_start(int64_t t)
+{
+    int64_t start = 0;
+    for (int i = 0; i < DOCUMENTS; i++)
+        if (document_starts[i] <= t) start = document_starts[i];
+    return start;
+}
+
+static void reference_rope(const toy *m, int64_t n_heads, double *x)
+{
+    int64_t d = m->c->head_dim;
+    for (int64_t t = 0; t < T_ALL; t++)
+        for (int64_t h = 0; h < n_heads; h++)
+            for (int64_t i = 0; i < d / 2; i++) {
+                double *a = &x[(t * n_heads + h) * d + i], *b = a + d / 2, old = *a;
+                double angle = (double)(t - document_start(t)) * pow(100.0, -2.0 * (double)i / (double)d);
+                *a = old * cos(angle) - *b * sin(angle);
+                *b = *b * cos(angle) + old * sin(angle);
+            }
+}
+
+static void reference_attention(const toy *m, const double *q, const double *k, const double *v, double *o)
+{
+    int64_t d = m->c->head_dim, heads = m->c->n_heads, kv_heads = m->c->n_kv_heads;
+    for (int64_t i = 0; i < T_ALL; i++)
+        for (int64_t h = 0; h < heads; h++) {
+            int64_t g = h / (heads / kv_heads);
+            double p[T_ALL], sum = 0;
+            for (int64_t j = document_start(i); j <= i; j++) {
+                double s = 0;
+                for (int64_t c = 0; c < d; c++)
+                    s += q[(i * heads + h) * d + c] * k[(j * kv_heads + g) * d + c];
+                p[j] = exp(s / sqrt((double)d));
+                sum += p[j];
+            }
+            for (int64_t c = 0; c < d; c++) {
+                double value = 0;
+                for (int64_t j = document_start(i); j <= i; j++)
+                    value += p[j] / sum * v[(j * kv_heads + g) * d + c];
+                o[(i * heads + h) * d + c] = value;
+            }
+        }
+}
+
+static void reference_block(const toy *m, const double *lora, const double *x, double *out)
+{
+    int64_t H = m->c->hidden, I = m->c->inter, q_width = m->dims.q_width, kv_width = m->dims.kv_width;
+    double *norm = test_doubles(T_ALL * H), *q = test_doubles(T_ALL * q_width),
+           *k = test_doubles(T_ALL * kv_width);
+    double *v = test_doubles(T_ALL * kv_width), *o = test_doubles(T_ALL * q_width),
+           *mid = test_doubles(T_ALL * H);
+    double *gate = test_doubles(T_ALL * I), *up = test_doubles(T_ALL * I);
+
+    reference_norm(m, m->block.norm1, x, norm);
+    reference_linear(m, lora, BL_Q, norm, q);
+    reference_linear(m, lora, BL_K, norm, k);
+    reference_linear(m, lora, BL_V, norm, v);
+    reference_rope(m, m->c->n_heads, q);
+    reference_rope(m, m->c->n_kv_heads, k);
+    reference_attention(m, q, k, v, o);
+    reference_linear(m, lora, BL_O, o, mid);
+    for (int64_t i = 0; i < T_ALL * H; i++) mid[i] += x[i];
+    reference_norm(m, m->block.norm2, mid, norm);
+    reference_linear(m, lora, BL_GATE, norm, gate);
+    reference_linear(m, lora, BL_UP, norm, up);
+    for (int64_t i = 0; i < T_ALL * I; i++) gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
+    reference_linear(m, lora, BL_DOWN, gate, out);
+    for (int64_t i = 0; i < T_ALL * H; i++) out[i] += mid[i];
+    free(norm), free(q), free(k), free(v), free(o), free(mid), free(gate), free(up);
+}
+
+static double reference_loss(const toy *m, const double *lora, const double *x, double *out)
+{
+    double sum = 0;
+    reference_block(m, lora, x, out);
+    for (int64_t i = 0; i < T_ALL * m->c->hidden; i++) sum += (double)m->d_out[i] * out[i];
+    return sum;
+}
+
+static double *to_doubles(const float *x, int64_t n)
+{
+    double *y = test_doubles(n);
+    for (int64_t i = 0; i < n; i++) y[i] = x[i];
+    return y;
+}
+
+/* The gradient with respect to `values`, which are the reference's own x or lora. STEP^2 times a third
+ * derivative and 1e-16 / STEP of the loss are both below 1e-8. */
+static double *differences(const toy *m, const double *lora, const double *x, double *values, int64_t n)
+{
+    static const double STEP = 1e-5;
+    double *gradient = test_doubles(n), *out = test_doubles(T_ALL * m->c->hidden);
+    for (int64_t i = 0; i < n; i++) {
+        double kept = values[i];
+        values[i] = kept + STEP;
+        double above = reference_loss(m, lora, x, out);
+        values[i] = kept - STEP;
+        gradient[i] = (above - reference_loss(m, lora, x, out)) / (2 * STEP);
+        values[i] = kept;
+    }
+    free(out);
+    return gradient;
+}
+
+static double chain_error(const toy *m)
+{
+    return (double)(4 * m->c->hidden + 2 * m->dims.q_width + 2 * m->c->inter + m->c->head_dim + T_ALL) * U;
+}
+
+static void check_close(const toy *m, const char *what, const float *got, const double *want, int64_t n,
+                        double error)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(want[i]));
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - want[i]) <= error * largest + 1e-8)) {
+            print_error("%s: %s[%lld]: %.9g, not %.9g, allowed %.3g\n", m->c->name, what, (long long)i,
+                        (double)got[i], want[i], error * largest);
+            fail();
+        }
+}
+
+/* ---- running it ---- */
+
+typedef struct result {
+    float *out, *d, *gradients;
+} result;
+
+static void free_result(result *r)
+{
+    free(r->out), free(r->d), free(r->gradients);
+}
+
+/* Forward and backward of the tokens [begin, end) of x and d_out. Between the two nothing is left but what
+ * `save` keeps. */
+static result run(toy *m, const bl_micro_batch *batch, unsigned save, int64_t begin)
+{
+    int64_t T = batch->T, H = m->c->hidden,
+            saved_floats = bl_block_saved_floats(&m->dims, save) * bl_round_up(T, 64);
+    int64_t floats = bl_block_workspace_floats(&m->dims, T, m->c->r, m->c->dropout > 0, true);
+    result r = {test_floats(T * H), test_floats(T * H), test_floats(m->lora.n_floats)};
+    float *memory = test_floats(floats), *saved = test_floats(saved_floats);
+    bl_block_tensors kept = {0};
+    bl_block_workspace workspace;
+
+    if (save) bl_block_place_saved(&m->dims, save, T, saved, &kept);
+    kept.x = m->x + begin * H;
+    bl_block_place_workspace(&m->dims, T, m->c->r, m->c->dropout > 0, true, memory, &workspace);
+    for (int64_t i = 0; i < floats; i++) memory[i] = NAN;
+    for (int64_t i = 0; i < m->lora.n_floats; i++) r.gradients[i] = NAN;
+    memcpy(r.d, m->d_out + begin * H, (size_t)(T * H) * sizeof *r.d);
+    assert_int_equal(bl_block_forward(m->d.stream, &m->block, batch, &kept, &workspace, r.out), BL_OK);
+    test_finish(m->d);
+    for (int64_t i = 0; i < floats; i++) memory[i] = NAN;
+    assert_int_equal(bl_block_backward(m->d.stream, &m->block, batch, &kept, &workspace, r.d, r.gradients),
+                     BL_OK);
+    test_finish(m->d);
+    free(memory);
+    free(saved);
+    return r;
+}
+
+static void test_against_reference(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        toy m;
+        create_toy(&cases[i], &m);
+        int64_t n = T_ALL * m.c->hidden;
+        double *x = to_doubles(m.x, n), *lora = to_doubles(m.lora_weights, m.lora.n_floats),
+               *out = test_doubles(n);
+        reference_block(&m, lora, x, out);
+        double *dx = differences(&m, lora, x, x, n),
+               *d_lora = differences(&m, lora, x, lora, m.lora.n_floats);
+        result r = run(&m, &m.batch, BL_SAVE_S0, 0);
+        check_close(&m, "out", r.out, out, n, chain_error(&m));
+        check_close(&m, "dx", r.d, dx, n, 3 * chain_error(&m)); /* forward, recomputed values, and back */
+        check_close(&m, "LoRA gradient", r.gradients, d_lora, m.lora.n_floats, 3 * chain_error(&m));
+        free_result(&r);
+        free(x), free(lora), free(out), free(dx), free(d_lora);
+        free_toy(&m);
+    }
+}
+
+static void test_what_is_saved_changes_no_bit(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        toy m;
+        create_toy(&cases[i], &m);
+        result all = run(&m, &m.batch, BL_SAVE_S4, 0);
+        for (unsigned save = 0; save < 7; save++) { /* S0, S2, S3 and what has no name */
+            result r = run(&m, &m.batch, save, 0);
+            test_same_bits("out", r.out, all.out, T_ALL * m.c->hidden);
+            test_same_bits("dx", r.d, all.d, T_ALL * m.c->hidden);
+            test_same_bits("LoRA gradient", r.gradients, all.gradients, m.lora.n_floats);
+            free_result(&r);
+        }
+        free_result(&all);
+        free_toy(&m);
+    }
+}
+
+static void test_documents_packed_and_apart(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        toy m;
+        create_toy(&cases[i], &m);
+        int64_t H = m.c->hidden;
+        result packed = run(&m, &m.batch, BL_SAVE_S2, 0);
+        double *out = to_doubles(packed.out, T_ALL * H), *dx = to_doubles(packed.d, T_ALL * H);
+        double *sum = test_doubles(m.lora.n_floats);
+        for (int doc = 0; doc < DOCUMENTS; doc++) {
+            int64_t begin = document_starts[doc], T = document_starts[doc + 1] - begin;
+            int32_t cu_seqlens[2] = {0, (int32_t)T};
+            bl_micro_batch batch = {.T = T,
+                                    .n_documents = 1,
+                                    .position = m.position + begin,
+                                    .sample = m.sample + begin,
+                                    .cu_seqlens = cu_seqlens};
+            result r = run(&m, &batch, BL_SAVE_S2, begin);
+            check_close(&m, "out", r.out, out + begin * H, T * H, chain_error(&m));
+            check_close(&m, "dx", r.d, dx + begin * H, T * H, 3 * chain_error(&m));
+            for (int64_t k = 0; k < m.lora.n_floats; k++) sum[k] += (double)r.gradients[k];
+            free_result(&r);
+        }
+        check_close(&m, "LoRA gradient", packed.gradients, sum, m.lora.n_floats, 3 * chain_error(&m));
+        free(out), free(dx), free(sum);
+        free_result(&packed);
+        free_toy(&m);
+    }
+}
+
+static void test_no_tokens(void **state)
+{
+    toy m;
+    (void)state;
+    create_toy(&cases[1], &m);
+    int32_t cu_seqlens[1] = {0};
+    bl_micro_batch none = {.cu_seqlens = cu_seqlens};
+    result r = run(&m, &none, BL_SAVE_S3, 0);
+    for (int64_t i = 0; i < m.lora.n_floats; i++) assert_true(r.gradients[i] == 0);
+    free_result(&r);
+    free_toy(&m);
+}
+
+/* One document in pieces of any size, through a key/value cache, and in one go. */
+static void test_extend(void **state)
+{
+    static const int64_t pieces[] = {5, 1, 4, 2};
+    toy m;
+    (void)state;
+
+    create_toy(&cases[0], &m);
+    int64_t H = m.c->hidden, kv = m.dims.kv_width;
+    int32_t whole[2] = {0, T_ALL};
+    bl_micro_batch batch = {
+        .T = T_ALL, .n_documents = 1, .position = m.position, .sample = m.sample, .cu_seqlens = whole};
+    result r = run(&m, &batch, BL_SAVE_S0, 0);
+    double *want = to_doubles(r.out, T_ALL * H);
+    float *k_cache = test_floats(T_ALL * kv), *v_cache = test_floats(T_ALL * kv);
+    float *memory = test_floats(bl_block_workspace_floats(&m.dims, 5, m.c->r, false, false));
+    bl_block_workspace workspace;
+    bl_block_place_workspace(&m.dims, 5, m.c->r, false, false, memory, &workspace);
+    for (int64_t past = 0, i = 0; past < T_ALL; past += pieces[i++]) {
+        int32_t piece[2] = {0, (int32_t)pieces[i]};
+        bl_micro_batch part = {.T = pieces[i], .n_documents = 1, .cu_seqlens = piece};
+        assert_int_equal(
+            bl_block_extend(m.d.stream, &m.block, &part, past, k_cache, v_cache, &workspace, m.x + past * H),
+            BL_OK);
+        test_finish(m.d);
+    }
+    check_close(&m, "extended", m.x, want, T_ALL * H, chain_error(&m));
+    free(want), free(k_cache), free(v_cache), free(memory);
+    free_result(&r);
+    free_toy(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_reference),
+        cmocka_unit_test(test_what_is_saved_changes_no_bit),
+        cmocka_unit_test(test_documents_packed_and_apart),
+        cmocka_unit_test(test_no_tokens),
+        cmocka_unit_test(test_extend),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
