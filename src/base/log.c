@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/log.h"
 
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
+
+/* Of the process, as stderr is. */
+static atomic_bool is_silent;
 
 static void write_line(const char *kind, const char *format, va_list args)
 {
     char line[2048];
+    if (atomic_load_explicit(&is_silent, memory_order_relaxed)) return;
     vsnprintf(line, sizeof line, format, args);
     fprintf(stderr, "%s%s\n", kind, line); /* stdio locks the stream: one call, one line */
 }
@@ -24,4 +30,18 @@ void bl_log_warning(const char *format, ...)
     va_start(args, format);
     write_line("warning: ", format, args);
     va_end(args);
+}
+
+void bl_log_error(const char *text)
+{
+    char line[BL_ERROR_TEXT_BYTES];
+    snprintf(line, sizeof line, "%s", text);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    fprintf(stderr, "ballast: error: %s\n", line);
+}
+
+void bl_log_set_silent(void)
+{
+    atomic_store_explicit(&is_silent, true, memory_order_relaxed);
 }

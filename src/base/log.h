@@ -8,4 +8,10 @@
 void bl_log_info(const char *format, ...) BL_PRINTF(1, 2);
 void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " before it */
 
+/* The one line that a failure prints: "ballast: error: " and the text, whatever bytes it contains. */
+void bl_log_error(const char *text);
+
+/* From now on nothing but errors is logged: in all processes of a job but the first. Set once, before there are threads. */
+void bl_log_set_silent(void);
+
 #endif

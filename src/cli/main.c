@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
 
@@ -146,23 +147,13 @@ static bl_status dispatch(int argc, char *const *argv)
     return command->run(argc - 2, argv + 2);
 }
 
-/* One line, whatever bytes a file's name or content brought into the text. */
-static void report(void)
-{
-    char line[BL_ERROR_TEXT_BYTES];
-    snprintf(line, sizeof line, "%s", bl_error_text());
-    for (char *c = line; *c; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    }
-    fprintf(stderr, "ballast: error: %s\n", line);
-}
-
 int main(int argc, char **argv)
 {
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
     bl_status st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");
-    if (st != BL_OK) report();
+    /* An empty text: another process of the job has said it. */
+    if (st != BL_OK && bl_error_text()[0]) bl_log_error(bl_error_text());
     return bl_status_exit_code(st);
 }

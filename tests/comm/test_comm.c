@@ -3,7 +3,6 @@
  * ranks fail, leave or disagree. */
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <cmocka.h>
 
@@ -12,384 +11,41 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "test_ranks.h"
+#include "comm_cases.h"
 
 static const int rank_counts[] = {1, 2, 3, 4, 8};
-static const int64_t lengths[] = {0,  1,    2,    7,
-                                  33, 4097, 70001}; /* the last is more than one chunk of an all_reduce */
 
 static void assert_ok(bl_status st)
 {
     if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
 }
 
-static void *alloc_bytes(size_t n_bytes)
-{
-    void *memory = calloc(1, n_bytes ? n_bytes : 1);
-    if (!memory) abort();
-    return memory;
-}
-
-static unsigned char pattern(int rank, size_t index)
-{
-    return (unsigned char)(rank * 37 + (int)(index % 251) + 1);
-}
-
-/* ---- values ---- */
-
-static bl_status check_all_gather(test_rank *self, bl_comm *comm, size_t bytes, bool in_place)
-{
-    int rank = bl_comm_rank(comm), size = bl_comm_size(comm);
-    unsigned char *recv = alloc_bytes(bytes * (size_t)size), *own = alloc_bytes(bytes);
-    unsigned char *send = in_place ? recv + (size_t)rank * bytes : own;
-    bl_status st;
-
-    for (size_t i = 0; i < bytes; i++) send[i] = pattern(rank, i);
-    BL_TRY_GOTO(st, done, bl_comm_all_gather(comm, self->stream, send, recv, bytes));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-    for (int r = 0; r < size; r++)
-        for (size_t i = 0; i < bytes; i++)
-            TEST_CHECK_GOTO(st, done, recv[(size_t)r * bytes + i] == pattern(r, i));
-done:
-    bl_stream_synchronize(self->stream);
-    free(own);
-    free(recv);
-    return st;
-}
-
-/* ((0 + x_0) + x_1) + ... as the header promises. */
-static float serial_sum(int size, int64_t index, uint64_t seed)
-{
-    float sum = 0.0f;
-    for (int r = 0; r < size; r++) sum += test_value(r, index, seed);
-    return sum;
-}
-
-static bl_status check_reduce_scatter(test_rank *self, bl_comm *comm, int64_t n)
-{
-    int rank = bl_comm_rank(comm), size = bl_comm_size(comm);
-    float *send = alloc_bytes((size_t)(n * size) * sizeof *send),
-          *recv = alloc_bytes((size_t)n * sizeof *recv);
-    bl_status st;
-
-    for (int64_t i = 0; i < n * size; i++) send[i] = test_value(rank, i, 5);
-    for (int64_t i = 0; i < n; i++) recv[i] = 1e9f; /* overwritten, not added to */
-    BL_TRY_GOTO(st, done, bl_comm_reduce_scatter_f32(comm, self->stream, send, recv, n));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-    for (int64_t i = 0; i < n; i++) {
-        float expected = serial_sum(size, rank * n + i, 5);
-        TEST_CHECK_GOTO(st, done, memcmp(&recv[i], &expected, sizeof expected) == 0);
-    }
-    for (int64_t i = 0; i < n * size; i++) TEST_CHECK_GOTO(st, done, send[i] == test_value(rank, i, 5));
-done:
-    bl_stream_synchronize(self->stream);
-    free(recv);
-    free(send);
-    return st;
-}
-
-static bl_status check_all_reduce(test_rank *self, bl_comm *comm, int64_t n)
-{
-    int rank = bl_comm_rank(comm), size = bl_comm_size(comm);
-    float *f = alloc_bytes((size_t)n * sizeof *f);
-    double *d = alloc_bytes((size_t)n * sizeof *d);
-    int64_t *k = alloc_bytes((size_t)n * sizeof *k);
-    bl_status st;
-
-    for (int64_t i = 0; i < n; i++) {
-        f[i] = test_value(rank, i, 6);
-        d[i] = 1e-3 * (double)test_value(rank, i, 7);
-        k[i] = i * 1000 + rank - (INT64_C(1) << 60);
-    }
-    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(comm, self->stream, f, n));
-    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f64(comm, self->stream, d, n));
-    BL_TRY_GOTO(st, done, bl_comm_all_reduce_i64(comm, self->stream, k, n));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-    for (int64_t i = 0; i < n; i++) {
-        float expected_f = serial_sum(size, i, 6);
-        double expected_d = 0;
-        uint64_t expected_k = 0;
-        for (int r = 0; r < size; r++) {
-            expected_d += 1e-3 * (double)test_value(r, i, 7);
-            expected_k += (uint64_t)(i * 1000 + r - (INT64_C(1) << 60));
-        }
-        TEST_CHECK_GOTO(st, done, memcmp(&f[i], &expected_f, sizeof expected_f) == 0);
-        TEST_CHECK_GOTO(st, done, memcmp(&d[i], &expected_d, sizeof expected_d) == 0);
-        TEST_CHECK_GOTO(st, done, (uint64_t)k[i] == expected_k);
-    }
-done:
-    bl_stream_synchronize(self->stream);
-    free(k);
-    free(d);
-    free(f);
-    return st;
-}
-
-static bl_status check_broadcast(test_rank *self, bl_comm *comm, size_t bytes)
-{
-    unsigned char *buffer = alloc_bytes(bytes);
-    bl_status st = BL_OK;
-
-    for (int root = 0; root < bl_comm_size(comm); root++) {
-        for (size_t i = 0; i < bytes; i++) buffer[i] = pattern(bl_comm_rank(comm), i);
-        BL_TRY_GOTO(st, done, bl_comm_broadcast(comm, self->stream, buffer, bytes, root));
-        BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-        for (size_t i = 0; i < bytes; i++) TEST_CHECK_GOTO(st, done, buffer[i] == pattern(root, i));
-    }
-done:
-    bl_stream_synchronize(self->stream);
-    free(buffer);
-    return st;
-}
-
-static bl_status check_collectives(test_rank *self, bl_comm *comm)
-{
-    for (size_t i = 0; i < BL_COUNT(lengths); i++) {
-        BL_TRY(check_all_gather(self, comm, (size_t)lengths[i], false));
-        BL_TRY(check_all_gather(self, comm, (size_t)lengths[i], true));
-        BL_TRY(check_reduce_scatter(self, comm, lengths[i]));
-        BL_TRY(check_all_reduce(self, comm, lengths[i]));
-        BL_TRY(check_broadcast(self, comm, (size_t)lengths[i]));
-    }
-    return bl_comm_barrier(comm, self->stream);
-}
-
-static bl_status world_values(test_rank *self)
-{
-    TEST_CHECK(bl_comm_rank(self->comm) == self->rank && bl_comm_size(self->comm) == self->n_ranks);
-    return check_collectives(self, self->comm);
-}
-
 static void test_values(void **state)
 {
     (void)state;
     for (size_t i = 0; i < BL_COUNT(rank_counts); i++)
-        assert_ok(test_ranks_run(rank_counts[i], 1, 60, world_values, NULL, NULL));
-}
-
-/* 0 + -0 is +0: the sum starts from zero, also with one rank. */
-static bl_status negative_zero(test_rank *self)
-{
-    float *send = alloc_bytes((size_t)self->n_ranks * sizeof *send), recv = 1.0f, value = -0.0f;
-    for (int i = 0; i < self->n_ranks; i++) send[i] = -0.0f;
-    bl_comm_reduce_scatter_f32(self->comm, self->stream, send, &recv, 1);
-    bl_comm_all_reduce_f32(self->comm, self->stream, &value, 1);
-    bl_status st = bl_stream_synchronize(self->stream);
-    free(send);
-    BL_TRY(st);
-    TEST_CHECK(!__builtin_signbit(recv) && !__builtin_signbit(value));
-    return BL_OK;
+        assert_ok(test_ranks_run(rank_counts[i], 1, 60, comm_case_world_values, NULL, NULL));
 }
 
 static void test_negative_zero(void **state)
 {
     (void)state;
-    assert_ok(test_ranks_run(1, 1, 60, negative_zero, NULL, NULL));
-    assert_ok(test_ranks_run(3, 1, 60, negative_zero, NULL, NULL));
-}
-
-/* ---- groups ---- */
-
-static bl_status split_values(test_rank *self)
-{
-    bl_comm *parity = NULL, *alone = NULL;
-    bl_status st;
-
-    BL_TRY_GOTO(st, done, bl_comm_split(self->comm, self->rank % 2, &parity));
-    BL_TRY_GOTO(st, done, bl_comm_split(parity, bl_comm_rank(parity), &alone));
-    TEST_CHECK_GOTO(st, done, bl_comm_rank(parity) == self->rank / 2);
-    TEST_CHECK_GOTO(st, done, bl_comm_size(parity) == (self->n_ranks + 1 - self->rank % 2) / 2);
-    TEST_CHECK_GOTO(st, done, bl_comm_size(alone) == 1 && bl_comm_rank(alone) == 0);
-    BL_TRY_GOTO(st, done, check_collectives(self, parity));
-    BL_TRY_GOTO(st, done, check_collectives(self, alone));
-    st = bl_stream_synchronize(self->stream);
-done:
-    bl_comm_destroy(alone);
-    bl_comm_destroy(parity);
-    return st;
+    assert_ok(test_ranks_run(1, 1, 60, comm_case_negative_zero, NULL, NULL));
+    assert_ok(test_ranks_run(3, 1, 60, comm_case_negative_zero, NULL, NULL));
 }
 
 static void test_split(void **state)
 {
     (void)state;
     for (size_t i = 0; i < BL_COUNT(rank_counts); i++)
-        assert_ok(test_ranks_run(rank_counts[i], 1, 60, split_values, NULL, NULL));
-}
-
-enum { N_ROUNDS = 400, N_SLOTS = 3, ROUND_FLOATS = 65 };
-
-typedef struct round_args {
-    float *gathered, *sums;
-    int rank, size, round;
-} round_args;
-
-/* Consumes round r's gather: checks it, then leaves the input of the reduction. */
-static bl_status consume_round(bl_stream *stream, const void *args)
-{
-    const round_args *a = args;
-    (void)stream;
-    for (int r = 0; r < a->size; r++)
-        for (int64_t i = 0; i < ROUND_FLOATS; i++)
-            TEST_CHECK(a->gathered[r * ROUND_FLOATS + i] == test_value(r, i, (uint64_t)a->round));
-    for (int64_t i = 0; i < ROUND_FLOATS; i++) a->sums[i] = test_value(a->rank, i, (uint64_t)a->round + 77);
-    return BL_OK;
-}
-
-static bl_status check_sums(bl_stream *stream, const void *args)
-{
-    const round_args *a = args;
-    (void)stream;
-    for (int64_t i = 0; i < ROUND_FLOATS; i++)
-        TEST_CHECK(a->sums[i] == serial_sum(a->size, i, (uint64_t)a->round + 77));
-    return BL_OK;
-}
-
-static bl_status produce_round(bl_stream *stream, const void *args)
-{
-    const round_args *a = args;
-    (void)stream;
-    for (int64_t i = 0; i < ROUND_FLOATS; i++)
-        a->gathered[a->rank * ROUND_FLOATS + i] = test_value(a->rank, i, (uint64_t)a->round);
-    return BL_OK;
-}
-
-typedef struct pipeline {
-    bl_comm *gather_comm, *reduce_comm;
-    bl_stream *gather, *reduce, *compute;
-    bl_event *gathered[N_SLOTS], *consumed[N_SLOTS], *reduced[N_SLOTS];
-    float *slots, *sums;
-} pipeline;
-
-static bl_status give_rounds(pipeline *p)
-{
-    int rank = bl_comm_rank(p->gather_comm), size = bl_comm_size(p->gather_comm);
-    for (int round = 0; round < N_ROUNDS; round++) {
-        int s = round % N_SLOTS;
-        round_args a = {.gathered = p->slots + s * size * ROUND_FLOATS,
-                        .sums = p->sums + s * ROUND_FLOATS,
-                        .rank = rank,
-                        .size = size,
-                        .round = round};
-        BL_TRY(bl_stream_wait(p->gather, p->consumed[s])); /* of N_SLOTS rounds ago */
-        BL_TRY(bl_stream_call(p->gather, produce_round, &a, sizeof a));
-        BL_TRY(bl_comm_all_gather(p->gather_comm, p->gather, a.gathered + rank * ROUND_FLOATS, a.gathered,
-                                  ROUND_FLOATS * sizeof(float)));
-        BL_TRY(bl_event_record(p->gathered[s], p->gather));
-        BL_TRY(bl_stream_wait(p->compute, p->gathered[s]));
-        BL_TRY(bl_stream_wait(p->compute, p->reduced[s]));
-        BL_TRY(bl_stream_call(p->compute, consume_round, &a, sizeof a));
-        BL_TRY(bl_event_record(p->consumed[s], p->compute));
-        BL_TRY(bl_stream_wait(p->reduce, p->consumed[s]));
-        BL_TRY(bl_comm_all_reduce_f32(p->reduce_comm, p->reduce, a.sums, ROUND_FLOATS));
-        BL_TRY(bl_stream_call(p->reduce, check_sums, &a, sizeof a));
-        BL_TRY(bl_event_record(p->reduced[s], p->reduce));
-    }
-    BL_TRY(bl_stream_synchronize(p->gather));
-    BL_TRY(bl_stream_synchronize(p->compute));
-    return bl_stream_synchronize(p->reduce);
-}
-
-/* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third, over a ring
- * of buffers. */
-static bl_status run_pipeline(test_rank *self)
-{
-    pipeline p = {.gather_comm = self->comm, .compute = self->stream};
-    size_t size = (size_t)self->n_ranks;
-    bl_status st;
-
-    BL_TRY_GOTO(st, done, bl_comm_split(self->comm, 0, &p.reduce_comm));
-    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "gather", &p.gather));
-    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "reduce", &p.reduce));
-    for (int i = 0; i < N_SLOTS; i++) {
-        BL_TRY_GOTO(st, done, bl_event_create(self->device, &p.gathered[i]));
-        BL_TRY_GOTO(st, done, bl_event_create(self->device, &p.consumed[i]));
-        BL_TRY_GOTO(st, done, bl_event_create(self->device, &p.reduced[i]));
-    }
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(self->device, BL_SPACE_DEVICE, size * N_SLOTS * ROUND_FLOATS * sizeof(float),
-                                "slots", (void **)&p.slots));
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(self->device, BL_SPACE_DEVICE, N_SLOTS * ROUND_FLOATS * sizeof(float), "sums",
-                                (void **)&p.sums));
-    st = give_rounds(&p);
-done:
-    if (st != BL_OK) {
-        bl_error error;
-        bl_error_save(&error, st);
-        bl_comm_abort(self->comm, &error);
-        bl_error_restore(&error);
-    }
-    bl_stream_destroy(p.gather);
-    bl_stream_destroy(p.reduce);
-    bl_stream_synchronize(self->stream);
-    for (int i = 0; i < N_SLOTS; i++) {
-        bl_event_destroy(p.gathered[i]);
-        bl_event_destroy(p.consumed[i]);
-        bl_event_destroy(p.reduced[i]);
-    }
-    bl_device_free(self->device, BL_SPACE_DEVICE, p.slots);
-    bl_device_free(self->device, BL_SPACE_DEVICE, p.sums);
-    bl_comm_destroy(p.reduce_comm);
-    return st;
+        assert_ok(test_ranks_run(rank_counts[i], 1, 60, comm_case_split_values, NULL, NULL));
 }
 
 static void test_pipeline(void **state)
 {
     (void)state;
-    assert_ok(test_ranks_run(2, 1, 60, run_pipeline, NULL, NULL));
-    assert_ok(test_ranks_run(4, 1, 60, run_pipeline, NULL, NULL));
-}
-
-/* ---- failures ---- */
-
-static bl_status fail_task(bl_stream *stream, const void *args)
-{
-    (void)stream, (void)args;
-    return BL_FAIL(BL_EIO, "shard.bin: a short read");
-}
-
-/* Rank 1's task fails after ten rounds; the others are in, or on their way to, an all_gather that rank 1
- * skips. */
-static bl_status one_rank_fails(test_rank *self)
-{
-    unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);
-    bl_comm *half = NULL;
-    bl_stream *other = NULL;
-    bool all_cancelled = false;
-    bl_status st;
-
-    BL_TRY_GOTO(st, done,
-                bl_comm_split(self->comm, self->rank == 1, &half)); /* rank 1 is not in the others' group */
-    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "other", &other));
-    for (int i = 0; i < 20; i++) {
-        if (self->rank == 1 && i == 10)
-            BL_TRY_GOTO(st, done, bl_stream_call(self->stream, fail_task, NULL, 0));
-        BL_TRY_GOTO(st, done,
-                    bl_comm_all_gather(self->comm, self->stream, recv + self->rank * 100, recv, 100));
-    }
-    st = bl_stream_synchronize(self->stream);
-    if (self->rank == 1) goto done;
-    TEST_CHECK_GOTO(st, done, st == BL_ECANCELLED);
-    TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "shard.bin: a short read"));
-    TEST_CHECK_GOTO(st, done,
-                    bl_comm_barrier(half, other) == BL_OK); /* queued; the split group is cancelled too */
-    st = bl_stream_synchronize(other);
-    TEST_CHECK_GOTO(st, done, st == BL_ECANCELLED);
-    bl_comm *never;
-    TEST_CHECK_GOTO(st, done, bl_comm_split(half, 0, &never) == BL_ECANCELLED && never == NULL);
-    all_cancelled = true;
-done:
-    if (self->rank == 1 && st != BL_OK) {
-        bl_error error;
-        bl_error_save(&error, st);
-        bl_comm_abort(self->comm, &error);
-        bl_error_restore(&error);
-    }
-    bl_stream_destroy(other);
-    bl_stream_synchronize(self->stream);
-    bl_comm_destroy(half);
-    free(recv);
-    return all_cancelled ? BL_FAIL(BL_ECANCELLED, "all cancelled") : st;
+    assert_ok(test_ranks_run(2, 1, 60, comm_case_run_pipeline, NULL, NULL));
+    assert_ok(test_ranks_run(4, 1, 60, comm_case_run_pipeline, NULL, NULL));
 }
 
 static void test_abort(void **state)
@@ -398,7 +54,8 @@ static void test_abort(void **state)
     for (size_t i = 1; i < BL_COUNT(rank_counts); i++) {
         bl_error errors[8];
         double start_s = test_now_s();
-        assert_int_equal(test_ranks_run(rank_counts[i], 1, 0, one_rank_fails, NULL, errors), BL_EIO);
+        assert_int_equal(test_ranks_run(rank_counts[i], 1, 0, comm_case_one_rank_fails, NULL, errors),
+                         BL_EIO);
         assert_string_equal(bl_error_text(), "shard.bin: a short read");
         for (int r = 0; r < rank_counts[i]; r++) {
             if (errors[r].status != (r == 1 ? BL_EIO : BL_ECANCELLED))
@@ -409,94 +66,28 @@ static void test_abort(void **state)
     }
 }
 
-/* Ranks 1 and 3 do not come. */
-static bl_status two_ranks_stay_away(test_rank *self)
-{
-    if (self->rank % 2 == 1) {
-        usleep(600 * 1000);
-        bl_status st = bl_comm_barrier(self->comm, self->stream);
-        return st != BL_OK ? st : bl_stream_synchronize(self->stream);
-    }
-    float value = 1;
-    double start_s = test_now_s();
-    bl_comm_all_reduce_f32(self->comm, self->stream, &value, 1);
-    bl_status st = bl_stream_synchronize(self->stream);
-    double waited_s = test_now_s() - start_s;
-    if (st != BL_ERANK) return BL_FAIL(BL_EINTERNAL, "rank %d: %s", self->rank, bl_status_name(st));
-    if (waited_s < 0.15) return BL_FAIL(BL_EINTERNAL, "rank %d waited %f s only", self->rank, waited_s);
-    return st;
-}
-
 static void test_deadline(void **state)
 {
     (void)state;
     bl_error errors[4];
-    assert_int_equal(test_ranks_run(4, 1, 0.2, two_ranks_stay_away, NULL, errors), BL_ERANK);
+    assert_int_equal(test_ranks_run(4, 1, 0.2, comm_case_two_ranks_stay_away, NULL, errors), BL_ERANK);
     for (int r = 0; r < 4; r++) {
         assert_int_equal(errors[r].status, BL_ERANK);
         assert_string_equal(errors[r].text, "ranks 1, 3 did not reach all_reduce within 0.2 s");
     }
 }
 
-/* Rank 1 of a split group is rank 2 of the job, and called so. */
-static bl_status split_rank_stays_away(test_rank *self)
-{
-    bl_comm *even = NULL;
-    BL_TRY(bl_comm_split(self->comm, self->rank % 2, &even));
-    bl_status st = BL_OK;
-    if (self->rank == 0) st = bl_comm_barrier(even, self->stream);
-    if (st == BL_OK) st = bl_stream_synchronize(self->stream);
-    bl_comm_destroy(even);
-    return st;
-}
-
 static void test_deadline_names_job_rank(void **state)
 {
     (void)state;
-    assert_int_equal(test_ranks_run(3, 1, 0.1, split_rank_stays_away, NULL, NULL), BL_ERANK);
+    assert_int_equal(test_ranks_run(3, 1, 0.1, comm_case_split_rank_stays_away, NULL, NULL), BL_ERANK);
     assert_string_equal(bl_error_text(), "rank 2 did not reach barrier within 0.1 s");
-}
-
-static bl_status other_size(test_rank *self)
-{
-    unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);
-    bl_comm_all_gather(self->comm, self->stream, recv, recv, self->rank == 2 ? 99 : 100);
-    bl_status st = bl_stream_synchronize(self->stream);
-    free(recv);
-    return st;
-}
-
-static bl_status other_kind(test_rank *self)
-{
-    double values[4] = {0};
-    if (self->rank == 1)
-        bl_comm_broadcast(self->comm, self->stream, values, sizeof values, 0);
-    else
-        bl_comm_all_reduce_f64(self->comm, self->stream, values, 4);
-    return bl_stream_synchronize(self->stream);
-}
-
-static bl_status other_root(test_rank *self)
-{
-    double value = 0;
-    bl_comm_broadcast(self->comm, self->stream, &value, sizeof value, self->rank == 1);
-    return bl_stream_synchronize(self->stream);
-}
-
-static bl_status other_element(test_rank *self)
-{
-    int64_t k[2] = {0};
-    double d[2] = {0};
-    if (self->rank == 1)
-        bl_comm_all_reduce_i64(self->comm, self->stream, k, 2);
-    else
-        bl_comm_all_reduce_f64(self->comm, self->stream, d, 2);
-    return bl_stream_synchronize(self->stream);
 }
 
 static void test_mismatch(void **state)
 {
-    static const test_rank_fn functions[] = {other_size, other_kind, other_root, other_element};
+    static const test_rank_fn functions[] = {comm_case_other_size, comm_case_other_kind, comm_case_other_root,
+                                             comm_case_other_element};
     (void)state;
     for (size_t i = 0; i < BL_COUNT(functions); i++) {
         bl_error errors[3];

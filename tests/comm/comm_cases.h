@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm_cases.h -- what a rank does in a test of a communicator, whichever kind it is: collectives against
+ * serial sums in rank order, bit for bit, and failures. */
+#ifndef BALLAST_TESTS_COMM_COMM_CASES_H
+#define BALLAST_TESTS_COMM_COMM_CASES_H
+
+#include "test_ranks.h"
+
+bl_status comm_case_world_values(test_rank *self); /* every collective, many lengths */
+bl_status
+comm_case_negative_zero(test_rank *self); /* 0 + -0 is +0: the sum starts from zero, also with one rank */
+bl_status comm_case_split_values(test_rank *self); /* the same in groups */
+
+/* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third, over a ring
+ * of buffers. */
+bl_status comm_case_run_pipeline(test_rank *self);
+
+/* Rank 1's task fails with BL_EIO after ten rounds; the others check that they are cancelled everywhere, and
+ * return BL_ECANCELLED "all cancelled". */
+bl_status comm_case_one_rank_fails(test_rank *self);
+
+/* Odd ranks come 0.6 s late to a collective; made for a deadline of 0.2 s. */
+bl_status comm_case_two_ranks_stay_away(test_rank *self);
+
+/* Rank 2, which is rank 1 of the even ones, does not come to their barrier. */
+bl_status comm_case_split_rank_stays_away(test_rank *self);
+
+/* One rank calls something else: BL_EINTERNAL on all. */
+bl_status comm_case_other_size(test_rank *self);
+bl_status comm_case_other_kind(test_rank *self);
+bl_status comm_case_other_root(test_rank *self);
+bl_status comm_case_other_element(test_rank *self);
+
+#endif
