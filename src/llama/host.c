@@ -98,7 +98,8 @@ static bl_status read_embedding(bl_llama_host *host)
     host->head_dtype = head ? head->dtype : t->dtype;
     host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
     if (!host->embedding) return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
-    return bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding);
+    BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
+    return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
 }
 
 bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out)

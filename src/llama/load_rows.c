@@ -30,39 +30,68 @@ static bl_status read_rows(const bl_hf_weight *w, int64_t begin, int64_t end, vo
     return bl_tensor_read(w->codes, begin * row_bytes(w), (size_t)((end - begin) * row_bytes(w)), dst);
 }
 
-static bl_status bad_weight(const bl_hf_weight *w, int64_t row, int64_t col)
+static bool is_finite(bl_dtype dtype, const unsigned char *at)
 {
-    return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite", bl_safetensors_path(w->codes->file),
-                   w->codes->name, (long long)row, (long long)col);
+    uint32_t word;
+    switch (dtype) {
+    case BL_F32: memcpy(&word, at, 4); return (word & 0x7f800000u) != 0x7f800000u;
+    case BL_BF16: return (at[1] & 0x7fu) != 0x7fu || !(at[0] & 0x80u);
+    case BL_F16: return (at[1] & 0x7cu) != 0x7cu;
+    default: return (at[0] & 0x7fu) != 0x7fu; /* E4M3's NaN */
+    }
+}
+
+bl_status bl_llama_check_finite(const bl_tensor *t, int64_t begin, int64_t end, const void *bytes)
+{
+    int64_t cols = t->shape[t->n_dims - 1], width = (int64_t)bl_dtype_bytes(t->dtype);
+    const unsigned char *at = bytes;
+
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t col = 0; col < cols; col++, at += width)
+            if (!is_finite(t->dtype, at))
+                return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite", bl_safetensors_path(t->file), t->name,
+                               (long long)row, (long long)col);
+    return BL_OK;
+}
+
+int64_t bl_llama_find_bad(bl_format format, const void *codes, int64_t n)
+{
+    const unsigned char *at = codes;
+    uint32_t word;
+
+    switch (format) {
+    case BL_FORMAT_F32:
+        for (int64_t i = 0; i < n; i++) {
+            memcpy(&word, at + 4 * i, 4);
+            if ((word & 0x7f800000u) == 0x7f800000u) return i;
+        }
+        return -1;
+    case BL_FORMAT_BF16:
+        for (int64_t i = 0; i < n; i++)
+            if ((at[2 * i + 1] & 0x7fu) == 0x7fu && (at[2 * i] & 0x80u)) return i;
+        return -1;
+    case BL_FORMAT_F16:
+        for (int64_t i = 0; i < n; i++)
+            if ((at[2 * i + 1] & 0x7cu) == 0x7cu) return i;
+        return -1;
+    default:
+        for (int64_t i = 0; i < n; i++)
+            if ((at[i] & 0x7fu) == 0x7fu) return i; /* E4M3's NaN */
+        return -1;
+    }
 }
 
 /* Weights kept as stored: their bytes, after a look at each. */
 static bl_status load_stored(const bl_hf_weight *w, bl_format format, int64_t begin, int64_t end, void *codes)
 {
     BL_TRY(read_rows(w, begin, end, codes));
-    for (int64_t row = begin; row < end; row++) {
-        const unsigned char *at = (const unsigned char *)codes + (row - begin) * row_bytes(w);
-        for (int64_t c = 0; c < w->cols; c++) {
-            uint32_t word;
-            bool bad;
-            switch (format) {
-            case BL_FORMAT_F32:
-                memcpy(&word, at + 4 * c, 4);
-                bad = (word & 0x7f800000u) == 0x7f800000u;
-                break;
-            case BL_FORMAT_BF16: bad = (at[2 * c + 1] & 0x7fu) == 0x7fu && (at[2 * c] & 0x80u); break;
-            case BL_FORMAT_F16: bad = (at[2 * c + 1] & 0x7cu) == 0x7cu; break;
-            default: bad = (at[c] & 0x7fu) == 0x7fu; break; /* E4M3's NaN */
-            }
-            if (bad) return bad_weight(w, row, c);
-        }
-    }
-    return BL_OK;
+    int64_t bad = bl_llama_find_bad(format, codes, (end - begin) * w->cols);
+    return bad < 0 ? BL_OK : bad_weight(w, begin + bad / w->cols, bad % w->cols);
 }
 
 static bl_status load_fp8(const bl_hf_weight *w, bl_format format, int64_t begin, int64_t end, void *codes, float *scales)
 {
-    BL_TRY(load_stored(w, format, begin, end, codes));
+    BL_TRY(load_stored(w, begin, end, codes));
     if (begin == end) return BL_OK;
     float *stored = malloc((size_t)(w->scale_rows * w->scale_cols) * sizeof *stored);
     if (!stored) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
@@ -131,5 +160,5 @@ bl_status bl_llama_load_rows(bl_pool *pool, bl_bounce *bounce, const bl_hf_weigh
     if (weight->scale_kind != BL_SCALE_NONE) return load_fp8(weight, format, begin, end, codes, scales);
     if (format == BL_FORMAT_FP8_ROW) return quantise_rows(pool, bounce, weight, begin, end, codes, scales);
     if (format == BL_FORMAT_FP8_BLOCK) return quantise_blocks(pool, bounce, weight, begin, end, codes, scales);
-    return load_stored(weight, format, begin, end, codes);
+    return load_stored(weight, begin, end, codes);
 }

@@ -2,7 +2,6 @@
 #include "llama/pass.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/sizes.h"
@@ -26,7 +25,6 @@ struct bl_llama_pass {
     int64_t saved_floats;
     int64_t n_visits; /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
     bl_block_workspace workspace;
-    char bad_name[96];
 };
 
 typedef struct pass_memory {
@@ -265,18 +263,11 @@ static bool all_finite(const float *x, int64_t n)
     return true;
 }
 
-const char *bl_llama_pass_find_bad(bl_llama_pass *pass, const bl_pass_input *input)
+bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro)
 {
-    if (bl_device_get_kind(pass->device) != BL_DEVICE_CPU || !pass->options.training) return "not searched";
-    for (int64_t layer = 0; layer <= pass->n_layers; layer++)
-        for (int m = 0; m < input->n_micro; m++)
-            if (!all_finite(boundary(pass, layer, m), input->micro[m].T * pass->hidden)) {
-                if (layer == 0)
-                    snprintf(pass->bad_name, sizeof pass->bad_name, "the embedding, micro-batch %d", m);
-                else
-                    snprintf(pass->bad_name, sizeof pass->bad_name, "the output of layer %lld, micro-batch %d",
-                             (long long)layer - 1, m);
-                return pass->bad_name;
-            }
-    return "the logits or a gradient";
+    if (bl_device_get_kind(pass->device) != BL_DEVICE_CPU || !pass->options.training) return false;
+    for (*layer = -1; *layer < pass->n_layers; ++*layer)
+        for (*micro = 0; *micro < input->n_micro; ++*micro)
+            if (!all_finite(boundary(pass, *layer + 1, *micro), input->micro[*micro].T * pass->hidden)) return true;
+    return false;
 }

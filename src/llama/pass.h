@@ -62,8 +62,8 @@ bl_status bl_llama_pass_train(bl_llama_pass *pass, const bl_pass_input *input);
 /* Forward and loss only: no dropout, no gradients. */
 bl_status bl_llama_pass_evaluate(bl_llama_pass *pass, const bl_pass_input *input);
 
-/* After a loss that is not finite and with the stream idle: the name of the first tensor of the last group, in order of
- * computation, that holds a NaN or infinity ("input of layer 3, micro-batch 0"), or "the logits". Static for the pass. */
-const char *bl_llama_pass_find_bad(bl_llama_pass *pass, const bl_pass_input *input);
+/* After a loss that is not finite and with the stream idle: the first layer of the group `input`, which must be the last, whose output
+ * holds a NaN or infinity (-1: the embedding), and the micro-batch of the group. False: none of them does, or they cannot be read. */
+bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro);
 
 #endif

@@ -2,6 +2,7 @@
 /* weights.c -- what a rank holds: its shard of the frozen base, read row range by row range. */
 #include "llama/weights.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/sizes.h"
@@ -112,6 +113,26 @@ static bl_status load_matrix(loader *l, int64_t unit, int matrix)
     return BL_OK;
 }
 
+static bl_status load_norm(const bl_llama_weights *w, const char *name, float *out)
+{
+    const bl_tensor *t = bl_hf_find(w->host->files, name);
+
+    BL_TRY(bl_tensor_read_f32(t, out));
+    for (int64_t i = 0; i < w->host->config.hidden_size; i++)
+        if (!isfinite(out[i]))
+            return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)i);
+    return BL_OK;
+}
+
+static bl_status load_norm(const bl_llama_weights *w, const char *name, float *norm)
+{
+    const bl_tensor *t = bl_hf_find(w->host->files, name);
+    BL_TRY(bl_tensor_read_f32(t, norm));
+    int64_t bad = bl_llama_find_bad(BL_FORMAT_F32, norm, w->host->config.hidden_size);
+    if (bad < 0) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)bad);
+}
+
 static bl_status load_norms(bl_llama_weights *w)
 {
     static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};
@@ -121,9 +142,9 @@ static bl_status load_norms(bl_llama_weights *w)
     for (int64_t l = 0; l < c->n_layers; l++)
         for (int k = 0; k < 2; k++) {
             bl_llama_tensor_name(l, modules[k], name);
-            BL_TRY(bl_tensor_read_f32(bl_hf_find(w->host->files, name), w->norms + (2 * l + k) * c->hidden_size));
+            BL_TRY(load_norm(w, name, w->norms + (2 * l + k) * c->hidden_size));
         }
-    return bl_tensor_read_f32(bl_hf_find(w->host->files, "model.norm.weight"), w->norms + 2 * c->n_layers * c->hidden_size);
+    return load_norm(w, "model.norm.weight", w->norms + 2 * c->n_layers * c->hidden_size);
 }
 
 static bl_status make_rope_tables(bl_llama_weights *w)

@@ -10,6 +10,9 @@ enum { BL_TENSOR_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj.weight" */
 void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
+/* The index of the first of n weights that is NaN or infinite, or -1. */
+int64_t bl_llama_find_bad(bl_format format, const void *codes, int64_t n);
+
 /* A bounce buffer for reading: grown to the largest piece a load needs, at most the rows of one block. */
 typedef struct bl_bounce {
     void *memory;
@@ -20,5 +23,8 @@ typedef struct bl_bounce {
  * array; only those are written whose row, or whose block's first row, lies in [begin, end). */
 bl_status bl_llama_load_rows(bl_pool *pool, bl_bounce *bounce, const bl_hf_weight *weight, bl_format format, int64_t begin,
                              int64_t end, void *codes, float *scales);
+
+/* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */
+bl_status bl_llama_check_finite(const bl_tensor *tensor, int64_t begin, int64_t end, const void *bytes);
 
 #endif

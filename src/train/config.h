@@ -19,7 +19,6 @@
 /* The commands that share the table; bits. A file may hold the keys of both. */
 typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;
 
-typedef enum bl_packing { BL_PACKING_NONE, BL_PACKING_PACK, BL_PACKING_CONCATENATE } bl_packing;
 typedef enum bl_lr_scheduler_type {
     BL_LR_LINEAR,
     BL_LR_COSINE,

@@ -55,6 +55,7 @@ struct bl_rank {
     int index;
     pthread_t thread;
     bool started;
+    bool is_at_fault; /* the loss is not finite, and the reason is among this rank's samples */
     bl_status status;
     bl_error error;
 
@@ -108,6 +109,7 @@ typedef struct bl_memory_ledger {
     int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* of the whole process */
 } bl_memory_ledger;
 bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
-int64_t bl_process_anonymous_bytes(void); /* RssAnon now */
+bl_status bl_job_check_memory(const bl_memory_ledger *ledger); /* BL_ENOMEM when this machine has less */
+int64_t bl_process_anonymous_bytes(void);                      /* RssAnon now */
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ledger.c -- the memory a job will take, added up from the same functions that allocate it; docs/memory.md explains the rows. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,14 +52,33 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
     return BL_OK;
 }
 
-int64_t bl_process_anonymous_bytes(void)
+/* The number behind `key` in a file of the system's, in units of `unit`; -1 when there is none. */
+static int64_t read_number(const char *path, const char *key, int64_t unit)
 {
     char line[256];
-    long long kib = 0;
-    FILE *status = fopen("/proc/self/status", "r");
-    if (!status) return 0;
-    while (fgets(line, sizeof line, status))
-        if (sscanf(line, "RssAnon: %lld kB", &kib) == 1) break;
-    fclose(status);
-    return kib * 1024;
+    int64_t value = -1;
+    FILE *file = fopen(path, "r");
+
+    if (!file) return -1;
+    while (value < 0 && fgets(line, sizeof line, file))
+        if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%" SCNd64, &value) == 1) value *= unit;
+    fclose(file);
+    return value;
+}
+
+bl_status bl_job_check_memory(const bl_memory_ledger *ledger)
+{
+    int64_t available = read_number("/proc/meminfo", "MemAvailable:", 1024), limit = read_number("/sys/fs/cgroup/memory.max", "", 1);
+
+    if (limit >= 0 && (available < 0 || limit < available)) available = limit;
+    if (available < 0 || ledger->total <= available) return BL_OK;
+    return BL_FAIL(BL_ENOMEM,
+                   "this run needs about %.1f MiB of memory, %.1f MiB are available; less are needed with a smaller "
+                   "per_device_train_batch_size, max_seq_length or visit_tokens, or fewer ranks",
+                   (double)ledger->total / (1 << 20), (double)available / (1 << 20));
+}
+
+int64_t bl_process_anonymous_bytes(void)
+{
+    return bl_max_i64(0, read_number("/proc/self/status", "RssAnon:", 1024));
 }

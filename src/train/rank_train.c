@@ -60,21 +60,38 @@ static bl_status run_groups(bl_rank *r, const bl_batches *batches, bl_pass_input
     return BL_OK;
 }
 
+/* The first tensor at fault among those of the last group, which are still there. */
+static void name_bad_tensor(bl_rank *r, const bl_pass_input *input, char *name, size_t n_bytes)
+{
+    const bl_micro_batch *first = r->batches[r->steps_done & 1]->micro;
+    int64_t layer;
+    int micro;
+
+    r->is_at_fault = bl_llama_pass_find_bad(r->pass, input, &layer, &micro);
+    if (!r->is_at_fault)
+        snprintf(name, n_bytes, "not among the outputs of the layers: the logits, a gradient, or an earlier micro-batch");
+    else if (layer < 0)
+        snprintf(name, n_bytes, "the embedding, micro-batch %d", (int)(input->micro - first) + micro);
+    else
+        snprintf(name, n_bytes, "the output of layer %lld, micro-batch %d", (long long)layer, (int)(input->micro - first) + micro);
+}
+
 /* BL_ENUMERIC with the step, the samples and the first tensor at fault. */
 static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double grad_norm, const bl_pass_input *input)
 {
     const bl_train_config *c = r->job->config;
     bl_sampler sampler = {r->job->n_train_rows, (uint64_t)c->seed, c->shuffle};
     int64_t n = bl_train_batch_rows(c);
-    char rows[160] = "";
+    char rows[160] = "", tensor[128];
     int used = 0;
 
     BL_TRY(bl_stream_synchronize(r->compute));
+    name_bad_tensor(r, input, tensor, sizeof tensor);
     for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
         used += snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
                          (long long)(r->job->first_train_row + bl_sampler_row(&sampler, step * n + i)));
     return BL_FAIL(BL_ENUMERIC, "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
-                   (long long)step + 1, loss, grad_norm, r->index, bl_llama_pass_find_bad(r->pass, input), rows,
+                   (long long)step + 1, loss, grad_norm, r->index, tensor, rows,
                    used >= (int)sizeof rows - 32 ? ", ..." : "");
 }
 

@@ -208,16 +208,21 @@ static bl_status start_ranks(bl_job *job)
     return st;
 }
 
-/* The error that started it: cancelled ranks only heard of it. */
+/* How much a rank's failure says: cancelled ranks only heard of it; of those that see a loss that is not finite, some know why. */
+static int failure_weight(const bl_rank *r)
+{
+    return r->status == BL_OK ? 0 : r->status == BL_ECANCELLED ? 1 : r->is_at_fault ? 3 : 2;
+}
+
+/* The error that started it. */
 static bl_status first_failure(const bl_job *job)
 {
-    bl_status st = BL_OK;
-    for (int i = 0; i < job->n_ranks; i++) {
-        const bl_rank *r = &job->ranks[i];
-        if (r->status == BL_OK || (st != BL_OK && (st != BL_ECANCELLED || r->status == BL_ECANCELLED))) continue;
-        st = bl_error_restore(&r->error);
-        if (job->n_ranks > 1 && st != BL_ESTOPPED && st != BL_EINPUT) bl_error_prefix(st, "rank %d", i);
-    }
+    const bl_rank *best = &job->ranks[0];
+    for (int i = 1; i < job->n_ranks; i++)
+        if (failure_weight(&job->ranks[i]) > failure_weight(best)) best = &job->ranks[i];
+    if (best->status == BL_OK) return BL_OK;
+    bl_status st = bl_error_restore(&best->error);
+    if (job->n_ranks > 1 && st != BL_ESTOPPED && st != BL_EINPUT) bl_error_prefix(st, "rank %d", best->index);
     return st;
 }
 
@@ -304,6 +309,7 @@ static bl_status train_locked(bl_job *job)
     BL_TRY(prepare_output(job));
     BL_TRY(bl_job_predict_memory(job, &memory));
     print_plan(job, &memory);
+    BL_TRY(bl_job_check_memory(&memory));
     bl_status st = run_ranks(job, &peak_bytes);
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB", (double)peak_bytes / (1 << 20),
                 (double)memory.total / (1 << 20));
