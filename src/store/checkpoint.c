@@ -39,8 +39,8 @@ static void hash_text(XXH64_hash_t hash, char text[HASH_TEXT_BYTES])
     snprintf(text, HASH_TEXT_BYTES, "%016" PRIx64, (uint64_t)hash);
 }
 
-/* Size and hash of a file's content, read through fd. */
-static bl_status hash_file(int fd, const char *path, int64_t n_bytes, char text[HASH_TEXT_BYTES])
+/* The hash of a file's content, read through fd. */
+static bl_status hash_file(int fd, const char *path, int64_t n_bytes, XXH64_hash_t *value)
 {
     bl_status st = BL_OK;
     void *piece = malloc(HASH_PIECE_BYTES);
@@ -57,7 +57,7 @@ static bl_status hash_file(int fd, const char *path, int64_t n_bytes, char text[
         XXH3_64bits_update(hash, piece, n);
         at += (int64_t)n;
     }
-    hash_text(XXH3_64bits_digest(hash), text);
+    *value = XXH3_64bits_digest(hash);
 done:
     XXH3_freeState(hash);
     free(piece);
@@ -80,6 +80,11 @@ static bl_status hash_manifest(const json_t *manifest, const char *path, char te
 bl_status bl_checkpoint_step_path(const char *dir, int64_t step, char **path)
 {
     return bl_text_format(path, "%s/step-%" PRId64, dir, step);
+}
+
+bl_status bl_checkpoint_step_tmp_path(const char *dir, int64_t step, char **path)
+{
+    return bl_text_format(path, "%s/step-%" PRId64 "%s", dir, step, TMP_SUFFIX);
 }
 
 static void checkpoint_free(bl_checkpoint *checkpoint)
@@ -118,7 +123,7 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
     }
     BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &checkpoint->path));
-    BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->tmp_path, "%s%s", checkpoint->path, TMP_SUFFIX));
+    BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
     BL_TRY_GOTO(st, done, bl_dir_create(dir));
     BL_TRY_GOTO(st, done, bl_tree_remove(checkpoint->tmp_path));
     BL_TRY_GOTO(st, done, check_space(dir, n_bytes));
@@ -173,19 +178,57 @@ bl_status bl_checkpoint_add_bytes(bl_checkpoint *checkpoint, const char *name, c
     return note_failure(checkpoint, st);
 }
 
-bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name)
+bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out)
 {
     bl_status st = BL_OK;
+    XXH64_hash_t hash = 0;
+    int fd = -1;
+
+    *out = (bl_checkpoint_file){0};
+    BL_TRY_GOTO(st, done, bl_file_open(path, &fd, &out->n_bytes));
+    BL_TRY_GOTO(st, done, bl_file_sync(fd, path));
+    BL_TRY_GOTO(st, done, hash_file(fd, path, out->n_bytes, &hash));
+    out->xxh3_64 = hash;
+done:
+    if (fd >= 0) close(fd);
+    return st;
+}
+
+static bl_status record_described(bl_checkpoint *checkpoint, const char *name, const bl_checkpoint_file *file)
+{
     char hash[HASH_TEXT_BYTES];
+    hash_text(file->xxh3_64, hash);
+    return record_file(checkpoint, name, file->n_bytes, hash);
+}
+
+bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name)
+{
+    bl_checkpoint_file file;
+    char *path = NULL;
+
+    bl_status st = bl_path_join(checkpoint->tmp_path, name, &path);
+    if (st == BL_OK) st = bl_checkpoint_describe_file(path, &file);
+    if (st == BL_OK) st = record_described(checkpoint, name, &file);
+    free(path);
+    return note_failure(checkpoint, st);
+}
+
+bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *name,
+                                      const bl_checkpoint_file *file)
+{
+    bl_status st = BL_OK;
     char *path = NULL;
     int64_t n_bytes = 0;
     int fd = -1;
 
     BL_TRY_GOTO(st, done, bl_path_join(checkpoint->tmp_path, name, &path));
-    BL_TRY_GOTO(st, done, bl_file_open(path, &fd, &n_bytes));
-    BL_TRY_GOTO(st, done, bl_file_sync(fd, path));
-    BL_TRY_GOTO(st, done, hash_file(fd, path, n_bytes, hash));
-    BL_TRY_GOTO(st, done, record_file(checkpoint, name, n_bytes, hash));
+    st = bl_file_open(path, &fd, &n_bytes);
+    if (st == BL_EINPUT) st = bl_error_prefix(BL_EIO, "written by another process");
+    if (st == BL_OK && n_bytes != file->n_bytes)
+        st = BL_FAIL(BL_EIO,
+                     "%s: has %" PRId64 " bytes here, %" PRId64 " where it was written: no shared folder?",
+                     path, n_bytes, file->n_bytes);
+    if (st == BL_OK) st = record_described(checkpoint, name, file);
 done:
     if (fd >= 0) close(fd);
     free(path);
@@ -281,6 +324,7 @@ static bl_status check_file(const char *dir, const char *name, const json_t *ent
     bl_status st = BL_OK;
     const char *hash = NULL;
     char found[HASH_TEXT_BYTES];
+    XXH64_hash_t value;
     char *path = NULL;
     int64_t n_bytes = 0, size = 0;
     int fd = -1;
@@ -297,7 +341,8 @@ static bl_status check_file(const char *dir, const char *name, const json_t *ent
         goto done;
     }
     if (!read_content) goto done;
-    BL_TRY_GOTO(st, done, hash_file(fd, path, size, found));
+    BL_TRY_GOTO(st, done, hash_file(fd, path, size, &value));
+    hash_text(value, found);
     if (strcmp(found, hash) != 0)
         st = BL_FAIL(BL_EINPUT, "%s: checksum mismatch: content %s, manifest %.32s", path, found, hash);
 done:

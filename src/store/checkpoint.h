@@ -37,6 +37,20 @@ bl_status bl_checkpoint_add_bytes(bl_checkpoint *checkpoint, const char *name, c
                                   size_t n_bytes);
 bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name);
 
+/* A file that another process has written into the same folder, on a file system they share: that process
+ * makes it durable and describes it, this one enters the description. BL_EIO when the file is not seen here
+ * at that size; its content is not read again. */
+typedef struct bl_checkpoint_file {
+    int64_t n_bytes;
+    uint64_t xxh3_64;
+} bl_checkpoint_file;
+
+/* The folder that bl_checkpoint_begin makes; the caller frees it. */
+bl_status bl_checkpoint_step_tmp_path(const char *dir, int64_t step, char **path);
+bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out);
+bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *name,
+                                      const bl_checkpoint_file *file);
+
 /* Writes the manifest with `state` (any JSON object, borrowed: world size, seed, log offset, ...) and gives
  * the folder its final name; an older step-N is replaced. Frees the checkpoint in any case. */
 bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state);

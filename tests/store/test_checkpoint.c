@@ -285,6 +285,42 @@ static void test_ranks_add_their_files_together(void **state)
     json_decref(empty);
 }
 
+/* What another process writes: entered as it was described there, and missed when it is not seen here. */
+static void test_files_of_other_processes(void **state)
+{
+    const char *dir = tmp_subdir("described");
+    char *folder, path[512], *latest;
+    bl_checkpoint *checkpoint;
+    bl_checkpoint_file file;
+    json_t *nothing = json_object();
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(bl_checkpoint_begin(dir, round, 100, &checkpoint), BL_OK);
+        assert_int_equal(bl_checkpoint_step_tmp_path(dir, round, &folder), BL_OK);
+        assert_string_equal(folder, bl_checkpoint_path(checkpoint));
+        snprintf(path, sizeof path, "%s/theirs", folder);
+        free(folder);
+        assert_int_equal(bl_file_write_atomic(path, "abc", 3), BL_OK);
+        assert_int_equal(bl_checkpoint_describe_file(path, &file), BL_OK);
+        assert_int_equal(file.n_bytes, 3);
+        if (round == 1) assert_int_equal(bl_tree_remove(path), BL_OK);
+        if (round == 2) assert_int_equal(bl_file_write_atomic(path, "abcd", 4), BL_OK);
+        bl_status expected = round == 0 ? BL_OK : BL_EIO;
+        assert_int_equal(bl_checkpoint_add_described(checkpoint, "theirs", &file), expected);
+        if (round > 0) assert_non_null(strstr(bl_error_text(), "theirs"));
+        assert_int_equal(bl_checkpoint_commit(checkpoint, nothing), expected);
+    }
+    json_decref(nothing);
+    assert_latest(dir, 0);
+    /* The description is what counts: a file that changes its content afterwards is found out. */
+    assert_int_equal(bl_checkpoint_step_path(dir, 0, &latest), BL_OK);
+    snprintf(path, sizeof path, "%s/theirs", latest);
+    assert_int_equal(bl_file_write_atomic(path, "abd", 3), BL_OK);
+    assert_int_equal(bl_checkpoint_verify(latest, NULL, NULL), BL_ECHECKPOINT);
+    free(latest);
+}
+
 static void test_prune_keeps_what_is_needed(void **state)
 {
     static const int64_t all[] = {50, 40, 30, 20, 10}, two_whole[] = {50, 40, 30};
@@ -373,6 +409,7 @@ int main(void)
         cmocka_unit_test(test_failed_fsync_is_fatal),
         cmocka_unit_test(test_wrong_names),
         cmocka_unit_test(test_ranks_add_their_files_together),
+        cmocka_unit_test(test_files_of_other_processes),
         cmocka_unit_test(test_prune_keeps_what_is_needed),
         cmocka_unit_test(test_sigkill_in_the_middle_of_saves),
     };
