@@ -54,39 +54,11 @@ bl_status bl_llama_check_finite(const bl_tensor *t, int64_t begin, int64_t end, 
     return BL_OK;
 }
 
-int64_t bl_llama_find_bad(bl_format format, const void *codes, int64_t n)
-{
-    const unsigned char *at = codes;
-    uint32_t word;
-
-    switch (format) {
-    case BL_FORMAT_F32:
-        for (int64_t i = 0; i < n; i++) {
-            memcpy(&word, at + 4 * i, 4);
-            if ((word & 0x7f800000u) == 0x7f800000u) return i;
-        }
-        return -1;
-    case BL_FORMAT_BF16:
-        for (int64_t i = 0; i < n; i++)
-            if ((at[2 * i + 1] & 0x7fu) == 0x7fu && (at[2 * i] & 0x80u)) return i;
-        return -1;
-    case BL_FORMAT_F16:
-        for (int64_t i = 0; i < n; i++)
-            if ((at[2 * i + 1] & 0x7cu) == 0x7cu) return i;
-        return -1;
-    default:
-        for (int64_t i = 0; i < n; i++)
-            if ((at[i] & 0x7fu) == 0x7fu) return i; /* E4M3's NaN */
-        return -1;
-    }
-}
-
 /* Weights kept as stored: their bytes, after a look at each. */
-static bl_status load_stored(const bl_hf_weight *w, bl_format format, int64_t begin, int64_t end, void *codes)
+static bl_status load_stored(const bl_hf_weight *w, int64_t begin, int64_t end, void *codes)
 {
     BL_TRY(read_rows(w, begin, end, codes));
-    int64_t bad = bl_llama_find_bad(format, codes, (end - begin) * w->cols);
-    return bad < 0 ? BL_OK : bad_weight(w, begin + bad / w->cols, bad % w->cols);
+    return bl_llama_check_finite(w->codes, begin, end, codes);
 }
 
 static bl_status load_fp8(const bl_hf_weight *w, bl_format format, int64_t begin, int64_t end, void *codes, float *scales)

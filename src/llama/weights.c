@@ -124,15 +124,6 @@ static bl_status load_norm(const bl_llama_weights *w, const char *name, float *o
     return BL_OK;
 }
 
-static bl_status load_norm(const bl_llama_weights *w, const char *name, float *norm)
-{
-    const bl_tensor *t = bl_hf_find(w->host->files, name);
-    BL_TRY(bl_tensor_read_f32(t, norm));
-    int64_t bad = bl_llama_find_bad(BL_FORMAT_F32, norm, w->host->config.hidden_size);
-    if (bad < 0) return BL_OK;
-    return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)bad);
-}
-
 static bl_status load_norms(bl_llama_weights *w)
 {
     static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};

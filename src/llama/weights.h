@@ -31,7 +31,7 @@ typedef struct bl_llama_host {
 } bl_llama_host;
 
 /* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is
- * listed in one BL_EINPUT), chooses formats and reads the embedding (BL_EINPUT when a weight is not finite). max_positions: the longest sequence that will be seen. */
+ * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
 bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out);
 void bl_llama_host_close(bl_llama_host *host); /* NULL is fine */
 

@@ -10,9 +10,6 @@ enum { BL_TENSOR_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj.weight" */
 void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
-/* The index of the first of n weights that is NaN or infinite, or -1. */
-int64_t bl_llama_find_bad(bl_format format, const void *codes, int64_t n);
-
 /* A bounce buffer for reading: grown to the largest piece a load needs, at most the rows of one block. */
 typedef struct bl_bounce {
     void *memory;
