@@ -196,6 +196,10 @@ bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids,
     bl_status st = BL_OK;
 
     *out = NULL;
+    for (size_t i = 0; i < 2; i++) { /* a list of empty strings has bytes to point at too */
+        BL_TRY_GOTO(st, done, bl_bytes_append(&list[i].bytes, "", 1));
+        list[i].bytes.n = 0;
+    }
     for (size_t i = 0; i < n; i++) {
         size_t n_token = 0;
         const char *token = bl_strings_get(&tokenizer->bpe.text, ids[i], &n_token);
