@@ -100,6 +100,29 @@ int64_t bl_dataset_n_tokens(const bl_dataset *dataset,
                             int64_t index); /* of one sample, without building it */
 void bl_dataset_get_stats(const bl_dataset *dataset, bl_dataset_stats *out);
 
+/* How samples become the rows that a step takes. */
+typedef enum bl_packing {
+    BL_PACKING_NONE,
+    BL_PACKING_PACK,       /* several samples a row, kept apart by document_ids; none is cut */
+    BL_PACKING_CONCATENATE /* one stream of all samples, cut into rows; attention across samples */
+} bl_packing;
+
+bool bl_packing_parse(const char *name, bl_packing *out); /* "none", "pack", "concatenate" */
+const char *bl_packing_name(bl_packing packing);
+
+/* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long as *out
+ * (both are closed by themselves, in any order, by one thread). Memory: 4 bytes a sample and 8 a row (pack),
+ * 8 a sample (concatenate). Deterministic. pack: rows of at most row_tokens tokens, filled by first-fit
+ * decreasing (Johnson 1973) within windows of 8192 samples; samples and rows are in file order. Each sample
+ * is a document; the label of its first token is -100, so that the loss of a row is the sum of its samples'
+ * losses. Documents inside a sample stay documents. concatenate: exactly row_tokens tokens a row, labels as
+ * they are; what is left at the end is dropped. As optimum-habana's run_lora_clm.py concatenate_data, and
+ * run_clm.py's group_texts over all samples as one batch. bl_dataset_get_stats goes on telling of all of
+ * `samples`. BL_EUSAGE: a sample longer than row_tokens (pack), samples with document_ids (concatenate);
+ * BL_EINPUT: not one whole row (concatenate); BL_ENOMEM. */
+bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens, int64_t first,
+                          int64_t n, bl_dataset **out);
+
 /* Builds sample `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT if the
  * file changed since it was opened, BL_EIO, BL_ENOMEM; *out is then empty. */
 bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *out);

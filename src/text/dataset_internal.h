@@ -69,4 +69,39 @@ int64_t bl_sample_count_labels(const bl_sample *sample); /* labels that carry lo
 bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row, bl_ids *ids,
                              bl_ids *labels);
 
+/* ---- dataset_scan.c ---- */
+
+/* A usable row. 16 bytes: 10 million rows are 160 MB. */
+typedef struct bl_row_entry {
+    int64_t offset_bytes;
+    uint32_t n_bytes;
+    int32_t n_tokens;
+} bl_row_entry;
+
+typedef struct bl_pack bl_pack;
+
+struct bl_dataset {
+    int n_references; /* the caller's, and those of the packed data sets made of it */
+    bl_pack *pack; /* not NULL: rows are packed of another's samples, and only `fingerprint` below is used */
+    char *path;
+    int fd; /* read with pread only: any number of threads */
+    bl_sample_rules rules;
+    bl_row_entry *entry;
+    size_t n, capacity;
+    bool has_documents; /* some sample has document_ids */
+    bl_dataset_stats stats;
+    uint64_t fingerprint;
+};
+
+/* Reads the file behind `path` once; fills in all the rest but fd. */
+bl_status bl_dataset_scan(bl_dataset *dataset);
+
+/* ---- dataset_pack.c ---- */
+
+const bl_dataset *bl_pack_samples(const bl_pack *pack);
+int64_t bl_pack_count(const bl_pack *pack);
+int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index);
+bl_status bl_pack_get(const bl_pack *pack, int64_t index, bl_sample *out);
+void bl_pack_free(bl_pack *pack); /* NULL is fine */
+
 #endif

@@ -14,7 +14,7 @@
 #include "base/options.h"
 #include "base/status.h"
 #include "llama/weights.h" /* bl_base_format */
-#include "text/dataset.h" /* bl_data_format, bl_overlong */
+#include "text/dataset.h" /* bl_data_format, bl_overlong, bl_packing */
 
 /* The commands that share the table; bits. A file may hold the keys of both. */
 typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;

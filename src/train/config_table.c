@@ -49,12 +49,10 @@ const bl_option bl_train_options[] = {
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},
     {KEY(data_format, ENUM), RESULT, .commands = BOTH, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
-     .available = "auto|tokens|text|alpaca|prompt_completion",
      .help = "what a row of the data holds; auto asks the first row"},
     {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate", .default_text = "none",
-     .available = "none",
      .help =
-         "none: a sequence per row; pack: several documents a sequence, kept apart; concatenate: one stream"},
+         "none: a sequence per sample; pack: several samples a sequence, kept apart; concatenate: one stream, cut"},
     {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH, .default_text = "2048",
      .help = "tokens of the longest sequence"},
     {KEY(overlong, ENUM), RESULT, .commands = BOTH, .names = "truncate|skip|error",
@@ -65,10 +63,10 @@ const bl_option bl_train_options[] = {
      .help = "count the loss of prompts too, not of answers alone"},
     {KEY(skip_bad, BOOL), RESULT, .commands = BOTH, .default_text = "false",
      .help = "leave out rows that cannot be read, counting them, instead of stopping at the first"},
-    {KEY(chat_template, STRING), RESULT, .commands = BOTH, .available = "null",
-     .help = "chat template to use instead of the model's own"},
-    {KEY(template_date, STRING), RESULT, .commands = BOTH, .available = "null",
-     .help = "the date that the chat template writes"},
+    {KEY(chat_template, STRING), RESULT, .commands = BOTH,
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the model's own, if it is one of these"},
+    {KEY(template_date, STRING), RESULT, .commands = BOTH,
+     .help = "the date that llama3.1 and llama3.2 write, as 26 Jul 2024, which it is unless given"},
 #undef GROUP
 
 #define GROUP "LoRA"

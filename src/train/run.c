@@ -28,14 +28,13 @@ static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **
     options.train_on_inputs = c->train_on_inputs;
     options.skip_bad = c->skip_bad;
     options.vocab_size = (int32_t)job->host->config.vocab_size;
+    options.chat_template = c->chat_template;
+    options.template_date = c->template_date;
+    options.n_threads = (int)(c->threads * job->n_ranks);
     BL_TRY(bl_dataset_open(&options, job->tokenizer, out));
     bl_dataset_get_stats(*out, &stats);
     bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path, (long long)bl_dataset_count(*out),
                 (long long)stats.n_tokens, (long long)stats.n_label_tokens);
-    if (stats.n_overlong > 0)
-        bl_log_warning("%s: %lld samples are longer than max_seq_length %lld and were %s; %lld tokens are lost", path,
-                       (long long)stats.n_overlong, (long long)c->max_seq_length,
-                       c->overlong == BL_OVERLONG_SKIP ? "left out" : "truncated", (long long)stats.n_tokens_lost);
     return BL_OK;
 }
 
@@ -53,6 +52,28 @@ static bl_status open_tokenizer(bl_job *job)
     if (tokens > job->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
         bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows", (long long)tokens,
                        (long long)job->host->config.vocab_size);
+    return BL_OK;
+}
+
+/* From here on the rows of both data sets are packed ones. A split is made before, of samples. */
+static bl_status pack_data(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    bl_dataset *rows;
+
+    if (job->validation) {
+        BL_TRY(bl_dataset_pack(job->validation, c->packing, c->max_seq_length, 0, job->n_validation_rows, &rows));
+        if (job->validation != job->train) bl_dataset_close(job->validation);
+        job->validation = rows;
+        job->n_validation_rows = bl_dataset_count(rows);
+    }
+    if (job->train) {
+        BL_TRY(bl_dataset_pack(job->train, c->packing, c->max_seq_length, job->first_train_row, job->n_train_rows, &rows));
+        bl_dataset_close(job->train);
+        job->train = rows;
+        job->first_train_row = 0;
+        job->n_train_rows = bl_dataset_count(rows);
+    }
     return BL_OK;
 }
 
@@ -74,7 +95,7 @@ static bl_status open_data(bl_job *job)
         job->first_train_row = job->n_validation_rows;
         job->n_train_rows -= job->n_validation_rows;
     }
-    return BL_OK;
+    return c->packing == BL_PACKING_NONE ? BL_OK : pack_data(job);
 }
 
 static bl_status open_job(bl_job *job)
