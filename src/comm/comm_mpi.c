@@ -34,9 +34,9 @@
 #endif
 
 enum { TAG_CONTROL = 0, LANES_PER_GROUP = 2 };
+enum { LEAVE_S = 5 }; /* how long a thread that hangs in MPI is waited for after an abort */
 
 static const double SPREAD_S = 1.0; /* how long the others' words are waited for */
-static const double LEAVE_S = 5.0;  /* how long a thread that hangs in MPI is waited for after an abort */
 
 typedef struct word {
     int origin; /* the rank that failed */
@@ -46,6 +46,7 @@ typedef struct word {
 struct bl_wire {
     int rank, size, max_tag;
     double deadline_s;
+    bl_wire_report report;
     pthread_t thread;
 
     pthread_mutex_t lock; /* guards what follows */
@@ -338,9 +339,23 @@ static void spread(bl_wire *w)
     }
 }
 
+/* The lowest rank that is known to answer tells the user. */
+static void report(bl_wire *w)
+{
+    bl_error *error = &w->verdict.error;
+    for (int i = 0; i < w->rank; i++)
+        if (w->heard[i]) return;
+    if (w->verdict.origin > 0 && error->status != BL_ESTOPPED && error->status != BL_ERANK) {
+        bl_error_restore(error);
+        bl_error_save(error, bl_error_prefix(error->status, "rank %d", w->verdict.origin));
+    }
+    w->report(error);
+}
+
 static void go_down(bl_wire *w)
 {
     spread(w);
+    report(w);
     take_given(w);
     pthread_mutex_lock(&w->lock);
     w->is_down = true;
@@ -491,7 +506,7 @@ static int start_thread(bl_wire *w)
     return code;
 }
 
-bl_status bl_wire_open(int rank, int n_processes, bl_wire **out)
+bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report_error, bl_wire **out)
 {
     bl_wire *w = calloc(1, sizeof *w);
 
@@ -499,6 +514,7 @@ bl_status bl_wire_open(int rank, int n_processes, bl_wire **out)
     if (!w) return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
     w->rank = rank;
     w->size = n_processes;
+    w->report = report_error;
     w->next_group = 1;
     pthread_mutex_init(&w->lock, NULL);
     init_condition(&w->wake);
@@ -524,33 +540,24 @@ bl_status bl_wire_open(int rank, int n_processes, bl_wire **out)
     return BL_OK;
 }
 
-void bl_wire_close(bl_wire *w, bl_error *verdict, bool *reports)
+bl_status bl_wire_close(bl_wire *w)
 {
     struct timespec limit;
 
     pthread_mutex_lock(&w->lock);
     w->is_closing = true;
     pthread_cond_signal(&w->wake);
-    bl_error first = w->first.error;
+    bl_status first = w->first.error.status;
     pthread_mutex_unlock(&w->lock);
-    *verdict = first;
     clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += (time_t)LEAVE_S;
-    if (first.status == BL_OK)
+    limit.tv_sec += LEAVE_S;
+    if (first == BL_OK)
         pthread_join(w->thread, NULL);
-    else if (pthread_timedjoin_np(w->thread, NULL, &limit) != 0) {
-        *reports = true;
-        return; /* it hangs in MPI and still uses the wire; the process is about to exit */
-    }
-    if (w->is_down) {
-        *verdict = w->verdict.error;
-        if (w->verdict.origin > 0 && verdict->status != BL_ESTOPPED && verdict->status != BL_ERANK)
-            snprintf(verdict->text, sizeof verdict->text, "rank %d: %.*s", w->verdict.origin,
-                     (int)sizeof verdict->text - 32, w->verdict.error.text);
-        *reports = true; /* unless a lower rank knows */
-        for (int i = 0; i < w->rank; i++) *reports &= !w->heard[i];
-    }
+    else if (pthread_timedjoin_np(w->thread, NULL, &limit) != 0)
+        return first; /* it hangs in MPI and still uses the wire; the process is about to exit */
+    bl_status st = w->is_down ? w->verdict.error.status : BL_OK;
     wire_free(w);
+    return st;
 }
 
 int bl_wire_rank(const bl_wire *w)

@@ -59,6 +59,12 @@ void bl_launch_read(bl_launch_info *out)
     }
 }
 
+static void report_error(const bl_error *error)
+{
+    bl_log_error(error->text);
+    bl_log_set_silent(); /* it is the last line */
+}
+
 /* mpirun binds a rank to one core by default, and its worker threads with it. */
 static void warn_if_bound(const bl_launch_info *info)
 {
@@ -81,7 +87,7 @@ bl_status bl_launch_open(bl_launch **out)
     if (!launch) return BL_FAIL(BL_ENOMEM, "the launch of %d processes", info.n_processes);
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a launcher that is killed cannot end us */
     if (info.rank > 0) bl_log_set_silent();
-    bl_status st = bl_wire_open(info.rank, info.n_processes, &launch->wire);
+    bl_status st = bl_wire_open(info.rank, info.n_processes, report_error, &launch->wire);
     if (st != BL_OK) {
         free(launch);
         return st;
@@ -119,7 +125,7 @@ bool bl_launch_should_leave(bl_launch *launch)
     return now_s() - launch->told_s > PATIENCE_S;
 }
 
-/* mpirun sends SIGTERM as soon as one process has failed; there may be a line to print yet. */
+/* mpirun sends SIGTERM as soon as one process has left with a failure; this one has its own way to end. */
 static void block_sigterm(void)
 {
     sigset_t set;
@@ -130,29 +136,25 @@ static void block_sigterm(void)
 
 void bl_launch_leave(bl_launch *launch)
 {
-    bl_status st = bl_launch_close(launch, BL_ECANCELLED);
-    if (bl_error_text()[0]) bl_log_error(bl_error_text());
-    _exit(bl_status_exit_code(st));
+    _exit(bl_status_exit_code(bl_launch_close(launch, BL_ECANCELLED)));
 }
 
 bl_status bl_launch_close(bl_launch *launch, bl_status st)
 {
     const struct timespec head_start = {0, 200 * 1000 * 1000};
-    bl_error own, verdict = {.status = BL_OK};
+    bl_error own;
 
     if (!launch) return st;
     bl_error_save(&own, st);
     block_sigterm();
     if (st != BL_OK && st != BL_ESTOPPED) bl_wire_abort(launch->wire, &own);
-    bool reports = bl_wire_rank(launch->wire) == 0;
-    bl_wire_close(launch->wire, &verdict, &reports);
+    int rank = bl_wire_rank(launch->wire);
+    bl_status verdict = bl_wire_close(launch->wire);
     free(launch);
-    if (verdict.status == BL_OK) {
-        verdict = own; /* an orderly end */
-    } else if (!reports) {
-        nanosleep(&head_start,
-                  NULL); /* the first to leave brings mpirun's SIGTERM and SIGKILL upon the others */
+    if (verdict != BL_OK) { /* it has been reported */
+        own = (bl_error){.status = verdict};
+        if (rank > 0) nanosleep(&head_start, NULL);
     }
-    if (!reports) verdict.text[0] = '\0';
-    return bl_error_restore(&verdict);
+    if (rank > 0) own.text[0] = '\0';
+    return bl_error_restore(&own);
 }

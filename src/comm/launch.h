@@ -42,13 +42,13 @@ bl_status bl_launch_create_comm(bl_launch *launch, double deadline_s, bl_comm **
  * it should leave without waiting for them. */
 bool bl_launch_should_leave(bl_launch *launch);
 
-/* Prints the job's error if it is this process that should, and ends the process with the job's exit code:
- * what a main thread does while its ranks still run. No file minds. */
+/* Ends the process with the job's exit code: what a main thread does while its ranks still run. No file
+ * minds. */
 _Noreturn void bl_launch_leave(bl_launch *launch);
 
 /* Ends the job: waits until all processes have come here with BL_OK or BL_ESTOPPED, or one has failed. Frees
- * `launch`. Returns the job's status; this thread's error text is empty when another process reports it.
- * NULL: returns st. */
+ * `launch`. Returns the job's status; this thread's error text is empty when the user has been told, by this
+ * process or another. NULL: returns st. */
 bl_status bl_launch_close(bl_launch *launch, bl_status st);
 
 #endif

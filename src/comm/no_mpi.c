@@ -2,9 +2,9 @@
 /* A build without MPI: one host. */
 #include "comm/wire.h"
 
-bl_status bl_wire_open(int rank, int n_processes, bl_wire **out)
+bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report, bl_wire **out)
 {
-    (void)rank;
+    (void)rank, (void)report;
     *out = NULL;
     return BL_FAIL(BL_EUSAGE,
                    "this build has no MPI and serves one host, but %d processes were started: start it by "
@@ -14,9 +14,10 @@ bl_status bl_wire_open(int rank, int n_processes, bl_wire **out)
 
 /* Nobody has a wire to pass to the others. */
 
-void bl_wire_close(bl_wire *wire, bl_error *verdict, bool *reports)
+bl_status bl_wire_close(bl_wire *wire)
 {
-    (void)wire, (void)verdict, (void)reports;
+    (void)wire;
+    return BL_OK;
 }
 
 int bl_wire_rank(const bl_wire *wire)

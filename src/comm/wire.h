@@ -24,12 +24,16 @@ typedef struct bl_transfer {
     size_t n_bytes;
 } bl_transfer;
 
-/* Starts MPI. BL_EUSAGE when it does not see n_processes. */
-bl_status bl_wire_open(int rank, int n_processes, bl_wire **out);
+/* Prints a job's error. Called on the wire's thread, which has time for it when others have not, and in one
+ * process of the job: the lowest of those that still answer. */
+typedef void (*bl_wire_report)(const bl_error *error);
 
-/* Ends MPI and frees the wire. Without an abort: waits for all processes and returns BL_OK. After one: the
- * error that all processes agree on, and whether it is this one that should report it. */
-void bl_wire_close(bl_wire *wire, bl_error *verdict, bool *reports);
+/* Starts MPI. BL_EUSAGE when it does not see n_processes. */
+bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report, bl_wire **out);
+
+/* Ends MPI and frees the wire. Without an abort: waits for all processes and returns BL_OK. After one:
+ * returns the status that all processes agree on; its text has been reported. */
+bl_status bl_wire_close(bl_wire *wire);
 
 int bl_wire_rank(const bl_wire *wire);
 int bl_wire_size(const bl_wire *wire);

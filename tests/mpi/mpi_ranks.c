@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/sizes.h"
 #include "comm/launch.h"
 #include "comm_cases.h"
@@ -130,6 +131,6 @@ int main(int argc, char **argv)
         st = BL_FAIL(BL_EUSAGE, "run it as: mpirun -n N mpi_ranks CASE");
     else if (st == BL_OK)
         st = bl_launch_close(launch, run_case(launch, argv[1]));
-    if (st != BL_OK && bl_error_text()[0]) fprintf(stderr, "error: %s\n", bl_error_text());
+    if (st != BL_OK && bl_error_text()[0]) bl_log_error(bl_error_text());
     return bl_status_exit_code(st);
 }
