@@ -38,6 +38,9 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
     bl_status st = BL_OK;
 
     *out = NULL;
+    if (capacity > weights->host->n_positions)
+        return BL_FAIL(BL_EUSAGE, "a cache of %lld tokens over a model opened for %lld positions", (long long)capacity,
+                       (long long)weights->host->n_positions);
     bl_generator *g = calloc(1, sizeof *g);
     if (!g) return BL_FAIL(BL_ENOMEM, "a generator");
     *g = (bl_generator){.device = device, .stream = stream, .weights = weights, .base = base, .lora = lora,
@@ -60,6 +63,7 @@ done:
 void bl_generator_destroy(bl_generator *g)
 {
     if (!g) return;
+    (void)bl_stream_synchronize(g->stream); /* after a failed extend tasks may still use the memory */
     bl_device_free(g->device, BL_SPACE_DEVICE, g->caches);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
     free(g);
@@ -105,9 +109,14 @@ static bl_status last_logits(bl_generator *g)
 
 bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, const float **logits)
 {
+    int64_t vocab = g->weights->host->config.vocab_size;
+
     if (n < 1 || g->n_past + n > g->capacity)
         return BL_FAIL(BL_EUSAGE, "%lld tokens after %lld do not fit a cache of %lld", (long long)n, (long long)g->n_past,
                        (long long)g->capacity);
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= vocab)
+            return BL_FAIL(BL_EINPUT, "token %d is not in a vocabulary of %lld", ids[i], (long long)vocab);
     for (int64_t done = 0; done < n; done += g->batch.T) {
         g->batch.T = bl_min_i64(CHUNK, n - done);
         for (int64_t i = 0; i < g->batch.T; i++) g->ids[i] = ids[done + i];
