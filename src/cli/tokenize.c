@@ -1,40 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast tokenize: JSON lines with a text in, JSON lines with its token ids out. */
+/* ballast tokenize: JSON lines with a text in, JSON lines with its token ids out; or a data set, as a
+ * training run sees it. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "cli/tokenize_data.h"
 #include "text/tokenizer.h"
 
 typedef struct tokenize_options {
     char *tokenizer;
     bool add_special_tokens, parse_special_tokens;
+    char *data, *chat_template, *template_date;
+    bl_data_format data_format;
+    bl_packing packing;
+    int64_t max_seq_length;
+    bl_overlong overlong;
+    bool train_on_inputs, skip_bad, json;
+    int64_t rows;
 } tokenize_options;
 
+#define STREAM "A stream of texts"
+#define DATA   "A data set"
+#define KEY(name, kind)                                                                                      \
+    .key = #name, .offset = offsetof(tokenize_options, name), .type = BL_OPTION_##kind, .commands = BL_CLI_ANY
+
 static const bl_option table[] = {
-    {.key = "tokenizer",
-     .group = "Options",
-     .type = BL_OPTION_PATH,
-     .offset = offsetof(tokenize_options, tokenizer),
-     .commands = BL_CLI_ANY,
-     .required_by = BL_CLI_ANY,
+    {KEY(tokenizer, PATH), .group = "Options", .required_by = BL_CLI_ANY,
      .help = "a tokenizer.json, or a folder that holds one"},
-    {.key = "add_special_tokens",
-     .group = "Options",
-     .type = BL_OPTION_BOOL,
-     .offset = offsetof(tokenize_options, add_special_tokens),
-     .commands = BL_CLI_ANY,
-     .default_text = "true",
+    {KEY(add_special_tokens, BOOL), .group = STREAM, .default_text = "true",
      .help = "put the model's special tokens (its BOS) around each text"},
-    {.key = "parse_special_tokens",
-     .group = "Options",
-     .type = BL_OPTION_BOOL,
-     .offset = offsetof(tokenize_options, parse_special_tokens),
-     .commands = BL_CLI_ANY,
-     .default_text = "false",
+    {KEY(parse_special_tokens, BOOL), .group = STREAM, .default_text = "false",
      .help = "a special token spelled out in a text becomes that token; otherwise it is plain text"},
+    {KEY(data, PATH), .group = DATA,
+     .help = "training data, JSON or JSON lines, to show instead of reading stdin"},
+    {KEY(data_format, ENUM), .group = DATA, .default_text = "auto",
+     .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
+     .help = "what a row of the data holds; auto asks the first row"},
+    {KEY(chat_template, STRING), .group = DATA,
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if it is one of these"},
+    {KEY(template_date, STRING), .group = DATA, .help = "the date that llama3.1 and llama3.2 write"},
+    {KEY(packing, ENUM), .group = DATA, .names = "none|pack|concatenate", .default_text = "none",
+     .help = "how samples become sequences"},
+    {KEY(max_seq_length, INT), .group = DATA, .min = 0, .max = 1048576, .default_text = "0",
+     .help = "tokens of the longest sequence; 0: no limit"},
+    {KEY(overlong, ENUM), .group = DATA, .names = "truncate|skip|error", .default_text = "truncate",
+     .help = "what happens to a sample longer than max_seq_length"},
+    {KEY(train_on_inputs, BOOL), .group = DATA, .default_text = "false",
+     .help = "count the loss of prompts too"},
+    {KEY(skip_bad, BOOL), .group = DATA, .default_text = "false",
+     .help = "leave out rows that cannot be read"},
+    {KEY(rows, INT), .group = DATA, .min = 1, .max = 9007199254740992.0, .has_auto = true,
+     .default_text = "auto", .help = "rows to show; auto: 3, with --json all"},
+    {KEY(json, BOOL), .group = DATA, .default_text = "false",
+     .help =
+         "JSON lines of input_ids, labels, document_ids and weights, which data_format tokens reads back"},
 };
 
 static void print_options(FILE *out, bool as_markdown)
@@ -88,6 +110,34 @@ static bl_status tokenize_stream(const bl_tokenizer *tokenizer, unsigned flags)
     return st;
 }
 
+/* Options of one use are not ignored in the other. */
+static bl_status check_group(const bl_options *options, const tokenize_options *values)
+{
+    for (size_t i = 0; i < BL_COUNT(table); i++) {
+        bool is_data = !strcmp(table[i].group, DATA), is_stream = !strcmp(table[i].group, STREAM);
+        if (!(values->data ? is_stream : is_data) ||
+            bl_options_origin(options, table[i].key) == BL_FROM_DEFAULT)
+            continue;
+        return BL_FAIL(BL_EUSAGE, "--%s: %s --data", table[i].key, values->data ? "not with" : "only with");
+    }
+    return BL_OK;
+}
+
+static bl_status show_data(const bl_tokenizer *tokenizer, const tokenize_options *values)
+{
+    bl_dataset_options options = bl_dataset_default_options(values->data);
+    int64_t n_rows = values->rows != BL_OPTION_AUTO ? values->rows : values->json ? -1 : 3;
+
+    options.format = values->data_format;
+    options.max_seq_length = values->max_seq_length;
+    options.overlong = values->overlong;
+    options.train_on_inputs = values->train_on_inputs;
+    options.skip_bad = values->skip_bad;
+    options.chat_template = values->chat_template;
+    options.template_date = values->template_date;
+    return bl_cli_show_data(tokenizer, &options, values->packing, n_rows, values->json);
+}
+
 static bl_status run(int argc, char *const *argv)
 {
     bl_status st;
@@ -104,7 +154,12 @@ static bl_status run(int argc, char *const *argv)
     BL_TRY_GOTO(st, done, bl_options_init(&options));
     BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, 0, NULL, &n_words));
     BL_TRY_GOTO(st, done, bl_options_check_required(&options));
+    BL_TRY_GOTO(st, done, check_group(&options, &values));
     BL_TRY_GOTO(st, done, bl_tokenizer_load(values.tokenizer, &tokenizer));
+    if (values.data) {
+        st = show_data(tokenizer, &values);
+        goto done;
+    }
     unsigned flags = (values.add_special_tokens ? BL_ADD_SPECIAL : 0u) |
                      (values.parse_special_tokens ? BL_PARSE_SPECIAL : 0u);
     st = tokenize_stream(tokenizer, flags);
@@ -116,11 +171,15 @@ done:
 
 const bl_command bl_command_tokenize = {
     .name = "tokenize",
-    .arguments = "--tokenizer DIR|FILE [--add_special_tokens true|false]",
-    .summary = "turn text into token ids",
-    .details = "Reads JSON lines {\"text\": \"...\"} from stdin and writes JSON lines {\"input_ids\": [...]} "
+    .arguments = "--tokenizer DIR|FILE [--data FILE] [--key value ...]",
+    .summary = "turn text into token ids, or show what a data set trains",
+    .details = "Without --data, reads JSON lines {\"text\": \"...\"} from stdin and writes JSON lines "
+               "{\"input_ids\": [...]} "
                "to stdout,\n"
-               "one for one. A line that cannot be read ends it with exit code 3 and the line's number.\n",
+               "one for one. A line that cannot be read ends it with exit code 3 and the line's number.\n"
+               "With --data, shows the rows of a data set as `ballast train` sees them, each token beside "
+               "its label: what is\n"
+               "learned is marked (*), on a terminal in colour.\n",
     .print_options = print_options,
     .run = run,
 };
