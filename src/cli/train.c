@@ -15,11 +15,14 @@ static void print_train_options(FILE *out, bool as_markdown)
 
 static bl_status run_train(int argc, char *const *argv)
 {
-    bl_train_config *config;
-    BL_TRY(bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config));
-    bl_status st = bl_train_run(config);
+    bl_train_config *config = NULL;
+    bl_launch *launch;
+
+    BL_TRY(bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
+    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
+    if (st == BL_OK) st = bl_train_run(config, launch);
     bl_train_config_free(config);
-    return st;
+    return bl_launch_close(launch, st);
 }
 
 const bl_command bl_command_train = {
@@ -44,13 +47,17 @@ static void print_eval_options(FILE *out, bool as_markdown)
 
 static bl_status run_eval(int argc, char *const *argv)
 {
-    bl_train_config *config;
+    bl_train_config *config = NULL;
+    bl_launch *launch;
     bl_eval_result result;
 
-    BL_TRY(bl_train_config_load(BL_CONFIG_EVAL, NULL, argc, argv, &config));
-    bl_status st = bl_eval_run(config, &result);
+    BL_TRY(bl_launch_open(&launch));
+    bool prints = bl_launch_rank(launch) == 0;
+    bl_status st = bl_train_config_load(BL_CONFIG_EVAL, NULL, argc, argv, &config);
+    if (st == BL_OK) st = bl_eval_run(config, launch, &result);
     bl_train_config_free(config);
-    if (st != BL_OK) return st;
+    st = bl_launch_close(launch, st);
+    if (st != BL_OK || !prints) return st;
     printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld}\n", result.loss,
            exp(result.loss), (long long)result.label_tokens, (long long)result.rows);
     return BL_OK;

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/sizes.h"
+#include "comm/launch.h"
 #include "train/config_table.h"
 
 /* Options write enums as int. */
@@ -35,8 +36,11 @@ static void resolve(bl_config_command command, bl_train_config *config)
 {
     config->device = BL_CONFIG_DEVICE_CPU;
     config->compute_dtype = BL_COMPUTE_FP32;
-    if (config->ranks == BL_OPTION_AUTO) config->ranks = 1;
-    if (config->threads == BL_OPTION_AUTO) config->threads = bl_max_i64(1, usable_cores() / config->ranks);
+    bl_launch_info launch;
+    bl_launch_read(&launch);
+    if (config->ranks == BL_OPTION_AUTO) config->ranks = launch.n_processes;
+    int64_t n_local = launch.n_processes > 1 ? launch.n_local : config->ranks;
+    if (config->threads == BL_OPTION_AUTO) config->threads = bl_max_i64(1, usable_cores() / n_local);
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
     if (config->offload_ratio == BL_OPTION_AUTO) config->offload_ratio = 0;
     if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "comm/comm.h"
+#include "comm/launch.h"
 #include "linear/base.h"
 #include "llama/pass.h"
 #include "store/checkpoint.h"
@@ -29,8 +29,10 @@ typedef struct bl_job {
     bl_lora_layout lora;
     char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;
-    int n_ranks;
-    bl_rank *ranks;
+    bl_launch *launch; /* NULL: all ranks are this process's */
+    bl_comm *world;    /* of the one rank of this process, until that rank has it; NULL without launch */
+    int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
+    bl_rank *ranks;                  /* [n_here] */
 
     int64_t total_steps, start_step, metrics_keep_bytes;
     int64_t start_evaluated_step; /* the newest evaluation in the part of the log that is kept; -1: none */
@@ -69,6 +71,7 @@ struct bl_rank {
     bl_batches *batches[2]; /* the step under way and the next one */
     bl_batches *evaluation; /* one micro-batch; NULL without validation data */
     int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
+    bl_checkpoint_file *files; /* [n_ranks], device memory: what the ranks have written into a checkpoint */
     int64_t steps_done;     /* optimizer steps in `state` */
     int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step; /* of the newest evaluation; -1: none */
@@ -97,6 +100,13 @@ bl_status bl_rank_save(bl_rank *rank, int64_t step);
 /* The same by one thread for all ranks, after their threads have ended, without communication. */
 bl_status bl_job_save_all(bl_job *job, int64_t step);
 bl_status bl_rank_load(bl_rank *rank);
+
+/* processes.c: what a job of several processes, with a rank each, agrees on before its ranks start. Collective over the processes. */
+
+/* Whether all see the same output_dir (a shared file system), model, data and configuration. */
+bl_status bl_job_check_processes(bl_job *job);
+/* Gives the other processes what rank 0's has chosen: resume_dir, start_step and what goes with them. */
+bl_status bl_job_share_start(bl_job *job);
 
 /* adapter_io.c: job->lora and init_adapter, by the configuration or by the adapter that it starts from. */
 bl_status bl_job_choose_lora(bl_job *job);

@@ -47,7 +47,7 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
         .other = OTHER_BYTES,
     };
     bl_base_layout_free(&layout);
-    out->total = (out->frozen + out->ring + out->adapter + out->activations + out->batches + out->scratch) * job->n_ranks +
+    out->total = (out->frozen + out->ring + out->adapter + out->activations + out->batches + out->scratch) * job->n_here +
                  out->embedding + out->other;
     return BL_OK;
 }

@@ -96,6 +96,7 @@ bl_status bl_rank_setup(bl_rank *r)
     for (int i = 0; i < 2 && !job->evaluate_only; i++)
         BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max, &r->batches[i]));
     if (job->validation) BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
+    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)job->n_ranks * sizeof *r->files, "checkpoint files", (void **)&r->files));
     return bl_device_alloc(r->device, BL_SPACE_DEVICE, 4 * sizeof(int64_t), "counters", (void **)&r->counts);
 }
 
@@ -106,6 +107,7 @@ void bl_rank_free(bl_rank *r)
     for (int i = 0; i < 2; i++) bl_batches_destroy(r->batches[i]);
     bl_batches_destroy(r->evaluation);
     if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->counts);
+    if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->files);
     bl_llama_pass_destroy(r->pass);
     bl_adapter_state_destroy(r->state);
     bl_base_destroy(r->base);

@@ -78,16 +78,18 @@ static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
                      job->base_result.loss, "validation_loss", job->final_result.loss);
 }
 
-static bl_status write_rank(bl_checkpoint *checkpoint, const bl_adapter_state *s, int rank, int n_ranks)
+/* Writes a rank's file into the folder of the checkpoint of `step`, and says what is in it. */
+static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_state *s, int rank, bl_checkpoint_file *out)
 {
-    char name[NAME_BYTES], *path = NULL;
+    char name[NAME_BYTES], *folder = NULL, *path = NULL;
     bl_tensor_spec specs[N_ARRAYS];
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
 
-    rank_file_name(rank, n_ranks, name);
+    rank_file_name(rank, job->n_ranks, name);
     for (int i = 0; i < N_ARRAYS; i++) specs[i] = (bl_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
-    BL_TRY(bl_path_join(bl_checkpoint_path(checkpoint), name, &path));
+    BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(job->checkpoint_dir, step, &folder));
+    BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
     for (int i = 0; i < N_ARRAYS; i++)
         BL_TRY_GOTO(st, done,
@@ -95,10 +97,11 @@ static bl_status write_rank(bl_checkpoint *checkpoint, const bl_adapter_state *s
                                                  (size_t)(s->n_layers * s->chunk) * sizeof(float)));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
-    if (st == BL_OK) st = bl_checkpoint_add_file(checkpoint, name);
+    if (st == BL_OK) st = bl_checkpoint_describe_file(path, out);
 done:
     bl_safetensors_writer_abort(writer);
     free(path);
+    free(folder);
     return st;
 }
 
@@ -120,9 +123,15 @@ static bl_status begin_save(bl_job *job, int64_t step)
     return st;
 }
 
-static bl_status commit_save(bl_job *job, int64_t step)
+/* files[n_ranks]: what write_rank said on each rank. */
+static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file *files)
 {
     int64_t metrics_bytes;
+    for (int i = 0; i < job->n_ranks; i++) {
+        char name[NAME_BYTES];
+        rank_file_name(i, job->n_ranks, name);
+        BL_TRY(bl_checkpoint_add_described(job->saving, name, &files[i]));
+    }
     BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
     json_t *state = describe(job, step, metrics_bytes);
     if (!state) return BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
@@ -146,9 +155,10 @@ bl_status bl_rank_save(bl_rank *r, int64_t step)
     BL_TRY(bl_stream_synchronize(r->compute));
     if (r->index == 0) BL_TRY(begin_save(job, step));
     BL_TRY(meet(r));
-    BL_TRY(write_rank(job->saving, r->state, r->index, job->n_ranks));
-    BL_TRY(meet(r));
-    if (r->index == 0) BL_TRY(commit_save(job, step));
+    BL_TRY(write_rank(job, step, r->state, r->index, &r->files[r->index]));
+    BL_TRY(bl_comm_all_gather(r->world, r->communication, &r->files[r->index], r->files, sizeof *r->files));
+    BL_TRY(bl_stream_synchronize(r->communication));
+    if (r->index == 0) BL_TRY(commit_save(job, step, r->files));
     r->saved_step = step;
     return meet(r);
 }
@@ -156,8 +166,9 @@ bl_status bl_rank_save(bl_rank *r, int64_t step)
 bl_status bl_job_save_all(bl_job *job, int64_t step)
 {
     BL_TRY(begin_save(job, step));
-    for (int i = 0; i < job->n_ranks; i++) BL_TRY(write_rank(job->saving, job->ranks[i].state, i, job->n_ranks));
-    return commit_save(job, step);
+    bl_checkpoint_file *files = job->ranks[0].files;
+    for (int i = 0; i < job->n_ranks; i++) BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
+    return commit_save(job, step, files);
 }
 
 /* ---- loading ---- */
@@ -346,17 +357,25 @@ static bl_status choose_start(bl_job *job)
     return start_over(job);
 }
 
-bl_status bl_job_prepare_resume(bl_job *job)
+/* The part of the process that rank 0 belongs to: others neither look into output_dir nor change it. */
+static bl_status prepare_folder(bl_job *job)
 {
     int64_t free_bytes;
 
-    job->start_evaluated_step = -1;
-    BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
-    BL_TRY(take_fingerprint(job->host, &job->model_fingerprint));
     BL_TRY(bl_checkpoint_clean(job->checkpoint_dir));
     BL_TRY(choose_start(job));
     BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
     if (free_bytes >= checkpoint_bytes(job)) return BL_OK;
     return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld", job->config->output_dir,
                    (long long)checkpoint_bytes(job), (long long)free_bytes);
+}
+
+bl_status bl_job_prepare_resume(bl_job *job)
+{
+    job->start_evaluated_step = -1;
+    BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
+    BL_TRY(take_fingerprint(job->host, &job->model_fingerprint));
+    if (job->launch) BL_TRY(bl_job_check_processes(job));
+    if (job->first_here == 0) BL_TRY(prepare_folder(job));
+    return job->launch ? bl_job_share_start(job) : BL_OK;
 }

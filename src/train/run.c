@@ -98,11 +98,26 @@ static bl_status open_data(bl_job *job)
     return c->packing == BL_PACKING_NONE ? BL_OK : pack_data(job);
 }
 
+/* Which ranks there are, and which of them are this process's. */
+static bl_status place_ranks(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    int n_processes = bl_launch_size(job->launch);
+
+    job->n_ranks = job->n_here = (int)c->ranks;
+    if (!job->launch) return BL_OK;
+    if (c->ranks != n_processes)
+        return BL_FAIL(BL_EUSAGE, "ranks: %lld, but %d processes were started, and each is a rank: leave the key out",
+                       (long long)c->ranks, n_processes);
+    job->n_here = 1;
+    job->first_here = bl_launch_rank(job->launch);
+    return bl_launch_create_comm(job->launch, c->step_deadline_s, &job->world);
+}
+
 static bl_status open_job(bl_job *job)
 {
     const bl_train_config *c = job->config;
 
-    job->n_ranks = (int)c->ranks;
     BL_TRY(bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
     if (c->max_seq_length > job->host->config.max_position_embeddings)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions", (long long)c->max_seq_length,
@@ -114,6 +129,7 @@ static bl_status open_job(bl_job *job)
 
 static void close_job(bl_job *job)
 {
+    bl_comm_destroy(job->world);
     bl_metrics_close(job->metrics);
     bl_checkpoint_abort(job->saving);
     if (job->validation != job->train) bl_dataset_close(job->validation);
@@ -140,10 +156,8 @@ static void *rank_main(void *argument)
     } else if (r->status == BL_OK) {
         r->status = bl_rank_train(r);
     }
-    if (r->status != BL_OK) {
-        bl_error_save(&r->error, r->status);
-        bl_comm_abort(r->world, &r->error);
-    }
+    if (r->status != BL_OK) bl_error_save(&r->error, r->status);
+    if (r->status != BL_OK && r->status != BL_ESTOPPED) bl_comm_abort(r->world, &r->error); /* to stop is agreed on */
     atomic_fetch_sub(&job->n_running, 1);
     return NULL;
 }
@@ -151,7 +165,8 @@ static void *rank_main(void *argument)
 /* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once. */
 static void abandon(bl_job *job)
 {
-    bl_error error = {BL_ESTOPPED, "stopped inside a step"};
+    bl_error error = {.status = BL_ESTOPPED};
+    snprintf(error.text, sizeof error.text, "stopped inside a step; the newest checkpoint in %s stands", job->checkpoint_dir);
     atomic_store(&job->abandon, 1);
     bl_comm_abort(job->ranks[0].world, &error);
 }
@@ -189,6 +204,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
     int64_t peak = 0;
 
     while (atomic_load(&job->n_running) > 0) {
+        if (bl_launch_should_leave(job->launch)) bl_launch_leave(job->launch);
         int signal_number = sigtimedwait(signals, NULL, &tick);
         peak = bl_max_i64(peak, bl_process_anonymous_bytes());
         if (signal_number > 0) {
@@ -203,24 +219,32 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
     return peak;
 }
 
+static bl_status create_comms(bl_job *job, bl_comm **comms)
+{
+    if (!job->launch) return bl_comm_create_local(job->n_ranks, job->config->step_deadline_s, comms);
+    comms[0] = job->world;
+    job->world = NULL;
+    return BL_OK;
+}
+
 static bl_status start_ranks(bl_job *job)
 {
-    bl_comm **comms = calloc((size_t)job->n_ranks, sizeof *comms);
-    job->ranks = calloc((size_t)job->n_ranks, sizeof *job->ranks);
-    bl_status st = comms && job->ranks ? BL_OK : BL_FAIL(BL_ENOMEM, "%d ranks", job->n_ranks);
+    bl_comm **comms = calloc((size_t)job->n_here, sizeof *comms);
+    job->ranks = calloc((size_t)job->n_here, sizeof *job->ranks);
+    bl_status st = comms && job->ranks ? BL_OK : BL_FAIL(BL_ENOMEM, "%d ranks", job->n_here);
 
-    if (st == BL_OK) st = bl_comm_create_local(job->n_ranks, job->config->step_deadline_s, comms);
-    for (int i = 0; st == BL_OK && i < job->n_ranks; i++) {
+    if (st == BL_OK) st = create_comms(job, comms);
+    for (int i = 0; st == BL_OK && i < job->n_here; i++) {
         job->ranks[i].job = job;
-        job->ranks[i].index = i;
+        job->ranks[i].index = job->first_here + i;
         job->ranks[i].world = comms[i];
     }
-    for (int i = 0; st == BL_OK && i < job->n_ranks; i++) {
+    for (int i = 0; st == BL_OK && i < job->n_here; i++) {
         atomic_fetch_add(&job->n_running, 1);
         job->ranks[i].started = pthread_create(&job->ranks[i].thread, NULL, rank_main, &job->ranks[i]) == 0;
         if (job->ranks[i].started) continue;
         atomic_fetch_sub(&job->n_running, 1);
-        st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", i);
+        st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", job->first_here + i);
         bl_error error;
         bl_error_save(&error, st);
         bl_comm_abort(comms[0], &error);
@@ -239,18 +263,20 @@ static int failure_weight(const bl_rank *r)
 static bl_status first_failure(const bl_job *job)
 {
     const bl_rank *best = &job->ranks[0];
-    for (int i = 1; i < job->n_ranks; i++)
+    for (int i = 1; i < job->n_here; i++)
         if (failure_weight(&job->ranks[i]) > failure_weight(best)) best = &job->ranks[i];
     if (best->status == BL_OK) return BL_OK;
     bl_status st = bl_error_restore(&best->error);
-    if (job->n_ranks > 1 && st != BL_ESTOPPED && st != BL_EINPUT) bl_error_prefix(st, "rank %d", best->index);
+    if (job->n_here > 1 && st != BL_ESTOPPED && st != BL_EINPUT) bl_error_prefix(st, "rank %d", best->index);
     return st;
 }
 
-/* After the grace was over: the state of the last completed step, if all ranks agree which one that is. */
+/* After the grace was over: the state of the last completed step, if all ranks agree which one that is. Processes cannot agree on
+ * anything any more: their communicator went with the step. */
 static bl_status save_abandoned(bl_job *job)
 {
     int64_t step = job->ranks[0].steps_done;
+    if (job->launch) return BL_FAIL(BL_ESTOPPED, "stopped inside a step; the newest checkpoint in %s stands", job->checkpoint_dir);
     for (int i = 0; i < job->n_ranks; i++) {
         const bl_rank *r = &job->ranks[i];
         if (!r->state || !r->pass || r->steps_done != step)
@@ -274,13 +300,13 @@ static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = start_ranks(job);
     *peak_bytes = job->ranks ? watch(job, &signals) : 0;
-    for (int i = 0; job->ranks && i < job->n_ranks; i++)
+    for (int i = 0; job->ranks && i < job->n_here; i++)
         if (job->ranks[i].started) pthread_join(job->ranks[i].thread, NULL);
     if (st == BL_OK) st = first_failure(job);
     if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED)) st = save_abandoned(job);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
-    for (int i = 0; job->ranks && i < job->n_ranks; i++) bl_rank_free(&job->ranks[i]);
+    for (int i = 0; job->ranks && i < job->n_here; i++) bl_rank_free(&job->ranks[i]);
     free(job->ranks);
     job->ranks = NULL;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -311,6 +337,7 @@ static bl_status prepare_output(bl_job *job)
 
     BL_TRY(bl_job_prepare_resume(job));
     job->total_steps = bl_train_total_steps(c, job->n_train_rows);
+    if (job->first_here > 0) return BL_OK;
     BL_TRY(bl_path_join(c->output_dir, "config.resolved.yaml", &path));
     st = bl_train_config_write_resolved(c, path);
     free(path);
@@ -334,22 +361,30 @@ static bl_status train_locked(bl_job *job)
     bl_status st = run_ranks(job, &peak_bytes);
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB", (double)peak_bytes / (1 << 20),
                 (double)memory.total / (1 << 20));
-    if (st != BL_OK) return st;
+    if (st != BL_OK || job->first_here > 0) return st;
     BL_TRY(bl_job_write_readme(job, job->config->output_dir));
     bl_log_info("adapter written to %s", job->config->output_dir);
     return BL_OK;
 }
 
-bl_status bl_train_run(const bl_train_config *config)
+/* output_dir is the business of rank 0's process, which holds its lock for all. */
+static bl_status take_output_dir(const bl_job *job, bl_dir_lock **lock)
 {
-    bl_job job = {.config = config};
+    if (job->first_here > 0) return BL_OK;
+    BL_TRY(bl_dir_create(job->config->output_dir));
+    return bl_dir_lock_acquire(job->config->output_dir, lock);
+}
+
+bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
+{
+    bl_job job = {.config = config, .launch = launch};
     bl_dir_lock *lock = NULL;
     struct sigaction handlers[BL_COUNT(stop_signals)];
 
-    BL_TRY(bl_dir_create(config->output_dir));
-    BL_TRY(bl_dir_lock_acquire(config->output_dir, &lock));
     set_handlers(handlers);
-    bl_status st = train_locked(&job);
+    bl_status st = place_ranks(&job);
+    if (st == BL_OK) st = take_output_dir(&job, &lock);
+    if (st == BL_OK) st = train_locked(&job);
     bl_error error;
     bl_error_save(&error, st);
     close_job(&job);
@@ -358,12 +393,13 @@ bl_status bl_train_run(const bl_train_config *config)
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
-bl_status bl_eval_run(const bl_train_config *config, bl_eval_result *out)
+bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_result *out)
 {
-    bl_job job = {.config = config, .evaluate_only = true};
+    bl_job job = {.config = config, .launch = launch, .evaluate_only = true};
     int64_t peak_bytes;
 
-    bl_status st = open_job(&job);
+    bl_status st = place_ranks(&job);
+    if (st == BL_OK) st = open_job(&job);
     if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     if (st == BL_OK) st = run_ranks(&job, &peak_bytes);
     *out = job.final_result;

@@ -3,19 +3,24 @@
 #ifndef BALLAST_TRAIN_TRAIN_H
 #define BALLAST_TRAIN_TRAIN_H
 
+#include "comm/launch.h"
 #include "train/config.h"
 
 /* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank and takes SIGTERM, SIGINT
  * and SIGUSR1 over until it returns: while the ranks run they lead to BL_ESTOPPED after saving a checkpoint; before and after, and
- * the second time, the process exits at once with the code of BL_ESTOPPED. Other errors: as docs/reliability.md lists them. */
-bl_status bl_train_run(const bl_train_config *config);
+ * the second time, the process exits at once with the code of BL_ESTOPPED. Other errors: as docs/reliability.md lists them.
+ *
+ * launch: the processes of the job, each of which calls this and is one rank; rank 0's writes output_dir, the others their shards of
+ * checkpoints. NULL: all ranks are threads of this process. */
+bl_status bl_train_run(const bl_train_config *config, bl_launch *launch);
 
 typedef struct bl_eval_result {
     double loss; /* mean of -log p over the labels */
     int64_t label_tokens, rows;
 } bl_eval_result;
 
-/* The loss of config->model_name_or_path, with config->init_adapter if given, on config->validation_file. */
-bl_status bl_eval_run(const bl_train_config *config, bl_eval_result *out);
+/* The loss of config->model_name_or_path, with config->init_adapter if given, on config->validation_file. *out is set in the
+ * process of rank 0. */
+bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_result *out);
 
 #endif

@@ -128,7 +128,7 @@ bl_status golden_train(const golden_args *args)
 {
     bl_train_config *config = NULL;
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, args->n, args->text, &config);
-    if (st == BL_OK) st = bl_train_run(config);
+    if (st == BL_OK) st = bl_train_run(config, NULL);
     bl_train_config_free(config);
     if (st != BL_OK) printf("train: %s\n", bl_error_text());
     return st;

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* processes.c -- what the processes of a job agree on before their ranks start: that they see the same folder, model, data and
+ * configuration, and where rank 0's has found the run. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "train/job.h"
+
+static const char PROBE_NAME[] = ".ballast.probe";
+
+/* Collectives of a process's main thread. */
+typedef struct talk {
+    bl_comm *world; /* borrowed */
+    bl_device *device;
+    bl_stream *stream;
+} talk;
+
+static void talk_close(talk *t)
+{
+    bl_stream_destroy(t->stream);
+    bl_device_destroy(t->device);
+}
+
+static bl_status talk_open(const bl_job *job, talk *t)
+{
+    *t = (talk){.world = job->world};
+    BL_TRY(bl_device_create_cpu(1, &t->device));
+    bl_status st = bl_stream_create(t->device, "agree", &t->stream);
+    if (st != BL_OK) talk_close(t);
+    return st;
+}
+
+static bl_status broadcast(const talk *t, void *bytes, size_t n_bytes)
+{
+    BL_TRY(bl_comm_broadcast(t->world, t->stream, bytes, n_bytes, 0));
+    return bl_stream_synchronize(t->stream);
+}
+
+/* ---- the same folder, model, data and configuration ---- */
+
+typedef struct view {
+    uint64_t folder, model, train, validation, config;
+} view;
+
+static bl_status read_probe(const char *path, uint64_t *token)
+{
+    enum { MAX_BYTES = 64 };
+    void *bytes;
+    size_t n_bytes;
+
+    BL_TRY(bl_file_read_all(path, MAX_BYTES, &bytes, &n_bytes));
+    *token = strtoull(bytes, NULL, 16);
+    free(bytes);
+    return BL_OK;
+}
+
+/* What this process finds in output_dir where rank 0's has put `token`. A network file system may show it late. */
+static uint64_t find_token(const char *path, uint64_t token)
+{
+    enum { TRIES = 50 };
+    const struct timespec pause = {0, 100 * 1000 * 1000};
+    uint64_t found = ~token;
+
+    for (int i = 0; i < TRIES; i++) {
+        if (read_probe(path, &found) == BL_OK && found == token) break;
+        nanosleep(&pause, NULL);
+    }
+    return found;
+}
+
+static bl_status write_probe(const char *path, uint64_t *token)
+{
+    char text[24];
+    if (getrandom(token, sizeof *token, 0) != sizeof *token) return bl_fail_errno(BL_EIO, "getrandom");
+    snprintf(text, sizeof text, "%016" PRIx64 "\n", *token);
+    return bl_file_write_atomic(path, text, strlen(text));
+}
+
+static bl_status look(const bl_job *job, const talk *t, const char *probe, view *own)
+{
+    uint64_t token = 0;
+
+    if (bl_comm_rank(t->world) == 0) BL_TRY(write_probe(probe, &token));
+    BL_TRY(broadcast(t, &token, sizeof token));
+    *own = (view){.folder = find_token(probe, token), .model = job->model_fingerprint};
+    own->train = bl_dataset_fingerprint(job->train);
+    own->validation = job->validation ? bl_dataset_fingerprint(job->validation) : 0;
+    return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
+}
+
+/* The ranks whose number at `offset` is not rank 0's: a failure that names `what` and them. */
+static bl_status compare(const view *views, int n_ranks, size_t offset, const char *what)
+{
+    char list[128] = "";
+    size_t used = 0;
+
+    for (int i = 1; i < n_ranks && used < sizeof list - 16; i++)
+        if (memcmp((const char *)&views[0] + offset, (const char *)&views[i] + offset, sizeof(uint64_t)) != 0)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", i);
+    return used == 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on: rank %s", what, list);
+}
+
+static bl_status compare_views(const bl_job *job, const view *views)
+{
+    char folder[512];
+    snprintf(folder, sizeof folder, "output_dir %.400s (it must lie on a file system that all hosts share) is", job->config->output_dir);
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, folder), folder));
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, config), "the configuration is"));
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, model), "the model's tensors are"));
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, train), "the training data are"));
+    return compare(views, job->n_ranks, offsetof(view, validation), "the validation data are");
+}
+
+bl_status bl_job_check_processes(bl_job *job)
+{
+    bl_status st = BL_OK;
+    talk t;
+    view own, *views = calloc((size_t)job->n_ranks, sizeof *views);
+    char *probe = NULL;
+
+    if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->n_ranks);
+    if ((st = talk_open(job, &t)) != BL_OK) goto done;
+    BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
+    BL_TRY_GOTO(st, closed, look(job, &t, probe, &own));
+    BL_TRY_GOTO(st, closed, bl_comm_all_gather(t.world, t.stream, &own, views, sizeof own));
+    BL_TRY_GOTO(st, closed, bl_stream_synchronize(t.stream));
+    if (job->first_here == 0) BL_TRY_GOTO(st, closed, bl_tree_remove(probe));
+    st = compare_views(job, views);
+closed:
+    talk_close(&t);
+done:
+    free(probe);
+    free(views);
+    return st;
+}
+
+/* ---- where the run is ---- */
+
+enum { MAX_PATH_BYTES = 4096 };
+
+typedef struct start {
+    int64_t step, evaluated_step;
+    int resume_ranks;
+    bool is_saved;
+    char resume_dir[MAX_PATH_BYTES]; /* "": from the start */
+} start;
+
+bl_status bl_job_share_start(bl_job *job)
+{
+    start s = {.step = job->start_step,
+               .evaluated_step = job->start_evaluated_step,
+               .resume_ranks = job->resume_ranks,
+               .is_saved = job->start_is_saved};
+    talk t;
+
+    if (job->resume_dir && strlen(job->resume_dir) >= MAX_PATH_BYTES)
+        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", job->resume_dir, MAX_PATH_BYTES - 1);
+    if (job->resume_dir) memcpy(s.resume_dir, job->resume_dir, strlen(job->resume_dir));
+    BL_TRY(talk_open(job, &t));
+    bl_status st = broadcast(&t, &s, sizeof s);
+    talk_close(&t);
+    if (st != BL_OK || job->first_here == 0) return st;
+    job->start_step = s.step;
+    job->start_evaluated_step = s.evaluated_step;
+    job->resume_ranks = s.resume_ranks;
+    job->start_is_saved = s.is_saved;
+    if (s.resume_dir[0] && !(job->resume_dir = strdup(s.resume_dir))) return BL_FAIL(BL_ENOMEM, "a path");
+    return BL_OK;
+}
