@@ -2,6 +2,7 @@
 #include "base/json.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,36 @@
 #include "base/files.h"
 
 enum { SHOWN_VALUE_BYTES = 64 };
+
+/* ---- memory ---- */
+
+static _Thread_local bool ran_out;
+
+static void *watched_malloc(size_t n_bytes)
+{
+    void *memory = malloc(n_bytes);
+    if (!memory) ran_out = true;
+    return memory;
+}
+
+static void set_allocator(void)
+{
+    json_set_alloc_funcs(watched_malloc, free);
+}
+
+void bl_json_watch_memory(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, set_allocator);
+    ran_out = false;
+}
+
+bool bl_json_ran_out(void)
+{
+    return ran_out;
+}
+
+/* ---- parsing ---- */
 
 /* Control characters of a hostile file must not reach the terminal, nor break the one-line rule. */
 static void replace_controls(char *text)
@@ -36,10 +67,14 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
 
     *out = NULL;
     BL_TRY(refuse_nul(file, first_line, text, n_bytes));
+    bl_json_watch_memory();
     *out = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
-    if (*out) return BL_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    if (bl_json_ran_out()) {
+        json_decref(*out);
+        *out = NULL;
         return BL_FAIL(BL_ENOMEM, "%s: parsing JSON", file);
+    }
+    if (*out) return BL_OK;
     replace_controls(error.text);
     int64_t line = first_line + (error.line > 0 ? error.line - 1 : 0);
     return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%d: %s", file, line, error.column > 0 ? error.column : 0,
@@ -57,6 +92,8 @@ bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out)
     free(text);
     return st;
 }
+
+/* ---- values ---- */
 
 /* A value as an error shows it: short, one line. */
 static void show_value(const json_t *value, char shown[SHOWN_VALUE_BYTES])

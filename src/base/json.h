@@ -24,6 +24,11 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
 /* Parses a whole regular file of at most max_bytes; as bl_json_parse, and the errors of bl_file_read_all. */
 bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out);
 
+/* For building documents. Of jansson's functions some return NULL or -1 when memory runs out, some leave a value out, and its lexer
+ * cuts a text short. bl_json_ran_out says whether any of them could not allocate on this thread since bl_json_watch_memory. */
+void bl_json_watch_memory(void);
+bool bl_json_ran_out(void);
+
 /* Whether a getter accepts that the key is absent or null, and then leaves *out as it was. */
 typedef enum bl_json_need { BL_JSON_REQUIRED, BL_JSON_OPTIONAL } bl_json_need;
 

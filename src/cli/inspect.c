@@ -68,14 +68,15 @@ static bl_status report_tensors(json_t *report, const bl_tensor *(*at)(const voi
                                 const void *source, size_t n)
 {
     totals all = {0}, by_dtype[BL_DTYPE_COUNT] = {0};
-    json_t *tensors = json_array();
 
+    bl_json_watch_memory();
+    json_t *tensors = json_array();
     BL_TRY(put(report, "tensors", tensors));
     for (size_t i = 0; i < n; i++) {
         const bl_tensor *tensor = at(source, i);
         int64_t n_elements;
         totals *sums[] = {&all, &by_dtype[tensor->dtype]};
-        if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0) {
+        if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0 || bl_json_ran_out()) {
             return BL_FAIL(BL_ENOMEM, "the report of %zu tensors", n);
         }
         for (size_t k = 0; k < BL_COUNT(sums); k++) {
@@ -307,14 +308,15 @@ static bl_status inspect(const char *path, bool as_json)
 {
     bl_status st;
     struct stat info;
-    json_t *report = json_object();
 
+    bl_json_watch_memory();
+    json_t *report = json_object();
     if (stat(path, &info) != 0) {
         st = bl_fail_errno(BL_EINPUT, "%s", path);
         goto done;
     }
     json_t *name = json_string(path);
-    if (!name) {
+    if (!name && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EUSAGE, "%s: the name is not UTF-8", path);
         goto done;
     }

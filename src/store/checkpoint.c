@@ -154,12 +154,14 @@ static bl_status record_file(bl_checkpoint *checkpoint, const char *name, int64_
 {
     bl_status st = BL_OK;
 
+    bl_json_watch_memory();
     pthread_mutex_lock(&checkpoint->lock);
     if (strchr(name, '/') || !strcmp(name, MANIFEST_NAME) || json_object_get(checkpoint->files, name))
         st = BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no name of its own", name);
     else if (json_object_set_new(checkpoint->files, name,
                                  json_pack("{s:I, s:s}", "bytes", (json_int_t)n_bytes, "xxh3_64", hash)) != 0)
-        st = BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no valid name", name);
+        st = bl_json_ran_out() ? BL_FAIL(BL_ENOMEM, "checkpoint file %s", name)
+                               : BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no valid name", name);
     pthread_mutex_unlock(&checkpoint->lock);
     return st;
 }
@@ -240,17 +242,19 @@ static bl_status write_manifest(const bl_checkpoint *checkpoint, const json_t *s
     bl_status st = BL_OK;
     char hash[HASH_TEXT_BYTES];
     char *path = NULL, *text = NULL;
+
+    bl_json_watch_memory();
     json_t *manifest = json_pack("{s:s, s:I, s:O, s:O}", "format", MANIFEST_FORMAT, "step",
                                  (json_int_t)checkpoint->step, "files", checkpoint->files, "state", state);
-
     BL_TRY_GOTO(st, done, bl_path_join(checkpoint->tmp_path, MANIFEST_NAME, &path));
-    if (!manifest) {
+    if (!manifest && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINTERNAL, "%s: a state that is no JSON", path);
         goto done;
     }
     BL_TRY_GOTO(st, done, hash_manifest(manifest, path, hash));
     json_object_set_new(manifest, "xxh3_64", json_string(hash));
-    if (!(text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS))) {
+    text = json_dumps(manifest, JSON_INDENT(2) | JSON_SORT_KEYS);
+    if (!text || bl_json_ran_out()) {
         st = BL_FAIL(BL_ENOMEM, "%s: writing it", path);
         goto done;
     }
@@ -364,11 +368,13 @@ static bl_status check_manifest(const char *path, json_t *manifest, int64_t *ste
         return BL_FAIL(BL_EINPUT, "%s: key format: expected \"%s\", got \"%.64s\"", path, MANIFEST_FORMAT,
                        format);
     BL_TRY(bl_json_get_string(path, manifest, "xxh3_64", BL_JSON_REQUIRED, &hash));
+    bl_json_watch_memory();
     json_t *unhashed = json_copy(manifest);
     json_object_del(unhashed, "xxh3_64");
     bl_status st = hash_manifest(unhashed, path, found);
     json_decref(unhashed);
     if (st != BL_OK) return st;
+    if (bl_json_ran_out()) return BL_FAIL(BL_ENOMEM, "%s: checking it", path);
     if (strcmp(found, hash) != 0) return BL_FAIL(BL_EINPUT, "%s: checksum mismatch", path);
     BL_TRY(bl_json_get_int(path, manifest, "step", BL_JSON_REQUIRED, 0, INT64_MAX, step));
     BL_TRY(bl_json_get_object(path, manifest, "files", BL_JSON_REQUIRED, files));

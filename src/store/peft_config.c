@@ -244,8 +244,9 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, co
 {
     bl_status st = BL_OK;
     char *path = NULL, *text = NULL;
-    json_t *targets = json_array();
 
+    bl_json_watch_memory();
+    json_t *targets = json_array();
     for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
         if (config->targets >> m & 1) json_array_append_new(targets, json_string(bl_peft_module_name(m)));
     json_t *root = /* without exclude_modules and lora_bias, at which PEFT before 0.14 stops; absent, they are
@@ -261,14 +262,14 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, co
                   (json_int_t)config->r, "rank_pattern", "revision", "target_modules", targets, "task_type",
                   "CAUSAL_LM", "use_dora", 0, "use_rslora", (int)config->use_rslora);
     BL_TRY_GOTO(st, done, bl_path_join(dir, CONFIG_NAME, &path));
-    if (!root) {
+    if (!root && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);
         goto done;
     }
     size_t digits = (size_t)bl_max_i64(real_digits(config->dropout), real_digits(config->alpha));
     text =
         json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(digits));
-    if (!text) {
+    if (!text || bl_json_ran_out()) {
         st = BL_FAIL(BL_ENOMEM, "%s: writing it", path);
         goto done;
     }

@@ -367,8 +367,9 @@ static bl_status declare_tensor(const char *path, json_t *header, const bl_tenso
     for (int i = 0; i < spec->n_dims; i++) json_array_append_new(shape, json_integer(spec->shape[i]));
     json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", bl_dtype_name(spec->dtype), "shape", shape,
                               "data_offsets", (json_int_t)begin, (json_int_t)*data_bytes);
-    if (json_object_set_new(header, spec->name, entry) != 0)
-        return BL_FAIL(BL_EINTERNAL, "%s: tensor %s: no valid name", path, spec->name);
+    bool is_set = json_object_set_new(header, spec->name, entry) == 0;
+    if (bl_json_ran_out()) return BL_FAIL(BL_ENOMEM, "%s: its header", path);
+    if (!is_set) return BL_FAIL(BL_EINTERNAL, "%s: tensor %s: no valid name", path, spec->name);
     return BL_OK;
 }
 
@@ -378,9 +379,10 @@ static bl_status build_header(const char *path, const ordered_spec *specs, size_
                               int64_t *data_bytes)
 {
     bl_status st = BL_OK;
-    json_t *header = json_object();
 
     *data_bytes = 0;
+    bl_json_watch_memory();
+    json_t *header = json_object();
     if (n_metadata) {
         json_t *pairs = json_object();
         for (size_t i = 0; i < n_metadata; i++)
@@ -389,7 +391,8 @@ static bl_status build_header(const char *path, const ordered_spec *specs, size_
     }
     for (size_t i = 0; i < n_specs; i++)
         BL_TRY_GOTO(st, done, declare_tensor(path, header, specs[i].spec, data_bytes));
-    if (!(*text = json_dumps(header, JSON_COMPACT))) st = BL_FAIL(BL_ENOMEM, "%s: its header", path);
+    *text = json_dumps(header, JSON_COMPACT);
+    if (!*text || bl_json_ran_out()) st = BL_FAIL(BL_ENOMEM, "%s: its header", path);
 done:
     json_decref(header);
     return st;

@@ -97,9 +97,12 @@ static size_t promised_bytes(fuzz_part header)
     for (size_t i = 0; i < header.n_bytes; i++) {
         size_t value = 0, at = i + 1;
         if (header.bytes[i] != ',') continue;
-        for (; at < header.n_bytes && header.bytes[at] >= '0' && header.bytes[at] <= '9' && value < MAX_DATA_BYTES; at++)
+        for (; at < header.n_bytes && header.bytes[at] >= '0' && header.bytes[at] <= '9' &&
+               value < MAX_DATA_BYTES;
+             at++)
             value = 10 * value + (size_t)(header.bytes[at] - '0');
-        if (at < header.n_bytes && header.bytes[at] == ']' && value > most && value <= MAX_DATA_BYTES) most = value;
+        if (at < header.n_bytes && header.bytes[at] == ']' && value > most && value <= MAX_DATA_BYTES)
+            most = value;
     }
     return most;
 }
@@ -126,7 +129,8 @@ void fuzz_check(bl_status st)
 {
     if (st == BL_OK) return;
     if (getenv("FUZZ_SHOW")) fprintf(stderr, "%s: %s\n", bl_status_name(st), bl_error_text());
-    bool is_known = st == BL_EUSAGE || st == BL_EINPUT || st == BL_ECHECKPOINT || st == BL_ELIMIT || st == BL_ENOMEM;
+    bool is_known =
+        st == BL_EUSAGE || st == BL_EINPUT || st == BL_ECHECKPOINT || st == BL_ELIMIT || st == BL_ENOMEM;
     if (is_known && bl_error_text()[0]) return;
     fprintf(stderr, "fuzz: status %s: %s\n", bl_status_name(st), bl_error_text());
     abort();

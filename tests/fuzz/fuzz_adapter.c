@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A PEFT adapter for a base of two layers: adapter_config.json, then header and data of adapter_model.safetensors. */
+/* A PEFT adapter for a base of two layers: adapter_config.json, then header and data of
+ * adapter_model.safetensors. */
 #include <stdlib.h>
 
 #include "fuzz.h"
@@ -13,7 +14,8 @@ static void read_factors(const bl_peft_adapter *adapter, const bl_peft_base *bas
         for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && config->targets >> m & 1; f++) {
             float *values = malloc((size_t)bl_peft_elements(config, base, m, f) * sizeof *values);
             if (!values) abort();
-            for (int64_t layer = 0; layer < base->n_layers; layer++) fuzz_check(bl_peft_read(adapter, layer, m, f, values));
+            for (int64_t layer = 0; layer < base->n_layers; layer++)
+                fuzz_check(bl_peft_read(adapter, layer, m, f, values));
             free(values);
         }
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of training data, then a chat template file. First byte: the format; second: how overlong rows, bad rows
- * and the loss are treated. */
+/* Rows of training data, then a chat template file. First byte: the format; second: how overlong rows, bad
+ * rows and the loss are treated. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,10 +32,14 @@ static void check_samples(const bl_dataset *dataset, int64_t max_tokens)
     for (int64_t i = 0; i < bl_dataset_count(dataset); i++) {
         bl_sample sample;
         if (bl_dataset_get(dataset, i, &sample) != BL_OK) abort(); /* opening has built it once */
-        if (sample.n_tokens != bl_dataset_n_tokens(dataset, i) || (max_tokens > 0 && sample.n_tokens > max_tokens)) abort();
+        if (sample.n_tokens != bl_dataset_n_tokens(dataset, i) ||
+            (max_tokens > 0 && sample.n_tokens > max_tokens))
+            abort();
         for (int64_t t = 0; t < sample.n_tokens; t++) {
             if (sample.ids[t] < 0 || sample.ids[t] >= VOCAB) abort();
-            if (sample.labels[t] != sample.ids[t] && (sample.labels[t] < BL_LABEL_MASKED || sample.labels[t] >= VOCAB)) abort();
+            if (sample.labels[t] != sample.ids[t] &&
+                (sample.labels[t] < BL_LABEL_MASKED || sample.labels[t] >= VOCAB))
+                abort();
         }
         n_tokens += sample.n_tokens;
         bl_sample_free(&sample);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model folder: config.json, model.safetensors.index.json, the header and the data of the shard
- * "model-00001-of-00002.safetensors", the same of "model-00002-of-00002.safetensors". Without an index the first shard is
- * model.safetensors. */
+ * "model-00001-of-00002.safetensors", the same of "model-00002-of-00002.safetensors". Without an index the
+ * first shard is model.safetensors. */
 #include <stdlib.h>
 
 #include "base/files.h"
@@ -20,8 +20,8 @@ static void write_shard(fuzz_input *input, const char *name)
 
 static void write_folder(fuzz_input *input)
 {
-    static const char *const names[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-                                        "model.safetensors"};
+    static const char *const names[] = {"model-00001-of-00002.safetensors",
+                                        "model-00002-of-00002.safetensors", "model.safetensors"};
     const fuzz_part none = {0};
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) fuzz_write(names[i], none);
@@ -39,7 +39,9 @@ static void read_weights(const bl_hf_model *model)
         bl_hf_weight weight;
         bl_status st = bl_hf_get_weight(model, bl_hf_at(model, i)->name, &weight);
         fuzz_check(st);
-        if (st != BL_OK || weight.scale_kind == BL_SCALE_NONE || weight.scale_rows > MAX_SCALES / weight.scale_cols) continue;
+        if (st != BL_OK || weight.scale_kind == BL_SCALE_NONE ||
+            weight.scale_rows > MAX_SCALES / weight.scale_cols)
+            continue;
         float *scales = malloc((size_t)(weight.scale_rows * weight.scale_cols) * sizeof *scales);
         if (!scales) abort();
         fuzz_check(bl_hf_read_scales(&weight, scales));

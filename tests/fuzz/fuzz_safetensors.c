@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A safetensors file. First byte 'f': the rest is the file as it is; 'j': header JSON, "%%", data, with the length and
- * the amount of data made right. */
+/* A safetensors file. First byte 'f': the rest is the file as it is; 'j': header JSON, "%%", data, with the
+ * length and the amount of data made right. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,8 @@ static void read_tensor(const bl_tensor *tensor)
     void *bytes = malloc((size_t)tensor->n_bytes + 1);
     float *values = malloc((size_t)tensor->n_bytes * sizeof *values + 1); /* an element is a byte at least */
     if (!bytes || !values) abort();
-    if (bl_tensor_read(tensor, 0, (size_t)tensor->n_bytes, bytes) != BL_OK) abort(); /* it was inside the file */
+    if (bl_tensor_read(tensor, 0, (size_t)tensor->n_bytes, bytes) != BL_OK)
+        abort(); /* it was inside the file */
     fuzz_check(bl_tensor_read_f32(tensor, values));
     free(values);
     free(bytes);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tokenizer and a text for it: the text, tokenizer.json, tokenizer_config.json, generation_config.json. A tokenizer.json that
- * is a single letter a..h stands for a fixture, so that small inputs reach encoding. */
+/* A tokenizer and a text for it: the text, tokenizer.json, tokenizer_config.json, generation_config.json. A
+ * tokenizer.json that is a single letter a..h stands for a fixture, so that small inputs reach encoding. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "fuzz.h"
 #include "text/tokenizer.h"
 
-static const char *const fixtures[] = {"byte_level",      "byte_level_split", "fallback", "fallback_across", "nfd", "nfkc",
-                                       "unk", "unk_fused"};
+static const char *const fixtures[] = {
+    "byte_level", "byte_level_split", "fallback", "fallback_across", "nfd", "nfkc", "unk", "unk_fused"};
 
 enum { N_FIXTURES = sizeof fixtures / sizeof fixtures[0] };
 
@@ -31,7 +31,8 @@ static void encode(const bl_tokenizer *tokenizer, fuzz_part text, unsigned flags
     fuzz_check(st);
     for (size_t i = 0; i < ids.n; i++)
         if (ids.id[i] < 0 || ids.id[i] >= bl_tokenizer_vocab_size(tokenizer)) abort();
-    if (bl_tokenizer_decode(tokenizer, ids.id, ids.n, flags & BL_PARSE_SPECIAL, &decoded, NULL) != BL_OK) abort();
+    if (bl_tokenizer_decode(tokenizer, ids.id, ids.n, flags & BL_PARSE_SPECIAL, &decoded, NULL) != BL_OK)
+        abort();
     free(decoded);
     bl_ids_free(&ids);
 }
