@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pass over all layers: how many micro-batches a visit takes, what is kept, how deep the rings are and
+ * how many ranks share the weights changes no bit of the loss or of any gradient. What a layer computes is
+ * test_block's, what a model does test_model's. */
+#include "ops_test.h"
+#include "test_ranks.h"
+
+#include "llama/pass.h"
+#include "ops/rope.h"
+
+enum {
+    LAYERS = 3,
+    HIDDEN = 16,
+    INTER = 24,
+    HEADS = 2,
+    KV_HEADS = 1,
+    HEAD_DIM = 8,
+    VOCAB = 37,
+    MICROS = 4,
+    T_MAX = 9
+};
+
+static const int64_t tokens[MICROS] = {9, 0, 1, 6}; /* a rank without samples visits with no tokens */
+
+static const bl_llama_config config = {.vocab_size = VOCAB,
+                                       .hidden_size = HIDDEN,
+                                       .intermediate_size = INTER,
+                                       .n_layers = LAYERS,
+                                       .n_heads = HEADS,
+                                       .n_kv_heads = KV_HEADS,
+                                       .head_dim = HEAD_DIM,
+                                       .rms_norm_eps = 1e-5,
+                                       .rope_theta = 100.0};
+
+typedef struct variant {
+    int group, depth;
+    unsigned save;
+} variant;
+
+/* What must not change. */
+typedef struct outcome {
+    double loss, evaluated;
+    int64_t n_gradients; /* of each layer's vector */
+    float *gradients;    /* [LAYERS][MICROS][n_gradients] */
+} outcome;
+
+typedef struct rank_model {
+    bl_llama_host host;
+    bl_llama_weights weights;
+    bl_base *base;
+    bl_lora_layout lora;
+    float *lora_shards;
+    bl_gather_ring *lora_ring;
+    bl_stream *gathers;
+    bl_micro_batch micro[MICROS];
+    int32_t ids[T_MAX], targets[T_MAX], position[T_MAX], cu_seqlens[MICROS][2];
+    float ones[T_MAX];
+    int64_t sample[T_MAX];
+    double *loss;
+} rank_model;
+
+/* Sharded float weights: element `byte / 4` of a row is a function of its place in the whole. */
+static void fill_shards(const bl_base_layout *layout, int shard, float *out)
+{
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++) {
+            const bl_base_part *part = &layout->units[u].matrix[m].part[0]; /* all float: one part */
+            float *at = out + (layout->units[u].offset + part->shard_offset) / sizeof *out;
+            int64_t cols = part->row_bytes / (int64_t)sizeof *out, begin, end;
+            bl_base_part_rows(part, shard, &begin, &end);
+            for (int64_t i = 0; i < (end - begin) * cols; i++)
+                at[i] = 0.5f * test_value((int)(u * 8 + m), begin * cols + i, 1);
+        }
+}
+
+static bl_status make_base(test_rank *self, int depth, rank_model *m)
+{
+    bl_format formats[LAYERS * BL_PROJECTIONS];
+    bl_llama_weights *w = &m->weights;
+    double inverse[HEAD_DIM / 2];
+
+    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
+    m->host = (bl_llama_host){.config = config,
+                              .embedding_dtype = BL_F32,
+                              .n_positions = T_MAX,
+                              .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
+    *w = (bl_llama_weights){.host = &m->host, .device = self->device, .dims = bl_block_dims_of(&config)};
+    BL_TRY(bl_llama_layout(&config, formats, BL_F32, self->n_ranks, &w->layout));
+    w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
+    fill_shards(&w->layout, self->rank, w->shards);
+    w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
+    w->rope_tables = test_floats(T_MAX * HEAD_DIM);
+    bl_llama_config_rope_inv_freq(&config, inverse);
+    bl_rope_fill_tables(T_MAX, HEAD_DIM / 2, inverse, w->rope_tables, w->rope_tables + T_MAX * HEAD_DIM / 2);
+    w->dims.cos_table = w->rope_tables;
+    w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
+    BL_TRY(bl_stream_create(self->device, "gathers", &m->gathers));
+    if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
+    return bl_base_create_sharded(&w->layout, w->shards, self->device, self->comm, m->gathers, depth,
+                                  &m->base);
+}
+
+static bl_status make_lora(test_rank *self, int depth, rank_model *m)
+{
+    bl_lora_options options = {
+        .r = 3, .alpha = 6, .dropout = 0.2, .target = {true, false, true, true, false, true, true}};
+    bl_gather_unit units[LAYERS] = {0};
+
+    bl_lora_layout_init(&config, &options, &m->lora);
+    int64_t shard = bl_ceil_div(m->lora.n_floats, self->n_ranks);
+    m->lora_shards = test_floats(LAYERS * shard);
+    for (int l = 0; l < LAYERS; l++) {
+        for (int64_t i = 0; i < shard; i++)
+            m->lora_shards[l * shard + i] = 0.3f * test_value(100 + l, self->rank * shard + i, 1);
+        units[l] = (bl_gather_unit){.n_items = 1,
+                                    .item = {{m->lora_shards + l * shard, (size_t)shard * sizeof(float), 0}}};
+    }
+    return bl_gather_ring_create(self->device, self->comm, m->gathers, depth, LAYERS, units, &m->lora_ring);
+}
+
+static bl_status make_model(test_rank *self, int depth, rank_model *m)
+{
+    BL_TRY(make_base(self, depth, m));
+    BL_TRY(make_lora(self, depth, m));
+    for (int t = 0; t < T_MAX; t++) {
+        m->ids[t] = (t * 7 + 3) % VOCAB;
+        m->targets[t] = (t * 5 + 1) % VOCAB;
+        m->position[t] = t;
+        m->sample[t] = 1;
+        m->ones[t] = 1;
+    }
+    for (int i = 0; i < MICROS; i++) {
+        m->cu_seqlens[i][1] = (int32_t)tokens[i];
+        m->micro[i] = (bl_micro_batch){tokens[i], tokens[i] > 0, m->ids,    m->targets,
+                                       m->ones,   m->position,   m->sample, m->cu_seqlens[i]};
+    }
+    m->loss = test_alloc(1, sizeof *m->loss);
+    return BL_OK;
+}
+
+static void free_model(test_rank *self, rank_model *m)
+{
+    (void)bl_stream_synchronize(self->stream);
+    if (m->gathers) (void)bl_stream_synchronize(m->gathers);
+    bl_gather_ring_destroy(m->lora_ring);
+    bl_base_destroy(m->base);
+    bl_base_layout_free(&m->weights.layout);
+    free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables), free(m->host.embedding);
+    free(m->lora_shards), free(m->loss);
+    bl_stream_destroy(m->gathers);
+}
+
+/* ---- a sink that keeps each micro-batch's gradients apart ---- */
+
+typedef struct sink_state {
+    outcome *out;
+    int first_micro, n_micro, n_begun;
+    bool in_order;
+} sink_state;
+
+static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float **gradients)
+{
+    sink_state *s = user;
+    (void)stream;
+    int micro = s->n_begun % s->n_micro;
+    s->in_order = s->in_order && layer == LAYERS - 1 - s->n_begun / s->n_micro;
+    s->n_begun++;
+    *gradients = s->out->gradients + (layer * MICROS + s->first_micro + micro) * s->out->n_gradients;
+    return BL_OK;
+}
+
+static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
+{
+    (void)user, (void)layer, (void)stream;
+    return BL_OK;
+}
+
+static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, outcome *out)
+{
+    *m->loss = 0;
+    for (int first = 0; first < MICROS; first += group) {
+        sink_state state = {.out = out,
+                            .first_micro = first,
+                            .n_micro = (int)bl_min_i64(group, MICROS - first),
+                            .in_order = true};
+        bl_gradient_sink sink = {&state, sink_begin, sink_end};
+        bl_pass_input input = {.n_micro = state.n_micro,
+                               .micro = m->micro + first,
+                               .loss_scale = 1.0 / 16,
+                               .loss_sum = m->loss,
+                               .dropout = {.p = 0.2f, .seed = 3, .step = 4},
+                               .sink = &sink};
+        BL_TRY(bl_llama_pass_train(pass, &input));
+        TEST_CHECK(state.in_order && state.n_begun == LAYERS * state.n_micro);
+    }
+    BL_TRY(bl_stream_synchronize(self->stream));
+    out->loss = *m->loss;
+    return BL_OK;
+}
+
+static bl_status evaluate(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, outcome *out)
+{
+    *m->loss = 0;
+    for (int first = 0; first < MICROS; first += group) {
+        bl_pass_input input = {.n_micro = (int)bl_min_i64(group, MICROS - first),
+                               .micro = m->micro + first,
+                               .loss_sum = m->loss};
+        BL_TRY(bl_llama_pass_evaluate(pass, &input));
+    }
+    BL_TRY(bl_stream_synchronize(self->stream));
+    out->evaluated = *m->loss;
+    return BL_OK;
+}
+
+static bool stop_at(void *user)
+{
+    int *left = user;
+    return (*left)-- == 0;
+}
+
+/* Two steps with an evaluation between them, as a run has them, then one that is stopped. */
+static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
+{
+    rank_model m = {.base = NULL};
+    bl_llama_pass *pass = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, make_model(self, v->depth, &m));
+    out->n_gradients = m.lora.n_floats;
+    out->gradients = test_floats(LAYERS * MICROS * out->n_gradients);
+    bl_pass_options options = {.T_max = T_MAX,
+                               .max_group = v->group,
+                               .ring_depth = v->depth,
+                               .save = v->save,
+                               .training = true,
+                               .lora = &m.lora,
+                               .lora_ring = m.lora_ring};
+    BL_TRY_GOTO(st, done,
+                bl_llama_pass_create(self->device, &m.weights, m.base, self->stream, &options, &pass));
+    int64_t allocations = bl_device_allocations(self->device);
+    for (int step = 0; step < 2; step++) {
+        BL_TRY_GOTO(st, done, train(self, &m, pass, v->group, out));
+        BL_TRY_GOTO(st, done, bl_gather_ring_validate(m.lora_ring));
+        BL_TRY_GOTO(st, done, evaluate(self, &m, pass, v->group, out));
+    }
+    TEST_CHECK_GOTO(st, done, bl_device_allocations(self->device) == allocations);
+    int visits = 2;
+    bl_pass_input input = {
+        .n_micro = 1, .micro = m.micro, .loss_sum = m.loss, .stop = stop_at, .stop_user = &visits};
+    TEST_CHECK_GOTO(st, done, bl_llama_pass_evaluate(pass, &input) == BL_ESTOPPED);
+    st = bl_stream_synchronize(self->stream);
+done:
+    (void)bl_stream_synchronize(self->stream);
+    bl_llama_pass_destroy(pass);
+    free_model(self, &m);
+    return st;
+}
+
+typedef struct shared_run {
+    variant v;
+    const outcome *want; /* NULL: this is the first */
+    outcome *got;
+} shared_run;
+
+static bl_status compare_variant(test_rank *self)
+{
+    const shared_run *run = self->arg;
+    outcome got = {.gradients = NULL};
+    bl_status st = run_variant(self, &run->v, &got);
+
+    if (!run->want) {
+        *run->got = got;
+        return st;
+    }
+    size_t n_bytes = (size_t)(LAYERS * MICROS * got.n_gradients) * sizeof *got.gradients;
+    if (st == BL_OK && (got.loss != run->want->loss || got.evaluated != run->want->evaluated))
+        st = BL_FAIL(BL_EINTERNAL, "loss %.17g and %.17g, not %.17g and %.17g", got.loss, got.evaluated,
+                     run->want->loss, run->want->evaluated);
+    if (st == BL_OK && memcmp(got.gradients, run->want->gradients, n_bytes) != 0)
+        st = BL_FAIL(BL_EINTERNAL, "other gradients");
+    free(got.gradients);
+    return st;
+}
+
+static void test_no_choice_changes_a_bit(void **state)
+{
+    static const int groups[] = {1, 3, MICROS}, depths[] = {1, 2, 5}, ranks[] = {1, 2, 3};
+    static const unsigned saves[] = {BL_SAVE_S0, BL_SAVE_S2, BL_SAVE_S4};
+    outcome want = {.gradients = NULL};
+    shared_run first = {{.group = MICROS, .depth = 2, .save = BL_SAVE_S3}, NULL, &want};
+    (void)state;
+
+    assert_int_equal(test_ranks_run(1, 1, 60, compare_variant, &first, NULL), BL_OK);
+    assert_true(want.loss > 0 && want.evaluated > 0 &&
+                want.loss != want.evaluated); /* dropout is for training only */
+    for (int64_t i = 0; i < want.n_gradients; i++)
+        assert_true(want.gradients[want.n_gradients + i] == 0); /* no tokens */
+    for (int i = 0; i < 27; i++) {
+        shared_run run = {{groups[i / 9], depths[i / 3 % 3], saves[i % 3]}, &want, NULL};
+        int n_ranks = ranks[(i + i / 3 + i / 9) % 3]; /* every pair of choices meets */
+        bl_status st = test_ranks_run(n_ranks, 1, 60, compare_variant, &run, NULL);
+        if (st != BL_OK)
+            print_error("group %d, depth %d, save %u, %d ranks: %s\n", run.v.group, run.v.depth, run.v.save,
+                        n_ranks, bl_error_text());
+        assert_int_equal(st, BL_OK);
+    }
+    free(want.gradients);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_choice_changes_a_bit)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
