@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast train and ballast eval: two commands over one table of options. */
 #include <math.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include "base/sizes.h"
 #include "cli/cli.h"
 #include "train/train.h"
 
@@ -13,11 +16,32 @@ static void print_train_options(FILE *out, bool as_markdown)
         bl_train_config_print_help(BL_CONFIG_TRAIN, out);
 }
 
+/* A request to stop before or after training, and a second one during it: there is nothing to finish, all
+ * files are whole. */
+static void leave_at_once(int signal_number)
+{
+    static const char text[] =
+        "ballast: error: stopped at once on request; resume with --resume_from_checkpoint true\n";
+    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)ignored;
+    (void)signal_number;
+    _exit(bl_status_exit_code(BL_ESTOPPED));
+}
+
+static void take_requests_to_stop(void)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1};
+    struct sigaction leave = {.sa_handler = leave_at_once};
+    sigemptyset(&leave.sa_mask);
+    for (size_t i = 0; i < BL_COUNT(signals); i++) sigaction(signals[i], &leave, NULL);
+}
+
 static bl_status run_train(int argc, char *const *argv)
 {
     bl_train_config *config = NULL;
     bl_launch *launch;
 
+    take_requests_to_stop();
     BL_TRY(bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_train_run(config, launch);

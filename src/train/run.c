@@ -173,30 +173,16 @@ static void abandon(bl_job *job)
 
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
 
-/* For a second signal, and before and after the ranks run, when there is nothing to finish. The files are whole at any moment. */
-static void leave_at_once(int signal_number)
+/* The second signal is the process's own again: its handler or, without one, its end. No file on disk minds. */
+static void give_back(const sigset_t *signals, int signal_number)
 {
-    static const char text[] = "ballast: error: stopped at once on request; resume with --resume_from_checkpoint true\n";
-    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)ignored;
-    (void)signal_number;
-    _exit(bl_status_exit_code(BL_ESTOPPED));
+    pthread_sigmask(SIG_UNBLOCK, signals, NULL);
+    raise(signal_number);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
 }
 
-static void set_handlers(struct sigaction old[BL_COUNT(stop_signals)])
-{
-    struct sigaction leave = {.sa_handler = leave_at_once};
-    sigemptyset(&leave.sa_mask);
-    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) sigaction(stop_signals[i], &leave, &old[i]);
-}
-
-static void restore_handlers(const struct sigaction old[BL_COUNT(stop_signals)])
-{
-    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) sigaction(stop_signals[i], &old[i], NULL);
-}
-
-/* Waits for the ranks. The first signal asks them to stop after their step, and inside it once grace_s is over; a second one leaves
- * at once, which no file on disk minds. Returns the largest RssAnon seen. */
+/* Waits for the ranks. The first signal asks them to stop after their step, and inside it once grace_s is over; a second one goes
+ * to the process. Returns the largest RssAnon seen. */
 static int64_t watch(bl_job *job, const sigset_t *signals)
 {
     const struct timespec tick = {0, 20 * 1000 * 1000};
@@ -208,7 +194,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
         int signal_number = sigtimedwait(signals, NULL, &tick);
         peak = bl_max_i64(peak, bl_process_anonymous_bytes());
         if (signal_number > 0) {
-            if (asked > 0.0) leave_at_once(signal_number);
+            if (asked > 0.0) give_back(signals, signal_number);
             asked = bl_now_s();
             bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once", strsignal(signal_number),
                         job->config->grace_s);
@@ -276,12 +262,17 @@ static bl_status first_failure(const bl_job *job)
 static bl_status save_abandoned(bl_job *job)
 {
     int64_t step = job->ranks[0].steps_done;
-    if (job->launch) return BL_FAIL(BL_ESTOPPED, "stopped inside a step; the newest checkpoint in %s stands", job->checkpoint_dir);
+    bool agreed = !job->launch;
+
+    for (int i = 0; agreed && i < job->n_ranks; i++)
+        agreed = job->ranks[i].state && job->ranks[i].pass && job->ranks[i].steps_done == step;
+    if (!agreed)
+        return BL_FAIL(BL_ESTOPPED,
+                       "stopped on request inside a step, which is lost; the newest checkpoint in %s stands: resume with "
+                       "--resume_from_checkpoint true",
+                       job->checkpoint_dir);
     for (int i = 0; i < job->n_ranks; i++) {
         const bl_rank *r = &job->ranks[i];
-        if (!r->state || !r->pass || r->steps_done != step)
-            return BL_FAIL(BL_ESTOPPED, "stopped before the ranks agreed on a step; the newest checkpoint in %s stands",
-                           job->checkpoint_dir);
         (void)bl_stream_synchronize(r->compute); /* its error is the abandoned step's; AdamW of `step` ran before it */
     }
     bl_checkpoint_abort(job->saving); /* one that was under way when the grace ended */
@@ -379,16 +370,13 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
 {
     bl_job job = {.config = config, .launch = launch};
     bl_dir_lock *lock = NULL;
-    struct sigaction handlers[BL_COUNT(stop_signals)];
 
-    set_handlers(handlers);
     bl_status st = place_ranks(&job);
     if (st == BL_OK) st = take_output_dir(&job, &lock);
     if (st == BL_OK) st = train_locked(&job);
     bl_error error;
     bl_error_save(&error, st);
     close_job(&job);
-    restore_handlers(handlers);
     bl_dir_lock_release(lock);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }

@@ -6,9 +6,9 @@
 #include "comm/launch.h"
 #include "train/config.h"
 
-/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank and takes SIGTERM, SIGINT
- * and SIGUSR1 over until it returns: while the ranks run they lead to BL_ESTOPPED after saving a checkpoint; before and after, and
- * the second time, the process exits at once with the code of BL_ESTOPPED. Other errors: as docs/reliability.md lists them.
+/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank. While they run, SIGTERM,
+ * SIGINT or SIGUSR1 leads to BL_ESTOPPED after saving a checkpoint; a second one, as those before and after, is the process's own
+ * to handle, and it may exit at any moment. Other errors: as docs/reliability.md lists them.
  *
  * launch: the processes of the job, each of which calls this and is one rank; rank 0's writes output_dir, the others their shards of
  * checkpoints. NULL: all ranks are threads of this process. */

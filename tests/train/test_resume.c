@@ -175,16 +175,17 @@ static void test_another_rank_count(void **state)
     golden_args_free(&args);
 }
 
-/* The whole state moves: with the step's sequences kept the same, 4 ranks x 1 go on as 2 ranks x 2 but for
- * rounding. */
+/* The whole state moves: 4 ranks x 1 go on as 2 ranks x 2 but for rounding. And the sequences of a step keep
+ * their places, micro-batch by micro-batch and rank by rank within one, or each would get another's dropout.
+ */
 static void test_another_rank_count_keeps_the_course(void **state)
 {
     const char *whole = whole_run(4);
     json_t *expected = golden_metrics(whole);
     static const struct {
         int ranks;
-        const char *per_device;
-    } ways[] = {{2, "2"}, {1, "4"}};
+        const char *per_device, *accumulation;
+    } ways[] = {{2, "2", "2"}, {1, "4", "2"}, {1, "1", "8"}};
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(ways); i++) {
@@ -192,6 +193,7 @@ static void test_another_rank_count_keeps_the_course(void **state)
         golden_args args = {0};
         runs_standard(&args, output, ways[i].ranks);
         runs_set(&args, "per_device_train_batch_size", "%s", ways[i].per_device);
+        runs_set(&args, "gradient_accumulation_steps", "%s", ways[i].accumulation);
         runs_set(&args, "resume_from_checkpoint", "true");
         runs_set(&args, "allow_resume_mismatch", "true");
         assert_int_equal(golden_train(&args), BL_OK);

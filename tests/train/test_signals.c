@@ -23,6 +23,12 @@ enum { EXIT_USAGE = 2, EXIT_LIMIT = 4, EXIT_STOPPED = 75, STEPS = 60, SAVE_STEPS
 
 static const double LIMIT_S = 120; /* for a child; a sanitizer makes it 20 times slower */
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const double AT_ONCE_S = 5;
+#else
+static const double AT_ONCE_S = 0.5;
+#endif
+
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
 
 static double random_s(double most)
@@ -112,13 +118,14 @@ static void stop_until_done(int ranks)
         runs_child child = {0};
         start(&child, run_keys, output, ranks);
         if (wait_for_log(&child)) {
-            runs_sleep_s(random_s(0.3 * ranks));
+            runs_sleep_s(random_s(
+                0.1 * (1 + life))); /* soon in the first lives, or a fast machine is through before */
             kill(child.pid, stop_signals[life % 3]);
         }
         code = runs_wait(&child, LIMIT_S);
         if (code == 0) break;
-        assert_int_equal(code, EXIT_STOPPED);
         runs_assert_error(&child, "resume with --resume_from_checkpoint true");
+        assert_int_equal(code, EXIT_STOPPED);
         n_stops++;
     }
     assert_int_equal(code, 0);
@@ -230,7 +237,7 @@ static void test_second_signal(void **state)
     double asked = runs_now_s();
     kill(child.pid, SIGINT);
     assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_STOPPED);
-    assert_true(runs_now_s() - asked < 0.5);
+    assert_true(runs_now_s() - asked < AT_ONCE_S);
     runs_assert_error(&child, "stopped");
     assert_int_equal(bl_checkpoint_latest(runs_path("second/checkpoints"), &path, &step, NULL), BL_OK);
     assert_non_null(path);
