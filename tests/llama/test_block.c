@@ -426,6 +426,27 @@ static void test_no_tokens(void **state)
     free_toy(&m);
 }
 
+/* The LoRA layers' scratch is as large as the widest of their inputs asks for, in the order of the
+ * workspace's pieces. */
+static void test_scratch_of_the_widest_input(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        const block_case *c = &cases[i];
+        if (!c->r) continue;
+        toy m;
+        create_toy(c, &m);
+        int64_t widest = bl_max_i64(bl_max_i64(c->hidden, c->inter), m.dims.q_width);
+        float *memory = test_floats(bl_block_workspace_floats(&m.dims, T_ALL, c->r, true, true));
+        bl_block_workspace workspace;
+        bl_block_place_workspace(&m.dims, T_ALL, c->r, true, true, memory, &workspace);
+        assert_true(workspace.dh - workspace.lora >=
+                    bl_lora_linear_workspace_floats(T_ALL, widest, c->r, true));
+        free(memory);
+        free_toy(&m);
+    }
+}
+
 /* One document in pieces of any size, through a key/value cache, and in one go. */
 static void test_extend(void **state)
 {
@@ -465,6 +486,7 @@ int main(void)
         cmocka_unit_test(test_what_is_saved_changes_no_bit),
         cmocka_unit_test(test_documents_packed_and_apart),
         cmocka_unit_test(test_no_tokens),
+        cmocka_unit_test(test_scratch_of_the_widest_input),
         cmocka_unit_test(test_extend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -198,18 +198,46 @@ static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int 
     return BL_OK;
 }
 
+/* Once as it is called, once without the training's dropout: the same. */
 static bl_status evaluate(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, outcome *out)
 {
-    *m->loss = 0;
-    for (int first = 0; first < MICROS; first += group) {
-        bl_pass_input input = {.n_micro = (int)bl_min_i64(group, MICROS - first),
-                               .micro = m->micro + first,
-                               .loss_sum = m->loss};
-        BL_TRY(bl_llama_pass_evaluate(pass, &input));
+    double sums[2];
+    for (int plain = 0; plain < 2; plain++) {
+        *m->loss = 0;
+        for (int first = 0; first < MICROS; first += group) {
+            bl_pass_input input = {.n_micro = (int)bl_min_i64(group, MICROS - first),
+                                   .micro = m->micro + first,
+                                   .loss_sum = m->loss,
+                                   .dropout = {.p = plain ? 0.0f : 0.2f, .seed = 3, .step = 4}};
+            BL_TRY(bl_llama_pass_evaluate(pass, &input));
+        }
+        BL_TRY(bl_stream_synchronize(self->stream));
+        sums[plain] = *m->loss;
     }
-    BL_TRY(bl_stream_synchronize(self->stream));
-    out->evaluated = *m->loss;
+    TEST_CHECK(sums[0] == sums[1]);
+    out->evaluated = sums[0];
     return BL_OK;
+}
+
+typedef struct update_args {
+    float *weights;
+    int64_t n;
+} update_args;
+
+static bl_status update_task(bl_stream *stream, const void *argument)
+{
+    const update_args *a = argument;
+    (void)stream;
+    for (int64_t i = 0; i < a->n; i++) a->weights[i] *= 0.75f;
+    return BL_OK;
+}
+
+/* As the optimizer does: no visit after it may see older weights. */
+static bl_status update(test_rank *self, rank_model *m)
+{
+    update_args args = {m->lora_shards, LAYERS * bl_ceil_div(m->lora.n_floats, self->n_ranks)};
+    BL_TRY(bl_stream_call(self->stream, update_task, &args, sizeof args));
+    return bl_gather_ring_shards_changed(m->lora_ring, self->stream);
 }
 
 static bool stop_at(void *user)
@@ -218,7 +246,7 @@ static bool stop_at(void *user)
     return (*left)-- == 0;
 }
 
-/* Two steps with an evaluation between them, as a run has them, then one that is stopped. */
+/* Two steps with an evaluation after each, as a run has them, then a pass that is stopped. */
 static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
 {
     rank_model m = {.base = NULL};
@@ -241,6 +269,7 @@ static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
     for (int step = 0; step < 2; step++) {
         BL_TRY_GOTO(st, done, train(self, &m, pass, v->group, out));
         BL_TRY_GOTO(st, done, bl_gather_ring_validate(m.lora_ring));
+        BL_TRY_GOTO(st, done, update(self, &m));
         BL_TRY_GOTO(st, done, evaluate(self, &m, pass, v->group, out));
     }
     TEST_CHECK_GOTO(st, done, bl_device_allocations(self->device) == allocations);

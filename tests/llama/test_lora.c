@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where adapters lie in a layer's flat vector, how they begin, and what of that a PEFT configuration says. */
+#include "ops_test.h"
+
+#include "llama/lora.h"
+#include "llama/lora_io.h"
+
+static const bl_llama_config config = {
+    .hidden_size = 24, .intermediate_size = 40, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8};
+
+static bl_lora_options some_options(void)
+{
+    return (bl_lora_options){.r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
+}
+
+static void test_layout(void **state)
+{
+    static const int64_t rows[] = {32, 16, 16, 24, 40, 40, 24}, cols[] = {24, 24, 24, 32, 24, 24, 40};
+    static const int64_t row_begin[] = {0, 32, 48, 0, 0, 40, 0};
+    bl_lora_options options = some_options();
+    bl_lora_layout layout;
+    int64_t at = 0;
+    (void)state;
+
+    bl_lora_layout_init(&config, &options, &layout);
+    for (int p = 0; p < BL_PROJECTIONS; p++) { /* PEFT's module order, A before B, without gaps */
+        if (!options.target[p]) {
+            assert_int_equal(layout.a_offset[p], -1);
+            continue;
+        }
+        assert_int_equal(layout.a_offset[p], at);
+        assert_int_equal(layout.b_offset[p], at + 5 * cols[p]);
+        assert_int_equal(layout.row_begin[p], row_begin[p]);
+        at += 5 * (cols[p] + rows[p]);
+    }
+    assert_int_equal(layout.n_floats, at);
+    assert_true(layout.scale == 2.0f);
+    options.use_rslora = true;
+    bl_lora_layout_init(&config, &options, &layout);
+    assert_true(layout.scale == (float)(10 / sqrt(5)));
+    bl_lora_layout_init(&config, NULL, &layout);
+    assert_int_equal(layout.n_floats, 0);
+}
+
+static void test_binding(void **state)
+{
+    bl_lora_options options = some_options();
+    bl_lora_layout layout;
+    bl_lora_linear linear;
+    (void)state;
+
+    bl_lora_layout_init(&config, &options, &layout);
+    float *weights = test_floats(layout.n_floats), *gradients = test_floats(layout.n_floats);
+    bl_lora_layout_bind(&layout, BL_QKV, weights, gradients, &linear);
+    assert_int_equal(linear.n_parts, 2);
+    assert_true(linear.part[1].r == 5 && linear.part[1].row_begin == 48 && linear.part[1].rows == 16);
+    assert_ptr_equal(linear.part[1].A, weights + layout.a_offset[BL_V]);
+    assert_ptr_equal(linear.part[1].dB, gradients + layout.b_offset[BL_V]);
+    bl_lora_layout_bind(&layout, BL_GATE_UP, weights, NULL, &linear);
+    assert_int_equal(linear.n_parts, 1);
+    assert_int_equal(linear.part[0].row_begin, 40);
+    assert_null(linear.part[0].dA);
+    free(weights), free(gradients);
+}
+
+/* Uniform in +-1/sqrt(K) for A, zero for B, the same whoever asks for which range. */
+static void test_start(void **state)
+{
+    bl_lora_options options = some_options();
+    bl_lora_layout layout;
+    (void)state;
+
+    options.r = 64;
+    bl_lora_layout_init(&config, &options, &layout);
+    int64_t n = layout.n_floats, padded = n + 7;
+    float *whole = test_floats(padded), *pieces = test_floats(padded), *other = test_floats(n);
+    bl_lora_layout_initialise(&layout, 42, 1, 0, padded, whole);
+    for (int64_t begin = 0; begin < padded; begin += 501)
+        bl_lora_layout_initialise(&layout, 42, 1, begin, bl_min_i64(501, padded - begin), pieces + begin);
+    test_same_bits("pieces", whole, pieces, padded);
+    for (int64_t i = n; i < padded; i++) assert_true(whole[i] == 0);
+    for (int p = 0; p < BL_PROJECTIONS; p++) {
+        if (layout.a_offset[p] < 0) continue;
+        int64_t count = layout.b_offset[p] - layout.a_offset[p];
+        double bound = 1 / sqrt((double)layout.a_cols[p]), sum = 0, squares = 0;
+        for (int64_t i = layout.a_offset[p]; i < layout.b_offset[p]; i++) {
+            assert_true(fabs((double)whole[i]) <= bound * (1 + U));
+            sum += (double)whole[i];
+            squares += (double)whole[i] * (double)whole[i];
+        }
+        /* Variance bound^2 / 3, that of the squares 4 bound^4 / 45: within five standard deviations. */
+        assert_true(fabs(sum / (double)count) <= 5 * bound / sqrt(3.0 * (double)count));
+        assert_true(fabs(squares / (double)count - bound * bound / 3) <=
+                    5 * bound * bound * sqrt(4.0 / 45 / (double)count));
+        for (int64_t i = 0; i < 64 * layout.b_rows[p]; i++) assert_true(whole[layout.b_offset[p] + i] == 0);
+    }
+    for (int i = 0; i < 2; i++) { /* another seed, another layer: other numbers */
+        bl_lora_layout_initialise(&layout, i ? 43 : 42, i ? 1 : 2, 0, n, other);
+        assert_memory_not_equal(whole, other, (size_t)layout.b_offset[BL_Q] * sizeof *other);
+    }
+    assert_memory_not_equal(whole, whole + layout.a_offset[BL_V], 64 * 24 * sizeof *whole); /* q's and v's */
+    free(whole), free(pieces), free(other);
+}
+
+static void test_peft_configuration(void **state)
+{
+    bl_lora_options options = some_options(), back;
+    (void)state;
+    options.dropout = 0.1;
+    options.use_rslora = true;
+    bl_peft_config peft = bl_lora_peft_config(&options);
+    bl_lora_options_of_peft(&peft, &back);
+    assert_true(back.r == 5 && back.alpha == 10 && back.dropout == 0.1 && back.use_rslora);
+    assert_memory_equal(back.target, options.target, sizeof back.target);
+    bl_peft_base base = bl_lora_peft_base(&config);
+    assert_true(base.n_layers == 3 && base.out_features[BL_PEFT_K] == 16 &&
+                base.in_features[BL_PEFT_O] == 32 && base.in_features[BL_PEFT_DOWN] == 40);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_binding),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_peft_configuration),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
