@@ -3,7 +3,7 @@
 
 # The one list of packages (Debian 12 names): what building and testing needs on a bare system.
 packages="gcc libc6-dev cmake ninja-build pkg-config
-    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libdnnl-dev libcmocka-dev
+    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libdnnl-dev libcmocka-dev liburing-dev
     openmpi-bin libopenmpi-dev iproute2"
 # What only `scripts/test --full` needs.
 packages_full="clang"
