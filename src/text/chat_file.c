@@ -147,8 +147,10 @@ bl_status bl_chat_file_read(bl_chat_template *chat)
     yaml_parser_set_input_string(&parser, bytes, n_bytes);
     bl_status st = BL_OK;
     if (!yaml_parser_load(&parser, &r.document)) {
-        st = BL_FAIL(BL_EUSAGE, "%s:%zu: %s", chat->name, parser.problem_mark.line + 1,
-                     parser.problem ? parser.problem : "no YAML");
+        st = parser.error == YAML_MEMORY_ERROR
+                 ? BL_FAIL(BL_ENOMEM, "%s", chat->name)
+                 : BL_FAIL(BL_EUSAGE, "%s:%zu: %s", chat->name, parser.problem_mark.line + 1,
+                           parser.problem ? parser.problem : "not YAML");
     } else {
         const yaml_node_t *root = yaml_document_get_root_node(&r.document);
         st = root ? read_root(&r, root) : BL_FAIL(BL_EUSAGE, "%s: no template in it", chat->name);

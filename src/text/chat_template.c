@@ -159,37 +159,40 @@ static bool has_special(const bl_tokenizer *tokenizer, const char *token)
     return bl_tokenizer_is_special(tokenizer, bl_tokenizer_token_to_id(tokenizer, token));
 }
 
-/* The family whose jinja text this is, by the lines that write its messages, blanks aside; FAMILY_FILE: none.
- * A default system message makes it another template. */
-static family recognise_text(const char *jinja)
+/* The family whose jinja text this is, without its blanks, by the lines that write its messages; FAMILY_FILE:
+ * none. A default system message makes it another template. */
+static family find_family_of(const char *text)
 {
     static const char llama3_message[] = "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+"
                                          "message['content']|trim+'<|eot_id|>'";
-    static const char llama2_user[] = "bos_token+'[INST]'+content.strip()+'[/INST]'";
-    static const char llama2_system[] = "'<<SYS>>\\n'+system_message+'\\n<</SYS>>\\n\\n'+message['content']";
-    static const char llama2_assistant[] = "''+content.strip()+''+eos_token";
-    family found = FAMILY_FILE;
+    static const char *const llama2[] = {
+        "{%setsystem_message=messages[0]['content']%}", /* not stripped by itself */
+        "'<<SYS>>\\n'+system_message+'\\n<</SYS>>\\n\\n'+message['content']",
+        "bos_token+'[INST]'+content.strip()+'[/INST]'", "''+content.strip()+''+eos_token"};
+
+    if (strstr(text, "Youare")) return FAMILY_FILE;
+    if (strstr(text, llama3_message)) {
+        if (strstr(text, "CuttingKnowledgeDate:December2023\\n") &&
+            strstr(text, "\"TodayDate:\"+date_string+\"\\n\\n\""))
+            return strstr(text, "strftime_now") ? FAMILY_LLAMA3_2 : FAMILY_LLAMA3_1;
+        return strstr(text, "CuttingKnowledge") || strstr(text, "date_string") ? FAMILY_FILE : FAMILY_LLAMA3;
+    }
+    for (size_t i = 0; i < BL_COUNT(llama2); i++)
+        if (!strstr(text, llama2[i])) return FAMILY_FILE;
+    return FAMILY_LLAMA2;
+}
+
+static bl_status recognise_text(const char *jinja, family *found)
+{
     char *text = malloc(strlen(jinja) + 1), *end = text;
 
-    if (!text) return FAMILY_FILE;
+    if (!text) return BL_FAIL(BL_ENOMEM, "chat template");
     for (const char *c = jinja; *c; c++)
         if (!isspace((unsigned char)*c)) *end++ = *c;
     *end = '\0';
-    bool has_default = strstr(text, "Youare") != NULL;
-    if (strstr(text, llama3_message) && !has_default) {
-        bool dated = strstr(text, "CuttingKnowledgeDate:December2023\\n") &&
-                     strstr(text, "\"TodayDate:\"+date_string+\"\\n\\n\"");
-        bool other = strstr(text, "CuttingKnowledge") || strstr(text, "date_string");
-        if (dated)
-            found = strstr(text, "strftime_now") ? FAMILY_LLAMA3_2 : FAMILY_LLAMA3_1;
-        else if (!other)
-            found = FAMILY_LLAMA3;
-    } else if (strstr(text, llama2_user) && strstr(text, llama2_system) && strstr(text, llama2_assistant) &&
-               !has_default) {
-        found = FAMILY_LLAMA2;
-    }
+    *found = find_family_of(text);
     free(text);
-    return found;
+    return BL_OK;
 }
 
 static bl_status recognise(const bl_tokenizer *tokenizer, family *found)
@@ -197,7 +200,7 @@ static bl_status recognise(const bl_tokenizer *tokenizer, family *found)
     const char *jinja = bl_tokenizer_chat_template(tokenizer);
 
     if (jinja) {
-        *found = recognise_text(jinja);
+        BL_TRY(recognise_text(jinja, found));
         if (*found != FAMILY_FILE) return BL_OK;
         return BL_FAIL(BL_EUSAGE,
                        "chat_template: the model's own template is none that Ballast knows; give " NAMES);

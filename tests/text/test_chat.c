@@ -233,6 +233,7 @@ static void check_recognised(const char *fixture, const char *jinja, const char 
 #define MESSAGE3                                                                                             \
     "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + "      \
     "'<|eot_id|>'"
+#define SYSTEM2 "{% set system_message = messages[0]['content'] %}"
 #define MESSAGE2                                                                                             \
     "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"           \
     "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{{ ' '  + content.strip() + ' ' + eos_token " \
@@ -247,8 +248,9 @@ static void test_recognition(void **state)
     check_recognised(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}", NULL);
     check_recognised(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", NULL);
     check_recognised(FIXTURE, NULL, NULL); /* headers of both Llama 3 and ChatML */
-    check_recognised(SPM_FIXTURE, MESSAGE2, "llama2");
-    check_recognised(SPM_FIXTURE, MESSAGE2 "{{ 'You are' }}", NULL);
+    check_recognised(SPM_FIXTURE, SYSTEM2 MESSAGE2, "llama2");
+    check_recognised(SPM_FIXTURE, "{% set system_message = messages[0]['content'] | trim %}" MESSAGE2, NULL);
+    check_recognised(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", NULL);
     check_recognised(SPM_FIXTURE, NULL, NULL);
     bl_tokenizer *tokenizer =
         with_config(SPM_FIXTURE, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"a\"},{\"name\":"
