@@ -66,6 +66,8 @@ struct bl_wire {
     bool *heard;        /* [size] */
     word verdict;
     unsigned quiet_rounds; /* since a transfer was completed or begun */
+    double round_s;        /* when it last looked around */
+    double late_until_s;
 };
 
 /* One transfer: its pieces go one after the other. */
@@ -339,13 +341,22 @@ static void spread(bl_wire *w)
     }
 }
 
+/* A wrong option, a request to stop and a missing rank are not one rank's own. */
+static bool is_of_one_rank(const word *what)
+{
+    bl_status st = what->error.status;
+    return what->origin > 0 && st != BL_EUSAGE && st != BL_ESTOPPED && st != BL_ERANK;
+}
+
 /* The lowest rank that is known to answer tells the user. */
 static void report(bl_wire *w)
 {
     bl_error *error = &w->verdict.error;
     for (int i = 0; i < w->rank; i++)
         if (w->heard[i]) return;
-    if (w->verdict.origin > 0 && error->status != BL_ESTOPPED && error->status != BL_ERANK) {
+    if (w->first.origin != w->rank && now_s() < w->late_until_s + SPREAD_S)
+        return; /* another one has, without us */
+    if (is_of_one_rank(&w->verdict)) {
         bl_error_restore(error);
         bl_error_save(error, bl_error_prefix(error->status, "rank %d", w->verdict.origin));
     }
@@ -397,14 +408,28 @@ static void rest(bl_wire *w)
     pthread_mutex_unlock(&w->lock);
 }
 
+/* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up by the
+ * others: it does not blame them for its own absence, and listens first. */
+static void notice_absence(bl_wire *w)
+{
+    double now = now_s();
+    if (now - w->round_s > SPREAD_S) {
+        w->late_until_s = now + SPREAD_S;
+        for (bl_lane *lane = w->active; lane; lane = lane->next) lane->last_event_s = now;
+    }
+    w->round_s = now;
+}
+
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */
 static bool run(bl_wire *w)
 {
     word other;
+    w->round_s = now_s();
     for (;;) {
         bool is_closing = take_given(w);
-        advance_all(w);
+        notice_absence(w);
         if (hear_word(w, &other)) note_word(w, &other);
+        advance_all(w);
         if (is_aborted(w)) return false;
         if (is_closing && !w->active) return true;
         rest(w);

@@ -103,7 +103,7 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
     for (int i = 1; i < n_ranks && used < sizeof list - 16; i++)
         if (memcmp((const char *)&views[0] + offset, (const char *)&views[i] + offset, sizeof(uint64_t)) != 0)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", i);
-    return used == 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on: rank %s", what, list);
+    return used == 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on rank %s", what, list);
 }
 
 static bl_status compare_views(const bl_job *job, const view *views)
@@ -130,10 +130,10 @@ bl_status bl_job_check_processes(bl_job *job)
     BL_TRY_GOTO(st, closed, look(job, &t, probe, &own));
     BL_TRY_GOTO(st, closed, bl_comm_all_gather(t.world, t.stream, &own, views, sizeof own));
     BL_TRY_GOTO(st, closed, bl_stream_synchronize(t.stream));
-    if (job->first_here == 0) BL_TRY_GOTO(st, closed, bl_tree_remove(probe));
     st = compare_views(job, views);
 closed:
     talk_close(&t);
+    if (job->first_here == 0 && probe && st == BL_OK) st = bl_tree_remove(probe);
 done:
     free(probe);
     free(views);

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job.
+ * Built with no_mpi.c. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "comm/launch.h"
+
+static const char *const names[] = {"OMPI_COMM_WORLD_SIZE",
+                                    "OMPI_COMM_WORLD_RANK",
+                                    "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                    "PMI_SIZE",
+                                    "PMI_RANK",
+                                    "MPI_LOCALNRANKS",
+                                    "SLURM_STEP_NUM_TASKS",
+                                    "SLURM_PROCID",
+                                    "SLURM_STEP_TASKS_PER_NODE"};
+
+typedef struct launch_case {
+    const char *environment[4][2];
+    const char *launcher;
+    int rank, n_processes, n_local;
+} launch_case;
+
+static void set_environment(const launch_case *c)
+{
+    for (size_t i = 0; i < BL_COUNT(names); i++) unsetenv(names[i]);
+    for (size_t i = 0; i < BL_COUNT(c->environment) && c->environment[i][0]; i++)
+        setenv(c->environment[i][0], c->environment[i][1], 1);
+}
+
+static void test_read(void **state)
+{
+    static const launch_case cases[] = {
+        {{{0}}, NULL, 0, 1, 1},
+        {{{"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}},
+         "mpirun",
+         5,
+         8,
+         4},
+        {{{"PMI_SIZE", "3"}, {"PMI_RANK", "2"}}, "mpirun", 2, 3, 1},
+        {{{"SLURM_STEP_NUM_TASKS", "6"}, {"SLURM_PROCID", "4"}, {"SLURM_STEP_TASKS_PER_NODE", "3(x2)"}},
+         "srun",
+         4,
+         6,
+         3},
+        /* a batch script has tasks, but is no step of its own */
+        {{{"SLURM_PROCID", "0"}}, NULL, 0, 1, 1},
+        /* mpirun under Slurm: its daemons are the step */
+        {{{"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_PROCID", "1"},
+          {"OMPI_COMM_WORLD_SIZE", "16"},
+          {"OMPI_COMM_WORLD_RANK", "9"}},
+         "mpirun",
+         9,
+         16,
+         1},
+        {{{"OMPI_COMM_WORLD_SIZE", "many"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 1, 1},
+        {{{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, NULL, 0, 1, 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        bl_launch_info info;
+        set_environment(&cases[i]);
+        bl_launch_read(&info);
+        assert_int_equal(info.rank, cases[i].rank);
+        assert_int_equal(info.n_processes, cases[i].n_processes);
+        assert_int_equal(info.n_local, cases[i].n_local);
+        if (cases[i].launcher)
+            assert_string_equal(info.launcher, cases[i].launcher);
+        else
+            assert_null(info.launcher);
+    }
+}
+
+static void test_without_mpi(void **state)
+{
+    static const launch_case two = {
+        {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}}, NULL, 0, 0, 0};
+    static const launch_case alone = {
+        {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 0, 0};
+    bl_launch *launch;
+
+    (void)state;
+    set_environment(&two);
+    assert_int_equal(bl_launch_open(&launch), BL_EUSAGE);
+    assert_null(launch);
+    assert_non_null(strstr(bl_error_text(), "no MPI"));
+    assert_non_null(strstr(bl_error_text(), "2 processes"));
+
+    set_environment(&alone);
+    assert_int_equal(bl_launch_open(&launch), BL_OK);
+    assert_null(launch);
+    assert_int_equal(bl_launch_rank(launch), 0);
+    assert_int_equal(bl_launch_size(launch), 1);
+    assert_false(bl_launch_should_leave(launch));
+    assert_int_equal(bl_launch_close(launch, BL_FAIL(BL_EINPUT, "kept")), BL_EINPUT);
+    assert_string_equal(bl_error_text(), "kept");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_read), cmocka_unit_test(test_without_mpi)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `ballast train` as several processes leaves what as many local ranks leave: the same adapter, byte for
+ * byte, and the same metrics but for the times; and goes on where either of them was interrupted. */
+#include "mpi_job.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+
+static const double LIMIT_S = 90;
+
+static int train(const golden_args *args, int n_ranks, runs_child *child)
+{
+    mpi_start_ballast(child, n_ranks, NULL, "train", args);
+    return runs_wait(child, LIMIT_S);
+}
+
+static void assert_trained(const golden_args *args, int n_ranks)
+{
+    runs_child child = {0};
+    int code = train(args, n_ranks, &child);
+    mpi_assert_error(&child, NULL);
+    assert_int_equal(code, 0);
+}
+
+/* shard_size: a copy of the base for all ranks, for two of them (the ranks of a host), or each. */
+static void test_same_as_local(void **state)
+{
+    static const int cases[][2] = {{2, 2}, {2, 1}, {4, 4}, {4, 2}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        const char *local = runs_path("local-%zu", i), *mpi = runs_path("mpi-%zu", i);
+        golden_args args = {0};
+        runs_standard(&args, local, cases[i][0]);
+        runs_set(&args, "shard_size", "%d", cases[i][1]);
+        assert_int_equal(golden_train(&args), BL_OK);
+        runs_set(&args, "output_dir", "%s", mpi);
+        assert_trained(&args, cases[i][0]);
+        if (!runs_are_same(local, mpi)) fail_msg("%d ranks, shards of %d", cases[i][0], cases[i][1]);
+        assert_true(bl_file_exists(runs_path("mpi-%zu/README.md", i)));
+        assert_false(bl_file_exists(runs_path("mpi-%zu/.ballast.probe", i)));
+        golden_args_free(&args);
+    }
+}
+
+/* A copy of `whole` as a crash after step 4 would have left it. */
+static const char *crashed(const char *whole, const char *name)
+{
+    const char *output = runs_path("%s", name);
+    runs_copy(whole, output);
+    for (int step = 5; step <= 8; step++)
+        assert_int_equal(bl_tree_remove(runs_path("%s/checkpoints/step-%d", name, step)), BL_OK);
+    assert_int_equal(bl_tree_remove(runs_path("%s/adapter_model.safetensors", name)), BL_OK);
+    return output;
+}
+
+static void test_resume_across_kinds(void **state)
+{
+    const char *local = runs_path("local-whole"), *mpi = runs_path("mpi-whole");
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, local, 2);
+    assert_int_equal(golden_train(&args), BL_OK);
+    runs_set(&args, "output_dir", "%s", mpi);
+    assert_trained(&args, 2);
+
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_set(&args, "output_dir", "%s", crashed(local, "local-then-mpi"));
+    assert_trained(&args, 2);
+    assert_true(runs_are_same(local, runs_path("local-then-mpi")));
+
+    runs_set(&args, "output_dir", "%s", crashed(mpi, "mpi-then-local"));
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_true(runs_are_same(local, runs_path("mpi-then-local")));
+
+    runs_child child = {0};
+    runs_set(&args, "output_dir", "%s", crashed(mpi, "other-ranks"));
+    assert_int_equal(train(&args, 3, &child), 5);
+    mpi_assert_error(&child, "ranks: 2 -> 3");
+    golden_args_free(&args);
+}
+
+/* ---- what one process gets wrong, all end with ---- */
+
+/* A script that starts the program, with `word` on rank 1 only. */
+static const char *with_word_on_rank_1(const char *word)
+{
+    char text[2 * GOLDEN_PATH_BYTES + 160];
+    const char *path = runs_path("program.sh");
+    snprintf(text, sizeof text,
+             "#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK = 1 ] && exec %s \"$@\" %s\nexec %s \"$@\"\n",
+             BALLAST_PROGRAM, word, BALLAST_PROGRAM);
+    runs_write(path, text);
+    assert_int_equal(chmod(path, 0755), 0);
+    return path;
+}
+
+static void test_one_process_differs(void **state)
+{
+    char elsewhere[GOLDEN_PATH_BYTES + 16];
+    snprintf(elsewhere, sizeof elsewhere, "--output_dir %s", runs_path("elsewhere"));
+    const struct {
+        const char *word;
+        int code;
+        const char *text;
+    } cases[] = {
+        {"--train_file /absent.jsonl", 3, "error: rank 1: /absent.jsonl: No such file"},
+        {"--seed 7", 2, "error: the configuration is not the same on rank 0 and on rank 1"},
+        {elsewhere, 2,
+         "it must lie on a file system that all hosts share) is not the same on rank 0 and on rank 1"},
+        {"--validation_file " GOLDEN_DIR "/tokens/tiny.jsonl", 2,
+         "error: the validation data are not the same"},
+        {"--ranks 2", 2, "error: ranks: 2, but 3 processes were started"},
+        {"--rankz 2", 2, "did you mean"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        runs_child child = {0};
+        golden_args args = {0};
+        runs_standard(&args, runs_path("differs-%zu", i), 3);
+        mpi_start_ballast(&child, 3, with_word_on_rank_1(cases[i].word), "train", &args);
+        int code = runs_wait(&child, LIMIT_S);
+        if (code != cases[i].code) fail_msg("%s: exit %d, not %d", cases[i].word, code, cases[i].code);
+        mpi_assert_error(&child, cases[i].text);
+        golden_args_free(&args);
+    }
+}
+
+/* ---- signals ---- */
+
+enum { LONG_STEPS = 400 };
+
+static void long_run(golden_args *args, const char *output, int ranks)
+{
+    runs_standard(args, output, ranks);
+    runs_set(args, "max_steps", "%d", LONG_STEPS);
+    runs_set(args, "save_steps", "40");
+    runs_set(args, "eval_steps", "100");
+}
+
+static void wait_for_steps(const runs_child *child, const char *output, int64_t n)
+{
+    while (runs_logged_steps(output) < n) {
+        if (!runs_is_alive(child)) fail_msg("the job ended before step %d", (int)n);
+        runs_sleep_s(0.005);
+    }
+}
+
+static void test_stop_and_go_on(void **state)
+{
+    static const char *const grace[] = {"20", "0"}; /* the second one stops inside a step */
+    golden_args args = {0};
+    const char *whole = runs_path("long-whole");
+
+    (void)state;
+    long_run(&args, whole, 2);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    for (size_t i = 0; i < BL_COUNT(grace); i++) {
+        const char *output = runs_path("long-%zu", i);
+        runs_child child = {0};
+        long_run(&args, output, 2);
+        runs_set(&args, "grace_s", grace[i]);
+        mpi_start_ballast(&child, 2, NULL, "train", &args);
+        wait_for_steps(&child, output, 100);
+        kill(child.pid, SIGUSR1); /* mpirun passes it on to all */
+        assert_int_equal(runs_wait(&child, 30), 75);
+        mpi_assert_error(&child, "stopped");
+        assert_true(runs_logged_steps(output) < LONG_STEPS);
+
+        runs_set(&args, "resume_from_checkpoint", "true");
+        mpi_start_ballast(&child, 2, NULL, "train", &args);
+        wait_for_steps(&child, output, 120);
+        kill(mpi_process_of(&child, 1), SIGUSR1); /* one rank's request is enough */
+        assert_int_equal(runs_wait(&child, 30), 75);
+        assert_trained(&args, 2);
+        assert_true(runs_are_same(whole, output));
+        golden_args_free(&args);
+    }
+}
+
+static void test_a_rank_dies(void **state)
+{
+    for (int which = 0; which < 2; which++) {
+        const char *output = runs_path("dies-%d", which);
+        golden_args args = {0};
+        runs_child child = {0};
+
+        (void)state;
+        long_run(&args, output, 3);
+        runs_set(&args, "max_steps", "100000");
+        mpi_start_ballast(&child, 3, NULL, "train", &args);
+        pid_t ranks[3];
+        for (int i = 0; i < 3; i++) ranks[i] = mpi_process_of(&child, i);
+        wait_for_steps(&child, output, 45);
+        kill(which == 0 ? ranks[1] : child.pid, SIGKILL);
+        assert_int_equal(runs_wait(&child, 5), which == 0 ? 128 + SIGKILL : -SIGKILL);
+        double deadline = runs_now_s() + 5;
+        for (int i = 0; i < 3; i++) {
+            while (mpi_is_running(ranks[i]) && runs_now_s() < deadline) runs_sleep_s(0.02);
+            assert_false(mpi_is_running(ranks[i]));
+        }
+        assert_true(bl_file_exists(runs_path("dies-%d/checkpoints/step-40/manifest.json", which)));
+        golden_args_free(&args);
+    }
+}
+
+static void test_a_rank_hangs(void **state)
+{
+    const char *output = runs_path("hangs");
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    long_run(&args, output, 3);
+    runs_set(&args, "max_steps", "100000");
+    runs_set(&args, "step_deadline_s", "2");
+    mpi_start_ballast(&child, 3, NULL, "train", &args);
+    pid_t hung = mpi_process_of(&child, 0);
+    wait_for_steps(&child, output, 5);
+    kill(hung, SIGSTOP);
+    assert_int_equal(runs_wait(&child, 15), 7);
+    mpi_assert_error(&child, "rank 0 ");
+    assert_false(mpi_is_running(hung));
+    golden_args_free(&args);
+}
+
+static void test_eval(void **state)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    golden_args_add(&args, "model_name_or_path", GOLDEN_DIR "/models/tiny-gqa");
+    golden_args_add(&args, "validation_file", GOLDEN_DIR "/tokens/tiny-validation.jsonl");
+    golden_args_add(&args, "data_format", "tokens");
+    golden_args_add(&args, "max_seq_length", "64");
+    golden_args_add(&args, "threads", "1");
+    mpi_start_ballast(&child, 2, NULL, "eval", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+    char *log = runs_read(child.log, NULL), *line = strstr(log, "{\"eval_loss\"");
+    assert_non_null(line);
+    assert_null(strstr(line + 1, "{\"eval_loss\"")); /* rank 0 alone */
+    free(log);
+    golden_args_free(&args);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_as_local),
+        cmocka_unit_test(test_resume_across_kinds),
+        cmocka_unit_test(test_one_process_differs),
+        cmocka_unit_test(test_stop_and_go_on),
+        cmocka_unit_test(test_a_rank_dies),
+        cmocka_unit_test(test_a_rank_hangs),
+        cmocka_unit_test(test_eval),
+    };
+    if (!mpi_is_here()) return 77;
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
