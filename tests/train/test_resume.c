@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "store/checkpoint.h"
+#include "store/safetensors.h"
 
 enum { STEPS = 8 };
 
@@ -210,6 +211,18 @@ static void test_another_rank_count_keeps_the_course(void **state)
     json_decref(expected);
 }
 
+static void flip_last_bit_of(const char *weights, const char *tensor)
+{
+    bl_safetensors *file;
+
+    assert_int_equal(bl_safetensors_open(weights, &file), BL_OK);
+    const bl_tensor *t = bl_safetensors_find(file, tensor);
+    assert_non_null(t);
+    int64_t at = t->offset_bytes + t->n_bytes - 2; /* the low byte of a bf16 */
+    bl_safetensors_close(file);
+    runs_flip_bit(weights, at);
+}
+
 static void test_differences_are_listed(void **state)
 {
     const char *output = crashed_run(whole_run(1), 4, "changed");
@@ -226,8 +239,7 @@ static void test_differences_are_listed(void **state)
     runs_copy(GOLDEN_DIR "/models/tiny-gqa", model);
     assert_int_equal(resume(output, 1, "model_name_or_path", model), BL_OK); /* elsewhere, but the same */
     output = crashed_run(whole_run(1), 4, "changed");
-    runs_flip_bit(runs_path("other-model/model.safetensors"),
-                  -1); /* of some layer's weight, not of the embedding */
+    flip_last_bit_of(runs_path("other-model/model.safetensors"), "model.layers.1.mlp.up_proj.weight");
     assert_int_equal(resume(output, 1, "model_name_or_path", model), BL_ECHECKPOINT);
     assert_error_has("the model's tensors differ");
 
