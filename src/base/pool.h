@@ -12,7 +12,7 @@
 
 typedef struct bl_pool bl_pool;
 
-enum { BL_POOL_SCRATCH_BYTES = 8 << 20 };
+enum { BL_POOL_SCRATCH_BYTES = 1 << 20 };
 
 /* Runs item `index`; `scratch` is this worker's BL_POOL_SCRATCH_BYTES, 64-byte aligned, of undefined content. */
 typedef void (*bl_pool_fn)(void *arg, int64_t index, void *scratch);

@@ -68,14 +68,14 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     place_tensors(dims, BL_SAVE_S4, T, &from, &ws->tensors);
     ws->norm = take(&from, T * dims->hidden);
     ws->rstd = take(&from, T);
-    ws->h = take(&from, T * dims->inter);
+    ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
     ws->lora = take(&from, r > 0 ? bl_lora_linear_workspace_floats(T, widest, r, dropout) : 0);
     if (training) {
-        ws->dh = take(&from, T * dims->inter);
+        ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
         ws->d_norm = take(&from, T * dims->hidden);
-        ws->d_attention = take(&from, T * dims->q_width);
-        ws->d_qkv = take(&from, T * dims->qkv_width);
         ws->delta = take(&from, T * dims->n_heads);
+        ws->d_attention = ws->h; /* the MLP's backward is over when that of attention begins */
+        ws->d_qkv = ws->dh;
     }
     return from.used;
 }

@@ -21,14 +21,14 @@ struct bl_llama_pass {
     float *boundaries;    /* [n_boundaries][max_group][T_alloc * hidden] */
     float *d;             /* [max_group][T_alloc * hidden]: gradient of the boundary between two layers */
     float *saved;         /* [n_layers][max_group][saved_floats * T_alloc] */
-    float *logits, *final_norm, *rstd;
+    float *logits;
     int64_t saved_floats;
     int64_t n_visits; /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
     bl_block_workspace workspace;
 };
 
 typedef struct pass_memory {
-    int64_t boundaries, d, saved, logits, final_norm, rstd, workspace, total; /* floats */
+    int64_t boundaries, d, saved, logits, workspace, total; /* floats */
 } pass_memory;
 
 static pass_memory measure(const bl_llama_config *config, const bl_pass_options *o)
@@ -40,13 +40,11 @@ static pass_memory measure(const bl_llama_config *config, const bl_pass_options 
     m.boundaries = (o->training ? config->n_layers + 1 : 2) * group * T * dims.hidden;
     m.workspace = bl_block_workspace_floats(&dims, T, o->lora->options.r, o->lora->options.dropout > 0, o->training);
     m.logits = bl_round_up(bl_loss_head_scratch_floats(config->vocab_size), 64);
-    m.final_norm = T * dims.hidden;
-    m.rstd = T;
     if (o->training) {
         m.d = group * T * dims.hidden;
         m.saved = config->n_layers * group * T * bl_block_saved_floats(&dims, o->save);
     }
-    m.total = m.boundaries + m.d + m.saved + m.logits + m.final_norm + m.rstd + m.workspace;
+    m.total = m.boundaries + m.d + m.saved + m.logits + m.workspace;
     return m;
 }
 
@@ -78,10 +76,8 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
     pass->d = pass->boundaries + m.boundaries;
     pass->saved = pass->d + m.d;
     pass->logits = pass->saved + m.saved;
-    pass->final_norm = pass->logits + m.logits;
-    pass->rstd = pass->final_norm + m.final_norm;
     bl_block_place_workspace(&weights->dims, pass->T_alloc, options->lora->options.r, options->lora->options.dropout > 0,
-                             options->training, pass->rstd + m.rstd, &pass->workspace);
+                             options->training, pass->logits + m.logits, &pass->workspace);
     *out = pass;
     return BL_OK;
 }
@@ -207,15 +203,15 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input, boo
         const float *x = boundary(pass, pass->n_layers, m);
         float *d = backward ? boundary_gradient(pass, m) : NULL;
         BL_TRY(bl_rmsnorm_forward(pass->compute, &(bl_rmsnorm_forward_args){.T = b->T, .H = pass->hidden, .eps = config->rms_norm_eps,
-                                                                            .x = x, .w = w, .y = pass->final_norm,
-                                                                            .rstd = pass->rstd}));
+                                                                            .x = x, .w = w, .y = pass->workspace.norm,
+                                                                            .rstd = pass->workspace.rstd}));
         BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T, .H = pass->hidden, .V = config->vocab_size,
-                                                                .head = head, .x = pass->final_norm, .targets = b->targets,
+                                                                .head = head, .x = pass->workspace.norm, .targets = b->targets,
                                                                 .weights = b->weights, .scale = input->loss_scale,
                                                                 .logits = pass->logits, .dx = d, .loss_sum = input->loss_sum}));
         if (backward)
             BL_TRY(bl_rmsnorm_backward(pass->compute, &(bl_rmsnorm_backward_args){.T = b->T, .H = pass->hidden, .x = x, .w = w,
-                                                                                  .rstd = pass->rstd, .dy = d, .dx = d}));
+                                                                                  .rstd = pass->workspace.rstd, .dy = d, .dx = d}));
     }
     return end_visit(pass, pass->n_layers);
 }

@@ -29,6 +29,7 @@ typedef struct bl_job {
     bl_lora_layout lora;
     char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;
+    unsigned save; /* bl_save: what layers keep for their backward pass */
     bl_launch *launch; /* NULL: all ranks are this process's */
     bl_comm *world;    /* of the one rank of this process, until that rank has it; NULL without launch */
     int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
@@ -119,6 +120,9 @@ typedef struct bl_memory_ledger {
     int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* of the whole process */
 } bl_memory_ledger;
 bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
+/* job->save by activation_checkpointing; auto keeps the most with which the job is predicted to take at most half of the
+ * memory that is available, were all its processes on this host. Bits do not depend on it. */
+bl_status bl_job_choose_saving(bl_job *job);
 bl_status bl_job_check_memory(const bl_memory_ledger *ledger); /* BL_ENOMEM when this machine has less */
 int64_t bl_process_anonymous_bytes(void);                      /* RssAnon now */
 

@@ -5,12 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/pool.h"
 #include "base/sizes.h"
 #include "ops/rope.h"
 #include "train/job.h"
 
-enum { OTHER_BYTES = 24 << 20 }; /* code's data, libraries, stacks, streams: measured on small models, docs/memory.md */
+/* Measured, docs/memory.md: what no function of ours allocates. */
+enum {
+    PROCESS_BYTES = 4 << 20, /* data and heap of program and libraries, stacks, streams, open files */
+    BLAS_BYTES = 4 << 20,    /* a thread's packing buffers and generated code */
+};
 
 static int64_t scale_bytes(const bl_base_layout *layout)
 {
@@ -43,8 +48,8 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
         .adapter = job->lora.n_floats ? bl_adapter_state_bytes(&job->lora, m->n_layers, job->n_ranks, (int)c->ring_depth) : 0,
         .activations = bl_llama_pass_bytes(m, &options),
         .batches = job->evaluate_only ? 0 : 2 * bl_batches_bytes((int)c->gradient_accumulation_steps, options.T_max),
-        .scratch = c->threads * BL_POOL_SCRATCH_BYTES,
-        .other = OTHER_BYTES,
+        .scratch = c->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES),
+        .other = PROCESS_BYTES,
     };
     bl_base_layout_free(&layout);
     out->total = (out->frozen + out->ring + out->adapter + out->activations + out->batches + out->scratch) * job->n_here +
@@ -66,11 +71,44 @@ static int64_t read_number(const char *path, const char *key, int64_t unit)
     return value;
 }
 
+/* What this process may still take; -1: unknown. */
+static int64_t available_bytes(void)
+{
+    int64_t available = read_number("/proc/meminfo", "MemAvailable:", 1024),
+            limit = read_number("/sys/fs/cgroup/memory.max", "", 1);
+    return limit >= 0 && (available < 0 || limit < available) ? limit : available;
+}
+
+bl_status bl_job_choose_saving(bl_job *job)
+{
+    static const struct {
+        bl_activation_checkpointing key;
+        unsigned save;
+        const char *name;
+    } choices[] = {{BL_CHECKPOINT_NONE, BL_SAVE_S4, "none"},
+                   {BL_CHECKPOINT_SELECTIVE, BL_SAVE_S2, "selective"},
+                   {BL_CHECKPOINT_FULL, BL_SAVE_S0, "full"}};
+    bl_activation_checkpointing asked = job->config->activation_checkpointing;
+    int64_t available = available_bytes(), n_processes = bl_ceil_div(job->n_ranks, job->n_here);
+
+    for (size_t i = 0; i < BL_COUNT(choices); i++) {
+        bl_memory_ledger ledger;
+        job->save = choices[i].save;
+        if (choices[i].key == asked) return BL_OK;
+        if (asked != BL_CHECKPOINT_AUTO) continue;
+        BL_TRY(bl_job_predict_memory(job, &ledger));
+        if (choices[i].key != BL_CHECKPOINT_FULL && ledger.total > available / 2 / n_processes) continue;
+        bl_log_info("activation_checkpointing auto: %s, %.1f MiB in all of %.1f MiB available",
+                    choices[i].name, (double)ledger.total / (1 << 20), (double)available / (1 << 20));
+        return BL_OK;
+    }
+    return BL_OK;
+}
+
 bl_status bl_job_check_memory(const bl_memory_ledger *ledger)
 {
-    int64_t available = read_number("/proc/meminfo", "MemAvailable:", 1024), limit = read_number("/sys/fs/cgroup/memory.max", "", 1);
+    int64_t available = available_bytes();
 
-    if (limit >= 0 && (available < 0 || limit < available)) available = limit;
     if (available < 0 || ledger->total <= available) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
                    "this run needs about %.1f MiB of memory, %.1f MiB are available; less are needed with a smaller "

@@ -16,17 +16,6 @@ static int64_t visit_group(const bl_train_config *c)
     return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), c->gradient_accumulation_steps);
 }
 
-static unsigned save_mask(const bl_train_config *c)
-{
-    switch (c->activation_checkpointing) {
-    case BL_CHECKPOINT_NONE: return BL_SAVE_S4;
-    case BL_CHECKPOINT_SELECTIVE: return BL_SAVE_S2;
-    case BL_CHECKPOINT_FULL:
-    case BL_CHECKPOINT_AUTO: break;
-    }
-    return BL_SAVE_S0;
-}
-
 static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
@@ -42,7 +31,7 @@ bl_pass_options bl_job_pass_options(const bl_job *job)
     int64_t rows = bl_max_i64(c->per_device_train_batch_size, job->validation ? c->per_device_eval_batch_size : 0);
     if (job->evaluate_only) rows = c->per_device_eval_batch_size;
     return (bl_pass_options){.T_max = rows * c->max_seq_length, .max_group = job->evaluate_only ? 1 : (int)visit_group(c),
-                             .ring_depth = (int)c->ring_depth, .save = save_mask(c), .training = !job->evaluate_only,
+                             .ring_depth = (int)c->ring_depth, .save = job->save, .training = !job->evaluate_only,
                              .lora = &job->lora};
 }
 

@@ -119,6 +119,7 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
+    job->host->io_engine = c->io_engine;
     if (c->max_seq_length > job->host->config.max_position_embeddings)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions", (long long)c->max_seq_length,
                        (long long)job->host->config.max_position_embeddings);
@@ -346,6 +347,7 @@ static bl_status train_locked(bl_job *job)
 
     BL_TRY(open_job(job));
     BL_TRY(prepare_output(job));
+    BL_TRY(bl_job_choose_saving(job));
     BL_TRY(bl_job_predict_memory(job, &memory));
     print_plan(job, &memory);
     BL_TRY(bl_job_check_memory(&memory));
