@@ -7,9 +7,9 @@
  *     user: {prefix: "...", suffix: "..."}
  *   end_token: "<|im_end|>" what ends an assistant's turn, always learned: its suffix begins with it
  *   train_suffix: false     whether the rest of that suffix is learned too; without end_token, all of it */
+#include <stdlib.h>
 #include <string.h>
 
-#include <stdlib.h>
 #include <yaml.h>
 
 #include "base/files.h"

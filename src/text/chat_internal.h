@@ -26,8 +26,7 @@ struct bl_chat_template {
     bool recognised;
     bool trims;        /* white space around a content, as Python's str.strip does */
     bool alternates;   /* user, assistant, user, ...; one system message, at the start */
-    bool nests_system; /* Llama 2: a system message, in its prefix and suffix, begins the first user's content
-                        */
+    bool nests_system; /* Llama 2: a system message begins the first user's content */
     bool learns_suffix;
     bool has_role[BL_CHAT_N_ROLES];
     bl_chat_text begin, prefix[BL_CHAT_N_ROLES], suffix[BL_CHAT_N_ROLES], answer_start, answer_end;

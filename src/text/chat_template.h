@@ -2,15 +2,19 @@
 /* chat_template.h -- a conversation as token ids, and which of them a model learns.
  *
  * Known by name, each with the ids that Hugging Face's apply_chat_template gives for the model's own jinja
- * text (no tools): llama2     <s>[INST] <<SYS>>\n{system}\n<</SYS>>\n\n{user} [/INST] {assistant} </s> roles
- * must alternate llama3     <|begin_of_text|>, then
- * <|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|> a message llama3.1   as llama3, with a
- * system message always, its content behind "Cutting Knowledge Date: December 2023\nToday Date: {date}\n\n"
- *   llama3.2   the same; its jinja text writes the day on which it runs. Here both write template_date, "26
- * Jul 2024" unless given (what both texts fall back to): what a run trains must not depend on the day it is
- * started. Anything else is the path of a file of role prefixes and suffixes, docs/data.md. Without a name
- * the model's own text decides (tokenizer_config.json, chat_template.jinja) if it is one of the above, else
- * special tokens that only one of them has; where neither is certain, the caller is told to name one.
+ * text (no tools):
+ * - llama2: <s>[INST] <<SYS>>\n{system}\n<</SYS>>\n\n{user} [/INST] {assistant} </s>; roles must alternate
+ * - llama3: <|begin_of_text|>, then <|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|> each
+ * - llama3.1: as llama3, with a system message always, which begins with
+ *   "Cutting Knowledge Date: December 2023\nToday Date: {date}\n\n"
+ * - llama3.2: the same
+ *
+ * The date is template_date, "26 Jul 2024" unless given: what both jinja texts fall back to. Llama 3.2's
+ * writes the day it runs where it can; what a run trains must not depend on the day it is started.
+ *
+ * Anything else is the path of a file of role prefixes and suffixes, docs/data.md. Without a name the model's
+ * own text decides (tokenizer_config.json, chat_template.jinja) if it is one of the above, else special
+ * tokens that only one of them has; where neither is certain, the caller is told to name one.
  *
  * Masks are exact by construction: an assistant's content is tokenized apart from its header and joined as
  * ids. Learned are the content and the token that ends the turn, never a header. Text in a message never

@@ -2,12 +2,13 @@
 /* dataset.h -- training rows from a JSONL file or a file that is one JSON array of objects.
  *
  * Formats, by the keys of a row (B, E: the ids the tokenizer's post-processor puts before a text, and EOS;
- * [.]: no loss): tokens             input_ids, labels (default: input_ids), document_ids and weights
- * (optional); no other key text               text:                           B text E prompt_completion
- * prompt, completion:             [B prompt] completion E alpaca             instruction, input, output: [B
- * Stanford Alpaca's prompt] output E messages           messages of role, content       as
- * text/chat_template.h says sharegpt           conversations of from, value    the same; from: human, gpt,
- * system (also user, assistant, chatgpt) docs/data.md has an example of each.
+ * [.]: no loss); docs/data.md has an example of each:
+ * - tokens: input_ids; labels (default: the ids), document_ids and weights are optional; no other key
+ * - text: text; B text E
+ * - prompt_completion: prompt, completion; [B prompt] completion E
+ * - alpaca: instruction, input, output; [B Stanford Alpaca's prompt] output E
+ * - messages: messages of role and content; as text/chat_template.h says
+ * - sharegpt: conversations of from (human, gpt, system) and value; the same
  *
  * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the border and the
  * mask is exact by construction; the border is where it lies when a model is asked (prompt encoded,
@@ -16,7 +17,7 @@
  *
  * Opening reads the file once and builds each sample once, so that every error and every count is known
  * before training starts; kept are 16 bytes a row. Samples are built again when they are asked for. Peak
- * memory is the longest row's. */
+ * memory is that of 1 MiB of rows, or of the longest one. */
 #ifndef BALLAST_TEXT_DATASET_H
 #define BALLAST_TEXT_DATASET_H
 
@@ -63,7 +64,7 @@ typedef struct bl_dataset_options {
 } bl_dataset_options;
 
 /* format auto, no length limit, truncate, loss on completions only, bad rows are errors, EOS added and the
- * tokenizer's. */
+ * tokenizer's, the model's own chat template. */
 bl_dataset_options bl_dataset_default_options(const char *path);
 
 /* One row as token ids. labels[t] belongs to ids[t], as in Hugging Face's code: the trainer shifts.
@@ -95,9 +96,8 @@ bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer 
 void bl_dataset_close(bl_dataset *dataset); /* NULL is fine */
 
 bl_data_format bl_dataset_format(const bl_dataset *dataset); /* never BL_DATA_AUTO */
-int64_t bl_dataset_count(const bl_dataset *dataset);         /* samples, in file order */
-int64_t bl_dataset_n_tokens(const bl_dataset *dataset,
-                            int64_t index); /* of one sample, without building it */
+int64_t bl_dataset_count(const bl_dataset *dataset);         /* rows: samples, in file order, unless packed */
+int64_t bl_dataset_n_tokens(const bl_dataset *dataset, int64_t index); /* of one row, without building it */
 void bl_dataset_get_stats(const bl_dataset *dataset, bl_dataset_stats *out);
 
 /* How samples become the rows that a step takes. */
@@ -110,20 +110,23 @@ typedef enum bl_packing {
 bool bl_packing_parse(const char *name, bl_packing *out); /* "none", "pack", "concatenate" */
 const char *bl_packing_name(bl_packing packing);
 
-/* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long as *out
- * (both are closed by themselves, in any order, by one thread). Memory: 4 bytes a sample and 8 a row (pack),
- * 8 a sample (concatenate). Deterministic. pack: rows of at most row_tokens tokens, filled by first-fit
- * decreasing (Johnson 1973) within windows of 8192 samples; samples and rows are in file order. Each sample
- * is a document; the label of its first token is -100, so that the loss of a row is the sum of its samples'
- * losses. Documents inside a sample stay documents. concatenate: exactly row_tokens tokens a row, labels as
- * they are; what is left at the end is dropped. As optimum-habana's run_lora_clm.py concatenate_data, and
- * run_clm.py's group_texts over all samples as one batch. bl_dataset_get_stats goes on telling of all of
- * `samples`. BL_EUSAGE: a sample longer than row_tokens (pack), samples with document_ids (concatenate);
- * BL_EINPUT: not one whole row (concatenate); BL_ENOMEM. */
+/* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long as *out:
+ * both are closed by themselves, in any order, by one thread. Deterministic.
+ * - pack: rows of at most row_tokens tokens, filled by first-fit decreasing (Johnson 1973) within windows of
+ *   8192 samples; rows are in the order of their first samples, samples of a row in file order. Each sample
+ * is a document, the label of its first token is -100: the loss of a row is the sum of its samples' losses.
+ *   Documents inside a sample stay documents. Memory: 4 bytes a sample and 8 a row.
+ * - concatenate: rows of row_tokens tokens, labels as they are; what is left at the end is dropped. As
+ *   concatenate_data of optimum-habana's run_lora_clm.py, and group_texts of transformers' run_clm.py over
+ * all samples as one batch. Memory: 8 bytes a sample.
+ *
+ * bl_dataset_get_stats goes on telling of all of `samples`. Errors: BL_EUSAGE for a sample longer than
+ * row_tokens (pack) or samples with document_ids (concatenate); BL_EINPUT for less than one row
+ * (concatenate); BL_ENOMEM. */
 bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens, int64_t first,
                           int64_t n, bl_dataset **out);
 
-/* Builds sample `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT if the
+/* Builds row `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT if the
  * file changed since it was opened, BL_EIO, BL_ENOMEM; *out is then empty. */
 bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *out);
 void bl_sample_free(bl_sample *sample); /* an empty one is fine */

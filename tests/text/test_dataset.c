@@ -500,6 +500,41 @@ static void test_fingerprint(void **state)
     }
 }
 
+/* Many batches, with bad rows among them: how many threads build them changes nothing, and the first bad row
+ * is the one named. */
+static void test_threads_build_rows(void **state)
+{
+    enum { N_ROWS = 3000, N_BYTES = N_ROWS * 48 };
+    static char text[N_BYTES];
+    bl_dataset_options options = default_options();
+    bl_dataset_stats stats, first_stats = {0};
+    uint64_t first = 0;
+    size_t n = 0;
+    bl_dataset *dataset;
+
+    (void)state;
+    for (int i = 0; i < N_ROWS; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n,
+                              i % 700 == 699 ? "{\"text\":%d}\n" : "{\"text\":\"ab hello %d\"}\n", i);
+    for (int n_threads = 1; n_threads <= 7; n_threads += 3) {
+        options.n_threads = n_threads;
+        options.skip_bad = true;
+        dataset = open_with(&options, text);
+        bl_dataset_get_stats(dataset, &stats);
+        assert_int_equal(stats.n_bad, 4);
+        assert_int_equal(bl_dataset_count(dataset), N_ROWS - 4);
+        if (n_threads == 1) {
+            first = bl_dataset_fingerprint(dataset);
+            first_stats = stats;
+        }
+        assert_true(bl_dataset_fingerprint(dataset) == first);
+        assert_memory_equal(&stats, &first_stats, sizeof stats);
+        bl_dataset_close(dataset);
+        options.skip_bad = false;
+        check_refused(&options, text, n, ":700: key text: expected a string, got 699");
+    }
+}
+
 static void test_changed_file_is_noticed(void **state)
 {
     bl_sample sample;
@@ -670,6 +705,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_options_are_checked, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_overlong_policies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_fingerprint, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_threads_build_rows, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_changed_file_is_noticed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_threads_get_samples, set_up, tear_down),
         cmocka_unit_test(test_split_rounds_half_to_even),
