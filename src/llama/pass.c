@@ -154,10 +154,12 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, in
 
 static bl_status end_visit(bl_llama_pass *pass, int64_t at)
 {
-    int64_t unit = visit_unit(pass, at);
-    bool again = unit == visit_unit(pass, at + 1); /* visited again at once: keep it */
+    int64_t unit = visit_unit(pass, at), next = at + 1;
+    /* A tied head lies in host memory: around it the last layer is visited twice in a row. */
+    if (pass->weights->tied_head.rows > 0 && next < pass->n_visits && visit_unit(pass, next) == pass->n_layers) next++;
+    bool again = unit == visit_unit(pass, next); /* visited again at once: keep it */
     if (!again) BL_TRY(bl_base_release(pass->base, unit, pass->compute));
-    if ((!again || at + 1 == pass->n_visits) && unit < pass->n_layers && pass->options.lora_ring)
+    if ((!again || next >= pass->n_visits) && unit < pass->n_layers && pass->options.lora_ring)
         BL_TRY(bl_gather_ring_release(pass->options.lora_ring, unit, pass->compute));
     return BL_OK;
 }
