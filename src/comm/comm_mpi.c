@@ -3,104 +3,44 @@
  * the order in which they were given, nonblocking, and asked about until they are done. Between two questions
  * the thread sleeps, longer where it waits for a rank that may compute for minutes; a new exchange wakes it.
  *
- *   running   -> spreading   a rank of this process has aborted, a deadline is over, or a word of error came
- * in spreading -> down        every other process has sent its word, or a second is over running   ->
- * finished    closed, and all processes have come to the closing barrier
+ * | from      | to        | when |
+ * | running   | spreading | a rank here has aborted, a deadline is over, or a word of error came in |
+ * | spreading | down      | every other process has sent its word, or a second is over |
+ * | running   | finished  | closed, and all processes have come to the closing barrier |
  *
  * Invariants
- * - Every process sends every other at most one word of error, which is what it knows then; whoever gets one
+ * - A process sends every other at most one word of error, which is what it knows then; whoever gets one
  *   spreads it. So a word from a process says that it knows and will leave.
- * - Exchanges that are cut off end when the wire is down, not before: until then their buffers may be
- * written. Once it is down no MPI call is made any more, MPI_Finalize neither; the process has to exit.
+ * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written until
+ * then.
+ * - Once it is down no MPI call is made, MPI_Finalize neither: the process has to exit.
  *
  * Sources: MPI 3.1, 3.5 (order of messages), 3.7 (nonblocking), 8.7 (finalising). */
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "base/pause.h"
 #include "base/sizes.h"
-#include "comm/wire.h"
+#include "comm/wire_internal.h"
 
-/* MPI counts in int. */
-#ifndef BL_WIRE_PIECE_BYTES
-#define BL_WIRE_PIECE_BYTES ((size_t)1 << 30)
-#endif
-
-enum { TAG_CONTROL = 0, LANES_PER_GROUP = 2 };
-enum { LEAVE_S = 5 }; /* how long a thread that hangs in MPI is waited for after an abort */
+static const size_t PIECE_BYTES = (size_t)1 << 30; /* MPI counts in int */
 
 static const double SPREAD_S = 1.0; /* how long the others' words are waited for */
 
-typedef struct word {
-    int origin; /* the rank that failed */
-    bl_error error;
-} word;
-
-struct bl_wire {
-    int rank, size, max_tag;
-    double deadline_s;
-    bl_wire_report report;
-    pthread_t thread;
-
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t wake;  /* the wire's thread: something to do */
-    pthread_cond_t ready; /* MPI has started, or has not */
-    bool is_ready, is_closing, is_down;
-    bl_lane *given; /* lanes with a new exchange, in order */
-    int next_group;
-    bl_error start_error;
-    word first; /* first.error.status BL_OK: all is well */
-
-    /* of the wire's thread alone */
-    bl_lane *active;
-    MPI_Request incoming;
-    word heard_word, sent_word;
-    MPI_Request *sends; /* [size] */
-    bool *heard;        /* [size] */
-    word verdict;
-    unsigned quiet_rounds; /* since a transfer was completed or begun */
-    double round_s;        /* when it last looked around */
-    double late_until_s;
+struct bl_mpi {
+    MPI_Request incoming, *sends; /* [n_processes] */
+    bl_word heard, told;
 };
 
-/* One transfer: its pieces go one after the other. */
-typedef struct lane_transfer {
-    size_t n_done, n_under_way;
-} lane_transfer;
-
-struct bl_lane {
-    bl_wire *wire;
-    bl_lane *next;
-    int size, tag, *job_ranks;
-    bool is_under_way; /* under the lock */
-    bool is_done;      /* ended well */
-    pthread_cond_t ended;
-    bl_error error; /* why it ended, when it is this exchange's own */
-
-    bl_comm_kind kind;
-    bool is_meeting;
-    bool is_begun;
-    const bl_transfer *transfers;
-    int n_transfers, n_left;
-    double last_event_s;
-    MPI_Request *requests; /* [2 size] */
-    lane_transfer *state;  /* [2 size] */
-    int *finished;         /* [2 size] */
+struct bl_mpi_requests {
+    int *finished; /* which ones, when asked; [n_most] */
+    MPI_Request all[];
 };
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bl_status check_mpi(int code, const char *call)
 {
@@ -109,29 +49,6 @@ static bl_status check_mpi(int code, const char *call)
     if (code == MPI_SUCCESS) return BL_OK;
     MPI_Error_string(code, text, &length);
     return BL_FAIL(BL_ERANK, "%s: %s", call, text);
-}
-
-/* ---- errors ---- */
-
-static void note_word(bl_wire *w, const word *what)
-{
-    pthread_mutex_lock(&w->lock);
-    if (w->first.error.status == BL_OK) w->first = *what;
-    pthread_cond_signal(&w->wake);
-    pthread_mutex_unlock(&w->lock);
-}
-
-void bl_wire_abort(bl_wire *w, const bl_error *error)
-{
-    word own = {.origin = w->rank, .error = *error};
-    note_word(w, &own);
-}
-
-void bl_wire_first_error(bl_wire *w, bl_error *out)
-{
-    pthread_mutex_lock(&w->lock);
-    *out = w->first.error;
-    pthread_mutex_unlock(&w->lock);
 }
 
 static bool is_aborted(bl_wire *w)
@@ -155,30 +72,29 @@ static void abort_with(bl_wire *w, bl_status st)
 static bl_status begin_piece(bl_lane *lane, int i)
 {
     const bl_transfer *t = &lane->transfers[i];
-    lane_transfer *s = &lane->state[i];
+    bl_lane_transfer *s = &lane->state[i];
     unsigned char *at = (unsigned char *)t->bytes + s->n_done;
     int peer = lane->job_ranks[t->peer];
 
-    s->n_under_way =
-        t->n_bytes - s->n_done < BL_WIRE_PIECE_BYTES ? t->n_bytes - s->n_done : BL_WIRE_PIECE_BYTES;
+    s->n_under_way = t->n_bytes - s->n_done < PIECE_BYTES ? t->n_bytes - s->n_done : PIECE_BYTES;
     if (t->is_send)
-        return check_mpi(
-            MPI_Isend(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD, &lane->requests[i]),
-            "MPI_Isend");
-    return check_mpi(
-        MPI_Irecv(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD, &lane->requests[i]),
-        "MPI_Irecv");
+        return check_mpi(MPI_Isend(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD,
+                                   &lane->requests->all[i]),
+                         "MPI_Isend");
+    return check_mpi(MPI_Irecv(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD,
+                               &lane->requests->all[i]),
+                     "MPI_Irecv");
 }
 
 static bl_status begin_exchange(bl_lane *lane)
 {
     lane->is_begun = true;
-    lane->last_event_s = now_s();
-    for (int i = 0; i < lane->n_transfers; i++) lane->requests[i] = MPI_REQUEST_NULL;
+    lane->last_event_s = bl_wire_now_s();
+    for (int i = 0; i < lane->n_transfers; i++) lane->requests->all[i] = MPI_REQUEST_NULL;
     for (int pass = 0; pass < 2; pass++) /* receives first: what finds one waiting is not copied twice */
         for (int i = 0; i < lane->n_transfers; i++) {
             if (lane->transfers[i].is_send != (pass == 1)) continue;
-            lane->state[i] = (lane_transfer){0};
+            lane->state[i] = (bl_lane_transfer){0};
             BL_TRY(begin_piece(lane, i));
         }
     return BL_OK;
@@ -210,7 +126,7 @@ static bl_status check_deadline(const bl_lane *lane)
     double deadline_s = lane->wire->deadline_s;
     char missing[256];
 
-    if (deadline_s <= 0 || now_s() - lane->last_event_s < deadline_s) return BL_OK;
+    if (deadline_s <= 0 || bl_wire_now_s() - lane->last_event_s < deadline_s) return BL_OK;
     name_missing(lane, missing, sizeof missing);
     if (lane->is_meeting)
         return BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing, bl_comm_kind_name(lane->kind),
@@ -228,14 +144,14 @@ static bl_status advance(bl_lane *lane)
         lane->wire->quiet_rounds = 0;
         BL_TRY(begin_exchange(lane));
     }
-    BL_TRY(check_mpi(
-        MPI_Testsome(lane->n_transfers, lane->requests, &n_finished, lane->finished, MPI_STATUSES_IGNORE),
-        "MPI_Testsome"));
+    BL_TRY(check_mpi(MPI_Testsome(lane->n_transfers, lane->requests->all, &n_finished,
+                                  lane->requests->finished, MPI_STATUSES_IGNORE),
+                     "MPI_Testsome"));
     if (n_finished == MPI_UNDEFINED || n_finished == 0) return check_deadline(lane);
     lane->wire->quiet_rounds = 0;
-    if (!lane->is_meeting) lane->last_event_s = now_s();
+    if (!lane->is_meeting) lane->last_event_s = bl_wire_now_s();
     for (int k = 0; k < n_finished; k++) {
-        int i = lane->finished[k];
+        int i = lane->requests->finished[k];
         lane->state[i].n_done += lane->state[i].n_under_way;
         if (lane->state[i].n_done < lane->transfers[i].n_bytes)
             BL_TRY(begin_piece(lane, i));
@@ -290,18 +206,18 @@ static bool take_given(bl_wire *w)
 
 static bl_status listen_for_word(bl_wire *w)
 {
-    return check_mpi(MPI_Irecv(&w->heard_word, sizeof w->heard_word, MPI_BYTE, MPI_ANY_SOURCE, TAG_CONTROL,
-                               MPI_COMM_WORLD, &w->incoming),
+    return check_mpi(MPI_Irecv(&w->mpi->heard, sizeof w->mpi->heard, MPI_BYTE, MPI_ANY_SOURCE,
+                               BL_WIRE_TAG_CONTROL, MPI_COMM_WORLD, &w->mpi->incoming),
                      "MPI_Irecv");
 }
 
 /* True when a word has come in; it is in `out`. */
-static bool hear_word(bl_wire *w, word *out)
+static bool hear_word(bl_wire *w, bl_word *out)
 {
     int has_come = 0;
     MPI_Status status;
-    if (MPI_Test(&w->incoming, &has_come, &status) != MPI_SUCCESS || !has_come) return false;
-    *out = w->heard_word;
+    if (MPI_Test(&w->mpi->incoming, &has_come, &status) != MPI_SUCCESS || !has_come) return false;
+    *out = w->mpi->heard;
     out->error.text[sizeof out->error.text - 1] = '\0';
     w->heard[status.MPI_SOURCE] = true;
     return listen_for_word(w) == BL_OK;
@@ -317,23 +233,23 @@ static bool all_heard(const bl_wire *w)
 /* Tells everybody and hears everybody. If several ranks have failed, the lowest one's error is the job's. */
 static void spread(bl_wire *w)
 {
-    double deadline = now_s() + SPREAD_S;
+    double deadline = bl_wire_now_s() + SPREAD_S;
     const struct timespec pause = {0, 200 * 1000};
     int all_sent = 0;
-    word other;
+    bl_word other;
 
     pthread_mutex_lock(&w->lock);
-    w->verdict = w->sent_word = w->first;
+    w->verdict = w->mpi->told = w->first;
     pthread_mutex_unlock(&w->lock);
     w->heard[w->rank] = true;
     for (int i = 0; i < w->size; i++) {
-        w->sends[i] = MPI_REQUEST_NULL;
+        w->mpi->sends[i] = MPI_REQUEST_NULL;
         if (i != w->rank)
-            MPI_Isend(&w->sent_word, sizeof w->sent_word, MPI_BYTE, i, TAG_CONTROL, MPI_COMM_WORLD,
-                      &w->sends[i]);
+            MPI_Isend(&w->mpi->told, sizeof w->mpi->told, MPI_BYTE, i, BL_WIRE_TAG_CONTROL, MPI_COMM_WORLD,
+                      &w->mpi->sends[i]);
     }
-    while ((!all_sent || !all_heard(w)) && now_s() < deadline) {
-        if (!all_sent) MPI_Testall(w->size, w->sends, &all_sent, MPI_STATUSES_IGNORE);
+    while ((!all_sent || !all_heard(w)) && bl_wire_now_s() < deadline) {
+        if (!all_sent) MPI_Testall(w->size, w->mpi->sends, &all_sent, MPI_STATUSES_IGNORE);
         if (!hear_word(w, &other))
             nanosleep(&pause, NULL);
         else if (other.origin < w->verdict.origin)
@@ -342,7 +258,7 @@ static void spread(bl_wire *w)
 }
 
 /* A wrong option, a request to stop and a missing rank are not one rank's own. */
-static bool is_of_one_rank(const word *what)
+static bool is_of_one_rank(const bl_word *what)
 {
     bl_status st = what->error.status;
     return what->origin > 0 && st != BL_EUSAGE && st != BL_ESTOPPED && st != BL_ERANK;
@@ -354,7 +270,7 @@ static void report(bl_wire *w)
     bl_error *error = &w->verdict.error;
     for (int i = 0; i < w->rank; i++)
         if (w->heard[i]) return;
-    if (w->first.origin != w->rank && now_s() < w->late_until_s + SPREAD_S)
+    if (w->first.origin != w->rank && bl_wire_now_s() < w->late_until_s + SPREAD_S)
         return; /* another one has, without us */
     if (is_of_one_rank(&w->verdict)) {
         bl_error_restore(error);
@@ -412,7 +328,7 @@ static void rest(bl_wire *w)
  * others: it does not blame them for its own absence, and listens first. */
 static void notice_absence(bl_wire *w)
 {
-    double now = now_s();
+    double now = bl_wire_now_s();
     if (now - w->round_s > SPREAD_S) {
         w->late_until_s = now + SPREAD_S;
         for (bl_lane *lane = w->active; lane; lane = lane->next) lane->last_event_s = now;
@@ -423,12 +339,12 @@ static void notice_absence(bl_wire *w)
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */
 static bool run(bl_wire *w)
 {
-    word other;
-    w->round_s = now_s();
+    bl_word other;
+    w->round_s = bl_wire_now_s();
     for (;;) {
         bool is_closing = take_given(w);
         notice_absence(w);
-        if (hear_word(w, &other)) note_word(w, &other);
+        if (hear_word(w, &other)) bl_wire_note_word(w, &other);
         advance_all(w);
         if (is_aborted(w)) return false;
         if (is_closing && !w->active) return true;
@@ -442,21 +358,21 @@ static bool finish(bl_wire *w)
     const struct timespec pause = {0, 500 * 1000};
     MPI_Request barrier;
     int all_here = 0;
-    double start = now_s();
-    word other;
+    double start = bl_wire_now_s();
+    bl_word other;
 
     if (check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "MPI_Ibarrier") != BL_OK) abort_with(w, BL_ERANK);
     while (!is_aborted(w)) {
         if (MPI_Test(&barrier, &all_here, MPI_STATUS_IGNORE) == MPI_SUCCESS && all_here) break;
-        if (hear_word(w, &other)) note_word(w, &other);
-        if (w->deadline_s > 0 && now_s() - start > w->deadline_s)
+        if (hear_word(w, &other)) bl_wire_note_word(w, &other);
+        if (w->deadline_s > 0 && bl_wire_now_s() - start > w->deadline_s)
             abort_with(w, BL_FAIL(BL_ERANK, "not all ranks came to the end of the job within %.1f s",
                                   w->deadline_s));
         nanosleep(&pause, NULL);
     }
     if (!all_here) return false;
-    MPI_Cancel(&w->incoming);
-    MPI_Wait(&w->incoming, MPI_STATUS_IGNORE);
+    MPI_Cancel(&w->mpi->incoming);
+    MPI_Wait(&w->mpi->incoming, MPI_STATUS_IGNORE);
     MPI_Finalize();
     return true;
 }
@@ -483,7 +399,7 @@ static bl_status start_mpi(bl_wire *w)
     return listen_for_word(w);
 }
 
-static void *wire_main(void *argument)
+void *bl_mpi_main(void *argument)
 {
     bl_wire *w = argument;
 
@@ -499,198 +415,36 @@ static void *wire_main(void *argument)
     return NULL;
 }
 
-/* ---- the wire ---- */
+/* ---- what a wire and a lane own of it ---- */
 
-static void init_condition(pthread_cond_t *condition)
+bl_mpi *bl_mpi_create(int n_processes)
 {
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(condition, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
-static void wire_free(bl_wire *w)
-{
-    pthread_cond_destroy(&w->wake);
-    pthread_cond_destroy(&w->ready);
-    pthread_mutex_destroy(&w->lock);
-    free(w->sends);
-    free(w->heard);
-    free(w);
-}
-
-/* Signals are for the threads that expect them. */
-static int start_thread(bl_wire *w)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int code = pthread_create(&w->thread, NULL, wire_main, w);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return code;
-}
-
-bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report_error, bl_wire **out)
-{
-    bl_wire *w = calloc(1, sizeof *w);
-
-    *out = NULL;
-    if (!w) return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
-    w->rank = rank;
-    w->size = n_processes;
-    w->report = report_error;
-    w->next_group = 1;
-    pthread_mutex_init(&w->lock, NULL);
-    init_condition(&w->wake);
-    init_condition(&w->ready);
-    w->sends = calloc((size_t)n_processes, sizeof *w->sends);
-    w->heard = calloc((size_t)n_processes, sizeof *w->heard);
-    /* A rank that waits yields its core: a matrix product beside one that does not takes twice as long. */
-    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    if (!w->sends || !w->heard || start_thread(w) != 0) {
-        wire_free(w);
-        return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
+    bl_mpi *mpi = calloc(1, sizeof *mpi);
+    if (!mpi || !(mpi->sends = calloc((size_t)n_processes, sizeof *mpi->sends))) {
+        free(mpi);
+        return NULL;
     }
-    pthread_mutex_lock(&w->lock);
-    while (!w->is_ready) pthread_cond_wait(&w->ready, &w->lock);
-    pthread_mutex_unlock(&w->lock);
-    if (w->start_error.status != BL_OK) {
-        bl_error error = w->start_error;
-        pthread_join(w->thread, NULL);
-        wire_free(w);
-        return bl_error_restore(&error);
+    return mpi;
+}
+
+void bl_mpi_free(bl_mpi *mpi)
+{
+    if (mpi) free(mpi->sends);
+    free(mpi);
+}
+
+bl_mpi_requests *bl_mpi_requests_create(int n_most)
+{
+    bl_mpi_requests *requests = calloc(1, sizeof *requests + (size_t)n_most * sizeof requests->all[0]);
+    if (!requests || !(requests->finished = calloc((size_t)n_most, sizeof *requests->finished))) {
+        free(requests);
+        return NULL;
     }
-    *out = w;
-    return BL_OK;
+    return requests;
 }
 
-bl_status bl_wire_close(bl_wire *w)
+void bl_mpi_requests_free(bl_mpi_requests *requests)
 {
-    struct timespec limit;
-
-    pthread_mutex_lock(&w->lock);
-    w->is_closing = true;
-    pthread_cond_signal(&w->wake);
-    bl_status first = w->first.error.status;
-    pthread_mutex_unlock(&w->lock);
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += LEAVE_S;
-    if (first == BL_OK)
-        pthread_join(w->thread, NULL);
-    else if (pthread_timedjoin_np(w->thread, NULL, &limit) != 0)
-        return first; /* it hangs in MPI and still uses the wire; the process is about to exit */
-    bl_status st = w->is_down ? w->verdict.error.status : BL_OK;
-    wire_free(w);
-    return st;
-}
-
-int bl_wire_rank(const bl_wire *w)
-{
-    return w->rank;
-}
-
-int bl_wire_size(const bl_wire *w)
-{
-    return w->size;
-}
-
-void bl_wire_set_deadline(bl_wire *w, double deadline_s)
-{
-    pthread_mutex_lock(&w->lock);
-    w->deadline_s = deadline_s;
-    pthread_mutex_unlock(&w->lock);
-}
-
-int bl_wire_propose_group(bl_wire *w)
-{
-    pthread_mutex_lock(&w->lock);
-    int group = w->next_group;
-    pthread_mutex_unlock(&w->lock);
-    return group;
-}
-
-void bl_wire_take_group(bl_wire *w, int group)
-{
-    pthread_mutex_lock(&w->lock);
-    w->next_group = group + 1;
-    pthread_mutex_unlock(&w->lock);
-}
-
-/* ---- lanes ---- */
-
-bl_status bl_lane_create(bl_wire *w, int group, int lane_idx, int size, const int *job_ranks, bl_lane **out)
-{
-    bl_lane *lane = calloc(1, sizeof *lane);
-    size_t n = 2 * (size_t)size;
-
-    *out = NULL;
-    if (!lane) return BL_FAIL(BL_ENOMEM, "a lane of %d ranks", size);
-    init_condition(&lane->ended);
-    lane->wire = w;
-    lane->size = size;
-    lane->requests = calloc(n, sizeof *lane->requests);
-    lane->state = calloc(n, sizeof *lane->state);
-    lane->finished = calloc(n, sizeof *lane->finished);
-    lane->job_ranks = calloc((size_t)size, sizeof *lane->job_ranks);
-    if (!lane->requests || !lane->state || !lane->finished || !lane->job_ranks) {
-        bl_lane_destroy(lane);
-        return BL_FAIL(BL_ENOMEM, "a lane of %d ranks", size);
-    }
-    memcpy(lane->job_ranks, job_ranks, (size_t)size * sizeof *job_ranks);
-    if (group > w->max_tag / LANES_PER_GROUP - 1) {
-        bl_lane_destroy(lane);
-        return BL_FAIL(BL_ELIMIT, "more than %d communicators", w->max_tag / LANES_PER_GROUP - 1);
-    }
-    lane->tag = TAG_CONTROL + group * LANES_PER_GROUP + lane_idx;
-    *out = lane;
-    return BL_OK;
-}
-
-void bl_lane_destroy(bl_lane *lane)
-{
-    if (!lane) return;
-    pthread_cond_destroy(&lane->ended);
-    free(lane->requests);
-    free(lane->state);
-    free(lane->finished);
-    free(lane->job_ranks);
-    free(lane);
-}
-
-/* Under the lock. */
-static void give_exchange(bl_lane *lane)
-{
-    bl_lane **end = &lane->wire->given;
-    while (*end) end = &(*end)->next;
-    *end = lane;
-    lane->next = NULL;
-    lane->n_left = lane->n_transfers;
-    lane->is_begun = lane->is_done = false;
-    lane->is_under_way = true;
-    lane->error.status = BL_OK;
-    pthread_cond_signal(&lane->wire->wake);
-}
-
-bl_status bl_lane_exchange(bl_lane *lane, bl_comm_kind kind, bool is_meeting, const bl_transfer *transfers,
-                           int n_transfers)
-{
-    bl_wire *w = lane->wire;
-
-    pthread_mutex_lock(&w->lock);
-    bool is_well = w->first.error.status == BL_OK;
-    if (is_well && n_transfers > 0) {
-        lane->kind = kind;
-        lane->is_meeting = is_meeting;
-        lane->transfers = transfers;
-        lane->n_transfers = n_transfers;
-        give_exchange(lane);
-        while (lane->is_under_way) pthread_cond_wait(&lane->ended, &w->lock);
-        is_well = lane->is_done;
-    }
-    bl_error first = w->first.error;
-    pthread_mutex_unlock(&w->lock);
-    if (is_well) return BL_OK;
-    if (n_transfers > 0 && lane->error.status != BL_OK) return bl_error_restore(&lane->error);
-    return BL_FAIL(BL_ECANCELLED, "cancelled: %s", first.text);
+    if (requests) free(requests->finished);
+    free(requests);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wire.h -- how the processes of a job exchange bytes: what comm_wire.c builds collectives from. comm_mpi.c
- * implements it; no_mpi.c stands in for it where there is no MPI.
+/* wire.h -- how the processes of a job exchange bytes: what comm_wire.c builds collectives from. wire.c and
+ * comm_mpi.c implement it; no_mpi.c stands in for them where there is no MPI.
  *
  *   wire   this process's end: one thread, which makes every MPI call, in the order they were given
  *   lane   a lane of a group of ranks: its messages meet no others'. One exchange at a time.
