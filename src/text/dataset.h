@@ -58,7 +58,7 @@ typedef struct bl_dataset_options {
                     */
     bool add_eos;  /* texts and completions end with EOS */
     int32_t eos_id;                            /* -1: the tokenizer's first */
-    int32_t vocab_size;                        /* bound of ids in `tokens` rows; 0: the tokenizer's */
+    int32_t vocab_size;                        /* bound of ids, the model's; 0: the tokenizer's */
     const char *chat_template, *template_date; /* text/chat_template.h; NULL: the model's own, its date */
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
 } bl_dataset_options;

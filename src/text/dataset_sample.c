@@ -305,6 +305,22 @@ int64_t bl_sample_count_labels(const bl_sample *sample)
     return n;
 }
 
+/* A tokenizer may know more tokens than the model has embeddings. */
+static bl_status check_ids(const bl_sample_rules *rules, const char *place, const bl_sample *sample)
+{
+    int32_t vocab_size = rules->options.vocab_size;
+
+    for (int64_t t = 0; vocab_size > 0 && t < sample->n_tokens; t++) {
+        if (sample->ids[t] < vocab_size) continue;
+        const char *token =
+            rules->tokenizer ? bl_tokenizer_id_to_token(rules->tokenizer, sample->ids[t]) : NULL;
+        return BL_FAIL(BL_EINPUT,
+                       "%s: token %.80s has id %" PRId32 ", the model's vocabulary ends at %" PRId32, place,
+                       token ? token : "", sample->ids[t], vocab_size - 1);
+    }
+    return BL_OK;
+}
+
 static bl_status apply_limits(const bl_sample_rules *rules, const char *place, bl_sample *sample,
                               bl_row_verdict *verdict, int64_t *n_lost)
 {
@@ -346,6 +362,7 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
         bool tokens = rules->options.format == BL_DATA_TOKENS;
         st = tokens ? build_tokens(rules, place, object, out) : build_text(rules, place, object, out);
     }
+    if (st == BL_OK) st = check_ids(rules, place, out);
     if (st == BL_OK) st = apply_limits(rules, place, out, verdict, n_lost);
     if (st != BL_OK) bl_sample_free(out);
     json_decref(object);

@@ -540,6 +540,18 @@ static void test_options_of_chat_rows(void **state)
 
     options = bl_dataset_default_options(NULL);
     options.chat_template = "llama3";
+    options.vocab_size = bl_tokenizer_token_to_id(chat_tokenizer, "<|eot_id|>") + 1;
+    assert_int_equal(open_rows(ROW("[" TURN("user", "\"a\"") "," TURN("assistant", "\"a\"") "]"), &options,
+                               chat_tokenizer, &dataset),
+                     BL_OK);
+    bl_dataset_close(dataset);
+    options.vocab_size--;
+    assert_int_equal(open_rows(ROW("[]"), &options, chat_tokenizer, &dataset), BL_EINPUT);
+    assert_non_null(
+        strstr(bl_error_text(), ":1: token <|eot_id|> has id 271, the model's vocabulary ends at 270"));
+
+    options = bl_dataset_default_options(NULL);
+    options.chat_template = "llama3";
     assert_int_equal(open_rows("{\"text\":\"a\"}", &options, chat_tokenizer, &dataset), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "chat_template and template_date are for messages and sharegpt"));
 }
