@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
@@ -30,6 +32,21 @@ void bl_log_warning(const char *format, ...)
     va_start(args, format);
     write_line("warning: ", format, args);
     va_end(args);
+}
+
+void bl_log_progress(const char *format, ...)
+{
+    char line[256];
+    va_list args;
+
+    /* mpirun gives every process a terminal, whatever its output goes to. */
+    if (atomic_load_explicit(&is_silent, memory_order_relaxed) || !isatty(STDERR_FILENO) ||
+        getenv("OMPI_COMM_WORLD_RANK"))
+        return;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    fprintf(stderr, "\r%s\033[K", line);
 }
 
 void bl_log_error(const char *text)

@@ -61,7 +61,6 @@ typedef struct bl_reader_options {
     bl_io_engine engine;
     int queue_depth;    /* requests in the kernel; 0: BL_IO_QUEUE_DEPTH */
     size_t chunk_bytes; /* of a request, a multiple of BL_IO_ALIGN_BYTES; 0: BL_IO_CHUNK_BYTES */
-    bool quiet;         /* no warnings: for all readers of a process but one */
     void *memory; /* memory that reads will go to, registered with the kernel beside the reader's own buffers;
                    */
     size_t memory_bytes; /* NULL, 0: none. Borrowed as long as the reader lives */
@@ -72,7 +71,8 @@ typedef struct bl_reader_options {
 typedef struct bl_reader bl_reader;
 
 /* `files` is borrowed as long as the reader lives. Owns queue_depth buffers of chunk_bytes and a little.
- * Warns, unless quiet, when io_uring or the registration of memory is refused. BL_ENOMEM, BL_ELIMIT. */
+ * The first of the readers of `files` warns when io_uring or the registration of memory is refused.
+ * BL_ENOMEM, BL_ELIMIT. */
 bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files, bl_reader **out);
 /* Waits for the requests that are in the kernel and drops those that are not; NULL is fine. */
 void bl_reader_destroy(bl_reader *reader);

@@ -26,6 +26,7 @@ typedef struct bl_io_file {
 } bl_io_file;
 
 struct bl_io_files {
+    atomic_bool has_warned; /* of how these files are read */
     int n_files;
     bl_io_file file[];
 };

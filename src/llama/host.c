@@ -116,6 +116,7 @@ bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max
     BL_TRY_GOTO(st, done, check_tensors(host));
     BL_TRY_GOTO(st, done, choose_formats(host, format));
     BL_TRY_GOTO(st, done, read_embedding(host));
+    BL_TRY_GOTO(st, done, bl_llama_open_io_files(host->files, &host->io_files));
     *out = host;
     host = NULL;
 done:
@@ -126,6 +127,7 @@ done:
 void bl_llama_host_close(bl_llama_host *host)
 {
     if (!host) return;
+    bl_io_files_close(host->io_files);
     bl_hf_close(host->files);
     free(host->embedding);
     free(host->formats);

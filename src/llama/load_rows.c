@@ -1,23 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_rows.c -- some rows of a stored weight, in the format they will be kept in. Rows are read through a bounded bounce
- * buffer and quantised as they arrive; what is stored as it is goes straight to its place. */
+/* load_rows.c -- some rows of stored weights, in the format they will be kept in. All that the jobs need is
+ * one stream of ranges: while rows of one job are quantised, those that follow are being read. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/log.h"
 #include "base/sizes.h"
 #include "llama/weights_internal.h"
 
-enum { BOUNCE_BYTES = 16 << 20 };
+/* A terminal is told a few times a second; a load of less than a second is not worth a line. */
+static const double PROGRESS_S = 0.2, REPORT_S = 1.0;
 
-static bl_status reserve(bl_bounce *bounce, size_t bytes)
+struct bl_row_loader {
+    bl_pool *pool;
+    const bl_row_job *jobs;
+    size_t n_jobs, next_job;
+    bl_reader *reader;
+    bl_io_range *ranges; /* of all jobs, in the order in which they are consumed */
+    size_t n_ranges;
+    void *bounce; /* for a range that comes in several chunks */
+    size_t bounce_bytes;
+    bool reports;
+    int64_t n_bytes, n_bytes_done;
+    double start_s, told_s;
+};
+
+static double now_s(void)
 {
-    if (bytes <= bounce->bytes) return BL_OK;
-    free(bounce->memory);
-    *bounce = (bl_bounce){malloc(bytes), bytes};
-    if (bounce->memory) return BL_OK;
-    bounce->bytes = 0;
-    return BL_FAIL(BL_ENOMEM, "%zu bytes to read weights through", bytes);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static int64_t row_bytes(const bl_hf_weight *w)
@@ -25,19 +39,26 @@ static int64_t row_bytes(const bl_hf_weight *w)
     return w->cols * (int64_t)bl_dtype_bytes(w->codes->dtype);
 }
 
-static bl_status read_rows(const bl_hf_weight *w, int64_t begin, int64_t end, void *dst)
+static bl_status name_tensor(const bl_hf_weight *w, bl_status st)
 {
-    return bl_tensor_read(w->codes, begin * row_bytes(w), (size_t)((end - begin) * row_bytes(w)), dst);
+    return st == BL_OK
+               ? st
+               : bl_error_prefix(st, "%s: tensor %s", bl_safetensors_path(w->codes->file), w->codes->name);
 }
 
 static bool is_finite(bl_dtype dtype, const unsigned char *at)
 {
     uint32_t word;
     switch (dtype) {
-    case BL_F32: memcpy(&word, at, 4); return (word & 0x7f800000u) != 0x7f800000u;
-    case BL_BF16: return (at[1] & 0x7fu) != 0x7fu || !(at[0] & 0x80u);
-    case BL_F16: return (at[1] & 0x7cu) != 0x7cu;
-    default: return (at[0] & 0x7fu) != 0x7fu; /* E4M3's NaN */
+    case BL_F32:
+        memcpy(&word, at, 4);
+        return (word & 0x7f800000u) != 0x7f800000u;
+    case BL_BF16:
+        return (at[1] & 0x7fu) != 0x7fu || !(at[0] & 0x80u);
+    case BL_F16:
+        return (at[1] & 0x7cu) != 0x7cu;
+    default:
+        return (at[0] & 0x7fu) != 0x7fu; /* E4M3's NaN */
     }
 }
 
@@ -49,88 +70,272 @@ bl_status bl_llama_check_finite(const bl_tensor *t, int64_t begin, int64_t end, 
     for (int64_t row = begin; row < end; row++)
         for (int64_t col = 0; col < cols; col++, at += width)
             if (!is_finite(t->dtype, at))
-                return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite", bl_safetensors_path(t->file), t->name,
-                               (long long)row, (long long)col);
+                return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite",
+                               bl_safetensors_path(t->file), t->name, (long long)row, (long long)col);
     return BL_OK;
 }
 
-/* Weights kept as stored: their bytes, after a look at each. */
-static bl_status load_stored(const bl_hf_weight *w, int64_t begin, int64_t end, void *codes)
+/* ---- ranges: each step of a job reads one ---- */
+
+/* A step of a job: rows [first, last) are read, and those from `row` to `stop` dealt with. */
+typedef struct step {
+    int64_t first, last, row, stop;
+} step;
+
+static bool is_quantised(const bl_row_job *job)
 {
-    BL_TRY(read_rows(w, begin, end, codes));
-    return bl_llama_check_finite(w->codes, begin, end, codes);
+    return job->weight.scale_kind == BL_SCALE_NONE && bl_format_is_fp8(job->format);
 }
 
-static bl_status load_fp8(const bl_hf_weight *w, bl_format format, int64_t begin, int64_t end, void *codes, float *scales)
+static step step_at(const bl_row_job *job, int64_t row)
 {
-    BL_TRY(load_stored(w, begin, end, codes));
-    if (begin == end) return BL_OK;
+    const bl_hf_weight *w = &job->weight;
+    step s = {row, job->end, row, job->end};
+
+    if (!is_quantised(job)) return s;
+    if (job->format == BL_FORMAT_FP8_ROW) {
+        int64_t n_rows = bl_max_i64(1, BL_IO_CHUNK_BYTES / bl_max_i64(1, row_bytes(w)));
+        s.stop = s.last = bl_min_i64(row + n_rows, job->end);
+    } else { /* a row of blocks, whole, for its absmax */
+        s.first = row / BL_FP8_BLOCK * BL_FP8_BLOCK;
+        s.last = bl_min_i64(s.first + BL_FP8_BLOCK, w->rows);
+        s.stop = bl_min_i64(s.last, job->end);
+    }
+    return s;
+}
+
+static int file_index(const bl_hf_model *model, const bl_tensor *tensor)
+{
+    int index = 0;
+    while (bl_hf_file(model, (size_t)index) != tensor->file) index++;
+    return index;
+}
+
+/* The ranges of all jobs; without memory for them they are only counted. */
+static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
+{
+    loader->n_ranges = 0;
+    for (size_t j = 0; j < loader->n_jobs; j++) {
+        const bl_row_job *job = &loader->jobs[j];
+        const bl_hf_weight *w = &job->weight;
+        int file = loader->ranges ? file_index(model, w->codes) : 0;
+        for (int64_t row = job->begin; row < job->end;) {
+            step s = step_at(job, row);
+            if (loader->ranges)
+                loader->ranges[loader->n_ranges] = (bl_io_range){
+                    file, w->codes->offset_bytes + s.first * row_bytes(w), (s.last - s.first) * row_bytes(w)};
+            loader->n_ranges++;
+            row = s.stop;
+        }
+    }
+}
+
+static void tell(bl_row_loader *loader)
+{
+    double now = now_s();
+    if (!loader->reports || now - loader->told_s < PROGRESS_S) return;
+    loader->told_s = now;
+    bl_log_progress("reading weights: %.2f of %.2f GB, %.2f GB/s", (double)loader->n_bytes_done * 1e-9,
+                    (double)loader->n_bytes * 1e-9,
+                    (double)loader->n_bytes_done * 1e-9 / (now - loader->start_s));
+}
+
+/* The bytes of the next range: at `dst`, or, when that is NULL, wherever *bytes says until the next call. */
+static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, char *dst, const void **bytes)
+{
+    bl_io_chunk chunk;
+
+    for (int64_t at = 0; at < n_bytes; at += (int64_t)chunk.n_bytes) {
+        BL_TRY(bl_reader_next(loader->reader, &chunk));
+        loader->n_bytes_done += (int64_t)chunk.n_bytes;
+        tell(loader);
+        if (!dst && (int64_t)chunk.n_bytes == n_bytes) {
+            *bytes = chunk.bytes;
+            return BL_OK;
+        }
+        if (!dst && n_bytes > (int64_t)loader->bounce_bytes) {
+            free(loader->bounce);
+            loader->bounce = malloc((size_t)n_bytes);
+            loader->bounce_bytes = loader->bounce ? (size_t)n_bytes : 0;
+            if (!loader->bounce)
+                return BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
+        }
+        memcpy((dst ? dst : (char *)loader->bounce) + at, chunk.bytes, chunk.n_bytes);
+    }
+    *bytes = dst ? dst : loader->bounce;
+    return BL_OK;
+}
+
+static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s, char *dst,
+                           const void **bytes)
+{
+    return name_tensor(&job->weight,
+                       take_range(loader, (s->last - s->first) * row_bytes(&job->weight), dst, bytes));
+}
+
+/* ---- jobs ---- */
+
+/* Weights kept as stored: their bytes, after a look at each. */
+static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
+{
+    const void *bytes;
+    step s = step_at(job, job->begin);
+    BL_TRY(take_step(loader, job, &s, job->codes, &bytes));
+    return bl_llama_check_finite(job->weight.codes, job->begin, job->end, job->codes);
+}
+
+static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
+{
+    const bl_hf_weight *w = &job->weight;
+
+    BL_TRY(load_stored(loader, job));
     float *stored = malloc((size_t)(w->scale_rows * w->scale_cols) * sizeof *stored);
     if (!stored) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
     bl_status st = bl_hf_read_scales(w, stored);
-    if (st == BL_OK && format == BL_FORMAT_FP8_ROW) {
-        for (int64_t r = begin; r < end; r++) scales[r] = stored[w->scale_kind == BL_SCALE_ROW ? r : 0];
+    if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW) {
+        for (int64_t r = job->begin; r < job->end; r++)
+            job->scales[r] = stored[w->scale_kind == BL_SCALE_ROW ? r : 0];
     } else if (st == BL_OK) {
-        int64_t first = bl_ceil_div(begin, BL_FP8_BLOCK), last = bl_ceil_div(end, BL_FP8_BLOCK);
-        memcpy(scales + first * w->scale_cols, stored + first * w->scale_cols,
-               (size_t)((last - first) * w->scale_cols) * sizeof *scales);
+        int64_t first = bl_ceil_div(job->begin, BL_FP8_BLOCK), last = bl_ceil_div(job->end, BL_FP8_BLOCK);
+        memcpy(job->scales + first * w->scale_cols, stored + first * w->scale_cols,
+               (size_t)((last - first) * w->scale_cols) * sizeof *stored);
     }
     free(stored);
     return st;
 }
 
-static bl_status name_tensor(const bl_hf_weight *w, bl_status st)
+static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
 {
-    return st == BL_OK ? st : bl_error_prefix(st, "%s: tensor %s", bl_safetensors_path(w->codes->file), w->codes->name);
-}
+    const bl_hf_weight *w = &job->weight;
+    const void *bytes;
 
-static bl_status quantise_rows(bl_pool *pool, bl_bounce *bounce, const bl_hf_weight *w, int64_t begin, int64_t end, uint8_t *codes,
-                               float *scales)
-{
-    int64_t chunk = bl_max_i64(1, BOUNCE_BYTES / row_bytes(w));
-    BL_TRY(reserve(bounce, (size_t)(bl_min_i64(chunk, end - begin) * row_bytes(w))));
-    for (int64_t row = begin; row < end; row += chunk) {
-        int64_t stop = bl_min_i64(row + chunk, end);
-        BL_TRY(read_rows(w, row, stop, bounce->memory));
-        BL_TRY(name_tensor(w, bl_fp8_row_quantise(pool, w->codes->dtype, bounce->memory, row, stop, w->cols,
-                                                  codes + (row - begin) * w->cols, scales + row)));
+    for (int64_t row = job->begin; row < job->end;) {
+        step s = step_at(job, row);
+        uint8_t *codes = (uint8_t *)job->codes + (row - job->begin) * w->cols;
+        BL_TRY(take_step(loader, job, &s, NULL, &bytes));
+        BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop, w->cols,
+                                                  codes, job->scales + row)));
+        row = s.stop;
     }
     return BL_OK;
 }
 
-/* One row of blocks at a time: all its rows are read for the absmax, those of [begin, end) are encoded. */
-static bl_status quantise_blocks(bl_pool *pool, bl_bounce *bounce, const bl_hf_weight *w, int64_t begin, int64_t end,
-                                 uint8_t *codes, float *scales)
+/* All rows of a row of blocks are read for the absmax, those of the job are encoded. `local` has room for its
+ * scales. */
+static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, const step *s, float *local)
 {
+    const bl_hf_weight *w = &job->weight;
     int64_t grid_cols = bl_ceil_div(w->cols, BL_FP8_BLOCK);
-    float *local = malloc((size_t)grid_cols * sizeof *local);
-    bl_status st = local ? reserve(bounce, (size_t)(BL_FP8_BLOCK * row_bytes(w))) : BL_FAIL(BL_ENOMEM, "block scales");
+    const void *bytes;
 
-    for (int64_t block = begin / BL_FP8_BLOCK; st == BL_OK && block * BL_FP8_BLOCK < end; block++) {
-        int64_t first = block * BL_FP8_BLOCK, last = bl_min_i64(first + BL_FP8_BLOCK, w->rows);
-        int64_t own_first = bl_max_i64(first, begin), own_last = bl_min_i64(last, end);
-        for (int64_t c = 0; c < grid_cols; c++) local[c] = 0.0f;
-        BL_TRY_GOTO(st, done, read_rows(w, first, last, bounce->memory));
-        BL_TRY_GOTO(st, done,
-                    name_tensor(w, bl_fp8_block_absmax(pool, w->codes->dtype, bounce->memory, first, last, w->cols, local)));
-        for (int64_t c = 0; c < grid_cols; c++) local[c] = bl_fp8_scale(local[c]);
-        const char *own = (const char *)bounce->memory + (own_first - first) * row_bytes(w);
-        BL_TRY_GOTO(st, done,
-                    name_tensor(w, bl_fp8_block_encode(pool, w->codes->dtype, own, own_first, own_last, w->cols, local,
-                                                       codes + (own_first - begin) * w->cols)));
-        if (first >= begin) memcpy(scales + block * grid_cols, local, (size_t)grid_cols * sizeof *local);
+    BL_TRY(take_step(loader, job, s, NULL, &bytes));
+    for (int64_t c = 0; c < grid_cols; c++) local[c] = 0.0f;
+    BL_TRY(name_tensor(
+        w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first, s->last, w->cols, local)));
+    for (int64_t c = 0; c < grid_cols; c++) local[c] = bl_fp8_scale(local[c]);
+    const char *own = (const char *)bytes + (s->row - s->first) * row_bytes(w);
+    uint8_t *codes = (uint8_t *)job->codes + (s->row - job->begin) * w->cols;
+    BL_TRY(name_tensor(
+        w, bl_fp8_block_encode(loader->pool, w->codes->dtype, own, s->row, s->stop, w->cols, local, codes)));
+    if (s->first >= job->begin)
+        memcpy(job->scales + s->first / BL_FP8_BLOCK * grid_cols, local, (size_t)grid_cols * sizeof *local);
+    return BL_OK;
+}
+
+static bl_status quantise_blocks(bl_row_loader *loader, const bl_row_job *job)
+{
+    bl_status st = BL_OK;
+    float *local = malloc((size_t)bl_ceil_div(job->weight.cols, BL_FP8_BLOCK) * sizeof *local);
+
+    if (!local) return BL_FAIL(BL_ENOMEM, "scales of %s", job->weight.codes->name);
+    for (int64_t row = job->begin; st == BL_OK && row < job->end;) {
+        step s = step_at(job, row);
+        st = quantise_block(loader, job, &s, local);
+        row = s.stop;
     }
-done:
     free(local);
     return st;
 }
 
-bl_status bl_llama_load_rows(bl_pool *pool, bl_bounce *bounce, const bl_hf_weight *weight, bl_format format, int64_t begin,
-                             int64_t end, void *codes, float *scales)
+bl_status bl_row_loader_next(bl_row_loader *loader)
 {
-    if (begin >= end) return BL_OK;
-    if (weight->scale_kind != BL_SCALE_NONE) return load_fp8(weight, format, begin, end, codes, scales);
-    if (format == BL_FORMAT_FP8_ROW) return quantise_rows(pool, bounce, weight, begin, end, codes, scales);
-    if (format == BL_FORMAT_FP8_BLOCK) return quantise_blocks(pool, bounce, weight, begin, end, codes, scales);
-    return load_stored(weight, begin, end, codes);
+    if (loader->next_job == loader->n_jobs) return BL_FAIL(BL_EINTERNAL, "no rows are left to load");
+    const bl_row_job *job = &loader->jobs[loader->next_job++];
+    if (job->begin >= job->end) return BL_OK;
+    if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
+    if (job->format == BL_FORMAT_FP8_ROW) return quantise_rows(loader, job);
+    if (job->format == BL_FORMAT_FP8_BLOCK) return quantise_blocks(loader, job);
+    return load_stored(loader, job);
+}
+
+/* ---- the loader ---- */
+
+bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
+{
+    size_t n_files = bl_hf_file_count(model);
+    const char **paths = calloc(n_files + 1, sizeof *paths);
+
+    *out = NULL;
+    if (!paths) return BL_FAIL(BL_ENOMEM, "the names of %zu files", n_files);
+    for (size_t i = 0; i < n_files; i++) paths[i] = bl_safetensors_path(bl_hf_file(model, i));
+    bl_status st = bl_io_files_open(paths, (int)n_files, true, out);
+    free(paths);
+    return st;
+}
+
+bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,
+                               int n_readers, bl_pool *pool, const bl_row_job *jobs, size_t n_jobs,
+                               bool reports, bl_row_loader **out)
+{
+    enum { MIN_DEPTH = 4 };
+    bl_status st = BL_OK;
+    const bl_reader_options options = {
+        .engine = engine, .queue_depth = (int)bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / n_readers)};
+
+    *out = NULL;
+    bl_row_loader *loader = calloc(1, sizeof *loader);
+    if (!loader) return BL_FAIL(BL_ENOMEM, "a loader");
+    loader->pool = pool;
+    loader->jobs = jobs;
+    loader->n_jobs = n_jobs;
+    loader->reports = reports;
+    loader->start_s = loader->told_s = now_s();
+    list_ranges(loader, model);
+    loader->ranges = calloc(loader->n_ranges + 1, sizeof *loader->ranges);
+    if (!loader->ranges) {
+        st = BL_FAIL(BL_ENOMEM, "%zu ranges of weights", loader->n_ranges);
+        goto done;
+    }
+    list_ranges(loader, model);
+    for (size_t i = 0; i < loader->n_ranges; i++) loader->n_bytes += loader->ranges[i].n_bytes;
+    BL_TRY_GOTO(st, done, bl_reader_create(&options, files, &loader->reader));
+    BL_TRY_GOTO(st, done, bl_reader_stream(loader->reader, loader->ranges, loader->n_ranges));
+    *out = loader;
+    loader = NULL;
+done:
+    bl_row_loader_destroy(loader);
+    return st;
+}
+
+static void report(bl_row_loader *loader)
+{
+    bl_reader_stats stats;
+    double seconds = now_s() - loader->start_s;
+
+    bl_log_progress("%s", "");
+    if (seconds < REPORT_S) return;
+    bl_reader_get_stats(loader->reader, &stats);
+    bl_log_info("weights read: %.2f GB in %.1f s, %.2f GB/s (%s, waited for %.1f s)",
+                (double)loader->n_bytes_done * 1e-9, seconds, (double)loader->n_bytes_done * 1e-9 / seconds,
+                bl_reader_engine_name(loader->reader), stats.wait_s);
+}
+
+void bl_row_loader_destroy(bl_row_loader *loader)
+{
+    if (!loader) return;
+    if (loader->reports && loader->reader) report(loader);
+    bl_reader_destroy(loader->reader);
+    free(loader->ranges);
+    free(loader->bounce);
+    free(loader);
 }

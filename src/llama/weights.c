@@ -68,35 +68,39 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
     return used;
 }
 
-typedef struct loader {
+/* What is to be read, in the order of the base. */
+typedef struct load_plan {
     bl_llama_weights *weights;
-    bl_pool *pool;
-    bl_bounce bounce;
     int shard;
-} loader;
+    bl_row_job *jobs;
+    size_t n_jobs;
+} load_plan;
 
 /* The rows of one segment that lie in this rank's shard of a part; `part_row` is the segment's first row in the part. */
-static bl_status load_segment(loader *l, const bl_hf_weight *source, const bl_weight_segment *segment, const bl_base_part *part,
-                              int64_t part_row, char *shard)
+static void plan_segment(load_plan *plan, const bl_hf_weight *source, const bl_weight_segment *segment,
+                         const bl_base_part *part, int64_t part_row, char *shard)
 {
     int64_t begin, end;
-    bl_base_part_rows(part, l->shard, &begin, &end);
+    bl_base_part_rows(part, plan->shard, &begin, &end);
     int64_t first = bl_max_i64(begin, part_row), last = bl_min_i64(end, part_row + segment->rows);
-    if (first >= last) return BL_OK;
-    float *scales = (float *)segment->scales; /* ours: weights->scales */
-    return bl_llama_load_rows(l->pool, &l->bounce, source, segment->format, first - part_row, last - part_row,
-                              shard + (first - begin) * part->row_bytes, scales);
+    if (first >= last) return;
+    plan->jobs[plan->n_jobs++] = (bl_row_job){.weight = *source,
+                                              .format = segment->format,
+                                              .begin = first - part_row,
+                                              .end = last - part_row,
+                                              .codes = shard + (first - begin) * part->row_bytes,
+                                              .scales = (float *)segment->scales}; /* ours: weights->scales */
 }
 
-static bl_status load_matrix(loader *l, int64_t unit, int matrix)
+static bl_status plan_matrix(load_plan *plan, int64_t unit, int matrix)
 {
-    const bl_base_unit *u = &l->weights->layout.units[unit];
+    const bl_base_unit *u = &plan->weights->layout.units[unit];
     const bl_base_matrix *m = &u->matrix[matrix];
-    const bl_llama_host *host = l->weights->host;
+    const bl_llama_host *host = plan->weights->host;
 
     for (int p = 0; p < m->n_parts; p++) {
         const bl_base_part *part = &m->part[p];
-        char *shard = (char *)l->weights->shards + u->offset + part->shard_offset;
+        char *shard = (char *)plan->weights->shards + u->offset + part->shard_offset;
         int64_t part_row = 0;
         for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
             char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
@@ -106,11 +110,38 @@ static bl_status load_matrix(loader *l, int64_t unit, int matrix)
                 if ((int)info->matrix == matrix && info->segment == s) bl_llama_tensor_name(unit, info->module, name);
             }
             BL_TRY(bl_hf_get_weight(host->files, name, &source));
-            BL_TRY(load_segment(l, &source, &m->weight.segment[s], part, part_row, shard));
+            plan_segment(plan, &source, &m->weight.segment[s], part, part_row, shard);
             part_row += m->weight.segment[s].rows;
         }
     }
     return BL_OK;
+}
+
+static bl_status load_base(bl_llama_weights *w, bl_comm *shards)
+{
+    const bl_llama_host *host = w->host;
+    load_plan plan = {.weights = w, .shard = bl_comm_rank(shards)};
+    bl_row_loader *loader = NULL;
+    size_t max_jobs = 0;
+    bl_status st = BL_OK;
+
+    for (int64_t u = 0; u < w->layout.n_units; u++)
+        for (int m = 0; m < w->layout.units[u].n_matrices; m++)
+            max_jobs += (size_t)w->layout.units[u].matrix[m].weight.n_segments;
+    plan.jobs = calloc(max_jobs + 1, sizeof *plan.jobs);
+    if (!plan.jobs) return BL_FAIL(BL_ENOMEM, "a plan of %zu pieces", max_jobs);
+    for (int64_t u = 0; u < w->layout.n_units; u++)
+        for (int m = 0; m < w->layout.units[u].n_matrices; m++)
+            BL_TRY_GOTO(st, done, plan_matrix(&plan, u, m));
+    BL_TRY_GOTO(st, done,
+                bl_row_loader_create(host->files, host->io_files, host->io_engine, bl_comm_size(shards),
+                                     bl_device_pool(w->device), plan.jobs, plan.n_jobs, plan.shard == 0,
+                                     &loader));
+    for (size_t i = 0; i < plan.n_jobs; i++) BL_TRY_GOTO(st, done, bl_row_loader_next(loader));
+done:
+    bl_row_loader_destroy(loader);
+    free(plan.jobs);
+    return st;
 }
 
 static bl_status load_norm(const bl_llama_weights *w, const char *name, float *out)
@@ -173,7 +204,6 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
 {
     const bl_llama_config *c = &host->config;
     bl_status st = BL_OK;
-    loader load = {.pool = bl_device_pool(device), .shard = bl_comm_rank(shards)};
     int64_t n_scales = 0;
 
     *out = NULL;
@@ -182,11 +212,9 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     w->host = host;
     w->device = device;
     w->dims = bl_block_dims_of(c);
-    load.weights = w;
     BL_TRY_GOTO(st, done, bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
     BL_TRY_GOTO(st, done, allocate(w, &n_scales));
-    for (int64_t u = 0; u < w->layout.n_units; u++)
-        for (int m = 0; m < w->layout.units[u].n_matrices; m++) BL_TRY_GOTO(st, done, load_matrix(&load, u, m));
+    BL_TRY_GOTO(st, done, load_base(w, shards));
     BL_TRY_GOTO(st, done, load_norms(w));
     BL_TRY_GOTO(st, done, make_rope_tables(w));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
@@ -201,7 +229,6 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     *out = w;
     w = NULL;
 done:
-    free(load.bounce.memory);
     bl_llama_weights_free(w);
     return st;
 }

@@ -11,6 +11,7 @@
 
 #include "base/dtype.h"
 #include "comm/comm.h"
+#include "io/reader.h"
 #include "linear/base.h"
 #include "llama/block.h"
 #include "llama/config.h"
@@ -28,6 +29,8 @@ typedef struct bl_llama_host {
     bl_dtype head_dtype; /* of the untied head */
     bl_format *formats;  /* [layer * BL_PROJECTIONS + projection] */
     int64_t n_positions; /* of the RoPE tables */
+    bl_io_files *io_files;  /* the model's shards in the order of bl_hf_file; ranks read from them */
+    bl_io_engine io_engine; /* how; AUTO unless set after opening */
 } bl_llama_host;
 
 /* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is

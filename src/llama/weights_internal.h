@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights_internal.h -- between host.c, weights.c and load_rows.c. */
+/* weights_internal.h -- between host.c, weights.c, load_rows.c and quantize.c. */
 #ifndef BALLAST_LLAMA_WEIGHTS_INTERNAL_H
 #define BALLAST_LLAMA_WEIGHTS_INTERNAL_H
 
@@ -10,16 +10,30 @@ enum { BL_TENSOR_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj.weight" */
 void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
-/* A bounce buffer for reading: grown to the largest piece a load needs, at most the rows of one block. */
-typedef struct bl_bounce {
-    void *memory;
-    size_t bytes;
-} bl_bounce;
+/* Rows [begin, end) of a weight, to be kept in `format`. */
+typedef struct bl_row_job {
+    bl_hf_weight weight;
+    bl_format format;
+    int64_t begin, end;
+    void *codes;
+    float *scales; /* the projection's whole scale array; only those are written whose row, or whose block's
+                      first row, lies in [begin, end) */
+} bl_row_job;
 
-/* Reads rows [begin, end) of `weight` and stores their codes in `format` at `codes`. `scales` is the projection's whole scale
- * array; only those are written whose row, or whose block's first row, lies in [begin, end). */
-bl_status bl_llama_load_rows(bl_pool *pool, bl_bounce *bounce, const bl_hf_weight *weight, bl_format format, int64_t begin,
-                             int64_t end, void *codes, float *scales);
+/* Carries out jobs in their order while the rows of the next ones are being read. */
+typedef struct bl_row_loader bl_row_loader;
+
+/* The model's shards, opened for readers: in the order of bl_hf_file. */
+bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out);
+
+/* All is borrowed until the loader is destroyed. n_readers: loaders at work on this host at a time, which
+ * share the depth of the queue and the memory for it. The loader `reports` its progress, and its rate when it
+ * took long. */
+bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,
+                               int n_readers, bl_pool *pool, const bl_row_job *jobs, size_t n_jobs,
+                               bool reports, bl_row_loader **out);
+bl_status bl_row_loader_next(bl_row_loader *loader); /* the next job; BL_EINTERNAL after the last */
+void bl_row_loader_destroy(bl_row_loader *loader);   /* NULL is fine */
 
 /* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */
 bl_status bl_llama_check_finite(const bl_tensor *tensor, int64_t begin, int64_t end, const void *bytes);

@@ -38,7 +38,6 @@ typedef enum bl_compute_dtype {
     BL_COMPUTE_FP8
 } bl_compute_dtype;
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
-typedef enum bl_io_engine { BL_IO_AUTO, BL_IO_URING, BL_IO_PREAD } bl_io_engine;
 typedef enum bl_activation_checkpointing {
     BL_CHECKPOINT_NONE,
     BL_CHECKPOINT_SELECTIVE,

@@ -155,7 +155,7 @@ const bl_option bl_train_options[] = {
     {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH, .default_text = "2",
      .help = "layers of the base held gathered at once"},
     {KEY(io_engine, ENUM), .commands = BOTH, .names = "auto|uring|pread", .default_text = "auto",
-     .available = "auto", .help = "how the disk tier is read"},
+     .help = "how the model's files are read; auto: io_uring, or pread where the system refuses it"},
     {KEY(activation_checkpointing, ENUM), .commands = TRAIN, .names = "none|selective|full|auto",
      .default_text = "auto", .help = "what a layer keeps for its backward pass and what it computes again"},
     {KEY(activation_offload, BOOL), .commands = TRAIN, .default_text = "false", .available = "false",
