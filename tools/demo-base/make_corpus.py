@@ -6,8 +6,11 @@
     make_corpus.py rows DEMO_DIR        DEMO_DIR/train.jsonl and DEMO_DIR/validation.jsonl (prompt_completion)
 
 A document is a voyage told in three paragraphs, or a short description of a port or a ship. A fine-tuning row is the
-first paragraph of a voyage and, as its completion, the same facts as a ship's log, a form that no story contains.
-The three sets draw their voyages from one sequence without repetition, so no validation voyage was seen before.
+first paragraph of a voyage and, as its completion, a bill of lading, a form that no story contains: three of its lines
+are to be found in the paragraph, the fourth (who waits for such goods) the base knows from its stories.
+A passage, the third kind of document, is a voyage without its middle: most of its words name a fact of the opening
+again, which is where a small model learns to look things up instead of inventing them. All sets draw their voyages
+from one sequence without repetition, so no validation voyage is seen in training.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import world
 
 SEED = 1852
 N_STORIES = 9000
+N_PASSAGES = 5000
 N_TRAIN_ROWS = 640
 N_VALIDATION_ROWS = 64
 SKETCH_SHARE = 0.2          # of the documents are descriptions
@@ -61,7 +65,7 @@ class Voyage:
         }
 
     def key(self):
-        """What makes two voyages the same to the log."""
+        """What makes two voyages the same."""
         return tuple(self.fields[name] for name in ("captain", "ship", "origin", "destination", "cargo"))
 
 
@@ -90,14 +94,22 @@ def incident(rng, name, voyage, nth):
     return " ".join(sentence(rng, templates, voyage, nth=nth) for templates in world.INCIDENTS[name])
 
 
+def ending(rng, voyage):
+    return " ".join(sentence(rng, templates, voyage)
+                    for templates in (world.ENDING_ARRIVAL, world.ENDING_CARGO, world.ENDING_HOME))
+
+
 def story(rng, voyage):
     n_incidents = 2 if rng.random() < SECOND_INCIDENT_SHARE else 1
     names = rng.sample(sorted(world.INCIDENTS), n_incidents)
     days = sorted(rng.sample(range(len(world.ORDINALS)), n_incidents))
     middle = [incident(rng, name, voyage, world.ORDINALS[day]) for name, day in zip(names, days)]
-    ending = " ".join(sentence(rng, templates, voyage)
-                      for templates in (world.ENDING_ARRIVAL, world.ENDING_CARGO, world.ENDING_HOME))
-    return "\n".join([opening(rng, voyage), *middle, ending])
+    last = ending(rng, voyage)
+    return "\n".join([opening(rng, voyage), *middle, last])
+
+
+def passage(rng, voyage):
+    return opening(rng, voyage) + "\n" + ending(rng, voyage)
 
 
 def sketch(rng, voyage):
@@ -105,20 +117,20 @@ def sketch(rng, voyage):
     return " ".join(sentence(rng, templates, voyage) for templates in parts)
 
 
-def log_entry(voyage):
-    return ("\nShip: {type} {ship}\nMaster: {captain}\nFrom: {origin}\nTo: {destination}\nCargo: {cargo}\n"
-            "Crew: {crew}\nWind: {direction}, {strength}").format(**voyage.fields)
+def bill_of_lading(voyage):
+    return "\nFrom: {origin}\nTo: {destination}\nCargo: {packing} of {good}\nFor: {buyer}".format(**voyage.fields)
 
 
 def make_sets():
-    """(stories, train rows, validation rows), the same ones on every call."""
+    """(stories, passages, train rows, validation rows), the same ones on every call."""
     rng = random.Random(SEED)
     source = voyages(rng)
     stories = [sketch(rng, voyage) if rng.random() < SKETCH_SHARE else story(rng, voyage)
                for voyage in itertools.islice(source, N_STORIES)]
-    rows = [{"prompt": opening(rng, voyage), "completion": log_entry(voyage)}
+    rows = [{"prompt": opening(rng, voyage), "completion": bill_of_lading(voyage)}
             for voyage in itertools.islice(source, N_TRAIN_ROWS + N_VALIDATION_ROWS)]
-    return stories, rows[:N_TRAIN_ROWS], rows[N_TRAIN_ROWS:]
+    passages = [passage(rng, voyage) for voyage in itertools.islice(source, N_PASSAGES)]
+    return stories, passages, rows[:N_TRAIN_ROWS], rows[N_TRAIN_ROWS:]
 
 
 def write_rows(path, table):
@@ -130,9 +142,9 @@ def main():
     parser.add_argument("what", choices=["stories", "rows"])
     parser.add_argument("where", type=Path)
     args = parser.parse_args()
-    stories, train, validation = make_sets()
+    stories, passages, train, validation = make_sets()
     if args.what == "stories":
-        args.where.write_text("\n\n".join(stories) + "\n", encoding="utf-8")
+        args.where.write_text("\n\n".join(stories + passages) + "\n", encoding="utf-8")
     else:
         write_rows(args.where / "train.jsonl", train)
         write_rows(args.where / "validation.jsonl", validation)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the demo base on make_corpus.py's stories and writes it as a Hugging Face directory.
+"""Trains the demo base on make_corpus.py's text, in two phases, and writes it as a Hugging Face directory.
 
-    train_base.py --output_dir demo/base [--epochs 5] [--threads 2]
+    train_base.py stories  --output_dir STORIES_DIR [--threads 2]
+    train_base.py passages --start_from STORIES_DIR --output_dir demo/base [--threads 1]
 
 The seed is fixed. The bits of the result still depend on the PyTorch build and the number of threads; the committed
 demo/base is the reference, and what this script writes elsewhere is equal in quality, not in bytes.
@@ -23,8 +24,11 @@ import make_corpus
 
 SEED = 7
 N_VALIDATION = 200
-BATCH_TOKENS = 4096
-LEARNING_RATE = 4e-3
+# What each phase reads: {set: documents}, epochs, tokens a step, peak learning rate.
+PHASES = {
+    "stories": ({"stories": make_corpus.N_STORIES}, 4, 4096, 4e-3),
+    "passages": ({"stories": 1000, "passages": make_corpus.N_PASSAGES}, 2, 2048, 2e-3),
+}
 WARMUP_STEPS = 60
 WEIGHT_DECAY = 0.05
 MAX_GRAD_NORM = 1.0
@@ -77,15 +81,15 @@ def initial_weights(generator):
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             std /= math.sqrt(2 * CONFIG["num_hidden_layers"])
         weights[name] = torch.randn(shape, generator=generator) * std
-    return {name: w.requires_grad_() for name, w in weights.items()}
+    return weights
 
 
-def batches(rows, rng):
-    """One epoch: rows of like length together, at most BATCH_TOKENS with padding, in random order."""
+def batches(rows, n_tokens, rng):
+    """One epoch: rows of like length together, at most n_tokens with padding, in random order."""
     order = sorted(rows, key=lambda row: len(row[0]) + rng.random())
     cut, current = [], []
     for row in order:
-        if (len(current) + 1) * len(row[0]) > BATCH_TOKENS:
+        if (len(current) + 1) * len(row[0]) > n_tokens:
             cut.append(current)
             current = []
         current.append(row)
@@ -94,26 +98,28 @@ def batches(rows, rng):
     return cut
 
 
-def learning_rate(step, n_steps):
+def learning_rate_share(step, n_steps):
     if step < WARMUP_STEPS:
-        return LEARNING_RATE * (step + 1) / WARMUP_STEPS
+        return (step + 1) / WARMUP_STEPS
     progress = (step - WARMUP_STEPS) / (n_steps - WARMUP_STEPS)
-    return LEARNING_RATE * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+    return (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(train_rows, validation_rows, n_epochs):
+def train(weights, train_rows, validation_rows, phase):
+    _, n_epochs, n_tokens, peak = PHASES[phase]
     rng = random.Random(SEED)
-    weights = initial_weights(torch.Generator().manual_seed(SEED))
+    for weight in weights.values():
+        weight.requires_grad_()
     model = llama.Llama(CONFIG, weights)
     matrices = [w for w in weights.values() if w.dim() == 2]
     vectors = [w for w in weights.values() if w.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": WEIGHT_DECAY},
                                    {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95))
-    plan = [batch for _ in range(n_epochs) for batch in batches(train_rows, rng)]
+    plan = [batch for _ in range(n_epochs) for batch in batches(train_rows, n_tokens, rng)]
     started = time.monotonic()
     for step, rows in enumerate(plan):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, len(plan))
+            group["lr"] = peak * learning_rate_share(step, len(plan))
         loss = model.loss(*llama.batch_of(rows))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -124,6 +130,12 @@ def train(train_rows, validation_rows, n_epochs):
                   f"  validation {llama.mean_loss(model, validation_rows):.4f}"
                   f"  {time.monotonic() - started:.0f} s", flush=True)
     return {name: w.detach() for name, w in weights.items()}
+
+
+def rows_of(documents, tokenizer):
+    """[(ids, labels)]: BOS, the document, EOS; every token counts."""
+    sequences = [encoded.ids + [CONFIG["eos_token_id"]] for encoded in tokenizer.encode_batch(documents)]
+    return [(ids, ids) for ids in sequences]
 
 
 def write_json(path, value):
@@ -144,27 +156,32 @@ def write_directory(where, tokenizer, weights):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("phase", choices=list(PHASES))
     parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--start_from", type=Path, help="a directory of the earlier phase; none: random weights")
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
-    documents = make_corpus.make_sets()[0]
-    tokenizer = train_tokenizer(documents)
-    rows = []
-    for encoded in tokenizer.encode_batch(documents):
-        ids = encoded.ids + [CONFIG["eos_token_id"]]
-        rows.append((ids, ids))
-    validation_rows, train_rows = rows[:N_VALIDATION], rows[N_VALIDATION:]
-    print(f"{sum(len(text.split()) for text in documents)} words, {sum(len(ids) for ids, _ in rows)} tokens, "
-          f"{sum(math.prod(s) for s in llama.tensor_shapes(CONFIG).values())} parameters", flush=True)
-    weights = train(train_rows, validation_rows, args.epochs)
-    write_directory(args.output_dir, tokenizer, weights)
+    stories, passages, _, _ = make_corpus.make_sets()
+    if args.start_from:
+        tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json"))
+        weights = llama.load_base(args.start_from)[1]
+    else:
+        tokenizer = train_tokenizer(stories)
+        weights = initial_weights(torch.Generator().manual_seed(SEED))
+    rows = {name: rows_of(documents, tokenizer) for name, documents in (("stories", stories), ("passages", passages))}
+    validation = {name: table[:N_VALIDATION] for name, table in rows.items()}
+    train_rows = [row for name, n in PHASES[args.phase][0].items() for row in rows[name][N_VALIDATION:n]]
+    print(f"{sum(len(ids) for ids, _ in train_rows)} tokens, {sum(w.numel() for w in weights.values())} parameters",
+          flush=True)
+    write_directory(args.output_dir, tokenizer, train(weights, train_rows, validation[args.phase], args.phase))
 
     config, stored = llama.load_base(args.output_dir)
-    for name, held in (("BF16", stored), ("FP8 rows", llama.with_fp8_base(stored))):
-        print(f"validation loss, {name}: {llama.mean_loss(llama.Llama(config, held), validation_rows):.4f}")
+    for title, held in (("BF16", stored), ("FP8 rows", llama.with_fp8_base(stored))):
+        losses = ", ".join(f"{name} {llama.mean_loss(llama.Llama(config, held), table):.4f}"
+                           for name, table in validation.items())
+        print(f"validation loss, {title}: {losses}")
 
 
 if __name__ == "__main__":
