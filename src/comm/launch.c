@@ -141,20 +141,20 @@ void bl_launch_leave(bl_launch *launch)
 
 bl_status bl_launch_close(bl_launch *launch, bl_status st)
 {
-    const struct timespec head_start = {0, 200 * 1000 * 1000};
+    /* The first process to leave with a failure has mpirun end the others, and drop what it has not yet read.
+     */
+    const struct timespec time_to_read = {0, 200 * 1000 * 1000};
     bl_error own;
 
     if (!launch) return st;
     bl_error_save(&own, st);
     block_sigterm();
+    if (st == BL_ESTOPPED && bl_wire_rank(launch->wire) == 0) report_error(&own); /* while all are there */
     if (st != BL_OK && st != BL_ESTOPPED) bl_wire_abort(launch->wire, &own);
-    int rank = bl_wire_rank(launch->wire);
     bl_status verdict = bl_wire_close(launch->wire);
     free(launch);
-    if (verdict != BL_OK) { /* it has been reported */
-        own = (bl_error){.status = verdict};
-        if (rank > 0) nanosleep(&head_start, NULL);
-    }
-    if (rank > 0) own.text[0] = '\0';
+    if (verdict != BL_OK) own.status = verdict;
+    if (own.status != BL_OK) nanosleep(&time_to_read, NULL);
+    own.text[0] = '\0';
     return bl_error_restore(&own);
 }
