@@ -109,6 +109,16 @@ done:
     return st;
 }
 
+bl_status bl_path_is_dir(const char *path, bool *is_dir)
+{
+    struct stat info;
+
+    *is_dir = false;
+    if (stat(path, &info) != 0) return fail_open(path);
+    *is_dir = S_ISDIR(info.st_mode);
+    return BL_OK;
+}
+
 bool bl_file_exists(const char *path)
 {
     struct stat info;
@@ -144,7 +154,7 @@ bl_status bl_file_sync(int fd, const char *path)
 bl_status bl_dir_sync(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return fail_open(path);
+    if (fd < 0) return bl_fail_errno(BL_EIO, "%s", path);
     bl_status st = bl_file_sync(fd, path);
     close(fd);
     return st;
@@ -206,6 +216,13 @@ bl_status bl_writer_append(bl_writer *writer, const void *bytes, size_t n_bytes)
     return BL_OK;
 }
 
+bl_status bl_writer_put(bl_writer *writer, int64_t offset_bytes, const void *bytes, size_t n_bytes)
+{
+    BL_TRY(bl_file_write_full(writer->fd, writer->tmp_path, bytes, n_bytes, offset_bytes));
+    writer->n_bytes += (int64_t)n_bytes;
+    return BL_OK;
+}
+
 int64_t bl_writer_bytes(const bl_writer *writer)
 {
     return writer->n_bytes;
@@ -218,7 +235,7 @@ bl_status bl_writer_commit(bl_writer *writer)
     BL_TRY_GOTO(st, done, bl_file_sync(writer->fd, writer->tmp_path));
     int closed = close(writer->fd);
     writer->fd = -1;
-    if (closed != 0) {
+    if (closed != 0 && errno != EINTR) { /* interrupted: it is closed all the same, and was synced */
         st = bl_fail_errno(BL_EIO, "%s: close", writer->tmp_path);
         goto done;
     }
@@ -303,10 +320,8 @@ static int remove_entry(const char *path, const struct stat *info, int flag, str
 bl_status bl_tree_remove(const char *path)
 {
     enum { MAX_OPEN_FOLDERS = 16 };
-    struct stat info;
 
-    if (lstat(path, &info) != 0 && errno == ENOENT) return BL_OK;
-    if (nftw(path, remove_entry, MAX_OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS) != 0)
+    if (nftw(path, remove_entry, MAX_OPEN_FOLDERS, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
         return bl_fail_errno(BL_EIO, "%s: removing it", path);
     return BL_OK;
 }
@@ -403,10 +418,12 @@ bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out)
     *out = NULL;
     BL_TRY(bl_path_join(path, LOCK_NAME, &lock_path));
     if ((fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0) {
-        st = fail_open(lock_path);
+        st = bl_fail_errno(BL_EIO, "%s", lock_path);
         goto done;
     }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    int refused;
+    while ((refused = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR) continue;
+    if (refused) {
         st = errno == EWOULDBLOCK ? fail_locked(path, fd) : bl_fail_errno(BL_EIO, "%s: flock", lock_path);
         goto done;
     }

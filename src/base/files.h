@@ -29,6 +29,8 @@ bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes,
 /* The whole file, at most max_bytes, in one block the caller frees, with a NUL after its n_bytes. */
 bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, size_t *n_bytes);
 
+/* Whether it is a folder, links followed; what is not there is an error, as in bl_file_open. */
+bl_status bl_path_is_dir(const char *path, bool *is_dir);
 bool bl_file_exists(const char *path); /* anything of that name, links followed */
 
 /* ---- writing ---- */
@@ -45,7 +47,10 @@ typedef struct bl_writer bl_writer;
 
 bl_status bl_writer_open(const char *path, bl_writer **out);
 bl_status bl_writer_append(bl_writer *writer, const void *bytes, size_t n_bytes);
-int64_t bl_writer_bytes(const bl_writer *writer); /* appended so far */
+/* Writes at offset_bytes, wherever that is: for a file whose parts become known in another order. All parts must
+ * have been put by the commit, each once; nothing is appended after the first. */
+bl_status bl_writer_put(bl_writer *writer, int64_t offset_bytes, const void *bytes, size_t n_bytes);
+int64_t bl_writer_bytes(const bl_writer *writer); /* appended and put so far */
 /* fsync, rename, fsync of the folder. Frees the writer, also when it fails (PATH is then the old file or the
  * whole new one).
  */

@@ -5,6 +5,7 @@
  * follows at once), then sleep. */
 #include "base/pool.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -103,10 +104,12 @@ bl_status bl_pool_create(int n_threads, bl_pool **out)
         worker *w = &pool->workers[i];
         w->pool = pool;
         w->scratch = aligned_alloc(64, BL_POOL_SCRATCH_BYTES);
-        if (!w->scratch || (i > 0 && pthread_create(&w->thread, NULL, worker_main, w) != 0)) {
+        int refused = !w->scratch ? ENOMEM : i > 0 ? pthread_create(&w->thread, NULL, worker_main, w) : 0;
+        if (refused) {
             free(w->scratch);
             bl_pool_destroy(pool);
-            return BL_FAIL(BL_ENOMEM, "worker thread %d of %d", i, n_threads);
+            errno = refused;
+            return bl_fail_errno(BL_ENOMEM, "worker thread %d of %d", i, n_threads);
         }
         pool->n_threads = i + 1;
     }

@@ -220,9 +220,7 @@ static void wake(bl_reader *reader)
 
     if (!state->is_asleep) return;
     state->is_asleep = false;
-    ssize_t written =
-        write(state->event_fd, &one, sizeof one); /* fails only where 2^64 - 1 wake-ups are pending */
-    (void)written;
+    while (write(state->event_fd, &one, sizeof one) < 0 && errno == EINTR) continue; /* else: 2^64 - 1 wake-ups are pending */
 }
 
 static void free_state(bl_reader *reader)

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -213,12 +212,12 @@ void bl_llama_config_rope_inv_freq(const bl_llama_config *config, double *invers
 bl_status bl_llama_config_load(const char *path, bl_llama_config *out)
 {
     bl_status st = BL_OK;
-    struct stat info;
+    bool is_folder;
     char *file = NULL;
     json_t *root = NULL;
     bl_llama_config config = {0};
 
-    bool is_folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    BL_TRY(bl_path_is_dir(path, &is_folder));
     if (is_folder)
         BL_TRY(bl_path_join(path, "config.json", &file));
     else

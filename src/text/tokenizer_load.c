@@ -3,7 +3,6 @@
  * by name. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include <utf8proc.h>
 
@@ -300,9 +299,10 @@ static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
 /* The tokenizer.json that `path` is or holds, and the folder it lies in. */
 static bl_status find_files(const char *path, char **folder, char **file)
 {
-    struct stat info;
+    bool is_folder;
 
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+    BL_TRY(bl_path_is_dir(path, &is_folder));
+    if (is_folder) {
         BL_TRY(duplicate(path, folder));
         return bl_path_join(path, "tokenizer.json", file);
     }

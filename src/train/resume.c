@@ -323,11 +323,13 @@ static bl_status find_checkpoint(bl_job *job, json_t **state)
     if (job->resume_dir) return BL_OK;
     int64_t *steps;
     size_t n_steps;
+    bl_error reason; /* why the last of them was passed over */
+    bl_error_save(&reason, BL_ECHECKPOINT);
     BL_TRY(bl_checkpoint_list(job->checkpoint_dir, &steps, &n_steps));
     free(steps);
     if (n_steps == 0) return BL_OK;
-    return BL_FAIL(BL_ECHECKPOINT, "%s: none of its %zu checkpoints is whole; overwrite_output_dir true starts over and deletes them",
-                   job->checkpoint_dir, n_steps);
+    return BL_FAIL(BL_ECHECKPOINT, "%s: none of its %zu checkpoints is whole (%.600s); overwrite_output_dir true starts over and deletes them",
+                   job->checkpoint_dir, n_steps, reason.text);
 }
 
 static bl_status choose_start(bl_job *job)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/sizes.h"
 #include "store/checkpoint.h"
 
 static const double LIMIT_S = 10;
@@ -90,7 +91,7 @@ static void make_resume_job(void)
                                         "adapter_config.json", "README.md"};
 
     runs_copy(whole(FAULTS_RESUME), runs_path("resume-from"));
-    for (size_t i = 0; i < sizeof later / sizeof later[0]; i++)
+    for (size_t i = 0; i < BL_COUNT(later); i++)
         assert_int_equal(bl_tree_remove(runs_path("resume-from/%s", later[i])), BL_OK);
 }
 
@@ -129,10 +130,13 @@ static void wait_for_parent(void)
 static _Noreturn void child_main(faults_job job, const char *folder, const faults_hooks *hooks)
 {
     int log = open(runs_path("stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
     golden_args args = {0};
 
     if (log < 0 || dup2(log, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0) _exit(126);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (size_t i = 0; i < BL_COUNT(crashes); i++)
+        signal(crashes[i], SIG_DFL); /* cmocka's handlers end in exit() */
     job_keys(job, folder, &args);
     if (hooks && hooks->attach) wait_for_parent();
     if (hooks && hooks->before) hooks->before(hooks->arg);
@@ -228,6 +232,8 @@ bool faults_check(faults_job job, const char *what, const int *codes, const faul
 
     if (outcome->is_late) return complain(job, what, outcome, "was still running after 10 s");
     if (outcome->code < 0) return complain(job, what, outcome, "was ended by a signal");
+    if (getenv("FAULTS_SHOW"))
+        printf("%s, %s: exit %d %s\n", job_names[job], what, outcome->code, outcome->text);
     while (*codes && *codes != outcome->code) codes++;
     if (outcome->code != 0 && !*codes)
         return complain(job, what, outcome, "ended with another exit code than it should");

@@ -48,6 +48,20 @@ static void check_samples(const bl_dataset *dataset, int64_t max_tokens)
     if (stats.n_tokens != n_tokens || bl_dataset_count(dataset) == 0) abort();
 }
 
+static void check_packing(bl_dataset *dataset, bl_packing packing)
+{
+    bl_dataset *rows = NULL;
+
+    fuzz_check(bl_dataset_pack(dataset, packing, MAX_TOKENS, 0, bl_dataset_count(dataset), &rows));
+    for (int64_t i = 0; rows && i < bl_dataset_count(rows); i++) {
+        bl_sample sample;
+        if (bl_dataset_get(rows, i, &sample) != BL_OK || sample.n_tokens > MAX_TOKENS || sample.n_tokens < 1)
+            abort();
+        bl_sample_free(&sample);
+    }
+    bl_dataset_close(rows);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 {
     static bl_tokenizer *tokenizer;
@@ -66,6 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     fuzz_check(st);
     if ((st == BL_OK) != (dataset != NULL)) abort();
     if (dataset) check_samples(dataset, options.max_seq_length);
+    if (dataset && flags & 128) check_packing(dataset, flags & 64 ? BL_PACKING_PACK : BL_PACKING_CONCATENATE);
     bl_dataset_close(dataset);
     free(rows_path);
     free(template_path);
