@@ -92,8 +92,7 @@ void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t 
     place_workspace(dims, T_max, r, dropout, training, memory, workspace);
 }
 
-/* The tensors of a call: the kept ones where they are kept, the others in the workspace. */
-static bl_block_tensors effective(const bl_block_tensors *kept, const bl_block_workspace *ws)
+bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept, const bl_block_workspace *ws)
 {
     bl_block_tensors t = *kept;
     if (!t.qkv) t.qkv = ws->tensors.qkv;
@@ -208,7 +207,7 @@ static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
                            const bl_block_workspace *workspace, float *out)
 {
-    bl_block_tensors t = effective(tensors, workspace);
+    bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
     BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
     BL_TRY(compute_attention(stream, block, batch, &t));
@@ -254,7 +253,7 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block, co
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
                             const bl_block_workspace *workspace, float *d, float *gradients)
 {
-    bl_block_tensors t = effective(tensors, workspace);
+    bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
     if (!tensors->qkv) BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
     if (!tensors->mid) {
@@ -286,7 +285,7 @@ bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_mic
                           float *v_cache, const bl_block_workspace *workspace, float *x)
 {
     const bl_block_dims *dims = block->dims;
-    bl_block_tensors t = effective(&(bl_block_tensors){.x = x}, workspace);
+    bl_block_tensors t = bl_block_effective_tensors(&(bl_block_tensors){.x = x}, workspace);
     int64_t T = batch->T, kv = dims->kv_width;
 
     BL_TRY(compute_qkv(stream, block, batch, n_past, workspace, &t));

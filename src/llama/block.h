@@ -60,6 +60,9 @@ typedef struct bl_block_workspace {
     float *norm, *rstd, *h, *dh, *d_norm, *d_attention, *d_qkv, *delta, *lora;
 } bl_block_workspace;
 
+/* The tensors of a call: the kept ones where they are kept, the others in the workspace. */
+bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept, const bl_block_workspace *workspace);
+
 /* training false: what forward needs only. r: LoRA rank (0 = none). */
 int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training);
 void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training, float *memory,

@@ -101,7 +101,9 @@ static float *boundary_gradient(const bl_llama_pass *pass, int m)
     return pass->d + m * pass->T_alloc * pass->hidden;
 }
 
-static bl_block_tensors kept_tensors(const bl_llama_pass *pass, int64_t layer, int m)
+/* What a layer's forward leaves for its backward. Only the head comes between those of the last layer, so with a single micro-batch
+ * the workspace still holds all that it computed. */
+static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
 {
     bl_block_tensors t = {0};
     if (pass->options.training && pass->saved_floats > 0) {
@@ -109,6 +111,7 @@ static bl_block_tensors kept_tensors(const bl_llama_pass *pass, int64_t layer, i
         bl_block_place_saved(&pass->weights->dims, pass->options.save, pass->T_alloc,
                              pass->saved + (layer * pass->options.max_group + m) * floats, &t);
     }
+    if (layer == pass->n_layers - 1 && input->n_micro == 1) t = bl_block_effective_tensors(&t, &pass->workspace);
     t.x = boundary(pass, layer, m);
     return t;
 }
@@ -181,7 +184,7 @@ static bl_status visit_forward(bl_llama_pass *pass, const bl_pass_input *input, 
 
     BL_TRY(begin_visit(pass, input, at, &block));
     for (int m = 0; m < input->n_micro; m++) {
-        bl_block_tensors kept = kept_tensors(pass, block.layer, m);
+        bl_block_tensors kept = kept_tensors(pass, input, block.layer, m);
         BL_TRY(bl_block_forward(pass->compute, &block, &input->micro[m], &kept, &pass->workspace,
                                 boundary(pass, block.layer + 1, m)));
     }
@@ -224,7 +227,7 @@ static bl_status visit_backward(bl_llama_pass *pass, const bl_pass_input *input,
 
     BL_TRY(begin_visit(pass, input, at, &block));
     for (int m = 0; m < input->n_micro; m++) {
-        bl_block_tensors kept = kept_tensors(pass, block.layer, m);
+        bl_block_tensors kept = kept_tensors(pass, input, block.layer, m);
         float *gradients;
         BL_TRY(input->sink->begin(input->sink->user, block.layer, pass->compute, &gradients));
         BL_TRY(bl_block_backward(pass->compute, &block, &input->micro[m], &kept, &pass->workspace, boundary_gradient(pass, m),
