@@ -144,12 +144,15 @@ bl_status bl_launch_close(bl_launch *launch, bl_status st)
     /* The first process to leave with a failure has mpirun end the others, and drop what it has not yet read.
      */
     const struct timespec time_to_read = {0, 200 * 1000 * 1000};
-    bl_error own;
+    bl_error own, first;
 
     if (!launch) return st;
     bl_error_save(&own, st);
     block_sigterm();
-    if (st == BL_ESTOPPED && bl_wire_rank(launch->wire) == 0) report_error(&own); /* while all are there */
+    bl_wire_first_error(launch->wire, &first);
+    if (st == BL_ESTOPPED && first.status == BL_OK && bl_wire_rank(launch->wire) == 0)
+        report_error(
+            &own); /* all have agreed to stop, and wait at the end; what was aborted, the wire reports */
     if (st != BL_OK && st != BL_ESTOPPED) bl_wire_abort(launch->wire, &own);
     bl_status verdict = bl_wire_close(launch->wire);
     free(launch);
