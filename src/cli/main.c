@@ -31,6 +31,7 @@ static const bl_command command_help = {
 static const bl_command *const commands[] = {
     &bl_command_train,
     &bl_command_eval,
+    &bl_command_quantize,
     &bl_command_generate,
     &bl_command_tokenize,
     &bl_command_inspect,

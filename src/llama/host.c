@@ -15,9 +15,8 @@ void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR
     snprintf(name, BL_TENSOR_NAME_BYTES, "model.layers.%lld.%s.weight", (long long)layer, module);
 }
 
-static bl_status check_tensors(const bl_llama_host *host)
+bl_status bl_llama_check_tensors(const bl_llama_config *c, const bl_hf_model *model)
 {
-    const bl_llama_config *c = &host->config;
     enum { PER_LAYER = BL_PROJECTIONS + 2, AROUND = 3 };
     size_t n = (size_t)c->n_layers * PER_LAYER + AROUND, i = 0;
     char(*names)[BL_TENSOR_NAME_BYTES] = calloc(n, sizeof *names);
@@ -43,10 +42,13 @@ static bl_status check_tensors(const bl_llama_host *host)
     }
     bool tied = c->tie_word_embeddings;
     expected[i++] = (bl_hf_expected){"model.norm.weight", 1, {c->hidden_size}, FLOAT_DTYPES, false};
-    expected[i++] = (bl_hf_expected){"model.embed_tokens.weight", 2, {c->vocab_size, c->hidden_size}, FLOAT_DTYPES,
-                                     tied && bl_hf_find(host->files, "lm_head.weight")};
+    expected[i++] = (bl_hf_expected){"model.embed_tokens.weight",
+                                     2,
+                                     {c->vocab_size, c->hidden_size},
+                                     FLOAT_DTYPES,
+                                     tied && bl_hf_find(model, "lm_head.weight")};
     expected[i++] = (bl_hf_expected){"lm_head.weight", 2, {c->vocab_size, c->hidden_size}, FLOAT_DTYPES, tied};
-    st = bl_hf_check(host->files, expected, n);
+    st = bl_hf_check(model, expected, n);
 done:
     free(expected);
     free(names);
@@ -113,7 +115,7 @@ bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max
     BL_TRY_GOTO(st, done, bl_llama_config_load(dir, &host->config));
     BL_TRY_GOTO(st, done, bl_hf_open(dir, &host->files));
     BL_TRY_GOTO(st, done, bl_llama_config_fit_kv_heads(&host->config, host->files));
-    BL_TRY_GOTO(st, done, check_tensors(host));
+    BL_TRY_GOTO(st, done, bl_llama_check_tensors(&host->config, host->files));
     BL_TRY_GOTO(st, done, choose_formats(host, format));
     BL_TRY_GOTO(st, done, read_embedding(host));
     BL_TRY_GOTO(st, done, bl_llama_open_io_files(host->files, &host->io_files));

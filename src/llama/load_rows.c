@@ -283,14 +283,26 @@ bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
     return st;
 }
 
+/* As deep a queue and as large requests as the ranges have a use for. */
+static void choose_buffers(const bl_row_loader *loader, int n_readers, bl_reader_options *options)
+{
+    enum { MIN_DEPTH = 4 };
+    int64_t largest = 1, n_chunks = 0;
+
+    for (size_t i = 0; i < loader->n_ranges; i++) largest = bl_max_i64(largest, loader->ranges[i].n_bytes);
+    int64_t chunk = bl_min_i64(bl_round_up(largest, BL_IO_ALIGN_BYTES), BL_IO_CHUNK_BYTES);
+    for (size_t i = 0; i < loader->n_ranges; i++) n_chunks += bl_ceil_div(loader->ranges[i].n_bytes, chunk);
+    int64_t depth = bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / n_readers);
+    options->chunk_bytes = (size_t)chunk;
+    options->queue_depth = (int)bl_min_i64(depth, bl_max_i64(n_chunks, 1));
+}
+
 bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,
                                int n_readers, bl_pool *pool, const bl_row_job *jobs, size_t n_jobs,
                                bool reports, bl_row_loader **out)
 {
-    enum { MIN_DEPTH = 4 };
     bl_status st = BL_OK;
-    const bl_reader_options options = {
-        .engine = engine, .queue_depth = (int)bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / n_readers)};
+    bl_reader_options options = {.engine = engine};
 
     *out = NULL;
     bl_row_loader *loader = calloc(1, sizeof *loader);
@@ -308,6 +320,7 @@ bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_
     }
     list_ranges(loader, model);
     for (size_t i = 0; i < loader->n_ranges; i++) loader->n_bytes += loader->ranges[i].n_bytes;
+    choose_buffers(loader, n_readers, &options);
     BL_TRY_GOTO(st, done, bl_reader_create(&options, files, &loader->reader));
     BL_TRY_GOTO(st, done, bl_reader_stream(loader->reader, loader->ranges, loader->n_ranges));
     *out = loader;

@@ -10,6 +10,10 @@ enum { BL_TENSOR_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj.weight" */
 void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
+/* BL_EINPUT lists all that is wrong: exactly the tensors of the configuration must be there, with their
+ * shapes. */
+bl_status bl_llama_check_tensors(const bl_llama_config *config, const bl_hf_model *model);
+
 /* Rows [begin, end) of a weight, to be kept in `format`. */
 typedef struct bl_row_job {
     bl_hf_weight weight;

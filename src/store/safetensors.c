@@ -334,6 +334,7 @@ bl_status bl_tensor_read_f32(const bl_tensor *tensor, float *dst)
 struct bl_safetensors_writer {
     bl_writer *writer;
     size_t *order;
+    int64_t *offsets;    /* in the file, of each spec's data */
     int64_t total_bytes; /* the finished file */
 };
 
@@ -421,7 +422,8 @@ bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, s
     bl_safetensors_writer *writer = calloc(1, sizeof *writer);
 
     *out = NULL;
-    if (!ordered || !writer || !(writer->order = calloc(n_specs + 1, sizeof *writer->order))) {
+    if (!ordered || !writer || !(writer->order = calloc(n_specs + 1, sizeof *writer->order)) ||
+        !(writer->offsets = calloc(n_specs + 1, sizeof *writer->offsets))) {
         st = BL_FAIL(BL_ENOMEM, "%s: %zu tensors", path, n_specs);
         goto done;
     }
@@ -432,6 +434,12 @@ bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, s
     BL_TRY_GOTO(st, done, bl_writer_open(path, &writer->writer));
     BL_TRY_GOTO(st, done, write_header(writer->writer, text));
     writer->total_bytes = bl_writer_bytes(writer->writer) + data_bytes;
+    int64_t at = bl_writer_bytes(writer->writer), n_bytes;
+    for (size_t i = 0; i < n_specs; i++) { /* none overflows: build_header has seen them all */
+        writer->offsets[ordered[i].index] = at;
+        if (shape_bytes(ordered[i].spec->dtype, ordered[i].spec->n_dims, ordered[i].spec->shape, &n_bytes))
+            at += n_bytes;
+    }
     *out = writer;
     writer = NULL;
 done:
@@ -449,6 +457,12 @@ const size_t *bl_safetensors_writer_order(const bl_safetensors_writer *writer)
 bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, const void *bytes, size_t n_bytes)
 {
     return bl_writer_append(writer->writer, bytes, n_bytes);
+}
+
+bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index, int64_t offset_bytes,
+                                    const void *bytes, size_t n_bytes)
+{
+    return bl_writer_put(writer->writer, writer->offsets[index] + offset_bytes, bytes, n_bytes);
 }
 
 bl_status bl_safetensors_writer_commit(bl_safetensors_writer *writer)
@@ -472,5 +486,6 @@ void bl_safetensors_writer_abort(bl_safetensors_writer *writer)
     if (!writer) return;
     bl_writer_abort(writer->writer);
     free(writer->order);
+    free(writer->offsets);
     free(writer);
 }

@@ -75,7 +75,11 @@ bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, s
 const size_t *bl_safetensors_writer_order(const bl_safetensors_writer *writer);
 /* Appends data: all tensors' bytes in that order, in pieces of any size. */
 bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, const void *bytes, size_t n_bytes);
-/* Makes the file durable. BL_EINTERNAL when not exactly the declared bytes were appended. Frees the writer in
+/* Or, instead of appending: bytes from offset_bytes on of tensor specs[index], in any order, each byte once.
+ */
+bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index, int64_t offset_bytes,
+                                    const void *bytes, size_t n_bytes);
+/* Makes the file durable. BL_EINTERNAL when not exactly the declared bytes were written. Frees the writer in
  * any case. */
 bl_status bl_safetensors_writer_commit(bl_safetensors_writer *writer);
 void bl_safetensors_writer_abort(bl_safetensors_writer *writer); /* NULL is fine */
