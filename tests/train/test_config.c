@@ -187,8 +187,8 @@ static void test_not_in_this_version(void **state)
     bl_train_config *c;
     (void)state;
     expect_error(REQUIRED, "--device cuda", "--device: cuda is not in this version, which knows auto|cpu");
-    expect_error(REQUIRED "io_engine: uring\n", "",
-                 "c.yaml:4: io_engine: uring is not in this version, which knows auto");
+    expect_error(REQUIRED "compute_dtype: bf16\n", "",
+                 "c.yaml:4: compute_dtype: bf16 is not in this version, which knows auto|fp32");
     expect_error(REQUIRED, "--offload_ratio 0.5",
                  "--offload_ratio: 0.5 is not in this version, which knows auto|0");
     expect_error(REQUIRED, "--offload_dir /x", "--offload_dir: not in this version");
