@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* load_rows.c -- some rows of stored weights, in the format they will be kept in. All that the jobs need is
  * one stream of ranges: while rows of one job are quantised, those that follow are being read. */
-#include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -140,48 +140,113 @@ static void tell(bl_row_loader *loader)
                     (double)loader->n_bytes_done * 1e-9 / (now - loader->start_s));
 }
 
-/* The bytes of the next range: at `dst`, or, when that is NULL, wherever *bytes says until the next call. */
-static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, char *dst, const void **bytes)
+static bl_status take_chunk(bl_row_loader *loader, bl_io_chunk *chunk)
 {
-    bl_io_chunk chunk;
-
-    for (int64_t at = 0; at < n_bytes; at += (int64_t)chunk.n_bytes) {
-        BL_TRY(bl_reader_next(loader->reader, &chunk));
-        loader->n_bytes_done += (int64_t)chunk.n_bytes;
-        tell(loader);
-        if (!dst && (int64_t)chunk.n_bytes == n_bytes) {
-            *bytes = chunk.bytes;
-            return BL_OK;
-        }
-        if (!dst && n_bytes > (int64_t)loader->bounce_bytes) {
-            free(loader->bounce);
-            loader->bounce = malloc((size_t)n_bytes);
-            loader->bounce_bytes = loader->bounce ? (size_t)n_bytes : 0;
-            if (!loader->bounce)
-                return BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
-        }
-        memcpy((dst ? dst : (char *)loader->bounce) + at, chunk.bytes, chunk.n_bytes);
-    }
-    *bytes = dst ? dst : loader->bounce;
+    BL_TRY(bl_reader_next(loader->reader, chunk));
+    loader->n_bytes_done += (int64_t)chunk->n_bytes;
+    tell(loader);
     return BL_OK;
 }
 
-static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s, char *dst,
-                           const void **bytes)
+static bl_status reserve_bounce(bl_row_loader *loader, int64_t n_bytes)
+{
+    if (n_bytes <= (int64_t)loader->bounce_bytes) return BL_OK;
+    free(loader->bounce);
+    loader->bounce = malloc((size_t)n_bytes);
+    loader->bounce_bytes = loader->bounce ? (size_t)n_bytes : 0;
+    return loader->bounce ? BL_OK
+                          : BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
+}
+
+/* The bytes of the next range, in one piece, until the next call. */
+static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, const void **bytes)
+{
+    bl_io_chunk chunk;
+
+    BL_TRY(take_chunk(loader, &chunk));
+    *bytes = chunk.bytes;
+    if ((int64_t)chunk.n_bytes == n_bytes) return BL_OK;
+    BL_TRY(reserve_bounce(loader, n_bytes));
+    *bytes = loader->bounce;
+    for (int64_t at = 0;;) {
+        memcpy((char *)loader->bounce + at, chunk.bytes, chunk.n_bytes);
+        at += (int64_t)chunk.n_bytes;
+        if (at == n_bytes) return BL_OK;
+        BL_TRY(take_chunk(loader, &chunk));
+    }
+}
+
+static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s, const void **bytes)
 {
     return name_tensor(&job->weight,
-                       take_range(loader, (s->last - s->first) * row_bytes(&job->weight), dst, bytes));
+                       take_range(loader, (s->last - s->first) * row_bytes(&job->weight), bytes));
 }
 
 /* ---- jobs ---- */
 
+/* Whether none of the n_bytes of weights is NaN or infinite: loops that the compiler can turn into vectors.
+ */
+static bool all_finite(bl_dtype dtype, const unsigned char *bytes, size_t n_bytes)
+{
+    unsigned n_bad = 0;
+
+    if (dtype == BL_F32) {
+        for (size_t i = 0; i + 4 <= n_bytes; i += 4) {
+            uint32_t word;
+            memcpy(&word, bytes + i, 4);
+            n_bad |= (word & 0x7f800000u) == 0x7f800000u;
+        }
+    } else if (dtype == BL_BF16 || dtype == BL_F16) {
+        const uint16_t exponent = dtype == BL_BF16 ? 0x7f80 : 0x7c00;
+        for (size_t i = 0; i + 2 <= n_bytes; i += 2) {
+            uint16_t word;
+            memcpy(&word, bytes + i, 2);
+            n_bad |= (word & exponent) == exponent;
+        }
+    } else {
+        for (size_t i = 0; i < n_bytes; i++) n_bad |= (bytes[i] & 0x7fu) == 0x7fu;
+    }
+    return n_bad == 0;
+}
+
+/* A chunk on its way to its place, by the piece. */
+typedef struct placement {
+    bl_dtype dtype;
+    const unsigned char *from;
+    unsigned char *to;
+    size_t n_bytes;
+    atomic_bool has_bad;
+} placement;
+
+enum { PLACE_BYTES = 256 << 10 };
+
+static void place_piece(void *arg, int64_t index, void *scratch)
+{
+    placement *p = arg;
+    size_t begin = (size_t)index * PLACE_BYTES,
+           n = (size_t)bl_min_i64(PLACE_BYTES, (int64_t)(p->n_bytes - begin));
+
+    (void)scratch;
+    memcpy(p->to + begin, p->from + begin, n);
+    if (!all_finite(p->dtype, p->to + begin, n))
+        atomic_store_explicit(&p->has_bad, true, memory_order_relaxed);
+}
+
 /* Weights kept as stored: their bytes, after a look at each. */
 static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
 {
-    const void *bytes;
-    step s = step_at(job, job->begin);
-    BL_TRY(take_step(loader, job, &s, job->codes, &bytes));
-    return bl_llama_check_finite(job->weight.codes, job->begin, job->end, job->codes);
+    const bl_tensor *tensor = job->weight.codes;
+    int64_t n_bytes = (job->end - job->begin) * row_bytes(&job->weight);
+    bool has_bad = false;
+    bl_io_chunk chunk;
+
+    for (int64_t at = 0; at < n_bytes; at += (int64_t)chunk.n_bytes) {
+        BL_TRY(name_tensor(&job->weight, take_chunk(loader, &chunk)));
+        placement p = {tensor->dtype, chunk.bytes, (unsigned char *)job->codes + at, chunk.n_bytes, false};
+        bl_pool_run(loader->pool, bl_ceil_div((int64_t)chunk.n_bytes, PLACE_BYTES), place_piece, &p);
+        has_bad = has_bad || p.has_bad;
+    }
+    return has_bad ? bl_llama_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
 }
 
 static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
@@ -212,7 +277,7 @@ static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
     for (int64_t row = job->begin; row < job->end;) {
         step s = step_at(job, row);
         uint8_t *codes = (uint8_t *)job->codes + (row - job->begin) * w->cols;
-        BL_TRY(take_step(loader, job, &s, NULL, &bytes));
+        BL_TRY(take_step(loader, job, &s, &bytes));
         BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop, w->cols,
                                                   codes, job->scales + row)));
         row = s.stop;
@@ -228,7 +293,7 @@ static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, co
     int64_t grid_cols = bl_ceil_div(w->cols, BL_FP8_BLOCK);
     const void *bytes;
 
-    BL_TRY(take_step(loader, job, s, NULL, &bytes));
+    BL_TRY(take_step(loader, job, s, &bytes));
     for (int64_t c = 0; c < grid_cols; c++) local[c] = 0.0f;
     BL_TRY(name_tensor(
         w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first, s->last, w->cols, local)));
