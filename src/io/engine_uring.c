@@ -32,6 +32,37 @@ typedef struct uring_state {
     bl_io_piece **batch; /* [queue_depth] */
 } uring_state;
 
+/* liburing unmaps a ring by a system call that ThreadSanitizer does not see: a later ring of another thread
+ * at the same addresses would look like a race with the one that is gone. These two say that a ring's end
+ * comes before the next one's start. */
+#if defined(__SANITIZE_THREAD__)
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+static char ring_addresses;
+#define BEGIN_RING() __tsan_acquire(&ring_addresses)
+#define END_RING()   __tsan_release(&ring_addresses)
+#else
+#define BEGIN_RING() ((void)0)
+#define END_RING()   ((void)0)
+#endif
+
+/* ThreadSanitizer sees neither the mapping nor the unmapping of rings, which liburing does by bare system
+ * calls: it would take one ring and a later one at the same address for shared memory. */
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define UNDER_TSAN 1
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(UNDER_TSAN)
+#include <sanitizer/tsan_interface.h>
+static char rings;
+#define RING_IS_MAPPED()   __tsan_acquire(&rings)
+#define RING_IS_UNMAPPED() __tsan_release(&rings)
+#else
+#define RING_IS_MAPPED()   ((void)0)
+#define RING_IS_UNMAPPED() ((void)0)
+#endif
+
 /* ---- setting up, on the engine's thread ---- */
 
 static bl_status create_ring(bl_reader *reader, struct io_uring *ring)
@@ -42,6 +73,7 @@ static bl_status create_ring(bl_reader *reader, struct io_uring *ring)
 #ifdef IORING_SETUP_SINGLE_ISSUER
     params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
 #endif
+    BEGIN_RING();
     int rc = io_uring_queue_init_params(entries, ring, &params);
     if (rc == -EINVAL) {
         params = (struct io_uring_params){0}; /* a kernel before 6.0 */
@@ -193,6 +225,7 @@ static void *thread_main(void *argument)
     uring_state *state = reader->engine_state;
 
     bl_status st = create_ring(reader, &state->ring);
+    RING_IS_MAPPED();
     if (st == BL_OK) {
         register_buffers(reader, state);
         register_files(reader, state);
@@ -206,7 +239,9 @@ static void *thread_main(void *argument)
         serve(reader, state);
         if (state->has_buffers)
             io_uring_unregister_buffers(&state->ring); /* queue_exit alone gives memory back later */
+        RING_IS_UNMAPPED();
         io_uring_queue_exit(&state->ring);
+        END_RING();
     }
     return NULL;
 }
@@ -220,7 +255,8 @@ static void wake(bl_reader *reader)
 
     if (!state->is_asleep) return;
     state->is_asleep = false;
-    while (write(state->event_fd, &one, sizeof one) < 0 && errno == EINTR) continue; /* else: 2^64 - 1 wake-ups are pending */
+    while (write(state->event_fd, &one, sizeof one) < 0 && errno == EINTR)
+        continue; /* else: 2^64 - 1 wake-ups are pending */
 }
 
 static void free_state(bl_reader *reader)
