@@ -73,12 +73,12 @@ static bl_status create_ring(bl_reader *reader, struct io_uring *ring)
 #ifdef IORING_SETUP_SINGLE_ISSUER
     params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_COOP_TASKRUN;
 #endif
-    BEGIN_RING();
     int rc = io_uring_queue_init_params(entries, ring, &params);
     if (rc == -EINVAL) {
         params = (struct io_uring_params){0}; /* a kernel before 6.0 */
         rc = io_uring_queue_init_params(entries, ring, &params);
     }
+    BEGIN_RING();
     if (rc == 0) return BL_OK;
     errno = -rc;
     return bl_fail_errno(BL_ELIMIT, "io_uring_setup");
@@ -240,8 +240,8 @@ static void *thread_main(void *argument)
         if (state->has_buffers)
             io_uring_unregister_buffers(&state->ring); /* queue_exit alone gives memory back later */
         RING_IS_UNMAPPED();
-        io_uring_queue_exit(&state->ring);
         END_RING();
+        io_uring_queue_exit(&state->ring);
     }
     return NULL;
 }
