@@ -49,10 +49,10 @@ def timed_steps(model, a):
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     generator = torch.Generator().manual_seed(0)
-    seconds, losses = [], []
+    seconds, cpu_seconds, losses = [], [], []
     for _ in range(a.warmup + a.steps):
         ids = torch.randint(model.config.vocab_size, (a.batch, a.sequence), generator=generator).to(a.device)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
@@ -62,9 +62,10 @@ def timed_steps(model, a):
         if a.device == 'cuda':
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu_start)
     if not all(map(math.isfinite, losses)) or not all(p.grad is not None for p in parameters):
         raise SystemExit('a loss is not finite, or a LoRA tensor got no gradient: nothing was measured')
-    return seconds[a.warmup:], losses
+    return seconds[a.warmup:], cpu_seconds[a.warmup:], losses
 
 
 def arguments():
@@ -89,13 +90,13 @@ def main():
     torch.set_num_threads(a.threads)
     model = load(a)
     projections, head, adapter = sizes(model)
-    seconds, losses = timed_steps(model, a)
+    seconds, cpu_seconds, losses = timed_steps(model, a)
     tokens, median = a.batch * a.sequence, statistics.median(seconds)
     # Frozen weights: forward and dx, 2 FLOPs a parameter each; checkpointing runs the projections forward a second time.
     flops = tokens * (projections * (4 if a.checkpointing == 'off' else 6) + head * 4)
     print(json.dumps({
         'bench': 'pytorch-lora', 'model': os.path.basename(os.path.normpath(a.model)), 'tokens_per_s': tokens / median,
-        'step_s_median': median, 'step_s_min': min(seconds), 'step_s_max': max(seconds), 'steps': a.steps, 'warmup': a.warmup,
+        'cpu_s_median': statistics.median(cpu_seconds), 'step_s_median': median, 'step_s_min': min(seconds), 'step_s_max': max(seconds), 'steps': a.steps, 'warmup': a.warmup,
         'base_matmul_gflops': flops / median / 1e9, 'batch': a.batch, 'sequence': a.sequence, 'r': a.r, 'dtype': a.dtype,
         'device': a.device, 'threads': torch.get_num_threads(), 'attention': a.attention, 'checkpointing': a.checkpointing,
         'projection_parameters': projections, 'head_parameters': head, 'adapter_parameters': adapter,
