@@ -348,18 +348,38 @@ bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
     return st;
 }
 
+/* The loaders of a host share one queue's depth. */
+static int64_t queue_depth(int n_readers)
+{
+    enum { MIN_DEPTH = 4 };
+    return bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / n_readers);
+}
+
+int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards)
+{
+    int64_t stored = 0, bounce = 0,
+            buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES);
+
+    for (size_t i = 0; i < bl_hf_count(host->files); i++) {
+        const bl_tensor *tensor = bl_hf_at(host->files, i);
+        stored += tensor->n_bytes;
+        if (tensor->n_dims == 2 && tensor->shape[0] > 0)
+            bounce = bl_max_i64(bounce, tensor->n_bytes / tensor->shape[0] * BL_FP8_BLOCK);
+    }
+    bool is_in_blocks = host->formats[0] == BL_FORMAT_FP8_BLOCK && bounce > BL_IO_CHUNK_BYTES;
+    return bl_min_i64(buffers, bl_ceil_div(stored, n_shards)) + (is_in_blocks ? bounce : 0);
+}
+
 /* As deep a queue and as large requests as the ranges have a use for. */
 static void choose_buffers(const bl_row_loader *loader, int n_readers, bl_reader_options *options)
 {
-    enum { MIN_DEPTH = 4 };
     int64_t largest = 1, n_chunks = 0;
 
     for (size_t i = 0; i < loader->n_ranges; i++) largest = bl_max_i64(largest, loader->ranges[i].n_bytes);
     int64_t chunk = bl_min_i64(bl_round_up(largest, BL_IO_ALIGN_BYTES), BL_IO_CHUNK_BYTES);
     for (size_t i = 0; i < loader->n_ranges; i++) n_chunks += bl_ceil_div(loader->ranges[i].n_bytes, chunk);
-    int64_t depth = bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / n_readers);
     options->chunk_bytes = (size_t)chunk;
-    options->queue_depth = (int)bl_min_i64(depth, bl_max_i64(n_chunks, 1));
+    options->queue_depth = (int)bl_min_i64(queue_depth(n_readers), bl_max_i64(n_chunks, 1));
 }
 
 bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,

@@ -55,6 +55,8 @@ typedef struct bl_llama_weights {
  * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
 bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
                                 bl_llama_weights **out);
+/* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
+int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */
 
 /* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */
