@@ -246,14 +246,9 @@ static bl_status run(int argc, char *const *argv)
     uint8_t origins[BL_COUNT(table)];
     const char *what;
     int n_words;
-    const bl_options options = {.table = table,
-                                .n_options = BL_COUNT(table),
-                                .command = BL_CLI_ANY,
-                                .values = &values,
-                                .origins = origins};
+    const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
 
-    BL_TRY_GOTO(st, done, bl_options_init(&options));
-    BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, 1, &what, &n_words));
+    BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 1, &what, &n_words));
     if (n_words != 1 || strcmp(what, "linear") != 0)
         st = BL_FAIL(BL_EUSAGE, "bench: say what to measure: linear");
     else

@@ -30,6 +30,15 @@ extern const bl_command bl_command_bench;
 
 /* The options of a command with a small table of its own, whose rows have .commands = BL_CLI_ANY. */
 enum { BL_CLI_ANY = 1 };
+#define BL_CLI_OPTIONS(rows, struct_pointer, origin_array)                                                   \
+    {                                                                                                        \
+        .table = (rows), .n_options = sizeof(rows) / sizeof((rows)[0]), .command = BL_CLI_ANY,               \
+        .values = (struct_pointer), .origins = (origin_array)                                                \
+    }
+/* Defaults, then argv, then the check for what is required; other words go to words[max_words]. The caller
+ * clears `options`, also after a failure. */
+bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
+                      const char **words, int *n_words);
 void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, bool as_markdown);
 
 #endif

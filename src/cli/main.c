@@ -29,15 +29,8 @@ static const bl_command command_help = {
 };
 
 static const bl_command *const commands[] = {
-    &bl_command_train,
-    &bl_command_eval,
-    &bl_command_quantize,
-    &bl_command_generate,
-    &bl_command_tokenize,
-    &bl_command_inspect,
-    &bl_command_bench,
-    &command_version,
-    &command_help,
+    &bl_command_train,   &bl_command_eval,  &bl_command_quantize, &bl_command_generate, &bl_command_tokenize,
+    &bl_command_inspect, &bl_command_bench, &command_version,     &command_help,
 };
 
 static const char SYNTAX[] =
@@ -91,6 +84,14 @@ static void print_reference(void)
         if (command->details[0]) printf("\n%s", command->details);
         if (command->print_options) command->print_options(stdout, true);
     }
+}
+
+bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
+                      const char **words, int *n_words)
+{
+    BL_TRY(bl_options_init(options));
+    BL_TRY(bl_options_read_line(options, argc, argv, max_words, words, n_words));
+    return bl_options_check_required(options);
 }
 
 void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, bool as_markdown)
@@ -150,7 +151,8 @@ static bl_status dispatch(int argc, char *const *argv)
 
 int main(int argc, char **argv)
 {
-    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
     bl_status st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");

@@ -57,14 +57,9 @@ static bl_status run(int argc, char *const *argv)
     uint8_t origins[BL_COUNT(table)];
     const char *folders[2];
     int n_words;
-    const bl_options options = {.table = table,
-                                .n_options = BL_COUNT(table),
-                                .command = BL_CLI_ANY,
-                                .values = &values,
-                                .origins = origins};
+    const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
 
-    BL_TRY_GOTO(st, done, bl_options_init(&options));
-    BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, 2, folders, &n_words));
+    BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 2, folders, &n_words));
     st = n_words == 2 ? quantize(folders[0], folders[1], &values)
                       : BL_FAIL(BL_EUSAGE, "quantize: give the model's folder and the one to write");
 done:

@@ -145,15 +145,9 @@ static bl_status run(int argc, char *const *argv)
     uint8_t origins[BL_COUNT(table)];
     int n_words;
     bl_tokenizer *tokenizer = NULL;
-    const bl_options options = {.table = table,
-                                .n_options = BL_COUNT(table),
-                                .command = BL_CLI_ANY,
-                                .values = &values,
-                                .origins = origins};
+    const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
 
-    BL_TRY_GOTO(st, done, bl_options_init(&options));
-    BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, 0, NULL, &n_words));
-    BL_TRY_GOTO(st, done, bl_options_check_required(&options));
+    BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 0, NULL, &n_words));
     BL_TRY_GOTO(st, done, check_group(&options, &values));
     BL_TRY_GOTO(st, done, bl_tokenizer_load(values.tokenizer, &tokenizer));
     if (values.data) {
