@@ -5,8 +5,7 @@
  *
  * Why 10 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the rest
  * (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against totals of at least
- * 450 MiB. Leaving out the ring, a buffer of AdamW or the saved tensors is more than 10 % in at least one
- * case. */
+ * 450 MiB. Leaving out the ring, LoRA's state or the saved tensors is more than 20 % in at least one case. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
