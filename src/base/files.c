@@ -122,7 +122,7 @@ bl_status bl_path_is_dir(const char *path, bool *is_dir)
 bool bl_file_exists(const char *path)
 {
     struct stat info;
-    return stat(path, &info) == 0;
+    return stat(path, &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 /* ---- writing ---- */

@@ -31,7 +31,8 @@ bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, siz
 
 /* Whether it is a folder, links followed; what is not there is an error, as in bl_file_open. */
 bl_status bl_path_is_dir(const char *path, bool *is_dir);
-bool bl_file_exists(const char *path); /* anything of that name, links followed */
+/* Anything of that name, links followed. What cannot be looked at counts as there: opening it says why. */
+bool bl_file_exists(const char *path);
 
 /* ---- writing ---- */
 

@@ -5,7 +5,7 @@
  *
  * | from      | to        | when |
  * | running   | spreading | a rank here has aborted, a deadline is over, or a word of error came in |
- * | spreading | down      | every other process has sent its word, or a second is over |
+ * | spreading | down      | every other process has sent its word, or SPREAD_S is over |
  * | running   | finished  | closed, and all processes have come to the closing barrier |
  *
  * Invariants
@@ -30,7 +30,7 @@
 
 static const size_t PIECE_BYTES = (size_t)1 << 30; /* MPI counts in int */
 
-static const double SPREAD_S = 1.0; /* how long the others' words are waited for */
+static const double SPREAD_S = 2.0; /* how long the others' words are waited for */
 
 struct bl_mpi {
     MPI_Request incoming, *sends; /* [n_processes] */

@@ -7,7 +7,7 @@
  *   close    with the status this process ended with: all processes leave with one status
  *
  * A process that fails tells the others before it leaves, each of them tells all others what it heard, and
- * all leave with the error of the lowest rank that failed. A process without a word for a second is left
+ * all leave with the error of the lowest rank that failed. A process without a word for two seconds is left
  * behind: mpirun ends it. Should the launcher die, the kernel ends its processes (PR_SET_PDEATHSIG). */
 #ifndef BALLAST_COMM_LAUNCH_H
 #define BALLAST_COMM_LAUNCH_H
