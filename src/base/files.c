@@ -119,10 +119,18 @@ bl_status bl_path_is_dir(const char *path, bool *is_dir)
     return BL_OK;
 }
 
+bl_status bl_path_exists(const char *path, bool *exists)
+{
+    struct stat info;
+
+    *exists = stat(path, &info) == 0;
+    return *exists || errno == ENOENT || errno == ENOTDIR ? BL_OK : fail_open(path);
+}
+
 bool bl_file_exists(const char *path)
 {
     struct stat info;
-    return stat(path, &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
+    return stat(path, &info) == 0;
 }
 
 /* ---- writing ---- */

@@ -31,7 +31,9 @@ bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, siz
 
 /* Whether it is a folder, links followed; what is not there is an error, as in bl_file_open. */
 bl_status bl_path_is_dir(const char *path, bool *is_dir);
-/* Anything of that name, links followed. What cannot be looked at counts as there: opening it says why. */
+/* Whether there is anything of that name, links followed; what cannot be looked at is an error, as in bl_file_open. */
+bl_status bl_path_exists(const char *path, bool *exists);
+/* The same where an error may pass for absence. */
 bool bl_file_exists(const char *path);
 
 /* ---- writing ---- */

@@ -32,35 +32,16 @@ typedef struct uring_state {
     bl_io_piece **batch; /* [queue_depth] */
 } uring_state;
 
-/* liburing unmaps a ring by a system call that ThreadSanitizer does not see: a later ring of another thread
- * at the same addresses would look like a race with the one that is gone. These two say that a ring's end
- * comes before the next one's start. */
+/* liburing maps and unmaps a ring by system calls that ThreadSanitizer does not see: a ring at addresses that
+ * another thread used before would look like a race. What these functions touch is shared with the kernel
+ * only, never between threads. */
 #if defined(__SANITIZE_THREAD__)
-void __tsan_acquire(void *address);
-void __tsan_release(void *address);
-static char ring_addresses;
-#define BEGIN_RING() __tsan_acquire(&ring_addresses)
-#define END_RING()   __tsan_release(&ring_addresses)
-#else
-#define BEGIN_RING() ((void)0)
-#define END_RING()   ((void)0)
-#endif
-
-/* ThreadSanitizer sees neither the mapping nor the unmapping of rings, which liburing does by bare system
- * calls: it would take one ring and a later one at the same address for shared memory. */
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define UNDER_TSAN 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__) || defined(UNDER_TSAN)
-#include <sanitizer/tsan_interface.h>
-static char rings;
-#define RING_IS_MAPPED()   __tsan_acquire(&rings)
-#define RING_IS_UNMAPPED() __tsan_release(&rings)
-#else
-#define RING_IS_MAPPED()   ((void)0)
-#define RING_IS_UNMAPPED() ((void)0)
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void)
+{
+    return "race:_io_uring_get_sqe\nrace:io_uring_prep_rw\nrace:__io_uring_peek_cqe\nrace:io_uring_cq_"
+           "advance\n";
+}
 #endif
 
 /* ---- setting up, on the engine's thread ---- */
@@ -78,7 +59,6 @@ static bl_status create_ring(bl_reader *reader, struct io_uring *ring)
         params = (struct io_uring_params){0}; /* a kernel before 6.0 */
         rc = io_uring_queue_init_params(entries, ring, &params);
     }
-    BEGIN_RING();
     if (rc == 0) return BL_OK;
     errno = -rc;
     return bl_fail_errno(BL_ELIMIT, "io_uring_setup");
@@ -225,7 +205,6 @@ static void *thread_main(void *argument)
     uring_state *state = reader->engine_state;
 
     bl_status st = create_ring(reader, &state->ring);
-    RING_IS_MAPPED();
     if (st == BL_OK) {
         register_buffers(reader, state);
         register_files(reader, state);
@@ -239,8 +218,6 @@ static void *thread_main(void *argument)
         serve(reader, state);
         if (state->has_buffers)
             io_uring_unregister_buffers(&state->ring); /* queue_exit alone gives memory back later */
-        RING_IS_UNMAPPED();
-        END_RING();
         io_uring_queue_exit(&state->ring);
     }
     return NULL;

@@ -272,9 +272,11 @@ static bl_status publish(const bl_checkpoint *checkpoint)
 {
     bl_status st = BL_OK;
     char *aside = NULL;
+    bool exists;
 
     BL_TRY(bl_text_format(&aside, "%s.old%s", checkpoint->path, TMP_SUFFIX));
-    if (bl_file_exists(checkpoint->path)) {
+    BL_TRY_GOTO(st, done, bl_path_exists(checkpoint->path, &exists));
+    if (exists) {
         BL_TRY_GOTO(st, done, bl_tree_remove(aside));
         if (rename(checkpoint->path, aside) != 0) {
             st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", checkpoint->path, aside);
@@ -432,10 +434,12 @@ bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps)
 {
     char **names = NULL;
     size_t n_names = 0;
+    bool exists;
 
     *steps = NULL;
     *n_steps = 0;
-    if (!bl_file_exists(dir)) return BL_OK;
+    BL_TRY(bl_path_exists(dir, &exists));
+    if (!exists) return BL_OK;
     BL_TRY(bl_dir_list(dir, &names, &n_names));
     int64_t *list = calloc(n_names + 1, sizeof *list);
     size_t n = 0;
@@ -525,8 +529,10 @@ bl_status bl_checkpoint_clean(const char *dir)
     bl_status st = BL_OK;
     char **names = NULL;
     size_t n_names = 0;
+    bool exists;
 
-    if (!bl_file_exists(dir)) return BL_OK;
+    BL_TRY(bl_path_exists(dir, &exists));
+    if (!exists) return BL_OK;
     BL_TRY(bl_dir_list(dir, &names, &n_names));
     for (size_t i = 0; i < n_names && st == BL_OK; i++) {
         size_t length = strlen(names[i]), suffix = sizeof TMP_SUFFIX - 1;

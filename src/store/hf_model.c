@@ -164,9 +164,11 @@ static bl_status read_quantization(bl_hf_model *model)
     bl_status st = BL_OK;
     char *path = NULL;
     json_t *config = NULL;
+    bool exists;
 
     BL_TRY(bl_path_join(model->dir, "config.json", &path));
-    if (bl_file_exists(path)) {
+    BL_TRY_GOTO(st, done, bl_path_exists(path, &exists));
+    if (exists) {
         BL_TRY_GOTO(st, done, bl_json_load(path, MAX_CONFIG_BYTES, &config));
         BL_TRY_GOTO(st, done, bl_json_check_object(path, config));
         BL_TRY_GOTO(st, done, bl_hf_parse_quantization(path, config, &model->promised_scale));
@@ -182,6 +184,7 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
     static const char *const single_name = "model.safetensors";
     bl_status st = BL_OK;
     char *single_path = NULL, *index_path = NULL;
+    bool is_single, is_sharded = false;
     bl_hf_model *model = calloc(1, sizeof *model);
 
     *out = NULL;
@@ -190,7 +193,9 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
     BL_TRY_GOTO(st, done, bl_path_join(dir, single_name, &single_path));
     BL_TRY_GOTO(st, done, bl_path_join(dir, "model.safetensors.index.json", &index_path));
     BL_TRY_GOTO(st, done, read_quantization(model));
-    if (bl_file_exists(single_path)) {
+    BL_TRY_GOTO(st, done, bl_path_exists(single_path, &is_single));
+    if (!is_single) BL_TRY_GOTO(st, done, bl_path_exists(index_path, &is_sharded));
+    if (is_single) {
         bl_problems problems = {0};
         BL_TRY_GOTO(st, done, open_files(model, &single_name, 1, &problems));
         if (problems.n) { /* the one file's own words, which name it */
@@ -198,7 +203,7 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
             goto done;
         }
         BL_TRY_GOTO(st, done, merge_tensors(model, &problems));
-    } else if (bl_file_exists(index_path)) {
+    } else if (is_sharded) {
         BL_TRY_GOTO(st, done, open_sharded(model, index_path));
     } else {
         st = BL_FAIL(BL_EINPUT, "%s: has neither model.safetensors nor model.safetensors.index.json", dir);

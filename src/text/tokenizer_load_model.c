@@ -368,9 +368,11 @@ static bl_status read_token_ids(const char *file, const json_t *config, bl_token
 static bl_status load_beside(const char *folder, const char *name, char **path, json_t **out)
 {
     enum { MAX_CONFIG_BYTES = 64 << 20 };
+    bool exists;
 
     BL_TRY(bl_path_join(folder, name, path));
-    if (!bl_file_exists(*path)) return BL_OK;
+    BL_TRY(bl_path_exists(*path, &exists));
+    if (!exists) return BL_OK;
     BL_TRY(bl_json_load(*path, MAX_CONFIG_BYTES, out));
     return bl_json_check_object(*path, *out);
 }
@@ -402,9 +404,11 @@ static bl_status read_jinja_file(const char *folder, bl_tokenizer *tokenizer)
     char *path;
     void *bytes = NULL;
     size_t n_bytes;
+    bool exists;
 
     BL_TRY(bl_path_join(folder, "chat_template.jinja", &path));
-    bl_status st = bl_file_exists(path) ? bl_file_read_all(path, MAX_JINJA_BYTES, &bytes, &n_bytes) : BL_OK;
+    bl_status st = bl_path_exists(path, &exists);
+    if (st == BL_OK && exists) st = bl_file_read_all(path, MAX_JINJA_BYTES, &bytes, &n_bytes);
     tokenizer->chat_template = bytes;
     free(path);
     return st;

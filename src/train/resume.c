@@ -217,17 +217,18 @@ bl_status bl_rank_load(bl_rank *r)
 
 /* ---- choosing ---- */
 
-static bool holds_a_run(const bl_job *job)
+static bl_status holds_a_run(const bl_job *job, bool *found)
 {
     static const char *const traces[] = {"adapter_model.safetensors", "metrics.jsonl", "checkpoints"};
-    bool found = false;
-    for (size_t i = 0; i < BL_COUNT(traces) && !found; i++) {
+    *found = false;
+    for (size_t i = 0; i < BL_COUNT(traces) && !*found; i++) {
         char *path;
-        if (bl_path_join(job->config->output_dir, traces[i], &path) != BL_OK) return true;
-        found = bl_file_exists(path);
+        BL_TRY(bl_path_join(job->config->output_dir, traces[i], &path));
+        bl_status st = bl_path_exists(path, found);
         free(path);
+        if (st != BL_OK) return st;
     }
-    return found;
+    return BL_OK;
 }
 
 static bl_status start_over(const bl_job *job)
@@ -336,6 +337,7 @@ static bl_status choose_start(bl_job *job)
 {
     const bl_train_config *c = job->config;
     json_t *state = NULL;
+    bool holds;
 
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
         bl_status st = find_checkpoint(job, &state);
@@ -350,7 +352,8 @@ static bl_status choose_start(bl_job *job)
         job->start_step = 0;
         return start_over(job);
     }
-    if (!holds_a_run(job)) return BL_OK;
+    BL_TRY(holds_a_run(job, &holds));
+    if (!holds) return BL_OK;
     if (!c->overwrite_output_dir)
         return BL_FAIL(BL_EUSAGE,
                        "output_dir %s holds a run already: set resume_from_checkpoint: true to go on with it, or "

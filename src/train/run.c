@@ -42,10 +42,12 @@ static bl_status open_tokenizer(bl_job *job)
 {
     const bl_train_config *c = job->config;
     char *path = NULL;
+    bool present;
 
     BL_TRY(bl_path_join(c->model_name_or_path, "tokenizer.json", &path));
-    bool present = bl_file_exists(path);
+    bl_status st = bl_path_exists(path, &present);
     free(path);
+    if (st != BL_OK) return st;
     if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO)) return BL_OK;
     BL_TRY(bl_tokenizer_load(c->model_name_or_path, &job->tokenizer));
     int64_t tokens = bl_tokenizer_vocab_size(job->tokenizer);

@@ -168,7 +168,7 @@ static void test_stop_and_go_on(void **state)
         const char *output = runs_path("long-%zu", i);
         runs_child child = {0};
         long_run(&args, output, 2);
-        runs_set(&args, "grace_s", grace[i]);
+        runs_set(&args, "grace_s", "%s", grace[i]);
         mpi_start_ballast(&child, 2, NULL, "train", &args);
         wait_for_steps(&child, output, 100);
         kill(child.pid, SIGUSR1); /* mpirun passes it on to all */
