@@ -39,9 +39,20 @@ typedef struct uring_state {
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
-    return "race:liburing.h\n";
+    return "race:liburing.h\nrace:ring_result\nrace:ring_fixed_file\n";
 }
 #endif
+
+/* The two places where this file touches a ring itself. */
+static __attribute__((noinline)) int ring_result(const struct io_uring_cqe *cqe)
+{
+    return cqe->res;
+}
+
+static __attribute__((noinline)) void ring_fixed_file(struct io_uring_sqe *sqe)
+{
+    sqe->flags |= IOSQE_FIXED_FILE;
+}
 
 /* ---- setting up, on the engine's thread ---- */
 
@@ -144,7 +155,7 @@ static void request(bl_reader *reader, bl_io_piece *piece)
         io_uring_prep_read_fixed(sqe, fd, memory, n_bytes, (uint64_t)piece->at, block);
     else
         io_uring_prep_read(sqe, fd, memory, n_bytes, (uint64_t)piece->at);
-    if (state->has_files) sqe->flags |= IOSQE_FIXED_FILE;
+    if (state->has_files) ring_fixed_file(sqe);
     io_uring_sqe_set_data(sqe, piece);
 }
 
@@ -162,7 +173,7 @@ static void take_completions(bl_reader *reader, uring_state *state)
 
     while (io_uring_peek_cqe(&state->ring, &cqe) == 0) {
         bl_io_piece *piece = io_uring_cqe_get_data(cqe);
-        int result = cqe->res;
+        int result = ring_result(cqe);
         io_uring_cqe_seen(&state->ring, cqe);
         if (!piece)
             request_event(state);
