@@ -18,12 +18,12 @@ get_target_property(BALLAST_BLAS_LIBRARIES bl_ops BALLAST_LINK_FLAGS)
 
 set(library_headers
   base/status.h base/sizes.h base/dtype.h base/pool.h
-  device/device.h
+  device/device.h device/timeline.h
   fp8/fp8.h fp8/codec.h
   ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h
   ops/optimizer.h ops/philox.h
-  comm/comm.h
-  linear/base.h linear/gather_ring.h linear/lora_linear.h)
+  comm/comm.h comm/gather_ring.h
+  linear/base.h linear/lora_linear.h)
 foreach(header ${library_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ballast/${folder})

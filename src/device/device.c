@@ -102,6 +102,16 @@ int64_t bl_device_allocations(const bl_device *device)
     return n_allocations;
 }
 
+bl_status bl_device_pin(bl_device *device, void *memory, size_t size_bytes)
+{
+    return size_bytes ? device->backend->pin(device, memory, size_bytes) : BL_OK;
+}
+
+void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes)
+{
+    if (size_bytes) device->backend->unpin(device, memory, size_bytes);
+}
+
 bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out)
 {
     return device->backend->stream_create(device, name, out);
@@ -140,6 +150,11 @@ bl_status bl_stream_synchronize(bl_stream *stream)
     return stream->device->backend->stream_synchronize(stream);
 }
 
+bl_status bl_stream_status(bl_stream *stream)
+{
+    return stream->device->backend->stream_status(stream);
+}
+
 bl_status bl_stream_wait(bl_stream *stream, bl_event *event)
 {
     return stream->device->backend->stream_wait(stream, event);
@@ -163,4 +178,24 @@ bl_status bl_event_record(bl_event *event, bl_stream *stream)
 bl_status bl_event_synchronize(bl_event *event)
 {
     return event->device->backend->event_synchronize(event);
+}
+
+bl_status bl_stamp_create(bl_device *device, bl_stamp **out)
+{
+    return device->backend->stamp_create(device, out);
+}
+
+void bl_stamp_destroy(bl_stamp *stamp)
+{
+    if (stamp) stamp->device->backend->stamp_destroy(stamp);
+}
+
+bl_status bl_stamp_record(bl_stamp *stamp, bl_stream *stream)
+{
+    return stamp->device->backend->stamp_record(stamp, stream);
+}
+
+double bl_stamp_seconds(const bl_stamp *stamp)
+{
+    return stamp->device->backend->stamp_seconds(stamp);
 }

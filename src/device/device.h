@@ -36,6 +36,7 @@ typedef enum bl_space { BL_SPACE_DEVICE, BL_SPACE_HOST } bl_space;
 typedef struct bl_device bl_device;
 typedef struct bl_stream bl_stream;
 typedef struct bl_event bl_event;
+typedef struct bl_stamp bl_stamp;
 
 enum { BL_STREAM_ARGS_BYTES = 256, BL_STREAM_DEPTH = 256, BL_DEVICE_ALIGNMENT_BYTES = 4096 };
 
@@ -51,6 +52,12 @@ bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, 
 void bl_device_free(bl_device *device, bl_space space, void *memory);
 size_t bl_device_bytes(const bl_device *device);        /* allocated now, both spaces together */
 int64_t bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
+
+/* Makes host memory of the caller's such that the device copies from and to it at full speed and the system never moves or swaps it
+ * (CPU: mlock; CUDA: cudaHostRegister). BL_ELIMIT names RLIMIT_MEMLOCK, what it allows and what is needed; the memory is then as it
+ * was. unpin gets the same range. */
+bl_status bl_device_pin(bl_device *device, void *memory, size_t size_bytes);
+void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes);
 
 /* `name` (copied) names the stream's thread and its lane in a trace. */
 bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out);
@@ -70,6 +77,9 @@ bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);
 /* Returns when all tasks given before have ended, with the sticky error if there is one. */
 bl_status bl_stream_synchronize(bl_stream *stream);
 
+/* The sticky error, if a task has failed by now; does not wait. For callers that would rather not queue more behind a failure. */
+bl_status bl_stream_status(bl_stream *stream);
+
 /* An event may outlive the stream it was recorded on. bl_stream_wait: later tasks of `stream` run after the
  * latest record; the event may then be recorded again or destroyed. bl_event_synchronize: the calling thread
  * waits. */
@@ -78,5 +88,12 @@ void bl_event_destroy(bl_event *event); /* NULL is fine; no thread may be in bl_
 bl_status bl_event_record(bl_event *event, bl_stream *stream);
 bl_status bl_stream_wait(bl_stream *stream, bl_event *event);
 bl_status bl_event_synchronize(bl_event *event);
+
+/* A stamp tells when a stream reached it: seconds of CLOCK_MONOTONIC, or 0 when the latest record has not been reached yet. Recording it
+ * again before that is an error of the caller's. Failed streams reach their stamps, too. Destroy it after the stream's tasks. */
+bl_status bl_stamp_create(bl_device *device, bl_stamp **out);
+void bl_stamp_destroy(bl_stamp *stamp); /* NULL is fine */
+bl_status bl_stamp_record(bl_stamp *stamp, bl_stream *stream);
+double bl_stamp_seconds(const bl_stamp *stamp);
 
 #endif

@@ -20,6 +20,9 @@ typedef struct bl_device_backend {
     void *(*alloc)(bl_device *device, bl_space space, size_t size_bytes);
     void (*free)(bl_device *device, bl_space space, void *memory, size_t size_bytes);
 
+    bl_status (*pin)(bl_device *device, void *memory, size_t size_bytes);
+    void (*unpin)(bl_device *device, void *memory, size_t size_bytes);
+
     bl_status (*stream_create)(bl_device *device, const char *name, bl_stream **out);
     void (*stream_destroy)(bl_stream *stream);
     bl_status (*stream_call)(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
@@ -27,11 +30,17 @@ typedef struct bl_device_backend {
     bl_status (*stream_zero)(bl_stream *stream, void *dst, size_t size_bytes);
     bl_status (*stream_wait)(bl_stream *stream, bl_event *event);
     bl_status (*stream_synchronize)(bl_stream *stream);
+    bl_status (*stream_status)(bl_stream *stream);
 
     bl_status (*event_create)(bl_device *device, bl_event **out);
     void (*event_destroy)(bl_event *event);
     bl_status (*event_record)(bl_event *event, bl_stream *stream);
     bl_status (*event_synchronize)(bl_event *event);
+
+    bl_status (*stamp_create)(bl_device *device, bl_stamp **out);
+    void (*stamp_destroy)(bl_stamp *stamp);
+    bl_status (*stamp_record)(bl_stamp *stamp, bl_stream *stream);
+    double (*stamp_seconds)(const bl_stamp *stamp);
 } bl_device_backend;
 
 typedef struct bl_device_block {
@@ -54,6 +63,10 @@ struct bl_stream {
 };
 
 struct bl_event {
+    bl_device *device;
+};
+
+struct bl_stamp {
     bl_device *device;
 };
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
-#include "linear/gather_ring.h"
+#include "comm/gather_ring.h"
 
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS, "an item for each part of each matrix");
 
@@ -53,8 +53,9 @@ static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shar
         for (int m = 0; m < u->n_matrices; m++)
             for (int p = 0; p < u->matrix[m].n_parts; p++) {
                 const bl_base_part *part = &u->matrix[m].part[p];
-                units[i].item[units[i].n_items++] = (bl_gather_item){shards + u->offset + part->shard_offset,
-                                                                     part->shard_bytes, part->slot_offset};
+                units[i].item[units[i].n_items++] = (bl_gather_item){.shard = shards + u->offset + part->shard_offset,
+                                                                     .shard_bytes = part->shard_bytes,
+                                                                     .slot_offset = part->slot_offset};
             }
     }
     return units;
@@ -70,8 +71,9 @@ bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shard
         return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards, bl_comm_size(comm));
     base_sharded *self = calloc(1, sizeof *self);
     bl_gather_unit *units = make_units(layout, shards);
+    bl_gather_ring_options options = {.device = device, .comm = comm, .stream = stream, .depth = ring_depth};
     bl_status st = self && units ? BL_OK : BL_FAIL(BL_ENOMEM, "sharded base");
-    if (st == BL_OK) st = bl_gather_ring_create(device, comm, stream, ring_depth, layout->n_units, units, &self->ring);
+    if (st == BL_OK) st = bl_gather_ring_create(&options, layout->n_units, units, &self->ring);
     free(units);
     if (st != BL_OK) {
         free(self);

@@ -78,9 +78,11 @@ static bl_status create_ring(bl_adapter_state *s, int depth)
     if (!units) return BL_FAIL(BL_ENOMEM, "the LoRA ring");
     for (int64_t l = 0; l < s->n_layers; l++)
         units[l] = (bl_gather_unit){.n_items = 1,
-                                    .item = {{s->w + l * s->chunk, (size_t)s->chunk * sizeof(float), 0}}};
-    bl_status st =
-        bl_gather_ring_create(s->device, s->world, s->communication, depth, s->n_layers, units, &s->ring);
+                                    .item = {{.shard = s->w + l * s->chunk,
+                                              .shard_bytes = (size_t)s->chunk * sizeof(float)}}};
+    bl_gather_ring_options options = {
+        .device = s->device, .comm = s->world, .stream = s->communication, .depth = depth};
+    bl_status st = bl_gather_ring_create(&options, s->n_layers, units, &s->ring);
     free(units);
     return st;
 }

@@ -11,7 +11,7 @@
 
 #include "comm/comm.h"
 #include "device/device.h"
-#include "linear/gather_ring.h"
+#include "comm/gather_ring.h"
 #include "llama/lora.h"
 #include "llama/pass.h"
 

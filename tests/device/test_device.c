@@ -510,6 +510,43 @@ static void test_failed_stream_still_waits(void **state)
     bl_event_destroy(after);
 }
 
+/* A stamp is reached in stream order, by failed streams as well, and tells 0 until then. */
+static void test_stamps(void **state)
+{
+    fixture *f = *state;
+    bl_stamp *first = NULL, *second = NULL;
+    bl_counter gate;
+
+    assert_ok(bl_stamp_create(f->device, &first));
+    assert_ok(bl_stamp_create(f->device, &second));
+    give_gate(f->a, &gate);
+    assert_ok(bl_stamp_record(first, f->a));
+    assert_true(bl_stamp_seconds(first) == 0);
+    bl_counter_advance(&gate, 1);
+    give_failure(f->a, "between");
+    assert_ok(bl_stamp_record(second, f->a));
+    assert_fails(bl_stream_synchronize(f->a), "between");
+    assert_true(bl_stamp_seconds(first) > 0);
+    assert_true(bl_stamp_seconds(second) >= bl_stamp_seconds(first));
+    bl_stamp_destroy(first);
+    bl_stamp_destroy(second);
+    bl_stamp_destroy(NULL);
+}
+
+/* The status of a stream can be asked without waiting. */
+static void test_stream_status(void **state)
+{
+    fixture *f = *state;
+    bl_counter gate;
+
+    give_gate(f->a, &gate);
+    give_failure(f->a, "behind the gate");
+    assert_ok(bl_stream_status(f->a));
+    bl_counter_advance(&gate, 1);
+    assert_fails(bl_stream_synchronize(f->a), "behind the gate");
+    assert_fails(bl_stream_status(f->a), "behind the gate");
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -540,6 +577,8 @@ int main(void)
         STREAM_TEST(test_relay),
         STREAM_TEST(test_first_error_is_sticky),
         STREAM_TEST(test_failed_stream_still_waits),
+        STREAM_TEST(test_stamps),
+        STREAM_TEST(test_stream_status),
         cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

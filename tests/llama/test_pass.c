@@ -113,9 +113,11 @@ static bl_status make_lora(test_rank *self, int depth, rank_model *m)
         for (int64_t i = 0; i < shard; i++)
             m->lora_shards[l * shard + i] = 0.3f * test_value(100 + l, self->rank * shard + i, 1);
         units[l] = (bl_gather_unit){.n_items = 1,
-                                    .item = {{m->lora_shards + l * shard, (size_t)shard * sizeof(float), 0}}};
+                                    .item = {{.shard = m->lora_shards + l * shard,
+                                              .shard_bytes = (size_t)shard * sizeof(float)}}};
     }
-    return bl_gather_ring_create(self->device, self->comm, m->gathers, depth, LAYERS, units, &m->lora_ring);
+    return bl_gather_ring_create(&(bl_gather_ring_options){.device = self->device, .comm = self->comm, .stream = m->gathers, .depth = depth},
+                                 LAYERS, units, &m->lora_ring);
 }
 
 static bl_status make_model(test_rank *self, int depth, rank_model *m)

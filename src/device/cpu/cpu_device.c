@@ -2,9 +2,11 @@
 /* Memory comes from mmap: zero pages cost nothing until they are touched, so buffers sized for the largest
  * step are cheap. Under AddressSanitizer it comes from the heap instead, whose red zones catch a write past
  * the end. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "base/sizes.h"
 #include "device/cpu/cpu_stream.h"
@@ -72,12 +74,35 @@ static void cpu_free(bl_device *device, bl_space space, void *memory, size_t siz
 
 #endif
 
+static bl_status cpu_pin(bl_device *device, void *memory, size_t size_bytes)
+{
+    struct rlimit limit;
+
+    (void)device;
+    if (mlock(memory, size_bytes) == 0) return BL_OK;
+    int error = errno;
+    munlock(memory, size_bytes);
+    if ((error == ENOMEM || error == EPERM) && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        return BL_FAIL(BL_ELIMIT, "cannot lock %zu bytes in memory: RLIMIT_MEMLOCK allows %llu (ulimit -l %zu, in KiB, would do)",
+                       size_bytes, (unsigned long long)limit.rlim_cur, (size_t)bl_ceil_div((int64_t)size_bytes, 1024));
+    errno = error;
+    return bl_fail_errno(BL_ELIMIT, "cannot lock %zu bytes in memory", size_bytes);
+}
+
+static void cpu_unpin(bl_device *device, void *memory, size_t size_bytes)
+{
+    (void)device;
+    munlock(memory, size_bytes);
+}
+
 static const bl_device_backend cpu_backend = {
     .kind = BL_DEVICE_CPU,
     .destroy = cpu_destroy,
     .pool = cpu_pool,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
     .stream_create = bl_cpu_stream_create,
     .stream_destroy = bl_cpu_stream_destroy,
     .stream_call = bl_cpu_stream_call,
@@ -85,10 +110,15 @@ static const bl_device_backend cpu_backend = {
     .stream_zero = bl_cpu_stream_zero,
     .stream_wait = bl_cpu_stream_wait,
     .stream_synchronize = bl_cpu_stream_synchronize,
+    .stream_status = bl_cpu_stream_status,
     .event_create = bl_cpu_event_create,
     .event_destroy = bl_cpu_event_destroy,
     .event_record = bl_cpu_event_record,
     .event_synchronize = bl_cpu_event_synchronize,
+    .stamp_create = bl_cpu_stamp_create,
+    .stamp_destroy = bl_cpu_stamp_destroy,
+    .stamp_record = bl_cpu_stamp_record,
+    .stamp_seconds = bl_cpu_stamp_seconds,
 };
 
 bl_status bl_device_create_cpu(int n_threads, bl_device **out)

@@ -8,8 +8,8 @@
  * Invariants
  *   - n_given - done <= BL_STREAM_DEPTH; slot i of the ring belongs to the giver until given > i, then to the
  * thread until done > i.
- *   - `error` is written once, by the thread, before done passes the failed task; whoever saw done >
- * failed_task may read it.
+ *   - `error` is written once, by the thread, before it sets failed_task and before done passes the failed task;
+ * whoever saw either may read it.
  *   - A wait runs on a failed stream too: an event behind it must not fire before what it promises is over,
  * or its waiter might free buffers that are still in use. Waits refer to records given before, so they end.
  *   - An event and a queued wait hold a reference to the stream they refer to: destroying a stream leaves its
@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/counter.h"
 
@@ -52,6 +53,11 @@ typedef struct cpu_event {
     bl_event base;
     stream_point recorded;
 } cpu_event;
+
+typedef struct cpu_stamp {
+    bl_stamp base;
+    _Atomic double reached_s; /* 0: not yet */
+} cpu_stamp;
 
 typedef struct move_args {
     void *dst;
@@ -95,7 +101,7 @@ static void *stream_main(void *argument)
             bl_status st = t->fn(&self->base, t->args);
             if (st != BL_OK && !failed) {
                 bl_error_save(&self->error, st);
-                atomic_store_explicit(&self->failed_task, index, memory_order_relaxed);
+                atomic_store_explicit(&self->failed_task, index, memory_order_release);
             }
         }
         bl_counter_advance(&self->done, index + 1);
@@ -200,6 +206,13 @@ bl_status bl_cpu_stream_synchronize(bl_stream *stream)
     return wait_for_point(&(stream_point){.stream = self, .n_tasks = self->n_given});
 }
 
+bl_status bl_cpu_stream_status(bl_stream *stream)
+{
+    cpu_stream *self = (cpu_stream *)stream;
+    if (atomic_load_explicit(&self->failed_task, memory_order_acquire) == UINT64_MAX) return BL_OK;
+    return bl_error_restore(&self->error);
+}
+
 bl_status bl_cpu_event_create(bl_device *device, bl_event **out)
 {
     cpu_event *event = calloc(1, sizeof *event);
@@ -231,4 +244,45 @@ bl_status bl_cpu_event_record(bl_event *event, bl_stream *stream)
 bl_status bl_cpu_event_synchronize(bl_event *event)
 {
     return wait_for_point(&((cpu_event *)event)->recorded);
+}
+
+bl_status bl_cpu_stamp_create(bl_device *device, bl_stamp **out)
+{
+    cpu_stamp *stamp = calloc(1, sizeof *stamp);
+    if (!stamp) {
+        *out = NULL;
+        return BL_FAIL(BL_ENOMEM, "a stamp");
+    }
+    stamp->base.device = device;
+    *out = &stamp->base;
+    return BL_OK;
+}
+
+void bl_cpu_stamp_destroy(bl_stamp *stamp)
+{
+    free(stamp);
+}
+
+static bl_status stamp_task(bl_stream *stream, const void *args)
+{
+    cpu_stamp *stamp = *(cpu_stamp *const *)args;
+    struct timespec now;
+
+    (void)stream;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    /* Relaxed: a stamp tells the time and orders nothing. */
+    atomic_store_explicit(&stamp->reached_s, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, memory_order_relaxed);
+    return BL_OK;
+}
+
+bl_status bl_cpu_stamp_record(bl_stamp *stamp, bl_stream *stream)
+{
+    atomic_store_explicit(&((cpu_stamp *)stamp)->reached_s, 0, memory_order_relaxed);
+    give_task((cpu_stream *)stream, stamp_task, true, &stamp, sizeof stamp);
+    return BL_OK;
+}
+
+double bl_cpu_stamp_seconds(const bl_stamp *stamp)
+{
+    return atomic_load_explicit(&((const cpu_stamp *)stamp)->reached_s, memory_order_relaxed);
 }

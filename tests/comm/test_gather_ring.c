@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "linear/gather_ring.h"
+#include "comm/gather_ring.h"
 
 enum { FLOATS = 256, SHARD_BYTES = FLOATS * 4, PAUSE_US = 20000 };
 
@@ -34,9 +34,10 @@ static bl_status open_ring(test_rank *self, int depth, ring_case *c)
         units[u].whole_ring = u == WHOLE;
         for (int i = 0; i < units[u].n_items; i++)
             units[u].item[i] =
-                (bl_gather_item){c->shards + (u + i) * FLOATS, SHARD_BYTES, (size_t)(i * 8 * SHARD_BYTES)};
+                (bl_gather_item){.shard = c->shards + (u + i) * FLOATS, .shard_bytes = SHARD_BYTES, .slot_offset = (size_t)(i * 8 * SHARD_BYTES)};
     }
-    BL_TRY(bl_gather_ring_create(self->device, self->comm, c->gathers, depth, N_UNITS, units, &c->ring));
+    bl_gather_ring_options options = {.device = self->device, .comm = self->comm, .stream = c->gathers, .depth = depth};
+    BL_TRY(bl_gather_ring_create(&options, N_UNITS, units, &c->ring));
     return bl_gather_ring_validate(c->ring);
 }
 

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "linear/gather_ring.h"
+#include "comm/gather_ring.h"
 #include "test_ranks.h"
 
 enum { N_VALUES = 64, LATE_US = 50000 };
@@ -48,8 +48,10 @@ static bl_status gather_and_read(test_rank *self)
         st, done,
         bl_device_alloc(self->device, BL_SPACE_DEVICE, N_VALUES * sizeof *shard, "shard", (void **)&shard));
     for (int i = 0; i < N_VALUES; i++) shard[i] = self->rank + 1;
-    bl_gather_unit unit = {.n_items = 1, .item = {{shard, N_VALUES * sizeof *shard, 0}}};
-    BL_TRY_GOTO(st, done, bl_gather_ring_create(self->device, self->comm, gathers, 1, 1, &unit, &ring));
+    bl_gather_unit unit = {.n_items = 1, .item = {{.shard = shard, .shard_bytes = N_VALUES * sizeof *shard}}};
+    bl_gather_ring_options options = {
+        .device = self->device, .comm = self->comm, .stream = gathers, .depth = 1};
+    BL_TRY_GOTO(st, done, bl_gather_ring_create(&options, 1, &unit, &ring));
     /* Acquired on the stream of the gathers, nothing but that stream waits. */
     BL_TRY_GOTO(st, done, bl_gather_ring_acquire(ring, 0, 0, v->has_wait ? self->stream : gathers, &slot));
     if (v->is_late) usleep(LATE_US);

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/gather_ring.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+
+enum { EMPTY = -1 };
+
+typedef struct ring_slot {
+    int64_t unit; /* EMPTY or the unit whose gather was queued last */
+    bl_event *brought[BL_GATHER_ITEMS]; /* by the source: this rank's own shard is in place */
+    bl_event *ready[BL_GATHER_ITEMS];
+    bl_event *free; /* recorded by release */
+} ring_slot;
+
+struct bl_gather_ring {
+    bl_gather_ring_options options;
+    int group_size, rank;
+    int next; /* the slot to fill first: slots are taken in turn */
+    int64_t n_units;
+    bl_gather_unit *units;
+    size_t slot_bytes;
+    char *memory;
+    bl_event *changed, *arrived;
+    ring_slot *slots;
+};
+
+static bool is_lent(const bl_gather_item *item, int group_size)
+{
+    return item->is_lent && item->shard && group_size == 1;
+}
+
+/* SIZE_MAX for more than there can be, here and in what is made of it: no allocation of that size succeeds. */
+static size_t unit_bytes(const bl_gather_unit *unit, int group_size)
+{
+    size_t end = 0;
+    for (int i = 0; i < unit->n_items; i++) {
+        const bl_gather_item *item = &unit->item[i];
+        size_t item_end;
+        if (is_lent(item, group_size)) continue;
+        if (bl_mul_overflows(item->shard_bytes, (size_t)group_size, &item_end) ||
+            bl_add_overflows(item_end, item->slot_offset, &item_end) || item_end > INT64_MAX - BL_DEVICE_ALIGNMENT_BYTES)
+            return SIZE_MAX;
+        if (item_end > end) end = item_end;
+    }
+    return (size_t)bl_round_up((int64_t)end, BL_DEVICE_ALIGNMENT_BYTES);
+}
+
+static void measure(int64_t n_units, const bl_gather_unit *units, int group_size, size_t *slot_bytes, size_t *whole_bytes)
+{
+    *slot_bytes = *whole_bytes = 0;
+    for (int64_t i = 0; i < n_units; i++) {
+        size_t bytes = unit_bytes(&units[i], group_size);
+        size_t *largest = units[i].whole_ring ? whole_bytes : slot_bytes;
+        if (bytes > *largest) *largest = bytes;
+    }
+}
+
+size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size)
+{
+    size_t slot_bytes, whole_bytes, all_slots;
+    measure(n_units, units, group_size, &slot_bytes, &whole_bytes);
+    if (bl_mul_overflows((size_t)depth, slot_bytes, &all_slots)) return SIZE_MAX;
+    return all_slots > whole_bytes ? all_slots : whole_bytes;
+}
+
+static bl_status create_slots(bl_gather_ring *ring)
+{
+    bl_device *device = ring->options.device;
+
+    for (int s = 0; s < ring->options.depth; s++) {
+        ring_slot *slot = &ring->slots[s];
+        slot->unit = EMPTY;
+        BL_TRY(bl_event_create(device, &slot->free));
+        for (int i = 0; i < BL_GATHER_ITEMS; i++) {
+            BL_TRY(bl_event_create(device, &slot->brought[i]));
+            BL_TRY(bl_event_create(device, &slot->ready[i]));
+        }
+    }
+    return BL_OK;
+}
+
+bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units, const bl_gather_unit *units,
+                                bl_gather_ring **out)
+{
+    bl_status st = BL_OK;
+    size_t whole_bytes, ring_bytes;
+    int depth = options->depth;
+
+    *out = NULL;
+    bl_gather_ring *ring = calloc(1, sizeof *ring);
+    if (!ring) return BL_FAIL(BL_ENOMEM, "a ring of %d slots", depth);
+    *ring = (bl_gather_ring){.options = *options, .group_size = 1, .n_units = n_units};
+    if (options->comm) {
+        ring->group_size = bl_comm_size(options->comm);
+        ring->rank = bl_comm_rank(options->comm);
+    }
+    ring->units = calloc((size_t)n_units, sizeof *units);
+    ring->slots = calloc((size_t)depth, sizeof *ring->slots);
+    if (!ring->units || !ring->slots) {
+        st = BL_FAIL(BL_ENOMEM, "a ring of %d slots", depth);
+        goto done;
+    }
+    memcpy(ring->units, units, (size_t)n_units * sizeof *units);
+    measure(n_units, units, ring->group_size, &ring->slot_bytes, &whole_bytes);
+    ring_bytes = bl_gather_ring_bytes(depth, n_units, units, ring->group_size);
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(options->device, BL_SPACE_DEVICE, ring_bytes, "gather ring", (void **)&ring->memory));
+    BL_TRY_GOTO(st, done, bl_event_create(options->device, &ring->changed));
+    BL_TRY_GOTO(st, done, bl_event_create(options->device, &ring->arrived));
+    BL_TRY_GOTO(st, done, create_slots(ring));
+    *out = ring;
+    ring = NULL;
+done:
+    bl_gather_ring_destroy(ring);
+    return st;
+}
+
+void bl_gather_ring_destroy(bl_gather_ring *ring)
+{
+    if (!ring) return;
+    for (int s = 0; ring->slots && s < ring->options.depth; s++) {
+        bl_event_destroy(ring->slots[s].free);
+        for (int i = 0; i < BL_GATHER_ITEMS; i++) {
+            bl_event_destroy(ring->slots[s].brought[i]);
+            bl_event_destroy(ring->slots[s].ready[i]);
+        }
+    }
+    bl_event_destroy(ring->changed);
+    bl_event_destroy(ring->arrived);
+    bl_device_free(ring->options.device, BL_SPACE_DEVICE, ring->memory);
+    free(ring->slots);
+    free(ring->units);
+    free(ring);
+}
+
+/* The first slot that holds `unit`, or -1. A whole_ring unit is found in slot 0. */
+static int find_slot(const bl_gather_ring *ring, int64_t unit)
+{
+    for (int s = 0; s < ring->options.depth; s++)
+        if (ring->slots[s].unit == unit) return s;
+    return -1;
+}
+
+/* The slot that a gather of `unit` would take, or -1. */
+static int choose_slot(const bl_gather_ring *ring, int64_t unit)
+{
+    if (!ring->units[unit].whole_ring) {
+        for (int i = 0; i < ring->options.depth; i++) {
+            int s = (ring->next + i) % ring->options.depth;
+            if (ring->slots[s].unit == EMPTY) return s;
+        }
+        return -1;
+    }
+    for (int s = 0; s < ring->options.depth; s++)
+        if (ring->slots[s].unit != EMPTY) return -1;
+    return 0;
+}
+
+static char *item_memory(const bl_gather_ring *ring, int64_t unit, int item, int slot)
+{
+    return ring->memory + (size_t)slot * ring->slot_bytes + ring->units[unit].item[item].slot_offset;
+}
+
+static char *own_memory(const bl_gather_ring *ring, int64_t unit, int item, int slot)
+{
+    return item_memory(ring, unit, item, slot) + (size_t)ring->rank * ring->units[unit].item[item].shard_bytes;
+}
+
+/* The copy stream's part: shards that the source brings. */
+static bl_status queue_source(bl_gather_ring *ring, int64_t unit, int slot)
+{
+    const bl_gather_unit *u = &ring->units[unit];
+    const bl_gather_source *source = &ring->options.source;
+    bl_stream *copy = ring->options.copy;
+
+    for (int i = 0; i < u->n_items; i++)
+        if (!u->item[i].shard) BL_TRY(source->start(source->user, unit, i, own_memory(ring, unit, i, slot), copy));
+    for (int i = 0; i < u->n_items; i++) {
+        int span;
+        if (u->item[i].shard) continue;
+        BL_TRY(bl_timeline_begin(ring->options.timeline, u->item[i].lane, "shard", unit, i, copy, &span));
+        BL_TRY(source->finish(source->user, unit, i, own_memory(ring, unit, i, slot), copy));
+        BL_TRY(bl_timeline_end(ring->options.timeline, span, copy, (int64_t)u->item[i].shard_bytes));
+        BL_TRY(bl_event_record(ring->slots[slot].brought[i], copy));
+    }
+    return BL_OK;
+}
+
+static bl_status queue_item(bl_gather_ring *ring, int64_t unit, int i, int slot)
+{
+    const bl_gather_item *item = &ring->units[unit].item[i];
+    bl_stream *stream = ring->options.stream;
+    char *own = own_memory(ring, unit, i, slot);
+    int span;
+
+    if (is_lent(item, ring->group_size)) return BL_OK;
+    if (!item->shard) BL_TRY(bl_stream_wait(stream, ring->slots[slot].brought[i]));
+    BL_TRY(bl_timeline_begin(ring->options.timeline, BL_LANE_GATHER, "gather", unit, i, stream, &span));
+    if (item->shard) BL_TRY(bl_stream_copy(stream, own, item->shard, item->shard_bytes));
+    if (ring->options.comm)
+        BL_TRY(bl_comm_all_gather(ring->options.comm, stream, own, item_memory(ring, unit, i, slot), item->shard_bytes));
+    BL_TRY(bl_timeline_end(ring->options.timeline, span, stream, (int64_t)item->shard_bytes * (ring->group_size - 1)));
+    return bl_event_record(ring->slots[slot].ready[i], stream);
+}
+
+static bl_status queue_gather(bl_gather_ring *ring, int64_t unit, int slot)
+{
+    const bl_gather_unit *u = &ring->units[unit];
+    int last = u->whole_ring ? ring->options.depth - 1 : slot;
+
+    for (int s = slot; s <= last; s++) {
+        BL_TRY(bl_stream_wait(ring->options.stream, ring->slots[s].free)); /* invariant 3 */
+        if (ring->options.copy) BL_TRY(bl_stream_wait(ring->options.copy, ring->slots[s].free));
+        ring->slots[s].unit = unit;
+    }
+    ring->next = (last + 1) % ring->options.depth;
+    if (ring->options.copy) BL_TRY(queue_source(ring, unit, slot));
+    for (int i = 0; i < u->n_items; i++) BL_TRY(queue_item(ring, unit, i, slot));
+    return BL_OK;
+}
+
+bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit)
+{
+    if (ring->options.is_synchronous || find_slot(ring, unit) >= 0) return BL_OK;
+    int slot = choose_slot(ring, unit);
+    return slot < 0 ? BL_OK : queue_gather(ring, unit, slot);
+}
+
+/* First for the own shard, then for the others': so each lane is charged with its own part of a stall. */
+static bl_status wait_for_item(bl_gather_ring *ring, int64_t unit, int i, int slot, bl_stream *stream)
+{
+    const bl_gather_item *item = &ring->units[unit].item[i];
+    bl_timeline *timeline = ring->options.timeline;
+
+    if (is_lent(item, ring->group_size)) return BL_OK;
+    if (!item->shard) BL_TRY(bl_timeline_wait(timeline, item->lane, "wait", unit, i, stream, ring->slots[slot].brought[i]));
+    return bl_timeline_wait(timeline, BL_LANE_GATHER, "wait", unit, i, stream, ring->slots[slot].ready[i]);
+}
+
+/* Nothing is brought before `stream` has come here, and all of it is before the stream goes on. */
+static bl_status gather_synchronously(bl_gather_ring *ring, int64_t unit, int slot, bl_stream *stream)
+{
+    BL_TRY(bl_event_record(ring->arrived, stream));
+    BL_TRY(bl_stream_wait(ring->options.stream, ring->arrived));
+    if (ring->options.copy) BL_TRY(bl_stream_wait(ring->options.copy, ring->arrived));
+    BL_TRY(queue_gather(ring, unit, slot));
+    for (int i = 0; i < ring->units[unit].n_items; i++) BL_TRY(wait_for_item(ring, unit, i, slot, stream));
+    return BL_OK;
+}
+
+bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, bl_stream *stream, const void **out)
+{
+    const bl_gather_item *wanted = &ring->units[unit].item[item];
+    int slot = find_slot(ring, unit);
+
+    BL_TRY(bl_stream_status(ring->options.stream));
+    if (ring->options.copy) BL_TRY(bl_stream_status(ring->options.copy));
+    if (slot < 0) {
+        slot = choose_slot(ring, unit);
+        if (slot < 0)
+            return BL_FAIL(BL_EINTERNAL, "gather ring: no free slot for unit %lld (depth %d)", (long long)unit, ring->options.depth);
+        if (ring->options.is_synchronous)
+            BL_TRY(gather_synchronously(ring, unit, slot, stream));
+        else
+            BL_TRY(queue_gather(ring, unit, slot));
+    }
+    BL_TRY(wait_for_item(ring, unit, item, slot, stream));
+    *out = is_lent(wanted, ring->group_size) ? wanted->shard : item_memory(ring, unit, item, slot);
+    return BL_OK;
+}
+
+bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream)
+{
+    for (int s = 0; s < ring->options.depth; s++) {
+        if (ring->slots[s].unit != unit) continue;
+        BL_TRY(bl_event_record(ring->slots[s].free, stream)); /* invariant 2 */
+        ring->slots[s].unit = EMPTY;
+    }
+    return BL_OK;
+}
+
+bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream)
+{
+    BL_TRY(bl_event_record(ring->changed, stream));
+    return bl_stream_wait(ring->options.stream, ring->changed);
+}
+
+bl_status bl_gather_ring_validate(const bl_gather_ring *ring)
+{
+    for (int a = 0; a < ring->options.depth; a++) {
+        int64_t unit = ring->slots[a].unit;
+        if (unit == EMPTY) continue;
+        if (unit < 0 || unit >= ring->n_units)
+            return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a, (long long)unit, (long long)ring->n_units);
+        for (int b = 0; b < ring->options.depth; b++)
+            if (b != a && (ring->slots[b].unit == unit) != ring->units[unit].whole_ring)
+                return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d", (long long)unit, a, b);
+    }
+    return BL_OK;
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Spans lie in a ring in the order of their beginnings. [first, next) are not collected yet; the oldest is collected first, so a span
+ * that has not ended holds back those behind it, until its end. */
+#include "device/timeline.h"
+
+#include <stdlib.h>
+
+enum { NO_SPAN = -1 };
+
+typedef struct entry {
+    bl_span span;
+    bool has_ended; /* its end has been queued */
+    bl_stamp *begin, *end;
+} entry;
+
+struct bl_timeline {
+    int max_spans;
+    int64_t first, next;
+    entry *entries; /* [max_spans] */
+    bl_span_sink sink;
+    void *sink_user;
+    bl_timeline_totals totals;
+};
+
+const char *bl_lane_name(bl_lane lane)
+{
+    static const char *const names[BL_N_LANES] = {"compute", "gather", "copy", "disk", "activations"};
+    return names[lane];
+}
+
+bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink, void *sink_user, bl_timeline **out)
+{
+    bl_status st = BL_OK;
+
+    *out = NULL;
+    bl_timeline *self = calloc(1, sizeof *self);
+    if (!self) return BL_FAIL(BL_ENOMEM, "a timeline");
+    *self = (bl_timeline){.max_spans = max_spans, .sink = sink, .sink_user = sink_user};
+    self->entries = calloc((size_t)max_spans, sizeof *self->entries);
+    if (!self->entries) st = BL_FAIL(BL_ENOMEM, "a timeline of %d spans", max_spans);
+    for (int i = 0; st == BL_OK && i < max_spans; i++) {
+        st = bl_stamp_create(device, &self->entries[i].begin);
+        if (st == BL_OK) st = bl_stamp_create(device, &self->entries[i].end);
+    }
+    if (st != BL_OK) {
+        bl_timeline_destroy(self);
+        return st;
+    }
+    *out = self;
+    return BL_OK;
+}
+
+void bl_timeline_destroy(bl_timeline *self)
+{
+    if (!self) return;
+    for (int i = 0; self->entries && i < self->max_spans; i++) {
+        bl_stamp_destroy(self->entries[i].begin);
+        bl_stamp_destroy(self->entries[i].end);
+    }
+    free(self->entries);
+    free(self);
+}
+
+static bl_status begin(bl_timeline *self, const bl_span *span, bl_stream *stream, int *index)
+{
+    *index = NO_SPAN;
+    if (!self) return BL_OK;
+    if (self->next - self->first == self->max_spans) bl_timeline_collect(self);
+    if (self->next - self->first == self->max_spans) {
+        self->totals.n_dropped++;
+        return BL_OK;
+    }
+    *index = (int)(self->next++ % self->max_spans);
+    entry *e = &self->entries[*index];
+    e->span = *span;
+    e->has_ended = false;
+    return bl_stamp_record(e->begin, stream);
+}
+
+bl_status bl_timeline_begin(bl_timeline *self, bl_lane lane, const char *name, int64_t unit, int item, bl_stream *stream, int *span)
+{
+    return begin(self, &(bl_span){.lane = lane, .name = name, .unit = unit, .item = item}, stream, span);
+}
+
+bl_status bl_timeline_end(bl_timeline *self, int span, bl_stream *stream, int64_t n_bytes)
+{
+    if (!self || span == NO_SPAN) return BL_OK;
+    entry *e = &self->entries[span];
+    e->span.n_bytes = n_bytes;
+    e->has_ended = true;
+    return bl_stamp_record(e->end, stream);
+}
+
+bl_status bl_timeline_wait(bl_timeline *self, bl_lane lane, const char *name, int64_t unit, int item, bl_stream *stream, bl_event *event)
+{
+    int span;
+    bl_span stall = {.lane = lane, .is_stall = true, .name = name, .unit = unit, .item = item};
+
+    BL_TRY(begin(self, &stall, stream, &span));
+    BL_TRY(bl_stream_wait(stream, event));
+    return bl_timeline_end(self, span, stream, 0);
+}
+
+void bl_timeline_collect(bl_timeline *self)
+{
+    for (; self && self->first < self->next; self->first++) {
+        entry *e = &self->entries[self->first % self->max_spans];
+        double end_s = e->has_ended ? bl_stamp_seconds(e->end) : 0;
+        if (end_s == 0) return;
+        bl_span *span = &e->span;
+        bl_lane_totals *lane = &self->totals.lane[span->lane];
+        span->begin_s = bl_stamp_seconds(e->begin);
+        span->end_s = end_s;
+        *(span->is_stall ? &lane->stall_s : &lane->busy_s) += span->end_s - span->begin_s;
+        lane->n_bytes += span->n_bytes;
+        if (self->sink) self->sink(self->sink_user, span);
+    }
+}
+
+void bl_timeline_get_totals(const bl_timeline *self, bl_timeline_totals *out)
+{
+    *out = self ? self->totals : (bl_timeline_totals){0};
+}
