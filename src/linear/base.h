@@ -62,6 +62,21 @@ bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shar
 bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
                                  bl_stream *stream, int ring_depth, bl_base **out);
 
+/* Weights that may lie outside device memory: offload/pager.h. Part p of matrix m of unit u, counted over the layout in that order, is page
+ * number bl_base_page(layout, u, m, p) of `pages`, of part.shard_bytes. pages (sealed) and layout are borrowed until the base is
+ * destroyed; options->comm is the shard group (NULL when n_shards is 1). */
+struct bl_pages;
+struct bl_pager_options;
+bl_status bl_base_create_paged(const bl_base_layout *layout, struct bl_pages *pages, const struct bl_pager_options *options,
+                               bl_base **out);
+int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part);
+int64_t bl_base_page_count(const bl_base_layout *layout);
+/* Device memory of its ring, for plans; `pages` need not be sealed. SIZE_MAX: more than a size_t can count. */
+size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const struct bl_pages *pages, int ring_depth);
+/* A paged base's checksums: BL_EINPUT names the first page that has changed since it was loaded. With the streams idle. Other bases
+ * have none: BL_OK. */
+bl_status bl_base_verify(bl_base *base);
+
 /* Device memory that the ring of a sharded base takes; SIZE_MAX when that is more than a size_t can count. */
 size_t bl_base_sharded_ring_bytes(const bl_base_layout *layout, int ring_depth);
 

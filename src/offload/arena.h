@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arena.h -- one block of host memory for everything a rank keeps outside its device: exact in size, near the rank, pinned, touched in
+ * parallel before the first step.
+ *
+ * Ask for the bytes first and allocate once: pieces are taken from the front and live as long as the arena.
+ * Memory comes from mmap in whole pages (no rounding to powers of two), with huge pages where the system grants them (MADV_HUGEPAGE),
+ * bound to a NUMA node through hwloc, touched by the threads of the pool, then pinned by the device (bl_device_pin).
+ * Where pinning is refused (RLIMIT_MEMLOCK) the arena works unpinned: one warning names the limit and the need. */
+#ifndef BALLAST_OFFLOAD_ARENA_H
+#define BALLAST_OFFLOAD_ARENA_H
+
+#include <stdbool.h>
+
+#include "device/device.h"
+
+typedef struct bl_arena bl_arena;
+
+typedef struct bl_arena_options {
+    bl_device *device; /* borrowed as long as the arena lives */
+    size_t size_bytes; /* of all that will be taken: the sum of bl_arena_piece_bytes */
+    const char *what;  /* in messages: "offloaded weights of rank 3" */
+    int node;          /* NUMA node (logical index); -1: that of the calling thread's cores */
+    bool pin;          /* lock and register it */
+    bool must_pin;     /* BL_ELIMIT instead of the unpinned fallback */
+} bl_arena_options;
+
+/* BL_ENOMEM names `what`, the bytes and what is available. */
+bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out);
+void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
+
+/* What a piece takes of the arena: n_bytes rounded up to BL_DEVICE_ALIGNMENT_BYTES. SIZE_MAX on overflow. */
+size_t bl_arena_piece_bytes(size_t n_bytes);
+/* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than was asked for. */
+void *bl_arena_take(bl_arena *arena, size_t n_bytes);
+
+/* Where the block came from, as the system says afterwards. */
+typedef struct bl_arena_info {
+    size_t size_bytes, taken_bytes, huge_bytes; /* huge_bytes: in huge pages (AnonHugePages of smaps) */
+    int node;                                   /* bound to; -1: none */
+    bool is_pinned;
+} bl_arena_info;
+void bl_arena_get_info(const bl_arena *arena, bl_arena_info *out);
+void *bl_arena_memory(const bl_arena *arena); /* the whole block */
+
+/* The NUMA node of rank `index` of `n` ranks of this host: ranks are dealt out to the nodes in order, evenly. */
+int bl_arena_node_of(int index, int n);
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pager.h -- brings pages to the device just before they are needed, over a fixed ring of slots: prefetch, acquire, release.
+ *
+ * A unit (a decoder layer, the head) is a list of items, each one page on this rank; with a communicator every rank holds a shard and
+ * acquire gives the all-gathered whole (comm/gather_ring.h has the slots' states and invariants). Pages of the device tier are lent in a
+ * group of one and copied into the slot otherwise; host pages are copied on the copy stream; disk pages are read by a reader with a deep
+ * queue straight into the slot where the host can write it (CPU), else into a pinned bounce buffer and copied from there.
+ *
+ *   page state  entered by                     left by
+ *   UNSEEN      create                         its first arrival from disk: checked against its checksum
+ *   TRUSTED     a checksum that agrees         (stays; every arrival is checked when verify_always)
+ *   A mismatch is read once more; a second one is BL_EINPUT, names the page and its file, and has the file written anew by the next run.
+ *
+ * Copy, gather and compute are ordered by events only. Nothing is allocated after create. Errors of reads surface at the next acquire,
+ * or where the compute stream is synchronised, with tensor, file, offset and errno. destroy may be called at any moment once the
+ * streams have been synchronised or have failed: reads under way are waited for, those not yet given to the system are dropped. */
+#ifndef BALLAST_OFFLOAD_PAGER_H
+#define BALLAST_OFFLOAD_PAGER_H
+
+#include "comm/gather_ring.h"
+#include "offload/pages.h"
+
+/* For tests and benches: what the engine sees beside the truth. All may be NULL. */
+typedef struct bl_pager_hooks {
+    bl_io_hook io; /* of the reader: short reads, errors, delays; runs on its threads */
+    void *io_user;
+    /* Called on the copy stream after each page has come: may sleep, to pace a tier. */
+    void (*pace)(void *user, bl_tier tier, size_t n_bytes);
+    void *pace_user;
+    bool is_synchronous; /* no overlap: gather_ring.h */
+    bool bounces;        /* disk pages take the way through the bounce buffer, as on CUDA */
+} bl_pager_hooks;
+
+typedef struct bl_pager_item {
+    int64_t page;
+    size_t slot_offset; /* of the gathered item in its slot */
+} bl_pager_item;
+
+typedef struct bl_pager_unit {
+    int n_items;
+    bool whole_ring;
+    bl_pager_item item[BL_GATHER_ITEMS];
+} bl_pager_unit;
+
+typedef struct bl_pager_options {
+    bl_device *device;
+    bl_comm *comm;             /* the shard group; NULL: a group of one */
+    bl_stream *copy, *gather;  /* borrowed; different streams */
+    int ring_depth;            /* slots, >= 1 */
+    bl_io_engine io_engine;
+    bool verify_always;        /* check disk and host pages each time they come */
+    bl_timeline *timeline;     /* borrowed; may be NULL */
+    const bl_pager_hooks *hooks; /* copied; NULL: none */
+} bl_pager_options;
+
+typedef struct bl_pager bl_pager;
+
+/* pages must be sealed and is borrowed until destroy; units are copied. */
+bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units, bl_pager **out);
+void bl_pager_destroy(bl_pager *pager); /* NULL is fine */
+
+/* As those of comm/gather_ring.h. */
+bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
+bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream, const void **out);
+bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream);
+
+/* Device memory of the ring, and host memory of bounce buffers and the reader, for plans; SIZE_MAX: more than can be counted. */
+size_t bl_pager_ring_bytes(const bl_pages *pages, int group_size, int ring_depth, int64_t n_units, const bl_pager_unit *units);
+
+/* Checks all pages against their checksums: memory where it lies, disk pages by reading them. With the streams idle. BL_EINPUT names
+ * the first damaged page. */
+bl_status bl_pager_verify(bl_pager *pager);
+/* The invariants of ring and pages; BL_EINTERNAL says which is broken. */
+bl_status bl_pager_validate(const bl_pager *pager);
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pages.h -- the frozen bytes of one rank, in tiers: a page is one shard of one part of a matrix and lies in device memory, in the
+ * arena, or in a page file. Pages are written once, while the model is loaded, each with its XXH3-64; after that they are only read.
+ *
+ *   state     entered by                              allowed
+ *   FILLING   create                                  write, memory
+ *   SEALED    seal                                    memory, check, verify, file
+ *
+ * The page file of a rank lies in `dir`: NAME.pages holds the disk pages one after the other, each aligned to BL_IO_ALIGN_BYTES;
+ * NAME.json, written last and renamed into place, lists them with offset, size and checksum. NAME comes from `key`, shard and n_shards.
+ * A file whose list is complete and of the right size is used again: its pages are not written. Any that are missing: all are written
+ * anew. Without its .json a .pages file means nothing, so a crash while writing costs only the work. */
+#ifndef BALLAST_OFFLOAD_PAGES_H
+#define BALLAST_OFFLOAD_PAGES_H
+
+#include "device/device.h"
+#include "io/reader.h"
+#include "offload/tier.h"
+
+typedef struct bl_page_spec {
+    const char *name; /* unique; copied: "layer 3 qkv", "scales" */
+    size_t n_bytes;
+    bl_tier tier;
+} bl_page_spec;
+
+typedef struct bl_pages_options {
+    bl_device *device;
+    bool pin;           /* the arena of the host tier */
+    int node;           /* NUMA node of the arena, -1: the calling thread's */
+    const char *dir;    /* of page files; must exist. NULL when no page is on disk */
+    uint64_t key;       /* of the contents: another model, format or layout has another key */
+    int shard, n_shards;
+} bl_pages_options;
+
+typedef struct bl_pages bl_pages;
+
+/* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EIO. */
+bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages, const bl_page_spec *specs, bl_pages **out);
+void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
+
+/* Whether the disk pages were found complete: write of a disk page is then an error. */
+bool bl_pages_has_disk(const bl_pages *pages);
+
+/* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on; the memory of `bytes` is the host's. For a page in memory that the
+ * host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then. */
+bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes, size_t n_bytes);
+/* All pages are written: completes checksums, makes the page file durable, opens it for readers. */
+bl_status bl_pages_seal(bl_pages *pages);
+
+const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
+int64_t bl_pages_count(const bl_pages *pages);
+void *bl_pages_memory(const bl_pages *pages, int64_t page); /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory */
+size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
+
+/* For readers: the files (one, or none: NULL) and a disk page's place in file 0; a page's stored bytes are n_bytes. */
+bl_io_files *bl_pages_files(const bl_pages *pages);
+int64_t bl_pages_offset(const bl_pages *pages, int64_t page);
+
+/* Compares bytes (host memory, the page's n_bytes) with the page's checksum. BL_EINPUT: "FILE: page NAME at OFFSET: checksum ...", or
+ * "memory of page NAME: ...". */
+bl_status bl_pages_check(const bl_pages *pages, int64_t page, const void *bytes);
+/* The same for a page in memory the host can read; BL_OK for others. */
+bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page);
+/* After a disk page was found damaged twice: removes the list, so that the next run writes the file anew. */
+void bl_pages_distrust_disk(bl_pages *pages);
+/* Reads a whole disk page into host memory and checks it; also before seal when has_disk. For small pages (scales). */
+bl_status bl_pages_read(const bl_pages *pages, int64_t page, void *dst);
+
+#endif

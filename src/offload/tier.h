@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tier.h -- where a piece of the frozen base lies, and which pieces lie where. */
+#ifndef BALLAST_OFFLOAD_TIER_H
+#define BALLAST_OFFLOAD_TIER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum bl_tier {
+    BL_TIER_DEVICE, /* device memory: nothing to bring */
+    BL_TIER_HOST,   /* the arena: pinned host memory */
+    BL_TIER_DISK    /* page files */
+} bl_tier;
+
+const char *bl_tier_name(bl_tier tier); /* "device", "host", "disk" */
+
+/* tiers[i] = `tier` for pieces that hold `ratio` (0..1) of all bytes, as nearly as whole pieces allow, and BL_TIER_DEVICE for the others.
+ * Pieces are given in the order of use; the chosen ones are spread evenly over them: of the bytes of any first k pieces, those chosen
+ * differ from the ratio's share by at most the largest piece. 0 chooses none, 1 all. The same on every rank. */
+void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier, bl_tier *tiers);
+
+#endif
