@@ -71,8 +71,9 @@ bl_status bl_base_create_paged(const bl_base_layout *layout, struct bl_pages *pa
                                bl_base **out);
 int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part);
 int64_t bl_base_page_count(const bl_base_layout *layout);
-/* Device memory of its ring, for plans; `pages` need not be sealed. SIZE_MAX: more than a size_t can count. */
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const struct bl_pages *pages, int ring_depth);
+/* Device memory of its ring, for plans: is_resident[bl_base_page_count(layout)] says of each page
+ * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
+size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth);
 /* A paged base's checksums: BL_EINPUT names the first page that has changed since it was loaded. With the streams idle. Other bases
  * have none: BL_OK. */
 bl_status bl_base_verify(bl_base *base);
