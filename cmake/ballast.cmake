@@ -5,15 +5,19 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
 add_library(ballast_options INTERFACE)
-target_compile_options(ballast_options INTERFACE
-  -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wvla -Wpointer-arith
+set(ballast_c_options -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wvla -Wpointer-arith
   -fno-math-errno -ffp-contract=off
   $<$<C_COMPILER_ID:Clang>:-Wno-pass-failed>) # a loop that clang leaves scalar at -O1 is no error
+target_compile_options(ballast_options INTERFACE "$<$<COMPILE_LANGUAGE:C>:${ballast_c_options}>")
+if(BALLAST_CUDA)
+  target_compile_options(ballast_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${BALLAST_CUDA_OPTIONS}>")
+endif()
 target_compile_definitions(ballast_options INTERFACE _GNU_SOURCE)
 target_include_directories(ballast_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(ballast_options INTERFACE Threads::Threads m)
 if(BALLAST_SANITIZE)
-  target_compile_options(ballast_options INTERFACE -fsanitize=${BALLAST_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_compile_options(ballast_options INTERFACE
+    "$<$<COMPILE_LANGUAGE:C>:-fsanitize=${BALLAST_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g>")
   target_link_options(ballast_options INTERFACE -fsanitize=${BALLAST_SANITIZE})
 endif()
 

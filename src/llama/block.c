@@ -185,7 +185,7 @@ static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_
                              const bl_block_tensors *t)
 {
     BL_TRY(linear_forward(stream, block, BL_OUT, batch, ws, t->attention, t->mid));
-    return bl_add(stream, &(bl_add_args){batch->T * block->dims->hidden, t->x, t->mid, t->mid});
+    return bl_add(stream, &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->x, .b = t->mid, .y = t->mid});
 }
 
 static bl_status compute_gate_up(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
@@ -199,9 +199,9 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block, const
 static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_workspace *ws,
                              const bl_block_tensors *t, float *out)
 {
-    BL_TRY(bl_swiglu_forward(stream, &(bl_swiglu_forward_args){batch->T, block->dims->inter, t->gate_up, ws->h}));
+    BL_TRY(bl_swiglu_forward(stream, &(bl_swiglu_forward_args){.T = batch->T, .I = block->dims->inter, .gate_up = t->gate_up, .h = ws->h}));
     BL_TRY(linear_forward(stream, block, BL_MLP_DOWN, batch, ws, ws->h, out));
-    return bl_add(stream, &(bl_add_args){batch->T * block->dims->hidden, t->mid, out, out});
+    return bl_add(stream, &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->mid, .b = out, .y = out});
 }
 
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
@@ -221,9 +221,10 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
 {
     const bl_block_dims *dims = block->dims;
 
-    BL_TRY(bl_swiglu_forward(stream, &(bl_swiglu_forward_args){batch->T, dims->inter, t->gate_up, ws->h}));
+    BL_TRY(bl_swiglu_forward(stream, &(bl_swiglu_forward_args){.T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .h = ws->h}));
     BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, d, ws->dh));
-    BL_TRY(bl_swiglu_backward(stream, &(bl_swiglu_backward_args){batch->T, dims->inter, t->gate_up, ws->dh, t->gate_up}));
+    BL_TRY(bl_swiglu_backward(stream, &(bl_swiglu_backward_args){.T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .dh = ws->dh,
+                                                                 .d_gate_up = t->gate_up}));
     BL_TRY(norm_forward(stream, dims, batch->T, block->norm2, t->mid, ws));
     BL_TRY(linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up, ws->d_norm));
     return norm_backward(stream, dims, batch->T, block->norm2, t->mid, ws, d);

@@ -20,9 +20,11 @@
 typedef struct bl_attention_forward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents, position_offset;
     int64_t q_stride, kv_stride, o_stride;
+    bl_act_type act;
     const int32_t *cu_seqlens;
-    const float *q, *k, *v;
-    float *o, *lse;
+    const void *q, *k, *v;
+    void *o;
+    float *lse;
 } bl_attention_forward_args;
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
 
@@ -31,9 +33,13 @@ bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_arg
 typedef struct bl_attention_backward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents;
     int64_t q_stride, kv_stride, o_stride;
+    bl_act_type act;
     const int32_t *cu_seqlens;
-    const float *q, *k, *v, *o, *lse, *do_;
-    float *dq, *dk, *dv, *delta;
+    const void *q, *k, *v, *o;
+    const float *lse;
+    const void *do_;
+    void *dq, *dk, *dv;
+    float *delta;
 } bl_attention_backward_args;
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args);
 

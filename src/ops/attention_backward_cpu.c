@@ -67,7 +67,7 @@ static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64
     for (int64_t token = begin; token < end; token++) {
         for (int64_t head = first_head; head < first_head + n_heads; head++) {
             int64_t at = token * a->o_stride + head * a->d;
-            a->delta[token * a->n_heads + head] = (float)ops_dot(a->do_ + at, a->o + at, a->d);
+            a->delta[token * a->n_heads + head] = (float)ops_dot((const float *)a->do_ + at, (const float *)a->o + at, a->d);
         }
     }
 }
@@ -89,15 +89,15 @@ static void backward_item(void *arg, int64_t index, void *scratch)
                     .n_rows = bl_min_i64(QUERY_BLOCK, end - row),
                     .n_keys = bl_min_i64(KEY_BLOCK, end - key),
                     .n_visible = row - key + 1,
-                    .q = a->q + at_q,
-                    .do_ = a->do_ + row * a->o_stride + head * a->d,
-                    .k = a->k + at_key,
-                    .v = a->v + at_key,
+                    .q = (const float *)a->q + at_q,
+                    .do_ = (const float *)a->do_ + row * a->o_stride + head * a->d,
+                    .k = (const float *)a->k + at_key,
+                    .v = (const float *)a->v + at_key,
                     .lse = a->lse + at_row,
                     .delta = a->delta + at_row,
-                    .dq = a->dq + at_q,
-                    .dk = a->dk + at_key,
-                    .dv = a->dv + at_key,
+                    .dq = (float *)a->dq + at_q,
+                    .dk = (float *)a->dk + at_key,
+                    .dv = (float *)a->dv + at_key,
                     .first_keys = key == begin,
                     .first_rows = row == key && head == kv_head * group,
                 };
@@ -119,5 +119,5 @@ bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_a
 {
     BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride, args->kv_stride,
                            args->o_stride));
-    return ops_launch(stream, backward_cpu, args, sizeof *args);
+    return ops_launch(stream, backward_cpu, ops_cuda_attention_backward, args->act, args, sizeof *args);
 }

@@ -72,10 +72,11 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     int64_t n_rows = bl_min_i64(QUERY_BLOCK, a->cu_seqlens[document + 1] - begin - first);
     if (n_rows <= 0) return;
 
-    const float *q = a->q + (begin + first) * a->q_stride + head * a->d;
-    const float *k = a->k + begin * a->kv_stride + head / (a->n_heads / a->n_kv_heads) * a->d;
-    const float *v = a->v + (k - a->k);
-    float *o = a->o + (begin + first) * a->o_stride + head * a->d, scale = (float)(1.0 / sqrt((double)a->d));
+    const float *q = (const float *)a->q + (begin + first) * a->q_stride + head * a->d;
+    int64_t at_kv = begin * a->kv_stride + head / (a->n_heads / a->n_kv_heads) * a->d;
+    const float *k = (const float *)a->k + at_kv, *v = (const float *)a->v + at_kv;
+    float *o = (float *)a->o + (begin + first) * a->o_stride + head * a->d;
+    float scale = (float)(1.0 / sqrt((double)a->d));
     int64_t n_all_keys = first + n_rows + a->position_offset;
     for (int64_t r = 0; r < n_rows; r++) {
         s->highest[r] = -INFINITY;
@@ -112,5 +113,5 @@ bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_arg
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
         return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
                        (long long)args->position_offset, (long long)args->n_documents);
-    return ops_launch(stream, forward_cpu, args, sizeof *args);
+    return ops_launch(stream, forward_cpu, ops_cuda_attention_forward, args->act, args, sizeof *args);
 }

@@ -43,7 +43,7 @@ static void dropout_item(void *arg, int64_t index, void *scratch)
         for (int64_t c = 0; c < a->C; c += BLOCK) {
             int64_t at = t * a->C + c;
             draw_block(job->key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
-            mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words, a->x + at, a->y + at);
+            mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words, (const float *)a->x + at, (float *)a->y + at);
         }
     }
 }
@@ -53,7 +53,7 @@ static void copy_item(void *arg, int64_t index, void *scratch)
     const bl_dropout_args *a = arg;
     int64_t rows = ops_rows_per_item(a->C), begin = index * rows, end = bl_min_i64(a->T, begin + rows);
     (void)scratch;
-    memcpy(a->y + begin * a->C, a->x + begin * a->C, (size_t)((end - begin) * a->C) * sizeof *a->y);
+    memcpy((float *)a->y + begin * a->C, (const float *)a->x + begin * a->C, (size_t)((end - begin) * a->C) * sizeof(float));
 }
 
 static bl_status dropout_cpu(bl_stream *stream, const void *args)
@@ -75,5 +75,5 @@ bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
 {
     if (!(args->p >= 0.0f && args->p < 1.0f))
         return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
-    return ops_launch(stream, dropout_cpu, args, sizeof *args);
+    return ops_launch(stream, dropout_cpu, ops_cuda_dropout, args->act, args, sizeof *args);
 }

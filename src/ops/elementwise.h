@@ -10,8 +10,9 @@
  * gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
 typedef struct bl_swiglu_forward_args {
     int64_t T, I;
-    const float *gate_up;
-    float *h;
+    bl_act_type act;
+    const void *gate_up;
+    void *h;
 } bl_swiglu_forward_args;
 bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 
@@ -19,26 +20,39 @@ bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *arg
  * itself. */
 typedef struct bl_swiglu_backward_args {
     int64_t T, I;
-    const float *gate_up, *dh;
-    float *d_gate_up;
+    bl_act_type act;
+    const void *gate_up, *dh;
+    void *d_gate_up;
 } bl_swiglu_backward_args;
 bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
 
-/* y_i = a_i + b_i for i < n; y may be a or b. */
+/* y_i = a_i + b_i for i < n; y may be a or b. CUDA: either type. */
 typedef struct bl_add_args {
     int64_t n;
-    const float *a, *b;
-    float *y;
+    bl_act_type act;
+    const void *a, *b;
+    void *y;
 } bl_add_args;
 bl_status bl_add(bl_stream *stream, const bl_add_args *args);
 
-/* y_i += x_i for i < n. */
+/* y_i += x_i for i < n. CUDA: either type. */
 typedef struct bl_accumulate_args {
     int64_t n;
-    const float *x;
-    float *y;
+    bl_act_type act;
+    const void *x;
+    void *y;
 } bl_accumulate_args;
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
+
+/* y_i = x_i for i < n, from one type to another (the compute copies of LoRA weights), rounded to nearest even. Every device: either type
+ * on either side. y does not overlap x. */
+typedef struct bl_cast_args {
+    int64_t n;
+    bl_act_type from, to;
+    const void *x;
+    void *y;
+} bl_cast_args;
+bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
 
 /* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1 / (1 - p).
  * The random number is a function (Philox 4x32-10, Salmon et al. 2011) of (seed, step, sample[t],
@@ -47,16 +61,17 @@ bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
  * is its own backward.
  *
  * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the token's
- * index in the sample. BL_EUSAGE: p outside [0, 1). */
+ * index in the sample. BL_EUSAGE: p outside [0, 1). CUDA: either type; bf16 is scaled in fp32 and rounded once. */
 typedef struct bl_dropout_args {
     int64_t T, C;
     float p; /* in [0, 1); 0 copies */
+    bl_act_type act;
     uint64_t seed, step;
     int32_t layer, matrix;
     const int64_t *sample;
     const int32_t *position;
-    const float *x;
-    float *y;
+    const void *x;
+    void *y;
 } bl_dropout_args;
 bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 
@@ -65,9 +80,10 @@ bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 typedef struct bl_embedding_args {
     int64_t T, H;
     bl_dtype dtype;
+    bl_act_type act;
     const int32_t *ids;
     const void *table;
-    float *y;
+    void *y;
 } bl_embedding_args;
 bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
 

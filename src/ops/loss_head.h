@@ -25,15 +25,20 @@
  * outside [0, V) of a token that counts. */
 typedef struct bl_loss_head_args {
     int64_t T, H, V;
+    bl_act_type act;
     bl_weight head;
-    const float *x;
+    const void *x;
     const int32_t *targets;
     const float *weights;
     double scale;
-    float *logits, *dx, *logp;
+    void *logits, *dx;
+    float *logp;
     double *loss_sum;
 } bl_loss_head_args;
 bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args);
 int64_t bl_loss_head_scratch_floats(int64_t V);
+
+/* The scratch in bytes on any device; more than the logits on CUDA, where T is the largest that a call will have. */
+size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V);
 
 #endif

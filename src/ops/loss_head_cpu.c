@@ -31,13 +31,19 @@ int64_t bl_loss_head_scratch_floats(int64_t V)
     return bl_max_i64(enough, V * CHUNK_TOKENS_MIN);
 }
 
+size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V)
+{
+    return bl_device_get_kind(device) == BL_DEVICE_CUDA ? ops_cuda_loss_head_scratch_bytes(T, H, V)
+                                                        : (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
+}
+
 /* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
 static void softmax_item(void *arg, int64_t index, void *scratch)
 {
     chunk *c = arg;
     const bl_loss_head_args *a = c->args;
     int64_t token = c->token[index], target = a->targets[token];
-    float *row = a->logits + index * a->V, highest = ops_max(row, a->V), logit = row[target];
+    float *row = (float *)a->logits + index * a->V, highest = ops_max(row, a->V), logit = row[target];
     double sum = ops_exp_sum(row, a->V, highest);
     (void)scratch;
     c->logp[index] = (double)logit - (double)highest - log(sum);
@@ -58,7 +64,7 @@ static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, floa
         if (a->targets[t] < 0 || a->targets[t] >= a->V)
             return BL_FAIL(BL_EINPUT, "loss head: target %d of token %lld is outside the vocabulary of %lld",
                            a->targets[t], (long long)t, (long long)a->V);
-        memmove(packed + c->n_tokens * a->H, a->x + t * a->H, row_bytes);
+        memmove(packed + c->n_tokens * a->H, (const float *)a->x + t * a->H, row_bytes);
         c->token[c->n_tokens++] = t;
     }
     *next_token = t;
@@ -84,11 +90,12 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
 static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
 {
     size_t row_bytes = (size_t)a->H * sizeof(float);
+    float *dx = a->dx;
     for (int64_t t = a->T - 1; t >= 0; t--) {
         if (a->weights[t] == 0.0f)
-            memset(a->dx + t * a->H, 0, row_bytes);
+            memset(dx + t * a->H, 0, row_bytes);
         else if (--n_packed != t)
-            memcpy(a->dx + t * a->H, a->dx + n_packed * a->H, row_bytes);
+            memcpy(dx + t * a->H, dx + n_packed * a->H, row_bytes);
     }
 }
 
@@ -105,7 +112,7 @@ static bl_status loss_head_cpu(bl_stream *stream, const void *args)
                        (long long)a->V);
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
     for (int64_t next_token = 0; next_token < a->T;) {
-        float *packed = a->dx ? a->dx + n_packed * a->H : a->logits + n_max * a->V;
+        float *packed = a->dx ? (float *)a->dx + n_packed * a->H : (float *)a->logits + n_max * a->V;
         BL_TRY(gather_chunk(&c, &next_token, n_max, packed));
         if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
         n_packed += c.n_tokens;
@@ -120,5 +127,5 @@ bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
         return BL_FAIL(BL_EINTERNAL, "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
                        (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
                        (long long)args->H);
-    return ops_launch(stream, loss_head_cpu, args, sizeof *args);
+    return ops_launch(stream, loss_head_cpu, ops_cuda_loss_head, args->act, args, sizeof *args);
 }

@@ -24,10 +24,15 @@ static bl_status matmul_weight_cpu(bl_stream *stream, const void *arguments)
 
 bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
 {
-    return ops_launch(stream, matmul_cpu, args, sizeof *args);
+    return ops_launch(stream, matmul_cpu, ops_cuda_matmul, args->act, args, sizeof *args);
 }
 
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 {
-    return ops_launch(stream, matmul_weight_cpu, args, sizeof *args);
+    return ops_launch(stream, matmul_weight_cpu, ops_cuda_matmul_weight, args->act, args, sizeof *args);
+}
+
+size_t bl_matmul_weight_scratch_bytes(const bl_device *device, const bl_matmul_weight_args *args)
+{
+    return bl_device_get_kind(device) == BL_DEVICE_CUDA ? ops_cuda_matmul_weight_scratch_bytes(args) : 0;
 }

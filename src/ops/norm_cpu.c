@@ -17,9 +17,9 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *x = a->x + t * a->H;
+        const float *x = (const float *)a->x + t * a->H;
         float rstd = (float)(1.0 / sqrt(ops_dot(x, x, a->H) / (double)a->H + a->eps));
-        normalise_row(a->H, rstd, x, a->w, a->y + t * a->H);
+        normalise_row(a->H, rstd, x, a->w, (float *)a->y + t * a->H);
         if (a->rstd) a->rstd[t] = rstd;
     }
 }
@@ -66,8 +66,8 @@ static void backward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *x = a->x + t * a->H, *dy = a->dy + t * a->H;
-        float rstd = a->rstd[t], *dx = a->dx + t * a->H;
+        const float *x = (const float *)a->x + t * a->H, *dy = (const float *)a->dy + t * a->H;
+        float rstd = a->rstd[t], *dx = (float *)a->dx + t * a->H;
         float along = (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
         if (a->accumulate)
             accumulate_gradient_row(a->H, rstd, along, dy, a->w, x, dx);
@@ -85,10 +85,10 @@ static bl_status backward_cpu(bl_stream *stream, const void *args)
 
 bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
-    return ops_launch(stream, forward_cpu, args, sizeof *args);
+    return ops_launch(stream, forward_cpu, ops_cuda_rmsnorm_forward, args->act, args, sizeof *args);
 }
 
 bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
-    return ops_launch(stream, backward_cpu, args, sizeof *args);
+    return ops_launch(stream, backward_cpu, ops_cuda_rmsnorm_backward, args->act, args, sizeof *args);
 }

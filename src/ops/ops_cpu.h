@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "ops/ops.h"
+#include "ops/ops_cuda.h"
 
 /* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
  * choice would run before their runtime is ready. For clang 14 such a function must be static, and still its
@@ -48,11 +48,13 @@ typedef double vd8 __attribute__((vector_size(64), aligned(8), may_alias));
 
 enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some microseconds of work */
 
-/* The one place where an op meets the kind of its device. */
-static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, const void *args, size_t args_bytes)
+/* The one place where an op meets the kind of its device. `cpu` runs as a task of the stream; `cuda` queues
+ * kernels, now. act: the type of the op's activations, BL_ACT_F32 where it has none or takes any. */
+static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, bl_stream_fn cuda, bl_act_type act, const void *args,
+                                   size_t args_bytes)
 {
-    if (bl_device_get_kind(bl_stream_device(stream)) != BL_DEVICE_CPU)
-        return BL_FAIL(BL_ELIMIT, "this build has no kernels for the stream's device");
+    if (bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA) return cuda(stream, args);
+    if (act != BL_ACT_F32) return BL_FAIL(BL_EINTERNAL, "the CPU's activations are fp32");
     return bl_stream_call(stream, cpu, args, args_bytes);
 }
 

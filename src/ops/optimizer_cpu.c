@@ -96,15 +96,15 @@ bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
 {
     if (args->step < 1)
         return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
-    return ops_launch(stream, adamw_cpu, args, sizeof *args);
+    return ops_launch(stream, adamw_cpu, ops_cuda_adamw, BL_ACT_F32, args, sizeof *args);
 }
 
 bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
 {
-    return ops_launch(stream, sum_squares_cpu, args, sizeof *args);
+    return ops_launch(stream, sum_squares_cpu, ops_cuda_sum_squares, BL_ACT_F32, args, sizeof *args);
 }
 
 bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
 {
-    return ops_launch(stream, clip_scale_cpu, args, sizeof *args);
+    return ops_launch(stream, clip_scale_cpu, ops_cuda_clip_scale, BL_ACT_F32, args, sizeof *args);
 }

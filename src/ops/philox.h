@@ -16,18 +16,14 @@
 
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#define BL_PHILOX_FN static __host__ __device__ inline
-#else
-#define BL_PHILOX_FN static inline
-#endif
+#include "base/host_device.h"
 
 typedef struct bl_philox_key {
     uint32_t word[2];
 } bl_philox_key;
 
 /* counter[4] becomes the four random words. */
-BL_PHILOX_FN void bl_philox_4x32_10(uint32_t counter[4], bl_philox_key key)
+BL_HOST_DEVICE void bl_philox_4x32_10(uint32_t counter[4], bl_philox_key key)
 {
     for (int round = 0; round < 10; round++) {
         uint64_t product0 = (uint64_t)0xD2511F53u * counter[0], product1 = (uint64_t)0xCD9E8D57u * counter[2];
@@ -41,7 +37,7 @@ BL_PHILOX_FN void bl_philox_4x32_10(uint32_t counter[4], bl_philox_key key)
     }
 }
 
-BL_PHILOX_FN bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t layer, int32_t matrix)
+BL_HOST_DEVICE bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t layer, int32_t matrix)
 {
     uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32), (uint32_t)layer, (uint32_t)matrix};
     bl_philox_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
@@ -52,7 +48,7 @@ BL_PHILOX_FN bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t 
 }
 
 /* The random words of columns 4 group ... 4 group + 3 of one row. */
-BL_PHILOX_FN void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t position, uint32_t group,
+BL_HOST_DEVICE void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t position, uint32_t group,
                                    uint32_t words[4])
 {
     words[0] = group;
@@ -63,12 +59,12 @@ BL_PHILOX_FN void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t po
 }
 
 /* An element is dropped when its word is below this. p in [0, 1). */
-BL_PHILOX_FN uint32_t bl_dropout_threshold(float p)
+BL_HOST_DEVICE uint32_t bl_dropout_threshold(float p)
 {
     return (uint32_t)((double)p * 4294967296.0);
 }
 
-BL_PHILOX_FN float bl_dropout_scale(float p)
+BL_HOST_DEVICE float bl_dropout_scale(float p)
 {
     return (float)(1.0 / (1.0 - (double)p));
 }

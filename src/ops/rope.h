@@ -14,9 +14,10 @@
 typedef struct bl_rope_args {
     int64_t T, n_heads, d, row_stride, n_documents, position_offset;
     int direction; /* +1 or -1 */
+    bl_act_type act;
     const int32_t *cu_seqlens;
     const float *cos_table, *sin_table;
-    float *x;
+    void *x;
 } bl_rope_args;
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 

@@ -30,7 +30,7 @@ static void rope_item(void *arg, int64_t index, void *scratch)
         while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
         int64_t position = t - a->cu_seqlens[document] + a->position_offset;
         rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + position * half,
-                     a->sin_table + position * half, a->x + t * a->row_stride);
+                     a->sin_table + position * half, (float *)a->x + t * a->row_stride);
     }
 }
 
@@ -46,7 +46,7 @@ bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
     if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
         return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
                        args->direction);
-    return ops_launch(stream, rope_cpu, args, sizeof *args);
+    return ops_launch(stream, rope_cpu, ops_cuda_rope, args->act, args, sizeof *args);
 }
 
 void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* element.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA. The op's header has the
+ * equation; here is the order of the roundings, in which both devices agree (CUDA files are compiled without
+ * contraction). Only bl_exp differs. */
+#ifndef BALLAST_OPS_ELEMENT_H
+#define BALLAST_OPS_ELEMENT_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/host_device.h"
+
+/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r with |r|
+ * <= ln(2)/2 (ln 2 in two parts, the first with so few bits that n times it is exact: Cody & Waite 1980),
+ * Taylor's polynomial of degree 7 (remainder below r^8/8! < 5.3e-9, a twelfth of an ulp), and 2^n in two
+ * factors so that the ends of the range round to denormals, 0 and infinity. NaN stays NaN. */
+static inline float ops_expf(float x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    x = x < -104.0f ? -104.0f : x;   /* below: 0 */
+    x = x > 89.0f ? 89.0f : x;       /* above: infinity */
+    float shifted = x * 1.44269504f + magic;
+    float n = shifted - magic;
+    float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.0f / 5040.0f;
+    p = p * r + 1.0f / 720.0f;
+    p = p * r + 1.0f / 120.0f;
+    p = p * r + 1.0f / 24.0f;
+    p = p * r + 1.0f / 6.0f;
+    p = p * r + 0.5f;
+    p = 1.0f + (r + r * r * p);
+
+    int32_t bits, half;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (int32_t)((uint32_t)bits - 0x4B400000u); /* n; anything at all for NaN, hence unsigned */
+    half = bits >> 1;
+    uint32_t low = ((uint32_t)half + 127u) << 23, high = ((uint32_t)bits - (uint32_t)half + 127u) << 23;
+    float scale_low, scale_high;
+    memcpy(&scale_low, &low, sizeof low);
+    memcpy(&scale_high, &high, sizeof high);
+    return p * scale_low * scale_high;
+}
+
+/* On a GPU exp takes the special function unit: the polynomial would cost more than the memory leaves time for. Its
+ * relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide, intrinsic functions: 2 + floor(|1.173 x|)
+ * ulp). */
+BL_HOST_DEVICE float bl_exp(float x)
+{
+#ifdef __CUDA_ARCH__
+    return __expf(x);
+#else
+    return ops_expf(x);
+#endif
+}
+
+/* silu(g) u */
+BL_HOST_DEVICE float bl_swiglu(float g, float u)
+{
+    return g / (1.0f + bl_exp(-g)) * u;
+}
+
+typedef struct bl_swiglu_gradient {
+    float dg, du;
+} bl_swiglu_gradient;
+
+BL_HOST_DEVICE bl_swiglu_gradient bl_swiglu_gradient_of(float g, float u, float dh)
+{
+    float sigma = 1.0f / (1.0f + bl_exp(-g));
+    bl_swiglu_gradient d = {dh * u * (sigma * (1.0f + g * (1.0f - sigma))), dh * (g * sigma)};
+    return d;
+}
+
+typedef struct bl_rope_pair {
+    float a, b;
+} bl_rope_pair;
+
+/* (a, b) turned by the angle of these cosine and sine. */
+BL_HOST_DEVICE bl_rope_pair bl_rope_rotate(float a, float b, float cosine, float sine)
+{
+    bl_rope_pair turned = {a * cosine - b * sine, b * cosine + a * sine};
+    return turned;
+}
+
+/* x rstd w: an element of RMSNorm. */
+BL_HOST_DEVICE float bl_rmsnorm_element(float x, float rstd, float w)
+{
+    return x * rstd * w;
+}
+
+/* rstd (dy w - x along), along = rstd^2 mean(dy w x): an element of its gradient. */
+BL_HOST_DEVICE float bl_rmsnorm_gradient_element(float x, float rstd, float w, float dy, float along)
+{
+    return rstd * (dy * w - x * along);
+}
+
+/* What AdamW's elements have in common, made once a call on the host. */
+typedef struct bl_adamw_factors {
+    double beta1, beta2, eps;
+    double decay;        /* 1 - lr weight_decay */
+    double step_size;    /* lr / (1 - beta1^step) */
+    double inverse_root; /* 1 / sqrt(1 - beta2^step) */
+} bl_adamw_factors;
+
+static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, double beta1, double beta2, double eps,
+                                                   double weight_decay)
+{
+    bl_adamw_factors f = {beta1,
+                          beta2,
+                          eps,
+                          1.0 - lr * weight_decay,
+                          lr / (1.0 - pow(beta1, (double)step)),
+                          1.0 / sqrt(1.0 - pow(beta2, (double)step))};
+    return f;
+}
+
+/* m and v are rounded before w moves by them. */
+BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad, float *w, float *m,
+                                     float *v)
+{
+    double g = (double)grad * grad_scale;
+    float first = (float)(f->beta1 * (double)*m + (1.0 - f->beta1) * g);
+    float second = (float)(f->beta2 * (double)*v + (1.0 - f->beta2) * g * g);
+    *m = first;
+    *v = second;
+    *w = (float)((double)*w * f->decay -
+                 f->step_size * (double)first / (sqrt((double)second) * f->inverse_root + f->eps));
+}
+
+/* The factor of gradients of this norm. A NaN norm gives NaN, as torch's clamp does; max_norm 0 is no clipping. */
+BL_HOST_DEVICE double bl_clip_factor(double max_norm, double norm)
+{
+    double factor = max_norm / (norm + 1e-6);
+    return max_norm > 0.0 && !(factor > 1.0) ? factor : 1.0;
+}
+
+/* The document that holds token t (or, where documents are empty, the last one that starts at or before t). */
+BL_HOST_DEVICE int64_t bl_document_of(const int32_t *cu_seqlens, int64_t n_documents, int64_t t)
+{
+    int64_t low = 0, high = n_documents - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (cu_seqlens[middle] <= t)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+#endif
