@@ -12,7 +12,7 @@
 #define BALLAST_LLAMA_PASS_H
 
 #include "linear/base.h"
-#include "linear/gather_ring.h"
+#include "comm/gather_ring.h"
 #include "llama/block.h"
 #include "llama/lora.h"
 #include "llama/weights.h"
