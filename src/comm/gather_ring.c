@@ -12,7 +12,8 @@ typedef struct ring_slot {
     int64_t unit; /* EMPTY or the unit whose gather was queued last */
     bl_event *brought[BL_GATHER_ITEMS]; /* by the source: this rank's own shard is in place */
     bl_event *ready[BL_GATHER_ITEMS];
-    bl_event *free; /* recorded by release */
+    bl_event *free;     /* recorded by release */
+    bl_event *gathered; /* the gather stream is through with it */
 } ring_slot;
 
 struct bl_gather_ring {
@@ -25,6 +26,7 @@ struct bl_gather_ring {
     char *memory;
     bl_event *changed, *arrived;
     ring_slot *slots;
+    bl_error error; /* of a gather that could not be queued whole: its slot must not be handed out */
 };
 
 static bool is_lent(const bl_gather_item *item, int group_size)
@@ -74,6 +76,7 @@ static bl_status create_slots(bl_gather_ring *ring)
         ring_slot *slot = &ring->slots[s];
         slot->unit = EMPTY;
         BL_TRY(bl_event_create(device, &slot->free));
+        BL_TRY(bl_event_create(device, &slot->gathered));
         for (int i = 0; i < BL_GATHER_ITEMS; i++) {
             BL_TRY(bl_event_create(device, &slot->brought[i]));
             BL_TRY(bl_event_create(device, &slot->ready[i]));
@@ -123,6 +126,7 @@ void bl_gather_ring_destroy(bl_gather_ring *ring)
     if (!ring) return;
     for (int s = 0; ring->slots && s < ring->options.depth; s++) {
         bl_event_destroy(ring->slots[s].free);
+        bl_event_destroy(ring->slots[s].gathered);
         for (int i = 0; i < BL_GATHER_ITEMS; i++) {
             bl_event_destroy(ring->slots[s].brought[i]);
             bl_event_destroy(ring->slots[s].ready[i]);
@@ -206,20 +210,30 @@ static bl_status queue_item(bl_gather_ring *ring, int64_t unit, int i, int slot)
     return bl_event_record(ring->slots[slot].ready[i], stream);
 }
 
-static bl_status queue_gather(bl_gather_ring *ring, int64_t unit, int slot)
+static bl_status queue_unit(bl_gather_ring *ring, int64_t unit, int slot)
 {
     const bl_gather_unit *u = &ring->units[unit];
+    bl_stream *stream = ring->options.stream, *copy = ring->options.copy;
     int last = u->whole_ring ? ring->options.depth - 1 : slot;
 
-    for (int s = slot; s <= last; s++) {
-        BL_TRY(bl_stream_wait(ring->options.stream, ring->slots[s].free)); /* invariant 3 */
-        if (ring->options.copy) BL_TRY(bl_stream_wait(ring->options.copy, ring->slots[s].free));
+    for (int s = slot; s <= last; s++) { /* invariant 3; the gather stream is behind its own gathers anyway */
+        BL_TRY(bl_stream_wait(stream, ring->slots[s].free));
+        if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].free));
+        if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].gathered));
         ring->slots[s].unit = unit;
     }
     ring->next = (last + 1) % ring->options.depth;
-    if (ring->options.copy) BL_TRY(queue_source(ring, unit, slot));
+    if (copy) BL_TRY(queue_source(ring, unit, slot));
     for (int i = 0; i < u->n_items; i++) BL_TRY(queue_item(ring, unit, i, slot));
+    for (int s = slot; s <= last; s++) BL_TRY(bl_event_record(ring->slots[s].gathered, stream)); /* invariant 2 */
     return BL_OK;
+}
+
+static bl_status queue_gather(bl_gather_ring *ring, int64_t unit, int slot)
+{
+    bl_status st = queue_unit(ring, unit, slot);
+    if (st != BL_OK) bl_error_save(&ring->error, st);
+    return st;
 }
 
 bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit)
@@ -256,6 +270,7 @@ bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, b
     const bl_gather_item *wanted = &ring->units[unit].item[item];
     int slot = find_slot(ring, unit);
 
+    if (ring->error.status != BL_OK) return bl_error_restore(&ring->error);
     BL_TRY(bl_stream_status(ring->options.stream));
     if (ring->options.copy) BL_TRY(bl_stream_status(ring->options.copy));
     if (slot < 0) {
@@ -286,6 +301,11 @@ bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream)
 {
     BL_TRY(bl_event_record(ring->changed, stream));
     return bl_stream_wait(ring->options.stream, ring->changed);
+}
+
+void *bl_gather_ring_memory(const bl_gather_ring *ring)
+{
+    return ring->memory;
 }
 
 bl_status bl_gather_ring_validate(const bl_gather_ring *ring)

@@ -15,7 +15,8 @@
  *   FILLED       >= 0    a gather has been queued                 release
  *
  * Invariants (bl_gather_ring_validate): (1) a unit is in at most one slot, or in all of them when it is `whole_ring`;
- * (2) an EMPTY slot's `free` event covers every use of its memory; (3) whatever writes into a slot waits for that event. */
+ * (2) an EMPTY slot's `free` event covers every use of its memory by those who acquired it, its `gathered` event every gather into it,
+ * also of items that nobody acquired; (3) whatever writes into a slot waits for both. */
 #ifndef BALLAST_COMM_GATHER_RING_H
 #define BALLAST_COMM_GATHER_RING_H
 
@@ -84,6 +85,9 @@ bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *
 
 /* Makes later gathers wait for the tasks queued on `stream` so far: call it after work that changes the shards. */
 bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream);
+
+/* The ring's memory, of bl_gather_ring_bytes: for those who register it with the kernel. */
+void *bl_gather_ring_memory(const bl_gather_ring *ring);
 
 /* What create takes; SIZE_MAX when that is more than a size_t can count. */
 size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ring itself: what prefetch, acquire and release do to its slots, what waits for what, and what it
- * refuses. That gathered bytes are right for any schedule is test_base's. */
+ * refuses. That gathered bytes are right for any schedule is test_base's; shards that a source brings are test_gather_source's. */
 #include "ops_test.h"
 #include "test_ranks.h"
 

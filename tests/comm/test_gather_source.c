@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The ring with a source: shards that do not lie in device memory, those that are lent, and what the timeline
+ * says of them. The ring's own rules are test_gather_ring's. */
+#include "ops_test.h"
+#include "test_ranks.h"
+
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "comm/gather_ring.h"
+
+enum { FLOATS = 256, SHARD_BYTES = FLOATS * 4, PAUSE_US = 20000 };
+
+typedef struct check_args {
+    const float *gathered;
+    int n_ranks, first;
+    unsigned pause_us;
+} check_args;
+
+static bl_status check_values(bl_stream *stream, const void *argument)
+{
+    const check_args *a = argument;
+    (void)stream;
+    usleep(a->pause_us);
+    for (int r = 0; r < a->n_ranks; r++)
+        for (int i = 0; i < FLOATS; i++)
+            if (a->gathered[r * FLOATS + i] != test_value(r, a->first + i, 5))
+                return BL_FAIL(BL_EINTERNAL, "float %d of rank %d is %g", i, r,
+                               (double)a->gathered[r * FLOATS + i]);
+    return BL_OK;
+}
+
+static bl_status pause_task(bl_stream *stream, const void *argument)
+{
+    (void)stream;
+    usleep(*(const unsigned *)argument);
+    return BL_OK;
+}
+
+#define RUN(fn, n_ranks)                                                                                     \
+    do {                                                                                                     \
+        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                               \
+        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                                       \
+        assert_int_equal(run_status, BL_OK);                                                                 \
+    } while (0)
+
+/* ---- a source ---- */
+
+enum {
+    FETCHED_UNITS = 4,
+    FETCHED_ITEMS = 3,
+    FETCHED_SHARDS = FETCHED_UNITS * FETCHED_ITEMS,
+    LOG_CALLS = 256
+};
+
+/* Units of three items; which of them the source brings (the others lie in device memory) is a case's mask of
+ * items. Shard i holds test_value(rank, i * FLOATS + ...), and the items of a unit lie where no other unit's
+ * do, so that a slot that is filled too early or gathered too late shows. */
+typedef struct fetch_case {
+    test_rank *self;
+    bl_stream *gathers, *copies;
+    bl_gather_ring *ring;
+    float *shards;
+    int fails_at;      /* of the source's finish calls: that one's task fails; -1: none */
+    int refuses;       /* that one's call fails */
+    unsigned pause_us; /* of each finish */
+    atomic_int n_arrived;
+    int log[LOG_CALLS], n_calls, n_finishes; /* unit * 100 + item * 10 + (1: finish) */
+} fetch_case;
+
+typedef struct fetch_args {
+    fetch_case *c;
+    void *dst;
+    const void *src;
+    bool fails;
+} fetch_args;
+
+static bl_status fetch_task(bl_stream *stream, const void *argument)
+{
+    const fetch_args *a = argument;
+    (void)stream;
+    usleep(a->c->pause_us);
+    if (a->fails) return BL_FAIL(BL_EIO, "planted in the source");
+    memcpy(a->dst, a->src, SHARD_BYTES);
+    atomic_fetch_add(&a->c->n_arrived, 1);
+    return BL_OK;
+}
+
+static void log_call(fetch_case *c, int64_t unit, int item, bool is_finish)
+{
+    if (c->n_calls < LOG_CALLS) c->log[c->n_calls++] = (int)unit * 100 + item * 10 + is_finish;
+}
+
+static bl_status fetch_start(void *user, int64_t unit, int item, void *dst, bl_stream *copy)
+{
+    (void)dst, (void)copy;
+    log_call(user, unit, item, false);
+    return BL_OK;
+}
+
+static bl_status fetch_finish(void *user, int64_t unit, int item, void *dst, bl_stream *copy)
+{
+    fetch_case *c = user;
+    int which = c->n_finishes++;
+    fetch_args args = {c, dst, c->shards + (unit * FETCHED_ITEMS + item) * FLOATS, which == c->fails_at};
+    log_call(c, unit, item, true);
+    if (which == c->refuses) return BL_FAIL(BL_EIO, "the source refuses");
+    return bl_stream_call(copy, fetch_task, &args, sizeof args);
+}
+
+static bl_status open_fetched(test_rank *self, int depth, int fetched_mask, bool is_synchronous,
+                              bl_timeline *timeline, fetch_case *c)
+{
+    bl_gather_unit units[FETCHED_UNITS] = {0};
+
+    *c = (fetch_case){.self = self, .fails_at = -1, .refuses = -1};
+    BL_TRY(bl_stream_create(self->device, "gathers", &c->gathers));
+    BL_TRY(bl_stream_create(self->device, "copies", &c->copies));
+    BL_TRY(bl_device_alloc(self->device, BL_SPACE_DEVICE, FETCHED_SHARDS * SHARD_BYTES, "shards",
+                           (void **)&c->shards));
+    for (int i = 0; i < FETCHED_SHARDS * FLOATS; i++) c->shards[i] = test_value(self->rank, i, 5);
+    for (int u = 0; u < FETCHED_UNITS; u++) {
+        units[u].n_items = FETCHED_ITEMS;
+        for (int i = 0; i < FETCHED_ITEMS; i++)
+            units[u].item[i] = (bl_gather_item){
+                .shard = fetched_mask & 1 << i ? NULL : c->shards + (u * FETCHED_ITEMS + i) * FLOATS,
+                .shard_bytes = SHARD_BYTES,
+                .slot_offset = (size_t)(u * SHARD_BYTES + i * 8 * SHARD_BYTES),
+                .lane = BL_LANE_DISK,
+                .is_lent = true};
+    }
+    bl_gather_ring_options options = {.device = self->device,
+                                      .comm = self->comm,
+                                      .stream = c->gathers,
+                                      .copy = c->copies,
+                                      .source = {c, fetch_start, fetch_finish},
+                                      .depth = depth,
+                                      .is_synchronous = is_synchronous,
+                                      .timeline = timeline};
+    size_t before = bl_device_bytes(self->device);
+    BL_TRY(bl_gather_ring_create(&options, FETCHED_UNITS, units, &c->ring));
+    TEST_CHECK(bl_device_bytes(self->device) - before ==
+               bl_gather_ring_bytes(depth, FETCHED_UNITS, units, self->n_ranks));
+    return bl_gather_ring_validate(c->ring);
+}
+
+static void close_fetched(fetch_case *c)
+{
+    (void)bl_stream_synchronize(c->self->stream);
+    if (c->gathers) (void)bl_stream_synchronize(c->gathers);
+    if (c->copies) (void)bl_stream_synchronize(c->copies);
+    bl_gather_ring_destroy(c->ring);
+    bl_device_free(c->self->device, BL_SPACE_DEVICE, c->shards);
+    bl_stream_destroy(c->copies);
+    bl_stream_destroy(c->gathers);
+}
+
+static bl_status use_fetched(fetch_case *c, int64_t unit, int item, unsigned pause_us)
+{
+    const void *gathered;
+    BL_TRY(bl_gather_ring_acquire(c->ring, unit, item, c->self->stream, &gathered));
+    check_args args = {gathered, c->self->n_ranks, (int)(unit * FETCHED_ITEMS + item) * FLOATS, pause_us};
+    BL_TRY(bl_stream_call(c->self->stream, check_values, &args, sizeof args));
+    return bl_gather_ring_validate(c->ring);
+}
+
+/* All of a unit is started before any of it is waited for, and items in device memory are not asked for. */
+static bl_status start_before_finish(test_rank *self)
+{
+    static const int expected[] = {200, 220, 201, 221};
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, 5, false, NULL, &c));
+    for (int i = 0; i < FETCHED_ITEMS; i++) BL_TRY_GOTO(st, done, use_fetched(&c, 2, i, 0));
+    TEST_CHECK_GOTO(st, done,
+                    c.n_calls == BL_COUNT(expected) && memcmp(c.log, expected, sizeof expected) == 0);
+    st = bl_stream_synchronize(self->stream);
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static void test_a_source_starts_all_then_finishes(void **state)
+{
+    (void)state;
+    RUN(start_before_finish, 1);
+    RUN(start_before_finish, 2);
+}
+
+/* As `reuse`, with slots that the copy stream fills: some readers sleep, the host and all other streams run
+ * ahead. */
+static bl_status reuse_fetched(test_rank *self)
+{
+    const int *mask = self->arg;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, *mask, false, NULL, &c));
+    for (int i = 0; i < 12; i++) {
+        int64_t unit = (i * 3) % FETCHED_UNITS;
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, ((i + 1) * 3) % FETCHED_UNITS));
+        for (int k = 0; k < FETCHED_ITEMS; k++)
+            BL_TRY_GOTO(st, done, use_fetched(&c, unit, k, (i + k + self->rank) % 4 == 0 ? PAUSE_US / 4 : 0));
+        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
+    }
+    st = bl_stream_synchronize(self->stream);
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static void test_a_source_waits_for_readers(void **state)
+{
+    (void)state;
+    for (int mask = 0; mask < 8; mask++)
+        for (int n_ranks = 1; n_ranks <= 4; n_ranks *= 2) {
+            bl_status st = test_ranks_run(n_ranks, 1, 60, reuse_fetched, &mask, NULL);
+            if (st != BL_OK) print_error("items %d, %d ranks: %s\n", mask, n_ranks, bl_error_text());
+            assert_int_equal(st, BL_OK);
+        }
+}
+
+/* Prefetched and given back unused: the gather is still to come when the slot is taken again, and its peers'
+ * shards lie where the next unit's own will. */
+static bl_status release_unused(test_rank *self)
+{
+    unsigned pause_us = PAUSE_US;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 1, 7, false, NULL, &c));
+    BL_TRY_GOTO(st, done, bl_stream_call(c.gathers, pause_task, &pause_us, sizeof pause_us));
+    for (int64_t unit = 0; unit < FETCHED_UNITS; unit++) {
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
+        if (unit == FETCHED_UNITS - 1)
+            for (int k = 0; k < FETCHED_ITEMS; k++) BL_TRY_GOTO(st, done, use_fetched(&c, unit, k, 0));
+        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
+    }
+    st = bl_stream_synchronize(self->stream);
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static void test_units_released_unused(void **state)
+{
+    (void)state;
+    RUN(release_unused, 1);
+    RUN(release_unused, 3);
+}
+
+/* ---- lending ---- */
+
+static bl_status lend(test_rank *self)
+{
+    fetch_case c;
+    const void *got;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 1, 0, false, NULL, &c));
+    for (int i = 0; i < FETCHED_ITEMS; i++) {
+        BL_TRY_GOTO(st, done, use_fetched(&c, 1, i, 0));
+        BL_TRY_GOTO(st, done, bl_gather_ring_acquire(c.ring, 1, i, self->stream, &got));
+        TEST_CHECK_GOTO(st, done, (got == c.shards + (FETCHED_ITEMS + i) * FLOATS) == (self->n_ranks == 1));
+    }
+    st = bl_stream_synchronize(self->stream);
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static void test_lent_in_a_group_of_one_copied_in_others(void **state)
+{
+    bl_gather_unit unit = {.n_items = 2,
+                           .item = {{.shard = state, .shard_bytes = 9000, .is_lent = true},
+                                    {.shard = state, .shard_bytes = 100}}};
+    RUN(lend, 1);
+    RUN(lend, 2);
+    assert_int_equal(bl_gather_ring_bytes(2, 1, &unit, 1), 2 * 4096);
+    assert_int_equal(bl_gather_ring_bytes(2, 1, &unit, 2), 2 * 20480);
+}
+
+/* ---- without overlap ---- */
+
+typedef struct arrived_args {
+    fetch_case *c;
+    int n_arrived;
+} arrived_args;
+
+static bl_status check_arrived(bl_stream *stream, const void *argument)
+{
+    const arrived_args *a = argument;
+    int n = atomic_load(&a->c->n_arrived);
+    (void)stream;
+    return n == a->n_arrived ? BL_OK : BL_FAIL(BL_EINTERNAL, "%d shards have come, not %d", n, a->n_arrived);
+}
+
+/* Before the acquire nothing has come, however long that takes; after it all of the unit has. */
+static bl_status bring_when_acquired(test_rank *self)
+{
+    unsigned pause_us = PAUSE_US;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, true, NULL, &c));
+    for (int64_t unit = 0; unit < 2; unit++) {
+        arrived_args before = {&c, (int)unit * FETCHED_ITEMS}, after = {&c, (int)(unit + 1) * FETCHED_ITEMS};
+        c.pause_us = PAUSE_US / 10;
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
+        TEST_CHECK_GOTO(st, done, c.n_calls == (int)unit * 2 * FETCHED_ITEMS);
+        BL_TRY_GOTO(st, done, bl_stream_call(self->stream, pause_task, &pause_us, sizeof pause_us));
+        BL_TRY_GOTO(st, done, bl_stream_call(self->stream, check_arrived, &before, sizeof before));
+        BL_TRY_GOTO(st, done, use_fetched(&c, unit, 0, 0));
+        BL_TRY_GOTO(st, done, bl_stream_call(self->stream, check_arrived, &after, sizeof after));
+        BL_TRY_GOTO(st, done, use_fetched(&c, unit, 1, 0));
+        BL_TRY_GOTO(st, done, use_fetched(&c, unit, 2, 0));
+        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
+    }
+    st = bl_stream_synchronize(self->stream);
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static void test_synchronous(void **state)
+{
+    (void)state;
+    RUN(bring_when_acquired, 1);
+    RUN(bring_when_acquired, 2);
+}
+
+/* ---- a source that fails ---- */
+
+static bl_status fail_fetch(test_rank *self)
+{
+    const void *unused;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
+    c.fails_at = self->rank == 0 ? 1 : -1;
+    BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 0));
+    st = use_fetched(&c, 0, 2, 0); /* whether the failure is known by now or not */
+    if (self->rank > 0) BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream)); /* its peers: cancelled */
+    TEST_CHECK_GOTO(st, done, bl_stream_synchronize(self->stream) == BL_EIO || st == BL_EIO);
+    TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
+    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
+    st = bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused);
+done:
+    if (st !=
+        BL_OK) { /* as the rank's thread does, so that the others' gathers end before the ring is closed */
+        bl_error error;
+        bl_error_save(&error, st);
+        bl_comm_abort(self->comm, &error);
+    }
+    close_fetched(&c);
+    return st == BL_OK ? BL_OK : bl_fail(st, "%s", "planted in the source, and seen");
+}
+
+static bl_status refuse_fetch(test_rank *self)
+{
+    const void *unused;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
+    c.refuses = 1;
+    TEST_CHECK_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 0) == BL_EIO);
+    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "the source refuses"));
+    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused) == BL_EIO);
+    st = bl_stream_synchronize(self->stream);
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static bl_status fail_task(bl_stream *stream, const void *argument)
+{
+    (void)stream, (void)argument;
+    return BL_FAIL(BL_EIO, "planted on the copy stream");
+}
+
+/* An acquire need not wait until the gather stream has come to the failure, too. */
+static bl_status fail_copies(test_rank *self)
+{
+    const void *unused;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
+    BL_TRY_GOTO(st, done, bl_stream_call(c.copies, fail_task, NULL, 0));
+    TEST_CHECK_GOTO(st, done, bl_stream_synchronize(c.copies) == BL_EIO);
+    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted on the copy stream"));
+done:
+    close_fetched(&c);
+    return st;
+}
+
+static void test_a_failing_source(void **state)
+{
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 3; n_ranks++) {
+        bl_error errors[3];
+        assert_int_equal(test_ranks_run(n_ranks, 1, 60, fail_fetch, NULL, errors), BL_EIO);
+        assert_non_null(strstr(bl_error_text(), "planted in the source"));
+        assert_int_equal(errors[0].status, BL_EIO);
+        for (int r = 1; r < n_ranks; r++) assert_int_equal(errors[r].status, BL_ECANCELLED);
+    }
+    RUN(refuse_fetch, 1);
+    RUN(fail_copies, 1);
+}
+
+/* ---- what the timeline says ---- */
+
+/* Rank 0's shards take long: it stands still for the disk, the others for the gather that waits for it. */
+static bl_status measure_stalls(test_rank *self)
+{
+    bl_timeline *timeline = NULL;
+    bl_timeline_totals totals;
+    fetch_case c;
+    bl_status st;
+
+    BL_TRY(bl_timeline_create(self->device, 64, NULL, NULL, &timeline));
+    BL_TRY_GOTO(st, done, open_fetched(self, 2, 5, false, timeline, &c));
+    c.pause_us = self->rank == 0 ? 2 * PAUSE_US : 0;
+    for (int i = 0; i < FETCHED_ITEMS; i++) BL_TRY_GOTO(st, done, use_fetched(&c, 0, i, 0));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(c.gathers));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(c.copies));
+    bl_timeline_collect(timeline);
+    bl_timeline_get_totals(timeline, &totals);
+    const bl_lane_totals *disk = &totals.lane[BL_LANE_DISK], *gather = &totals.lane[BL_LANE_GATHER];
+    const bl_lane_totals *late = self->rank == 0 ? disk : gather, *other = self->rank == 0 ? gather : disk;
+    TEST_CHECK_GOTO(st, done, disk->n_bytes == 2 * SHARD_BYTES);
+    TEST_CHECK_GOTO(st, done,
+                    gather->n_bytes ==
+                        (self->n_ranks == 1 ? 0 : FETCHED_ITEMS * SHARD_BYTES * (self->n_ranks - 1)));
+    TEST_CHECK_GOTO(st, done,
+                    late->stall_s > 3e-6 * PAUSE_US && late->stall_s > 2 * other->stall_s); /* about 4e-6 */
+    if (self->rank == 0) TEST_CHECK_GOTO(st, done, disk->busy_s >= 4e-6 * PAUSE_US);
+done:
+    close_fetched(&c);
+    bl_timeline_destroy(timeline);
+    return st;
+}
+
+static void test_stalls_and_bytes(void **state)
+{
+    (void)state;
+    RUN(measure_stalls, 1);
+    RUN(measure_stalls, 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_source_starts_all_then_finishes),
+        cmocka_unit_test(test_a_source_waits_for_readers),
+        cmocka_unit_test(test_units_released_unused),
+        cmocka_unit_test(test_lent_in_a_group_of_one_copied_in_others),
+        cmocka_unit_test(test_synchronous),
+        cmocka_unit_test(test_a_failing_source),
+        cmocka_unit_test(test_stalls_and_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
