@@ -17,7 +17,7 @@ add_library(ballast::ballast ALIAS libballast)
 get_target_property(BALLAST_BLAS_LIBRARIES bl_ops BALLAST_LINK_FLAGS)
 
 set(library_headers
-  base/status.h base/sizes.h base/dtype.h base/pool.h
+  base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
   device/device.h device/timeline.h
   fp8/fp8.h fp8/codec.h
   ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h

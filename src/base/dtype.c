@@ -31,15 +31,6 @@ bool bl_dtype_parse(const char *name, bl_dtype *out)
     return false;
 }
 
-uint16_t bl_f32_to_bf16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-    bits += 0x7fffu + (bits >> 16 & 1u);
-    return (uint16_t)(bits >> 16);
-}
-
 float bl_f16_to_f32(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 1023u, bits;

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/host_device.h"
+
 typedef enum bl_dtype {
     BL_BOOL, BL_U8, BL_I8, BL_F8_E5M2, BL_F8_E4M3, BL_F8_E8M0, BL_I16, BL_U16, BL_F16, BL_BF16,
     BL_I32, BL_U32, BL_F32, BL_F64, BL_I64, BL_U64,
@@ -18,7 +20,7 @@ size_t bl_dtype_bytes(bl_dtype dtype);                     /* bytes of one eleme
 const char *bl_dtype_name(bl_dtype dtype);                 /* "BF16" */
 bool bl_dtype_parse(const char *name, bl_dtype *out);      /* false: unknown name */
 
-static inline float bl_bf16_to_f32(uint16_t bits)
+BL_HOST_DEVICE float bl_bf16_to_f32(uint16_t bits)
 {
     uint32_t wide = (uint32_t)bits << 16;
     float value;
@@ -26,7 +28,16 @@ static inline float bl_bf16_to_f32(uint16_t bits)
     return value;
 }
 
-uint16_t bl_f32_to_bf16(float value); /* round to nearest even; NaN stays NaN */
+/* Round to nearest even; NaN stays NaN. */
+BL_HOST_DEVICE uint16_t bl_f32_to_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    bits += 0x7fffu + (bits >> 16 & 1u);
+    return (uint16_t)(bits >> 16);
+}
+
 float bl_f16_to_f32(uint16_t bits);   /* exact, subnormals included */
 uint16_t bl_f32_to_f16(float value);  /* round to nearest even; overflow to infinity; NaN stays NaN */
 

@@ -6,26 +6,28 @@
  *   E5M2  bias 15, 2^-16 .. 57344, infinities 0x7c and 0xfc, NaN is 0x7d..0x7f and 0xfd..0xff
  * Encoding rounds to nearest, ties to even, and saturates (section 5.2.1: infinities become the largest
  * finite value); a NaN becomes 0x7f with its sign. Decoding is exact. The default rounding mode and
- * subnormals must be on. */
+ * subnormals must be on. The functions compile for the GPU, too. */
 #ifndef BALLAST_FP8_CODEC_H
 #define BALLAST_FP8_CODEC_H
 
 #include <stdint.h>
 #include <string.h>
 
+#include "base/host_device.h"
+
 #define BL_E4M3_MAX 448.0f
 #define BL_E5M2_MAX 57344.0f
 
 enum { BL_FP8_NAN = 0x7f };
 
-static inline uint32_t bl_f32_bits(float value)
+BL_HOST_DEVICE uint32_t bl_f32_bits(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float bl_f32_from_bits(uint32_t bits)
+BL_HOST_DEVICE float bl_f32_from_bits(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
@@ -34,7 +36,7 @@ static inline float bl_f32_from_bits(uint32_t bits)
 
 /* Below the smallest normal code the rounding is left to an addition: in the binade of `magic` one ulp is one
  * code. */
-static inline uint8_t bl_f32_to_e4m3(float value)
+BL_HOST_DEVICE uint8_t bl_f32_to_e4m3(float value)
 {
     uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu, code;
     if (magnitude > 0x7f800000u) {
@@ -49,7 +51,7 @@ static inline uint8_t bl_f32_to_e4m3(float value)
     return (uint8_t)(sign | code);
 }
 
-static inline float bl_e4m3_to_f32(uint8_t code)
+BL_HOST_DEVICE float bl_e4m3_to_f32(uint8_t code)
 {
     uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu, bits;
     if (magnitude == BL_FP8_NAN)
@@ -61,7 +63,7 @@ static inline float bl_e4m3_to_f32(uint8_t code)
     return bl_f32_from_bits(sign | bits);
 }
 
-static inline uint8_t bl_f32_to_e5m2(float value)
+BL_HOST_DEVICE uint8_t bl_f32_to_e5m2(float value)
 {
     uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu, code;
     if (magnitude > 0x7f800000u) {
@@ -76,7 +78,7 @@ static inline uint8_t bl_f32_to_e5m2(float value)
     return (uint8_t)(sign | code);
 }
 
-static inline float bl_e5m2_to_f32(uint8_t code)
+BL_HOST_DEVICE float bl_e5m2_to_f32(uint8_t code)
 {
     uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu, bits;
     if (magnitude > 0x7cu)

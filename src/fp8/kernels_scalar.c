@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fp8/kernels.h"
 
-#include "fp8/codec.h"
+#include "fp8/element.h"
 
 static float load(bl_dtype dtype, const void *src, int64_t i)
 {
@@ -16,14 +16,10 @@ static float load(bl_dtype dtype, const void *src, int64_t i)
     return dtype == BL_BF16 ? bl_bf16_to_f32(half) : bl_f16_to_f32(half);
 }
 
-/* The bits of non-negative floats are ordered as the floats are, with infinity and then NaN on top. */
 static float absmax(bl_dtype dtype, const void *src, int64_t n)
 {
     uint32_t largest = 0;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t magnitude = bl_f32_bits(load(dtype, src, i)) & 0x7fffffffu;
-        if (magnitude > largest) largest = magnitude;
-    }
+    for (int64_t i = 0; i < n; i++) largest = bl_absmax_bits(largest, load(dtype, src, i));
     return bl_f32_from_bits(largest);
 }
 
@@ -34,7 +30,7 @@ static void encode(bl_dtype dtype, const void *src, float scale, uint8_t *codes,
 
 static void decode(const uint8_t *codes, float scale, float *dst, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) dst[i] = bl_e4m3_to_f32(codes[i]) * scale;
+    for (int64_t i = 0; i < n; i++) dst[i] = bl_e4m3_decode(codes[i], scale);
 }
 
 static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)

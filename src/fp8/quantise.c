@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "base/sizes.h"
+#include "fp8/element.h"
 #include "fp8/kernels.h"
 
 enum {
@@ -74,8 +75,7 @@ static bl_status check_rows(quantise_task *task)
 
 float bl_fp8_scale(float absmax)
 {
-    float scale = absmax / BL_E4M3_MAX;
-    return scale > 0 ? scale : 1;
+    return bl_e4m3_scale(absmax);
 }
 
 /* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its absmax. */

@@ -6,7 +6,7 @@
 OPS_CLONES static void swiglu_row(int64_t I, const float *g, const float *u, float *h)
 {
     OPS_IVDEP
-    for (int64_t i = 0; i < I; i++) h[i] = g[i] / (1.0f + ops_expf(-g[i])) * u[i];
+    for (int64_t i = 0; i < I; i++) h[i] = bl_swiglu(g[i], u[i]);
 }
 
 static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
@@ -32,9 +32,9 @@ OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const floa
 {
     OPS_IVDEP
     for (int64_t i = 0; i < I; i++) {
-        float gate = g[i], up = u[i], sigma = 1.0f / (1.0f + ops_expf(-gate));
-        dg[i] = dh[i] * up * (sigma * (1.0f + gate * (1.0f - sigma)));
-        du[i] = dh[i] * (gate * sigma);
+        bl_swiglu_gradient d = bl_swiglu_gradient_of(g[i], u[i], dh[i]);
+        dg[i] = d.dg;
+        du[i] = d.du;
     }
 }
 

@@ -8,7 +8,7 @@
 OPS_CLONES static void normalise_row(int64_t H, float rstd, const float *x, const float *w, float *y)
 {
     OPS_IVDEP
-    for (int64_t h = 0; h < H; h++) y[h] = x[h] * rstd * w[h];
+    for (int64_t h = 0; h < H; h++) y[h] = bl_rmsnorm_element(x[h], rstd, w[h]);
 }
 
 static void forward_item(void *arg, int64_t index, void *scratch)
@@ -50,14 +50,14 @@ OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const fl
                                     const float *x, float *dx)
 {
     OPS_IVDEP
-    for (int64_t h = 0; h < H; h++) dx[h] = rstd * (dy[h] * w[h] - x[h] * along);
+    for (int64_t h = 0; h < H; h++) dx[h] = bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
 }
 
 OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy,
                                                const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
-    for (int64_t h = 0; h < H; h++) dx[h] += rstd * (dy[h] * w[h] - x[h] * along);
+    for (int64_t h = 0; h < H; h++) dx[h] += bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
 }
 
 static void backward_item(void *arg, int64_t index, void *scratch)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cpu.h -- what the CPU kernels have in common: launching, splitting rows into items, vector loops, exp.
+/* ops_cpu.h -- what the CPU kernels have in common: launching, splitting rows into items, vector loops.
  * Internal to ops/.
  *
  * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one order
@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "ops/element.h"
 #include "ops/ops_cuda.h"
 
 /* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
@@ -68,52 +69,6 @@ static inline bl_pool *ops_pool(bl_stream *stream)
 static inline int64_t ops_rows_per_item(int64_t n_columns)
 {
     return bl_max_i64(1, OPS_ITEM_ELEMENTS / bl_max_i64(1, n_columns));
-}
-
-/* The document that holds token t (or, where documents are empty, the last one that starts at or before t).
- */
-static inline int64_t ops_document_of(const int32_t *cu_seqlens, int64_t n_documents, int64_t t)
-{
-    int64_t low = 0, high = n_documents - 1;
-    while (low < high) {
-        int64_t middle = (low + high + 1) / 2;
-        if (cu_seqlens[middle] <= t)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
-}
-
-/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r with |r|
- * <= ln(2)/2 (ln 2 in two parts, the first with so few bits that n times it is exact: Cody & Waite 1980),
- * Taylor's polynomial of degree 7 (remainder below r^8/8! < 5.3e-9, a twelfth of an ulp), and 2^n in two
- * factors so that the ends of the range round to denormals, 0 and infinity. NaN stays NaN. */
-static inline float ops_expf(float x)
-{
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    x = x < -104.0f ? -104.0f : x;   /* below: 0 */
-    x = x > 89.0f ? 89.0f : x;       /* above: infinity */
-    float shifted = x * 1.44269504f + magic;
-    float n = shifted - magic;
-    float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    float p = 1.0f / 5040.0f;
-    p = p * r + 1.0f / 720.0f;
-    p = p * r + 1.0f / 120.0f;
-    p = p * r + 1.0f / 24.0f;
-    p = p * r + 1.0f / 6.0f;
-    p = p * r + 0.5f;
-    p = 1.0f + (r + r * r * p);
-
-    int32_t bits, half;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (int32_t)((uint32_t)bits - 0x4B400000u); /* n; anything at all for NaN, hence unsigned */
-    half = bits >> 1;
-    uint32_t low = ((uint32_t)half + 127u) << 23, high = ((uint32_t)bits - (uint32_t)half + 127u) << 23;
-    float scale_low, scale_high;
-    memcpy(&scale_low, &low, sizeof low);
-    memcpy(&scale_high, &high, sizeof high);
-    return p * scale_low * scale_high;
 }
 
 /* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements, in double

@@ -7,26 +7,17 @@
 
 typedef struct adamw_job {
     bl_adamw_args args;
-    double grad_scale, decay, step_size,
-        inverse_root; /* 1 - lr wd, lr / (1 - b1^step), 1 / sqrt(1 - b2^step) */
+    bl_adamw_factors factors;
+    double grad_scale;
 } adamw_job;
 
 OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m,
                                    float *v)
 {
-    const double scale = job->grad_scale, decay = job->decay, step_size = job->step_size,
-                 inverse_root = job->inverse_root;
-    const double beta1 = job->args.beta1, beta2 = job->args.beta2, eps = job->args.eps;
+    const bl_adamw_factors factors = job->factors;
+    const double grad_scale = job->grad_scale;
     OPS_IVDEP
-    for (int64_t i = 0; i < n; i++) {
-        double g = (double)grad[i] * scale;
-        float first = (float)(beta1 * (double)m[i] + (1.0 - beta1) * g);
-        float second = (float)(beta2 * (double)v[i] + (1.0 - beta2) * g * g);
-        m[i] = first;
-        v[i] = second;
-        w[i] = (float)((double)w[i] * decay -
-                       step_size * (double)first / (sqrt((double)second) * inverse_root + eps));
-    }
+    for (int64_t i = 0; i < n; i++) bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
 }
 
 static void adamw_item(void *arg, int64_t index, void *scratch)
@@ -43,9 +34,7 @@ static bl_status adamw_cpu(bl_stream *stream, const void *args)
     adamw_job job = {.args = *(const bl_adamw_args *)args};
     const bl_adamw_args *a = &job.args;
     job.grad_scale = a->grad_scale ? *a->grad_scale : 1.0;
-    job.decay = 1.0 - a->lr * a->weight_decay;
-    job.step_size = a->lr / (1.0 - pow(a->beta1, (double)a->step));
-    job.inverse_root = 1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step));
+    job.factors = bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
     bl_pool_run(ops_pool(stream), bl_ceil_div(a->n, OPS_ITEM_ELEMENTS), adamw_item, &job);
     return BL_OK;
 }
@@ -84,11 +73,9 @@ static bl_status sum_squares_cpu(bl_stream *stream, const void *args)
 static bl_status clip_scale_cpu(bl_stream *stream, const void *args)
 {
     const bl_clip_scale_args *a = args;
-    double norm = sqrt(*a->sum_squares), scale = a->max_norm / (norm + 1e-6);
     (void)stream;
-    *a->norm = norm;
-    *a->grad_scale =
-        a->max_norm > 0.0 && !(scale > 1.0) ? scale : 1.0; /* a NaN norm gives NaN, as torch's clamp does */
+    *a->norm = sqrt(*a->sum_squares);
+    *a->grad_scale = bl_clip_factor(a->max_norm, *a->norm);
     return BL_OK;
 }
 

@@ -12,9 +12,9 @@ OPS_CLONES static void rotate_heads(int64_t n_heads, int64_t half, float directi
         float *a = x + head * 2 * half, *b = a + half;
         OPS_IVDEP
         for (int64_t i = 0; i < half; i++) {
-            float c = cosines[i], s = direction * sines[i], first = a[i], second = b[i];
-            a[i] = first * c - second * s;
-            b[i] = second * c + first * s;
+            bl_rope_pair turned = bl_rope_rotate(a[i], b[i], cosines[i], direction * sines[i]);
+            a[i] = turned.a;
+            b[i] = turned.b;
         }
     }
 }
@@ -24,7 +24,7 @@ static void rope_item(void *arg, int64_t index, void *scratch)
     const bl_rope_args *a = arg;
     int64_t rows = ops_rows_per_item(a->n_heads * a->d), end = bl_min_i64(a->T, (index + 1) * rows),
             half = a->d / 2;
-    int64_t document = ops_document_of(a->cu_seqlens, a->n_documents, index * rows);
+    int64_t document = bl_document_of(a->cu_seqlens, a->n_documents, index * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
         while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
