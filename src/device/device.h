@@ -16,6 +16,7 @@
  *      a stream that waits for such an event inherits it, and bl_stream_synchronize / bl_event_synchronize
  *      return it with its text. A failed stream still waits for events: one recorded on it promises as much
  *      as any other.
+ *      CUDA: device work behind a failed task does run, on memory that is valid; its results are lost in the same way.
  *   5. Streams and events may be used by one caller thread at a time; different streams by different threads
  *      at once. */
 #ifndef BALLAST_DEVICE_DEVICE_H
@@ -42,11 +43,15 @@ enum { BL_STREAM_ARGS_BYTES = 256, BL_STREAM_DEPTH = 256, BL_DEVICE_ALIGNMENT_BY
 
 /* A CPU device whose worker pool has n_threads (>= 1) threads, the compute stream's own among them. */
 bl_status bl_device_create_cpu(int n_threads, bl_device **out);
+
+/* GPU number `index` (CUDA's numbering, CUDA_VISIBLE_DEVICES applied), of compute capability 8.0 or more. BL_ELIMIT when the build, the
+ * machine or its driver has none, with what is missing. Several devices may share one GPU. A CUDA device has at most 32 streams. */
+bl_status bl_device_create_cuda(int index, bl_device **out);
 void bl_device_destroy(bl_device *device); /* after its streams, events and memory; NULL is fine */
 bl_device_kind bl_device_get_kind(const bl_device *device);
 bl_pool *bl_device_pool(bl_device *device); /* CPU only: the rank's workers; borrowed */
 
-/* Zero-filled memory, aligned to BL_DEVICE_ALIGNMENT_BYTES; size 0 gives a valid pointer. The caller frees it
+/* Zero-filled memory, aligned to BL_DEVICE_ALIGNMENT_BYTES (a GPU's own memory: 256); size 0 gives a valid pointer. The caller frees it
  * with the same device and space. BL_ENOMEM names `what` and the bytes. Any thread may call these. */
 bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what, void **out);
 void bl_device_free(bl_device *device, bl_space space, void *memory);
@@ -62,10 +67,15 @@ void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes);
 /* `name` (copied) names the stream's thread and its lane in a trace. */
 bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out);
 void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL is fine */
+
+/* A stream of the caller's, a CUDA stream handle, for use as one of `device`, on whose GPU it lives. It is borrowed: destroying
+ * *out waits for the work on it and leaves it alone. BL_EUSAGE for a device that is no GPU, BL_ELIMIT in a build without CUDA. */
+bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out);
+
 bl_device *bl_stream_device(bl_stream *stream);
 
 /* A host function in stream order. It may call bl_pool_run on bl_device_pool(bl_stream_device(stream)). It
- * must not call anything that waits for the same stream. A failing status becomes the stream's sticky error.
+ * must not call anything that waits for the same stream; on CUDA, nothing that waits for any stream's task, and nothing of CUDA. A failing status becomes the stream's sticky error.
  * The call itself fails for too large arguments only (BL_EINTERNAL), never because of the stream's state. */
 typedef bl_status (*bl_stream_fn)(bl_stream *stream, const void *args);
 bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);

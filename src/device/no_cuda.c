@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A build without CUDA has no GPUs, and says how to get them. */
+#include "device/device.h"
+
+static bl_status refuse(void)
+{
+    return BL_FAIL(BL_ELIMIT, "this build of Ballast has no CUDA (cmake --preset cuda makes one that has)");
+}
+
+bl_status bl_device_create_cuda(int index, bl_device **out)
+{
+    (void)index;
+    *out = NULL;
+    return refuse();
+}
+
+bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out)
+{
+    (void)device, (void)handle;
+    *out = NULL;
+    return refuse();
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU stream,
+ * device memory is malloc's. It lets the bookkeeping above it (rings, clocks, errors, pieces of pinned
+ * memory) be tested where there is no GPU. What it checks itself: a copy stays within one registration, and
+ * nothing is called by a host function. */
+#include "fake_cudart.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "device/device.h"
+
+enum { MAX_RANGES = 256 };
+
+typedef struct range {
+    uintptr_t begin, end;
+} range;
+
+struct CUstream_st {
+    bl_stream *stream;
+};
+
+struct CUevent_st {
+    bl_event *event;
+    bl_stamp *stamp;
+    bool is_recorded;
+};
+
+typedef struct host_call {
+    cudaHostFn_t fn;
+    void *arg;
+} host_call;
+
+static bl_device *cpu;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static range registered[MAX_RANGES], memory[MAX_RANGES];
+static _Atomic cudaError_t broken = cudaSuccess;
+static int driver_version = 13000, n_devices = 1;
+static _Thread_local bool in_host_function;
+
+#define ENTER()                                                                                              \
+    do {                                                                                                     \
+        if (in_host_function) abort();                                                                       \
+        if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);                                \
+    } while (0)
+
+void fake_cuda_break(void)
+{
+    atomic_store(&broken, cudaErrorIllegalAddress);
+}
+
+void fake_cuda_mend(void)
+{
+    atomic_store(&broken, cudaSuccess);
+}
+
+void fake_cuda_set_machine(int driver, int devices)
+{
+    driver_version = driver;
+    n_devices = devices;
+}
+
+static bool add_range(range *ranges, const void *begin, size_t bytes)
+{
+    bool done = false;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX_RANGES && !done; i++) {
+        if (ranges[i].end) continue;
+        ranges[i] = (range){(uintptr_t)begin, (uintptr_t)begin + bytes};
+        done = true;
+    }
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+/* The end of the range that holds `at`, 0 for none; takes it away when it begins there and `take` says so. */
+static uintptr_t find_range(range *ranges, const void *at, bool take)
+{
+    uintptr_t end = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX_RANGES && !end; i++) {
+        if ((uintptr_t)at < ranges[i].begin || (uintptr_t)at >= ranges[i].end) continue;
+        if (take && ranges[i].begin != (uintptr_t)at) continue;
+        end = ranges[i].end;
+        if (take) ranges[i] = (range){0, 0};
+    }
+    pthread_mutex_unlock(&lock);
+    return end;
+}
+
+int fake_cuda_registrations(void)
+{
+    int n = 0;
+    for (int i = 0; i < MAX_RANGES; i++) n += registered[i].end != 0;
+    return n;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    return error == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaErrorFake";
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : "a fake error";
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = driver_version;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = n_devices;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    ENTER();
+    return device < n_devices ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
+{
+    (void)device;
+    *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 9
+             : attribute == cudaDevAttrComputeCapabilityMinor ? 0
+                                                              : 132;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    *free_bytes = *total_bytes = (size_t)1 << 30;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **out, size_t bytes)
+{
+    ENTER();
+    if (bytes > (size_t)1 << 30 || !(*out = aligned_alloc(256, (size_t)bl_round_up((int64_t)bytes, 256))))
+        return cudaErrorMemoryAllocation;
+    memset(*out, 0xA5, bytes);
+    return add_range(memory, *out, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFree(void *pointer)
+{
+    ENTER();
+    if (!find_range(memory, pointer, true)) return cudaErrorInvalidValue;
+    free(pointer);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
+{
+    ENTER();
+    if (flags != cudaHostRegisterPortable || find_range(registered, pointer, false))
+        return cudaErrorInvalidValue;
+    return add_range(registered, pointer, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaHostUnregister(void *pointer)
+{
+    ENTER();
+    return find_range(registered, pointer, true) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
+{
+    ENTER();
+    memset(attributes, 0, sizeof *attributes);
+    attributes->type = find_range(memory, pointer, false)       ? cudaMemoryTypeDevice
+                       : find_range(registered, pointer, false) ? cudaMemoryTypeHost
+                                                                : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
+{
+    ENTER();
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    bl_status st = cpu ? BL_OK : bl_device_create_cpu(1, &cpu);
+    pthread_mutex_unlock(&lock);
+    *out = malloc(sizeof **out);
+    return st == BL_OK && *out && bl_stream_create(cpu, "fake", &(*out)->stream) == BL_OK
+               ? cudaSuccess
+               : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    bl_stream_destroy(stream->stream);
+    free(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    ENTER();
+    (void)bl_stream_synchronize(stream->stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream)
+{
+    ENTER();
+    (void)stream;
+    return cudaErrorNotReady;
+}
+
+static bl_status call_host_function(bl_stream *stream, const void *args)
+{
+    const host_call *call = args;
+    (void)stream;
+    if (atomic_load(&broken) != cudaSuccess) return BL_OK;
+    in_host_function = true;
+    call->fn(call->arg);
+    in_host_function = false;
+    return BL_OK;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
+{
+    ENTER();
+    (void)bl_stream_call(stream->stream, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
+    return cudaSuccess;
+}
+
+static bool is_in_one_range(const void *begin, size_t bytes)
+{
+    uintptr_t end = find_range(registered, begin, false);
+    return !end || (uintptr_t)begin + bytes <= end;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    ENTER();
+    if (kind != cudaMemcpyDefault || !is_in_one_range(dst, bytes) || !is_in_one_range(src, bytes))
+        return cudaErrorInvalidValue;
+    (void)bl_stream_copy(stream->stream, dst, src, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
+{
+    ENTER();
+    if (value != 0) return cudaErrorInvalidValue;
+    (void)bl_stream_zero(stream->stream, dst, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags)
+{
+    ENTER();
+    (void)flags;
+    *out = calloc(1, sizeof **out);
+    return *out && bl_event_create(cpu, &(*out)->event) == BL_OK &&
+                   bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
+               ? cudaSuccess
+               : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    (void)bl_event_synchronize(event->event); /* its stamp is about to be written */
+    bl_event_destroy(event->event);
+    bl_stamp_destroy(event->stamp);
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    ENTER();
+    (void)bl_stamp_record(event->stamp, stream->stream);
+    (void)bl_event_record(event->event, stream->stream);
+    event->is_recorded = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    ENTER();
+    (void)bl_event_synchronize(event->event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    ENTER();
+    return !event->is_recorded || bl_stamp_seconds(event->stamp) > 0 ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
+{
+    ENTER();
+    *ms = (float)(1e3 * (bl_stamp_seconds(end->stamp) - bl_stamp_seconds(begin->stamp)));
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
+{
+    ENTER();
+    (void)flags;
+    (void)bl_stream_wait(stream->stream, event->event);
+    return cudaSuccess;
+}
