@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast bench NAME: finds the measurement, reads its options and runs it. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
 #include "cli/bench.h"
 
-static const bl_bench *const benches[] = {&bl_bench_linear};
+static const bl_bench *const benches[] = {&bl_bench_linear, &bl_bench_io, &bl_bench_hardware};
 
 static void print_options(FILE *out, bool as_markdown)
 {
@@ -56,6 +57,40 @@ done:
     free(options.values);
     free(options.origins);
     return st;
+}
+
+static int compare_seconds(const void *a, const void *b)
+{
+    const double *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+bl_bench_times bl_bench_summarise(double *seconds, int64_t n)
+{
+    qsort(seconds, (size_t)n, sizeof *seconds, compare_seconds);
+    return (bl_bench_times){seconds[0], 0.5 * (seconds[(n - 1) / 2] + seconds[n / 2])};
+}
+
+bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes, int64_t *n_bytes)
+{
+    static const struct {
+        const char *name;
+        int64_t bytes;
+    } units[] = {{"", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", INT64_C(1) << 40}};
+    char *end;
+
+    errno = 0;
+    long long count = strtoll(text, &end, 10);
+    bool is_good = text[0] >= '0' && text[0] <= '9' && errno == 0;
+    size_t u = 0;
+    while (u < BL_COUNT(units) && strcmp(end, units[u].name) != 0) u++;
+    is_good = is_good && u < BL_COUNT(units) && !bl_mul_i64_overflows(count, units[u].bytes, n_bytes) &&
+              *n_bytes > 0 && *n_bytes % multiple_bytes == 0;
+    if (is_good) return BL_OK;
+    return BL_FAIL(
+        BL_EUSAGE,
+        "--%s: expected a size as in 512MiB (KiB, MiB, GiB, TiB), a multiple of %lld bytes, got '%s'", key,
+        (long long)multiple_bytes, text);
 }
 
 const bl_command bl_command_bench = {

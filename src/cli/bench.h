@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench.h -- what `ballast bench NAME` measures: one file a measurement, listed in bench.c. */
+/* bench.h -- what `ballast bench NAME` measures, one file a measurement, listed in bench.c; and what several
+ * of them need. */
 #ifndef BALLAST_CLI_BENCH_H
 #define BALLAST_CLI_BENCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
 
 #include "cli/cli.h"
 
@@ -15,6 +19,17 @@ typedef struct bl_bench {
     bl_status (*run)(const void *values);
 } bl_bench;
 
-extern const bl_bench bl_bench_linear;
+extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_hardware;
+
+enum { BL_BENCH_MAX_RUNS = 1000 };
+
+/* The fastest run and the median (of an even number: the mean of the middle two). */
+typedef struct bl_bench_times {
+    double best_s, median_s;
+} bl_bench_times;
+bl_bench_times bl_bench_summarise(double *seconds, int64_t n); /* n >= 1; sorts */
+
+/* "4GiB", "512MiB", "64KiB" or plain bytes: a multiple of multiple_bytes, not 0. BL_EUSAGE names the key. */
+bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes, int64_t *n_bytes);
 
 #endif
