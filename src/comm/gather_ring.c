@@ -31,7 +31,7 @@ struct bl_gather_ring {
 
 static bool is_lent(const bl_gather_item *item, int group_size)
 {
-    return item->is_lent && item->shard && group_size == 1;
+    return item->is_lent && group_size == 1;
 }
 
 /* SIZE_MAX for more than there can be, here and in what is made of it: no allocation of that size succeeds. */
@@ -238,6 +238,7 @@ static bl_status queue_gather(bl_gather_ring *ring, int64_t unit, int slot)
 
 bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit)
 {
+    if (ring->error.status != BL_OK) return bl_error_restore(&ring->error);
     if (ring->options.is_synchronous || find_slot(ring, unit) >= 0) return BL_OK;
     int slot = choose_slot(ring, unit);
     return slot < 0 ? BL_OK : queue_gather(ring, unit, slot);

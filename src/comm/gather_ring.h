@@ -35,7 +35,7 @@ typedef struct bl_gather_item {
     size_t shard_bytes; /* the same on every rank */
     size_t slot_offset; /* the gathered item is group size * shard_bytes at this offset of the slot */
     bl_lane lane;       /* of what the source does */
-    bool is_lent;       /* in a group of one: acquire gives `shard` itself, nothing is copied and no slot memory is used */
+    bool is_lent;       /* in a group of one: acquire gives `shard` (not NULL) itself, nothing is copied, no slot memory is used */
 } bl_gather_item;
 
 typedef struct bl_gather_unit {

@@ -97,3 +97,8 @@ bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream)
 {
     return base->ops->release(base, unit, stream);
 }
+
+bl_status bl_base_verify(bl_base *base)
+{
+    return base->ops->verify ? base->ops->verify(base) : BL_OK;
+}

@@ -3,7 +3,7 @@
  *
  * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices. acquire gives a
  * matrix as the GEMM wants it; release says that the unit is no longer needed. base_resident.c holds everything in
- * device memory; base_sharded.c holds one row-shard a rank and gathers. */
+ * device memory; base_sharded.c holds one row-shard a rank and gathers; base_paged.c brings shards from host memory and disk, too. */
 #ifndef BALLAST_LINEAR_BASE_H
 #define BALLAST_LINEAR_BASE_H
 

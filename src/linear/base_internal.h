@@ -9,6 +9,7 @@ typedef struct bl_base_ops {
     bl_status (*prefetch)(bl_base *base, int64_t unit);
     bl_status (*acquire)(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out);
     bl_status (*release)(bl_base *base, int64_t unit, bl_stream *stream);
+    bl_status (*verify)(bl_base *base); /* NULL: nothing to check */
     void (*destroy)(bl_base *base);
 } bl_base_ops;
 

@@ -41,7 +41,8 @@ static void resident_destroy(bl_base *base)
 
 bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out)
 {
-    static const bl_base_ops ops = {resident_prefetch, resident_acquire, resident_release, resident_destroy};
+    static const bl_base_ops ops = {
+        .prefetch = resident_prefetch, .acquire = resident_acquire, .release = resident_release, .destroy = resident_destroy};
 
     *out = NULL;
     if (layout->n_shards != 1) return BL_FAIL(BL_EINTERNAL, "a resident base has one shard, not %d", layout->n_shards);

@@ -64,7 +64,8 @@ static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shar
 bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
                                  bl_stream *stream, int ring_depth, bl_base **out)
 {
-    static const bl_base_ops ops = {sharded_prefetch, sharded_acquire, sharded_release, sharded_destroy};
+    static const bl_base_ops ops = {
+        .prefetch = sharded_prefetch, .acquire = sharded_acquire, .release = sharded_release, .destroy = sharded_destroy};
 
     *out = NULL;
     if (layout->n_shards != bl_comm_size(comm))

@@ -1,63 +1,146 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K). u is made again in backward instead of kept: its
- * r K T multiplications are N / r times fewer than the layer's own. */
+/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | on CUDA: the scratch of the products. u is made again in backward instead of
+ * kept: its r K T multiplications are N / r times fewer than the layer's own.
+ *
+ * The updates go first and the frozen product is added to them: where y is bf16, the small term is the one that is rounded twice. Rows of
+ * W without an update start at zero. */
 #include "linear/lora_linear.h"
 
 #include "base/sizes.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
 
+enum { ALIGNMENT_BYTES = 256 };
+
 typedef struct workspace {
-    float *u, *du, *masked;
+    void *u, *du, *masked, *scratch;
+    size_t scratch_bytes; /* 0 on the CPU */
 } workspace;
+
+typedef struct workspace_layout {
+    size_t du, masked, scratch; /* offsets in bytes; u is at 0 */
+} workspace_layout;
+
+/* On the CPU nothing is padded: the sizes are bl_lora_linear_workspace_floats'. */
+static workspace_layout lay_out(const bl_lora_linear *linear, int64_t T)
+{
+    int64_t alignment = linear->act == BL_ACT_F32 ? 1 : ALIGNMENT_BYTES, unit_bytes = (int64_t)bl_act_bytes(linear->act), r_max = 0;
+    bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
+    workspace_layout at;
+
+    for (int p = 0; p < linear->n_parts; p++) r_max = bl_max_i64(r_max, linear->part[p].r);
+    size_t u_bytes = (size_t)bl_round_up(T * r_max * unit_bytes, alignment);
+    at.du = u_bytes;
+    at.masked = 2 * u_bytes;
+    at.scratch = at.masked + (dropout ? (size_t)bl_round_up(T * linear->weight.cols * unit_bytes, alignment) : 0);
+    return at;
+}
 
 int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout)
 {
     return 2 * T * r_max + (dropout ? T * K : 0);
 }
 
-static workspace divide_workspace(const bl_lora_linear *linear, int64_t T)
+size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear, int64_t T)
 {
-    int64_t r_max = 0;
-    for (int p = 0; p < linear->n_parts; p++) r_max = bl_max_i64(r_max, linear->part[p].r);
-    return (workspace){linear->workspace, linear->workspace + T * r_max, linear->workspace + 2 * T * r_max};
+    bl_matmul_weight_args forward = {.forward = true, .mode = linear->mode, .T = T, .weight = linear->weight}, backward = forward;
+    backward.forward = false;
+    size_t y = bl_matmul_weight_scratch_bytes(device, &forward), dx = bl_matmul_weight_scratch_bytes(device, &backward);
+    return lay_out(linear, T).scratch + (y > dx ? y : dx);
+}
+
+static workspace divide_workspace(bl_stream *stream, const bl_lora_linear *linear, int64_t T)
+{
+    workspace_layout at = lay_out(linear, T);
+    char *memory = linear->workspace;
+    bool is_cuda = bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA;
+
+    if (!memory) return (workspace){.scratch_bytes = 0}; /* a CPU's plain base needs none */
+    return (workspace){.u = memory,
+                       .du = memory + at.du,
+                       .masked = memory + at.masked,
+                       .scratch = is_cuda ? memory + at.scratch : NULL,
+                       .scratch_bytes = is_cuda && linear->workspace_bytes > at.scratch ? linear->workspace_bytes - at.scratch : 0};
 }
 
 /* dst = D src; K channels a token. */
-static bl_status apply_dropout(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *src, float *dst)
+static bl_status apply_dropout(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *src, void *dst)
 {
     const bl_lora_dropout *d = &linear->dropout;
-    return bl_dropout(stream, &(bl_dropout_args){.T = T, .C = linear->weight.cols, .p = d->p, .seed = d->seed, .step = d->step,
-                                                 .layer = d->layer, .matrix = d->matrix, .sample = d->sample,
+    return bl_dropout(stream, &(bl_dropout_args){.T = T, .C = linear->weight.cols, .p = d->p, .act = linear->act, .seed = d->seed,
+                                                 .step = d->step, .layer = d->layer, .matrix = d->matrix, .sample = d->sample,
                                                  .position = d->position, .x = src, .y = dst});
 }
 
-/* u (T,r) = input A^T */
-static bl_status project_down(bl_stream *stream, const bl_lora_part *part, int64_t T, int64_t K, const float *input, float *u)
+/* out = in W^T (forward) or in W, + beta out */
+static bl_status frozen_product(bl_stream *stream, const bl_lora_linear *linear, const workspace *ws, bool forward, int64_t T, float beta,
+                                const void *in, void *out)
 {
-    return bl_matmul(stream, &(bl_matmul_args){.transpose_b = true, .M = T, .N = part->r, .K = K, .lda = K, .ldb = K, .ldc = part->r,
-                                               .alpha = 1.0f, .a = input, .b = part->A, .c = u});
+    return bl_matmul_weight(stream, &(bl_matmul_weight_args){.forward = forward, .act = linear->act, .mode = linear->mode, .beta = beta,
+                                                             .T = T, .in = in, .out = out, .weight = linear->weight,
+                                                             .scratch = ws->scratch, .scratch_bytes = ws->scratch_bytes});
 }
 
-bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *x, float *y)
+/* A product of activations and LoRA weights; those that fill in a gradient set c_act to fp32. */
+static bl_matmul_args small_product(const bl_lora_linear *linear, const workspace *ws)
 {
-    int64_t N = linear->weight.rows, K = linear->weight.cols;
-    workspace ws = divide_workspace(linear, T);
+    size_t bytes = ws->scratch_bytes < BL_MATMUL_SCRATCH_BYTES ? ws->scratch_bytes : BL_MATMUL_SCRATCH_BYTES;
+    return (bl_matmul_args){.act = linear->act, .c_act = linear->act, .alpha = 1.0f, .scratch = ws->scratch, .scratch_bytes = bytes};
+}
+
+/* u (T,r) = input A^T */
+static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+                              const void *input)
+{
+    bl_matmul_args product = small_product(linear, ws);
+    int64_t K = linear->weight.cols;
+
+    product.transpose_b = true;
+    product.M = T, product.N = part->r, product.K = K;
+    product.lda = K, product.ldb = K, product.ldc = part->r;
+    product.a = input, product.b = part->A, product.c = ws->u;
+    return bl_matmul(stream, &product);
+}
+
+/* y's columns of the part (T,rows) = s u B^T */
+static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+                            void *y)
+{
+    bl_matmul_args product = small_product(linear, ws);
+
+    product.transpose_b = true;
+    product.M = T, product.N = part->rows, product.K = part->r;
+    product.lda = part->r, product.ldb = part->r, product.ldc = linear->weight.rows;
+    product.alpha = part->scale;
+    product.a = ws->u, product.b = part->B, product.c = (char *)y + (size_t)part->row_begin * bl_act_bytes(linear->act);
+    return bl_matmul(stream, &product);
+}
+
+/* Whether each row of W has exactly one update: nothing of y is left to clear. */
+static bool parts_cover_rows(const bl_lora_linear *linear)
+{
+    int64_t rows = 0;
+    for (int p = 0; p < linear->n_parts; p++) rows += linear->part[p].rows;
+    return rows == linear->weight.rows;
+}
+
+bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, void *y)
+{
+    workspace ws = divide_workspace(stream, linear, T);
+    const void *input = x;
 
     if (T == 0) return BL_OK;
-    BL_TRY(bl_matmul_weight(stream, &(bl_matmul_weight_args){.forward = true, .T = T, .in = x, .out = y, .weight = linear->weight}));
     if (linear->n_parts > 0 && linear->dropout.p > 0) {
         BL_TRY(apply_dropout(stream, linear, T, x, ws.masked));
-        x = ws.masked;
+        input = ws.masked;
     }
+    if (linear->n_parts > 0 && !parts_cover_rows(linear))
+        BL_TRY(bl_stream_zero(stream, y, (size_t)(T * linear->weight.rows) * bl_act_bytes(linear->act)));
     for (int p = 0; p < linear->n_parts; p++) {
-        const bl_lora_part *part = &linear->part[p];
-        BL_TRY(project_down(stream, part, T, K, x, ws.u));
-        BL_TRY(bl_matmul(stream, &(bl_matmul_args){.transpose_b = true, .M = T, .N = part->rows, .K = part->r, .lda = part->r,
-                                                   .ldb = part->r, .ldc = N, .alpha = part->scale, .beta = 1.0f, .a = ws.u,
-                                                   .b = part->B, .c = y + part->row_begin}));
+        BL_TRY(project_down(stream, linear, &linear->part[p], &ws, T, input));
+        BL_TRY(project_up(stream, linear, &linear->part[p], &ws, T, y));
     }
-    return BL_OK;
+    return frozen_product(stream, linear, &ws, true, T, linear->n_parts > 0 ? 1.0f : 0.0f, x, y);
 }
 
 static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int64_t K)
@@ -66,56 +149,72 @@ static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int
     return bl_stream_zero(stream, part->dB, (size_t)(part->rows * part->r) * sizeof(float));
 }
 
-/* dA, dB, and du = s dy B (T,r). input = D x. */
-static bl_status part_gradients(bl_stream *stream, const bl_lora_part *part, const bl_weight *w, int64_t T, const float *input,
-                                const float *dy, const workspace *ws)
+/* dB (rows,r) = s dy^T u, and du (T,r) = s dy B. */
+static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+                         const void *dy)
 {
-    const float *dy_part = dy + part->row_begin;
-    int64_t N = w->rows, K = w->cols, r = part->r;
+    bl_matmul_args product = small_product(linear, ws);
+    int64_t r = part->r;
 
-    BL_TRY(project_down(stream, part, T, K, input, ws->u));
-    BL_TRY(bl_matmul(stream, &(bl_matmul_args){.transpose_a = true, .M = part->rows, .N = r, .K = T, .lda = N, .ldb = r, .ldc = r,
-                                               .alpha = part->scale, .a = dy_part, .b = ws->u, .c = part->dB}));
-    BL_TRY(bl_matmul(stream, &(bl_matmul_args){.M = T, .N = r, .K = part->rows, .lda = N, .ldb = r, .ldc = r, .alpha = part->scale,
-                                               .a = dy_part, .b = part->B, .c = ws->du}));
-    return bl_matmul(stream, &(bl_matmul_args){.transpose_a = true, .M = r, .N = K, .K = T, .lda = r, .ldb = K, .ldc = K,
-                                               .alpha = 1.0f, .a = ws->du, .b = input, .c = part->dA});
+    product.a = (const char *)dy + (size_t)part->row_begin * bl_act_bytes(linear->act);
+    product.lda = linear->weight.rows, product.ldb = r, product.ldc = r;
+    product.alpha = part->scale;
+
+    product.transpose_a = true;
+    product.M = part->rows, product.N = r, product.K = T;
+    product.b = ws->u, product.c = part->dB, product.c_act = BL_ACT_F32;
+    BL_TRY(bl_matmul(stream, &product));
+
+    product.transpose_a = false;
+    product.M = T, product.N = r, product.K = part->rows;
+    product.b = part->B, product.c = ws->du, product.c_act = linear->act;
+    return bl_matmul(stream, &product);
 }
 
-/* out (T,K) = du A + beta out */
-static bl_status project_back(bl_stream *stream, const bl_lora_part *part, int64_t T, int64_t K, const float *du, float beta,
-                              float *out)
+/* dA (r,K) = du^T input, and unless out is NULL: out (T,K) = du A + beta out. */
+static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+                           const void *input, float beta, void *out)
 {
-    return bl_matmul(stream, &(bl_matmul_args){.M = T, .N = K, .K = part->r, .lda = part->r, .ldb = K, .ldc = K, .alpha = 1.0f,
-                                               .beta = beta, .a = du, .b = part->A, .c = out});
+    bl_matmul_args product = small_product(linear, ws);
+    int64_t r = part->r, K = linear->weight.cols;
+
+    product.a = ws->du;
+    product.lda = r, product.ldb = K, product.ldc = K;
+
+    product.transpose_a = true;
+    product.M = r, product.N = K, product.K = T;
+    product.b = input, product.c = part->dA, product.c_act = BL_ACT_F32;
+    BL_TRY(bl_matmul(stream, &product));
+    if (!out) return BL_OK;
+
+    product.transpose_a = false;
+    product.M = T, product.N = K, product.K = r;
+    product.beta = beta;
+    product.b = part->A, product.c = out, product.c_act = linear->act;
+    return bl_matmul(stream, &product);
 }
 
-bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *x, const float *dy,
-                                  float *dx)
+bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, const void *dy, void *dx)
 {
-    int64_t K = linear->weight.cols;
     bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
-    workspace ws = divide_workspace(linear, T);
+    workspace ws = divide_workspace(stream, linear, T);
+    const void *input = x;
 
     if (T == 0) {
-        for (int p = 0; p < linear->n_parts; p++) BL_TRY(zero_gradients(stream, &linear->part[p], K));
+        for (int p = 0; p < linear->n_parts; p++) BL_TRY(zero_gradients(stream, &linear->part[p], linear->weight.cols));
         return BL_OK;
     }
-    /* With dropout the LoRA path's input gradient is summed, masked and then joined by the base's; without, it is added to the base's. */
-    if (dx && !dropout)
-        BL_TRY(bl_matmul_weight(stream, &(bl_matmul_weight_args){.T = T, .in = dy, .out = dx, .weight = linear->weight}));
     if (dropout) {
         BL_TRY(apply_dropout(stream, linear, T, x, ws.masked));
-        x = ws.masked;
+        input = ws.masked;
     }
     for (int p = 0; p < linear->n_parts; p++) {
-        BL_TRY(part_gradients(stream, &linear->part[p], &linear->weight, T, x, dy, &ws));
-        if (dx) BL_TRY(project_back(stream, &linear->part[p], T, K, ws.du, dropout && p == 0 ? 0.0f : 1.0f, dx));
+        const bl_lora_part *part = &linear->part[p];
+        BL_TRY(project_down(stream, linear, part, &ws, T, input));
+        BL_TRY(pull_up(stream, linear, part, &ws, T, dy));
+        BL_TRY(pull_down(stream, linear, part, &ws, T, input, p == 0 ? 0.0f : 1.0f, dx));
     }
-    if (dx && dropout) {
-        BL_TRY(apply_dropout(stream, linear, T, dx, dx));
-        BL_TRY(bl_matmul_weight(stream,
-                                &(bl_matmul_weight_args){.T = T, .beta = 1.0f, .in = dy, .out = dx, .weight = linear->weight}));
-    }
-    return BL_OK;
+    if (!dx) return BL_OK;
+    if (dropout) BL_TRY(apply_dropout(stream, linear, T, dx, dx)); /* the updates' input gradient alone is masked */
+    return frozen_product(stream, linear, &ws, false, T, linear->n_parts > 0 ? 1.0f : 0.0f, dy, dx);
 }

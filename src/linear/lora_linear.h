@@ -10,19 +10,22 @@
  *
  * A call borrows everything: the frozen matrix (bl_base_acquire), the LoRA weights, the gradients' place, the workspace, the
  * stream. So one frozen matrix can serve several adapters, or none (n_parts 0: the plain base). The stream's device decides where it runs;
- * all pointers are memory of that device. */
+ * all pointers are memory of that device.
+ *
+ * Types: x, y, dy, dx, A and B are fp32 on the CPU and bf16 on CUDA (act; A and B are then compute copies made by bl_cast); dA and dB are
+ * fp32 everywhere. */
 #ifndef BALLAST_LINEAR_LORA_LINEAR_H
 #define BALLAST_LINEAR_LORA_LINEAR_H
 
 #include "device/device.h"
-#include "ops/weight.h"
+#include "ops/matmul.h"
 
 enum { BL_LORA_PARTS = 3 };
 
 typedef struct bl_lora_part {
     int64_t r, row_begin, rows;
     float scale;       /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732) */
-    const float *A, *B; /* (r,K), (rows,r) */
+    const void *A, *B; /* (r,K), (rows,r) */
     float *dA, *dB;     /* overwritten by backward */
 } bl_lora_part;
 
@@ -40,18 +43,23 @@ typedef struct bl_lora_linear {
     int n_parts;
     bl_lora_part part[BL_LORA_PARTS];
     bl_lora_dropout dropout;
-    float *workspace; /* bl_lora_linear_workspace_floats(...) */
+    bl_act_type act;     /* zero: fp32 */
+    bl_matmul_mode mode; /* how the frozen product is made on CUDA */
+    void *workspace;     /* bl_lora_linear_workspace_floats(...) on the CPU */
+    size_t workspace_bytes; /* bl_lora_linear_workspace_bytes(...) on CUDA, 256-byte aligned; not looked at on the CPU */
 } bl_lora_linear;
 
 /* r_max: the largest r of a part; dropout: whether p > 0. */
 int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout);
 
+/* The same in bytes on any device. Of `linear`, the weight's shape and formats, the parts' r, dropout.p, act and mode are read. */
+size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear, int64_t T);
+
 /* y (T,N) is overwritten. x and y do not overlap. */
-bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *x, float *y);
+bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, void *y);
 
 /* dx (T,K) and the parts' dA, dB are overwritten; dx NULL skips it. x is the forward's input. dx overlaps neither x nor dy.
  * T = 0 sets dA and dB to zero. */
-bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const float *x, const float *dy,
-                                  float *dx);
+bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, const void *dy, void *dx);
 
 #endif

@@ -31,15 +31,10 @@ typedef struct bl_pager_hooks {
     bool bounces;        /* disk pages take the way through the bounce buffer, as on CUDA */
 } bl_pager_hooks;
 
-typedef struct bl_pager_item {
-    int64_t page;
-    size_t slot_offset; /* of the gathered item in its slot */
-} bl_pager_item;
-
 typedef struct bl_pager_unit {
     int n_items;
-    bool whole_ring;
-    bl_pager_item item[BL_GATHER_ITEMS];
+    bool whole_ring;               /* as in comm/gather_ring.h */
+    int64_t page[BL_GATHER_ITEMS]; /* of each item; the pager says where it lies in a slot */
 } bl_pager_unit;
 
 typedef struct bl_pager_options {
@@ -48,6 +43,7 @@ typedef struct bl_pager_options {
     bl_stream *copy, *gather;  /* borrowed; different streams */
     int ring_depth;            /* slots, >= 1 */
     bl_io_engine io_engine;
+    int queue_depth;           /* requests under way; 0: BL_IO_QUEUE_DEPTH. Ranks that share a disk divide it among themselves */
     bool verify_always;        /* check disk and host pages each time they come */
     bl_timeline *timeline;     /* borrowed; may be NULL */
     const bl_pager_hooks *hooks; /* copied; NULL: none */
@@ -64,11 +60,14 @@ bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
 bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream, const void **out);
 bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream);
 
-/* Device memory of the ring, and host memory of bounce buffers and the reader, for plans; SIZE_MAX: more than can be counted. */
-size_t bl_pager_ring_bytes(const bl_pages *pages, int group_size, int ring_depth, int64_t n_units, const bl_pager_unit *units);
+/* What create takes, for plans: device memory of the ring; host memory of the bounce buffer (not where the host can write device memory
+ * itself) and of the reader's buffers, for a queue_depth as in the options. specs[] describes the pages that units name. SIZE_MAX: more
+ * than can be counted. */
+size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth, int64_t n_units, const bl_pager_unit *units);
+size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth, int64_t n_units, const bl_pager_unit *units);
 
-/* Checks all pages against their checksums: memory where it lies, disk pages by reading them. With the streams idle. BL_EINPUT names
- * the first damaged page. */
+/* Checks all pages against their checksums: memory where it lies, disk pages by reading them through a buffer of the largest one's
+ * size. With the streams idle. BL_EINPUT names the first damaged page. */
 bl_status bl_pager_verify(bl_pager *pager);
 /* The invariants of ring and pages; BL_EINTERNAL says which is broken. */
 bl_status bl_pager_validate(const bl_pager *pager);

@@ -127,7 +127,7 @@ static bl_status open_fetched(test_rank *self, int depth, int fetched_mask, bool
                 .shard_bytes = SHARD_BYTES,
                 .slot_offset = (size_t)(u * SHARD_BYTES + i * 8 * SHARD_BYTES),
                 .lane = BL_LANE_DISK,
-                .is_lent = true};
+                .is_lent = !(fetched_mask & 1 << i)};
     }
     bl_gather_ring_options options = {.device = self->device,
                                       .comm = self->comm,

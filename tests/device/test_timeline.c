@@ -160,6 +160,10 @@ static void test_order(void **state)
     (void)state;
 
     open_fixture(&f, 4);
+    for (int i = 0; i < 4; i++) give_span(&f, BL_LANE_DISK, "before", i, f.a, 0);
+    assert_ok(bl_stream_synchronize(f.a));
+    (void)collected(&f);
+    f.n_seen = 0;
     bl_counter_init(&gate);
     assert_ok(bl_timeline_begin(f.timeline, BL_LANE_COMPUTE, "slow", 0, -1, f.a, &span));
     assert_ok(bl_stream_call(f.a, wait_at_gate, &at, sizeof at));

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base_paged.c -- a base whose shards lie in tiers: each part of a matrix is a page, each unit a unit of the
+ * pager. */
+#include <stdlib.h>
+
+#include "linear/base_internal.h"
+#include "offload/pager.h"
+
+_Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
+               "an item for each part of each matrix");
+
+typedef struct base_paged {
+    bl_base base;
+    bl_pager *pager;
+} base_paged;
+
+/* ---- pages ---- */
+
+/* How many parts come before part `part` of matrix `matrix`. */
+static int64_t count_parts(const bl_base_unit *unit, int matrix, int part)
+{
+    int64_t n = part;
+    for (int m = 0; m < matrix; m++) n += unit->matrix[m].n_parts;
+    return n;
+}
+
+int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part)
+{
+    int64_t n = count_parts(&layout->units[unit], matrix, part);
+    for (int64_t u = 0; u < unit; u++) n += count_parts(&layout->units[u], layout->units[u].n_matrices, 0);
+    return n;
+}
+
+int64_t bl_base_page_count(const bl_base_layout *layout)
+{
+    int64_t n = 0;
+    for (int64_t u = 0; u < layout->n_units; u++)
+        n += count_parts(&layout->units[u], layout->units[u].n_matrices, 0);
+    return n;
+}
+
+static bl_pager_unit *make_units(const bl_base_layout *layout)
+{
+    bl_pager_unit *units = calloc((size_t)layout->n_units, sizeof *units);
+    int64_t page = 0;
+
+    for (int64_t i = 0; units && i < layout->n_units; i++) {
+        const bl_base_unit *u = &layout->units[i];
+        units[i].whole_ring = u->whole_ring;
+        units[i].n_items = (int)count_parts(u, u->n_matrices, 0);
+        for (int k = 0; k < units[i].n_items; k++) units[i].page[k] = page++;
+    }
+    return units;
+}
+
+/* ---- a base ---- */
+
+static bl_status paged_prefetch(bl_base *base, int64_t unit)
+{
+    return bl_pager_prefetch(((base_paged *)base)->pager, unit);
+}
+
+static bl_status paged_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out)
+{
+    const bl_base_unit *u = &base->layout->units[unit];
+    const void *codes[BL_BASE_SEGMENTS];
+    int item = (int)count_parts(u, matrix, 0);
+
+    for (int p = 0; p < u->matrix[matrix].n_parts; p++)
+        BL_TRY(bl_pager_acquire(((base_paged *)base)->pager, unit, item + p, stream, &codes[p]));
+    bl_base_fill_weight(&u->matrix[matrix], codes, out);
+    return BL_OK;
+}
+
+static bl_status paged_release(bl_base *base, int64_t unit, bl_stream *stream)
+{
+    return bl_pager_release(((base_paged *)base)->pager, unit, stream);
+}
+
+static bl_status paged_verify(bl_base *base)
+{
+    return bl_pager_verify(((base_paged *)base)->pager);
+}
+
+static void paged_destroy(bl_base *base)
+{
+    bl_pager_destroy(((base_paged *)base)->pager);
+    free(base);
+}
+
+static bl_status check_pages(const bl_base_layout *layout, const bl_pages *pages, int group_size)
+{
+    int64_t page = 0;
+
+    if (layout->n_shards != group_size)
+        return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards, group_size);
+    if (bl_pages_count(pages) < bl_base_page_count(layout))
+        return BL_FAIL(BL_EINTERNAL, "%lld pages for a base of %lld", (long long)bl_pages_count(pages),
+                       (long long)bl_base_page_count(layout));
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++)
+            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, page++) {
+                size_t n_bytes = layout->units[u].matrix[m].part[p].shard_bytes;
+                const bl_page_spec *spec = bl_pages_spec(pages, page);
+                if (spec->n_bytes != n_bytes)
+                    return BL_FAIL(BL_EINTERNAL, "page %s has %zu bytes, its part of the base %zu",
+                                   spec->name, spec->n_bytes, n_bytes);
+            }
+    return BL_OK;
+}
+
+bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages, const bl_pager_options *options,
+                               bl_base **out)
+{
+    static const bl_base_ops ops = {.prefetch = paged_prefetch,
+                                    .acquire = paged_acquire,
+                                    .release = paged_release,
+                                    .verify = paged_verify,
+                                    .destroy = paged_destroy};
+
+    *out = NULL;
+    BL_TRY(check_pages(layout, pages, options->comm ? bl_comm_size(options->comm) : 1));
+    base_paged *self = calloc(1, sizeof *self);
+    bl_pager_unit *units = make_units(layout);
+    bl_status st = self && units ? BL_OK : BL_FAIL(BL_ENOMEM, "paged base");
+    if (st == BL_OK) st = bl_pager_create(options, pages, layout->n_units, units, &self->pager);
+    free(units);
+    if (st != BL_OK) {
+        free(self);
+        return st;
+    }
+    self->base = (bl_base){&ops, layout};
+    *out = &self->base;
+    return BL_OK;
+}
+
+size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth)
+{
+    bl_pager_unit *units = make_units(layout);
+    bl_page_spec *specs = calloc((size_t)bl_base_page_count(layout), sizeof *specs);
+    size_t n_bytes = SIZE_MAX;
+    int64_t page = 0;
+
+    for (int64_t u = 0; specs && u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++)
+            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, page++) {
+                specs[page].n_bytes = layout->units[u].matrix[m].part[p].shard_bytes;
+                specs[page].tier = is_resident[page] ? BL_TIER_DEVICE : BL_TIER_HOST;
+            }
+    if (units && specs)
+        n_bytes = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, layout->n_units, units);
+    free(specs);
+    free(units);
+    return n_bytes;
+}
