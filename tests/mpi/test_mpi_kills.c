@@ -29,32 +29,33 @@ static void kill_args(golden_args *args, const char *output)
     runs_set(args, "resume_from_checkpoint", "true");
 }
 
-/* A rank's file of a checkpoint under construction. */
-static bool save_is_under_way(const char *output)
+/* Looks for, or removes, what a checkpoint under construction has written. */
+static bool find_unfinished(const char *output, bool removes)
 {
-    char path[GOLDEN_PATH_BYTES + 16];
+    char path[2 * GOLDEN_PATH_BYTES];
     bool found = false;
     const struct dirent *entry;
 
     snprintf(path, sizeof path, "%s/checkpoints", output);
     DIR *dir = opendir(path);
     if (!dir) return false;
-    while (!found && (entry = readdir(dir))) found = strstr(entry->d_name, ".tmp") != NULL;
+    while ((entry = readdir(dir))) {
+        if (!strstr(entry->d_name, ".tmp")) continue;
+        found = true;
+        snprintf(path, sizeof path, "%s/checkpoints/%s", output, entry->d_name);
+        if (removes) assert_int_equal(bl_tree_remove(path), BL_OK);
+    }
     closedir(dir);
     return found;
 }
 
-/* The moment of a kill: in a save of this life, or some time after its first step. */
-static void wait_for_moment(const runs_child *child, const char *output, int64_t logged, bool in_save)
+/* The moment of a kill: inside a save of this life, or any, from before the first step to the last. */
+static void wait_for_moment(const runs_child *child, const char *output, bool in_save)
 {
     double deadline = runs_now_s() + LIMIT_S;
 
-    while (runs_is_alive(child) && runs_logged_steps(output) <= logged && runs_now_s() < deadline) runs_sleep_s(0.002);
-    if (!in_save) {
-        runs_sleep_s((double)random() / RAND_MAX * 0.3);
-        return;
-    }
-    while (runs_is_alive(child) && !save_is_under_way(output) && runs_now_s() < deadline) runs_sleep_s(0.0005);
+    if (!in_save) runs_sleep_s((double)random() / RAND_MAX * 1.5);
+    while (in_save && runs_is_alive(child) && !find_unfinished(output, false) && runs_now_s() < deadline) runs_sleep_s(0.0005);
 }
 
 static void wait_until_gone(const pid_t *ranks)
@@ -96,12 +97,12 @@ static void test_killed_at_any_moment(void **state)
     runs_set(&args, "output_dir", "%s", output);
     for (int n = 0; n < n_kills; n++) {
         pid_t ranks[N_RANKS];
-        int64_t before = runs_logged_steps(output);
         child = (runs_child){0};
+        find_unfinished(output, true);
         mpi_start_ballast(&child, N_RANKS, NULL, "train", &args);
         for (int i = 0; i < N_RANKS; i++) ranks[i] = mpi_process_of(&child, i);
-        wait_for_moment(&child, output, before > SAVE_STEPS ? before - SAVE_STEPS : 0, n % 2);
-        n_in_save += save_is_under_way(output);
+        wait_for_moment(&child, output, n % 2);
+        n_in_save += find_unfinished(output, false);
         kill(n % 4 == 3 ? child.pid : ranks[n % N_RANKS], SIGKILL);
         int code = runs_wait(&child, 10);
         wait_until_gone(ranks);
