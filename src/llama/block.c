@@ -107,8 +107,7 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept, const 
 static bl_status need(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix, const bl_micro_batch *batch,
                       const bl_block_workspace *ws, float *gradients, bl_lora_linear *out)
 {
-    out->workspace = ws->lora;
-    out->dropout = block->dropout;
+    *out = (bl_lora_linear){.workspace = ws->lora, .dropout = block->dropout};
     out->dropout.layer = (int32_t)block->layer;
     out->dropout.matrix = (int32_t)matrix;
     out->dropout.sample = batch->sample;
