@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A stack that spills: entries come back as they were put whatever the shape and the speed of both streams,
+ * transfers run beside the work, and what is out of order is refused. Built with ThreadSanitizer, a wait that
+ * is missing is a race here. */
+#include "ops_test.h"
+
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "offload/spill.h"
+
+enum { ENTRY_BYTES = 256, MAX_ENTRIES = 9, MAX_SPANS = 512, PAUSE_US = 300 };
+
+typedef struct shape {
+    int64_t n_entries, n_slots, n_host;
+} shape;
+
+typedef struct fixture {
+    shape shape;
+    bl_device *device;
+    bl_stream *compute, *copy;
+    bl_timeline *timeline;
+    unsigned char *slots, *host;
+    bl_spill *spill;
+    uint64_t random;
+} fixture;
+
+static void assert_ok(bl_status st)
+{
+    if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
+}
+
+static bl_spill_options options_of(const fixture *f)
+{
+    return (bl_spill_options){.device = f->device,
+                              .compute = f->compute,
+                              .copy = f->copy,
+                              .n_entries = f->shape.n_entries,
+                              .n_slots = f->shape.n_slots,
+                              .n_host = f->shape.n_host,
+                              .entry_bytes = ENTRY_BYTES,
+                              .slots = f->slots,
+                              .host = f->host,
+                              .timeline = f->timeline,
+                              .item = 3};
+}
+
+static void open_fixture(fixture *f, shape s)
+{
+    *f = (fixture){.shape = s, .random = 88172645463325252u};
+    assert_ok(bl_device_create_cpu(1, &f->device));
+    assert_ok(bl_stream_create(f->device, "compute", &f->compute));
+    assert_ok(bl_stream_create(f->device, "copy", &f->copy));
+    assert_ok(bl_timeline_create(f->device, MAX_SPANS, NULL, NULL, &f->timeline));
+    f->slots = test_alloc(s.n_slots, ENTRY_BYTES);
+    f->host = test_alloc(s.n_host, ENTRY_BYTES);
+    bl_spill_options options = options_of(f);
+    assert_ok(bl_spill_create(&options, &f->spill));
+}
+
+static void close_fixture(fixture *f)
+{
+    (void)bl_stream_synchronize(f->compute);
+    (void)bl_stream_synchronize(f->copy);
+    bl_spill_destroy(f->spill);
+    bl_timeline_destroy(f->timeline);
+    free(f->slots);
+    free(f->host);
+    bl_stream_destroy(f->compute);
+    bl_stream_destroy(f->copy);
+    bl_device_destroy(f->device);
+}
+
+static unsigned random_below(fixture *f, unsigned n) /* xorshift64 */
+{
+    f->random ^= f->random << 13;
+    f->random ^= f->random >> 7;
+    f->random ^= f->random << 17;
+    return (unsigned)(f->random % n);
+}
+
+/* ---- work on entries ---- */
+
+typedef struct work_args {
+    unsigned char *at;
+    size_t n_bytes;
+    unsigned value, pause_us;
+} work_args;
+
+static unsigned char byte_of(unsigned value, size_t i)
+{
+    return (unsigned char)(value * 31 + i * 7 + 1);
+}
+
+static bl_status write_task(bl_stream *stream, const void *argument)
+{
+    const work_args *a = argument;
+    (void)stream;
+    usleep(a->pause_us);
+    for (size_t i = 0; i < a->n_bytes; i++) a->at[i] = byte_of(a->value, i);
+    return BL_OK;
+}
+
+static bl_status check_task(bl_stream *stream, const void *argument)
+{
+    const work_args *a = argument;
+    (void)stream;
+    usleep(a->pause_us);
+    for (size_t i = 0; i < a->n_bytes; i++)
+        if (a->at[i] != byte_of(a->value, i))
+            return BL_FAIL(BL_EINTERNAL, "entry of value %u: byte %zu is %d", a->value, i, a->at[i]);
+    return BL_OK;
+}
+
+static bl_status spoil_task(bl_stream *stream, const void *argument)
+{
+    const work_args *a = argument;
+    (void)stream;
+    memset(a->at, 0xee, a->n_bytes);
+    return BL_OK;
+}
+
+static bl_status sleep_task(bl_stream *stream, const void *argument)
+{
+    (void)stream;
+    usleep(*(const unsigned *)argument);
+    return BL_OK;
+}
+
+static void queue(fixture *f, bl_stream_fn fn, int64_t entry, unsigned round, size_t n_bytes)
+{
+    work_args args = {bl_spill_at(f->spill, entry), n_bytes, round * 100 + (unsigned)entry,
+                      random_below(f, PAUSE_US)};
+    assert_ok(bl_stream_call(f->compute, fn, &args, sizeof args));
+}
+
+static void delay_copies(fixture *f)
+{
+    unsigned pause_us = random_below(f, 2 * PAUSE_US);
+    assert_ok(bl_stream_call(f->copy, sleep_task, &pause_us, sizeof pause_us));
+}
+
+static void valid(const fixture *f)
+{
+    assert_ok(bl_spill_validate(f->spill));
+}
+
+static void rise(fixture *f, unsigned round, int64_t n, size_t n_bytes, bool keep)
+{
+    assert_ok(bl_spill_begin(f->spill, n_bytes, keep));
+    valid(f);
+    for (int64_t e = 0; e < n; e++) {
+        if (random_below(f, 3) == 0) delay_copies(f);
+        assert_ok(bl_spill_reserve(f->spill, e));
+        valid(f);
+        queue(f, write_task, e, round, n_bytes);
+        assert_ok(bl_spill_put(f->spill, e));
+        valid(f);
+        queue(f, check_task, e, round, n_bytes); /* beside its way out */
+    }
+}
+
+static void fall(fixture *f, unsigned round, int64_t from, int64_t to, size_t n_bytes)
+{
+    for (int64_t e = from - 1; e >= to; e--) {
+        if (random_below(f, 3) == 0) delay_copies(f);
+        assert_ok(bl_spill_take(f->spill, e));
+        valid(f);
+        queue(f, check_task, e, round, n_bytes);
+        if (f->shape.n_host <= f->shape.n_entries - f->shape.n_slots) queue(f, spoil_task, e, round, n_bytes);
+        assert_ok(bl_spill_drop(f->spill, e));
+        valid(f);
+    }
+}
+
+static void finish(fixture *f)
+{
+    assert_ok(bl_stream_synchronize(f->compute));
+    assert_ok(bl_stream_synchronize(f->copy));
+}
+
+static int64_t moved_bytes(fixture *f)
+{
+    bl_timeline_totals totals;
+    bl_timeline_collect(f->timeline);
+    bl_timeline_get_totals(f->timeline, &totals);
+    assert_int_equal(totals.n_dropped, 0);
+    return totals.lane[BL_LANE_ACTIVATIONS].n_bytes;
+}
+
+/* Copies in host memory are as they were put and no longer than was asked for; those in slots are spoilt or
+ * the stack's newest. */
+static void look_at_all(const fixture *f, unsigned round, int64_t n, size_t n_bytes)
+{
+    for (int64_t e = 0; e < n; e++) {
+        const unsigned char *at = bl_spill_look(f->spill, e);
+        if (e < f->shape.n_host) assert_ptr_equal(at, f->host + e * ENTRY_BYTES);
+        if (f->shape.n_slots == f->shape.n_entries) assert_non_null(at);
+        if (e >= f->shape.n_host) continue;
+        for (size_t i = 0; i < n_bytes; i++) assert_int_equal(at[i], byte_of(round * 100 + (unsigned)e, i));
+        for (size_t i = n_bytes; i < ENTRY_BYTES; i++) assert_int_equal(at[i], 0);
+    }
+}
+
+static void whole_round(fixture *f, unsigned round, int64_t n, size_t n_bytes)
+{
+    const shape *s = &f->shape;
+    int64_t before = moved_bytes(f), out = bl_min_i64(n, s->n_host), back = bl_max_i64(0, n - s->n_slots);
+
+    memset(f->host, 0, (size_t)s->n_host * ENTRY_BYTES);
+    rise(f, round, n, n_bytes, true);
+    fall(f, round, n, 0, n_bytes);
+    finish(f);
+    look_at_all(f, round, n, n_bytes);
+    assert_int_equal(moved_bytes(f) - before, (out + back) * (int64_t)n_bytes);
+}
+
+static void run_shape(shape s)
+{
+    fixture f;
+
+    open_fixture(&f, s);
+    whole_round(&f, 1, s.n_entries, ENTRY_BYTES);
+    whole_round(&f, 2, s.n_entries, 0);
+    whole_round(&f, 3, s.n_entries, 40);
+    whole_round(&f, 4, (s.n_entries + 1) / 2, ENTRY_BYTES);
+    int64_t moved = moved_bytes(&f);
+    rise(&f, 5, s.n_entries, ENTRY_BYTES, false); /* nothing is kept */
+    finish(&f);
+    assert_int_equal(moved_bytes(&f), moved);
+    for (int64_t e = 0; e < s.n_entries; e++)
+        assert_true((bl_spill_look(f.spill, e) != NULL) == (e >= s.n_entries - s.n_slots));
+    rise(&f, 6, s.n_entries, ENTRY_BYTES,
+         true); /* given up on the way up, and on the way down: transfers are under way */
+    rise(&f, 7, s.n_entries, ENTRY_BYTES, true);
+    fall(&f, 7, s.n_entries, s.n_entries / 2, ENTRY_BYTES);
+    rise(&f, 8, s.n_entries, ENTRY_BYTES, false);
+    finish(&f);
+    whole_round(&f, 9, s.n_entries, ENTRY_BYTES);
+    close_fixture(&f);
+}
+
+static void test_entries_come_back(void **state)
+{
+    static const shape shapes[] = {{1, 1, 0}, {5, 5, 0}, {5, 5, 5}, {2, 1, 1}, {2, 1, 2},
+                                   {5, 1, 4}, {5, 2, 3}, {5, 2, 5}, {9, 2, 8}, {9, 3, 6}};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(shapes); i++) run_shape(shapes[i]);
+}
+
+/* ---- transfers and work go on side by side ---- */
+
+static atomic_bool gate_is_open;
+
+static bl_status gate_task(bl_stream *stream, const void *argument)
+{
+    (void)stream, (void)argument;
+    while (!atomic_load(&gate_is_open)) usleep(100);
+    return BL_OK;
+}
+
+static bl_status count_task(bl_stream *stream, const void *argument)
+{
+    (void)stream;
+    atomic_fetch_add(*(atomic_int *const *)argument, 1);
+    return BL_OK;
+}
+
+static void close_gate(bl_stream *stream)
+{
+    atomic_store(&gate_is_open, false);
+    assert_ok(bl_stream_call(stream, gate_task, NULL, 0));
+}
+
+static void write_entry(fixture *f, int64_t entry)
+{
+    assert_ok(bl_spill_reserve(f->spill, entry));
+    queue(f, write_task, entry, 0, ENTRY_BYTES);
+    assert_ok(bl_spill_put(f->spill, entry));
+}
+
+/* Two slots: entry 0 on its way out does not hold up the writing of entry 1, but that of entry 2. */
+static void test_work_goes_on_beside_the_way_out(void **state)
+{
+    fixture f;
+    atomic_int n_reached = 0, *counter = &n_reached;
+    (void)state;
+
+    open_fixture(&f, (shape){5, 2, 3});
+    assert_ok(bl_spill_begin(f.spill, ENTRY_BYTES, true));
+    close_gate(f.copy);
+    write_entry(&f, 0);
+    write_entry(&f, 1);
+    assert_ok(bl_stream_synchronize(f.compute)); /* comes back, though nothing has been copied */
+    assert_ok(bl_spill_reserve(f.spill, 2));
+    assert_ok(bl_stream_call(f.compute, count_task, &counter, sizeof counter));
+    usleep(20000);
+    assert_int_equal(atomic_load(&n_reached), 0);
+    atomic_store(&gate_is_open, true);
+    finish(&f);
+    assert_int_equal(atomic_load(&n_reached), 1);
+    close_fixture(&f);
+}
+
+/* Two slots: while entry 3 is in use, entry 2 comes back into the slot that entry 4 left. */
+static void test_the_way_back_goes_on_beside_work(void **state)
+{
+    fixture f;
+    (void)state;
+
+    open_fixture(&f, (shape){5, 2, 5});
+    assert_ok(bl_spill_begin(f.spill, ENTRY_BYTES, true));
+    for (int64_t e = 0; e < 5; e++) write_entry(&f, e);
+    assert_ok(bl_spill_take(f.spill, 4));
+    assert_ok(bl_spill_drop(f.spill, 4));
+    assert_ok(bl_spill_take(f.spill, 3));
+    close_gate(f.compute);                    /* the visit that uses entry 3 */
+    assert_ok(bl_stream_synchronize(f.copy)); /* comes back, though the visit goes on */
+    assert_int_equal(f.slots[5], byte_of(2, 5));
+    atomic_store(&gate_is_open, true);
+    assert_ok(bl_spill_drop(f.spill, 3));
+    fall(&f, 0, 3, 0, ENTRY_BYTES);
+    finish(&f);
+    close_fixture(&f);
+}
+
+/* ---- what is refused ---- */
+
+static void test_wrong_order_is_refused(void **state)
+{
+    fixture f;
+    (void)state;
+
+    open_fixture(&f, (shape){4, 2, 2});
+    bl_spill *s = f.spill;
+    assert_ok(bl_spill_begin(s, ENTRY_BYTES, true));
+    assert_int_equal(bl_spill_begin(s, ENTRY_BYTES + 1, true), BL_EINTERNAL);
+    assert_int_equal(bl_spill_take(s, -1), BL_EINTERNAL);
+    assert_int_equal(bl_spill_drop(s, -1), BL_EINTERNAL);
+    assert_int_equal(bl_spill_put(s, 0), BL_EINTERNAL);
+    assert_int_equal(bl_spill_reserve(s, 1), BL_EINTERNAL);
+    assert_ok(bl_spill_reserve(s, 0));
+    assert_int_equal(bl_spill_reserve(s, 0), BL_EINTERNAL);
+    assert_int_equal(bl_spill_take(s, 0), BL_EINTERNAL); /* not complete */
+    assert_ok(bl_spill_put(s, 0));
+    assert_int_equal(bl_spill_put(s, 0), BL_EINTERNAL);
+    for (int64_t e = 1; e < 4; e++) write_entry(&f, e);
+    assert_int_equal(bl_spill_reserve(s, 4), BL_EINTERNAL); /* no more than n_entries */
+    assert_int_equal(bl_spill_take(s, 2), BL_EINTERNAL);    /* not the newest */
+    assert_int_equal(bl_spill_drop(s, 3), BL_EINTERNAL);    /* not taken */
+    assert_ok(bl_spill_take(s, 3));
+    assert_int_equal(bl_spill_take(s, 3), BL_EINTERNAL);
+    assert_ok(bl_spill_drop(s, 3));
+    assert_int_equal(bl_spill_reserve(s, 3), BL_EINTERNAL); /* from the first take on it only falls */
+    assert_ok(bl_spill_begin(s, ENTRY_BYTES, false));
+    write_entry(&f, 0);
+    assert_int_equal(bl_spill_take(s, 0), BL_EINTERNAL); /* nothing is kept in this round */
+    valid(&f);
+    close_fixture(&f);
+}
+
+static void test_wrong_shapes_are_refused(void **state)
+{
+    fixture f;
+    bl_spill *spill;
+    static const shape wrong[] = {{4, 0, 4}, {4, 5, 0}, {4, 2, 1}, {4, 2, 5}};
+    (void)state;
+
+    open_fixture(&f, (shape){4, 2, 2});
+    for (size_t i = 0; i < BL_COUNT(wrong); i++) {
+        bl_spill_options options = options_of(&f);
+        options.n_entries = wrong[i].n_entries;
+        options.n_slots = wrong[i].n_slots;
+        options.n_host = wrong[i].n_host;
+        assert_int_equal(bl_spill_create(&options, &spill), BL_EINTERNAL);
+        assert_null(spill);
+    }
+    bl_spill_options same_stream = options_of(&f), no_host = options_of(&f);
+    same_stream.copy = f.compute;
+    assert_int_equal(bl_spill_create(&same_stream, &spill), BL_EINTERNAL);
+    no_host.n_host = 0;
+    no_host.copy = NULL;
+    assert_ok(bl_spill_create(&no_host, &spill)); /* for rounds that do not keep */
+    assert_int_equal(bl_spill_begin(spill, ENTRY_BYTES, true), BL_EINTERNAL);
+    assert_ok(bl_spill_begin(spill, ENTRY_BYTES, false));
+    bl_spill_destroy(spill);
+    bl_spill_destroy(NULL);
+    close_fixture(&f);
+}
+
+static bl_status fail_task(bl_stream *stream, const void *argument)
+{
+    (void)stream, (void)argument;
+    return BL_FAIL(BL_EIO, "planted");
+}
+
+/* A transfer that failed reaches whoever waits for it, and the next call once it is known. */
+static void test_a_failed_transfer_reaches_compute(void **state)
+{
+    fixture f;
+    (void)state;
+
+    open_fixture(&f, (shape){5, 2, 3});
+    assert_ok(bl_spill_begin(f.spill, ENTRY_BYTES, true));
+    close_gate(f.copy);
+    assert_ok(bl_stream_call(f.copy, fail_task, NULL, 0));
+    for (int64_t e = 0; e < 3; e++) write_entry(&f, e); /* the failure is not known yet */
+    atomic_store(&gate_is_open, true);
+    assert_int_equal(bl_stream_synchronize(f.compute), BL_EIO);
+    assert_non_null(strstr(bl_error_text(), "planted"));
+    assert_int_equal(bl_spill_reserve(f.spill, 3), BL_EIO);
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_entries_come_back),
+        cmocka_unit_test(test_work_goes_on_beside_the_way_out),
+        cmocka_unit_test(test_the_way_back_goes_on_beside_work),
+        cmocka_unit_test(test_wrong_order_is_refused),
+        cmocka_unit_test(test_wrong_shapes_are_refused),
+        cmocka_unit_test(test_a_failed_transfer_reaches_compute),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
