@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA. The op's header has the
- * equation; here is the order of the roundings, in which both devices agree (CUDA files are compiled without
- * contraction). Only bl_exp differs. */
+/* element.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA. The op's header has
+ * the equation; here is the order of the roundings, in which both devices agree (CUDA files are compiled
+ * without contraction). Only bl_exp differs. */
 #ifndef BALLAST_OPS_ELEMENT_H
 #define BALLAST_OPS_ELEMENT_H
 
@@ -42,9 +42,9 @@ static inline float ops_expf(float x)
     return p * scale_low * scale_high;
 }
 
-/* On a GPU exp takes the special function unit: the polynomial would cost more than the memory leaves time for. Its
- * relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide, intrinsic functions: 2 + floor(|1.173 x|)
- * ulp). */
+/* On a GPU exp takes the special function unit: the polynomial would cost more than the memory leaves time
+ * for. Its relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide, intrinsic functions: 2 +
+ * floor(|1.173 x|) ulp). */
 BL_HOST_DEVICE float bl_exp(float x)
 {
 #ifdef __CUDA_ARCH__
@@ -102,8 +102,8 @@ typedef struct bl_adamw_factors {
     double inverse_root; /* 1 / sqrt(1 - beta2^step) */
 } bl_adamw_factors;
 
-static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, double beta1, double beta2, double eps,
-                                                   double weight_decay)
+static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, double beta1, double beta2,
+                                                   double eps, double weight_decay)
 {
     bl_adamw_factors f = {beta1,
                           beta2,
@@ -115,8 +115,8 @@ static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, doub
 }
 
 /* m and v are rounded before w moves by them. */
-BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad, float *w, float *m,
-                                     float *v)
+BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad, float *w,
+                                     float *m, float *v)
 {
     double g = (double)grad * grad_scale;
     float first = (float)(f->beta1 * (double)*m + (1.0 - f->beta1) * g);
@@ -127,14 +127,16 @@ BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scal
                  f->step_size * (double)first / (sqrt((double)second) * f->inverse_root + f->eps));
 }
 
-/* The factor of gradients of this norm. A NaN norm gives NaN, as torch's clamp does; max_norm 0 is no clipping. */
+/* The factor of gradients of this norm. A NaN norm gives NaN, as torch's clamp does; max_norm 0 is no
+ * clipping. */
 BL_HOST_DEVICE double bl_clip_factor(double max_norm, double norm)
 {
     double factor = max_norm / (norm + 1e-6);
     return max_norm > 0.0 && !(factor > 1.0) ? factor : 1.0;
 }
 
-/* The document that holds token t (or, where documents are empty, the last one that starts at or before t). */
+/* The document that holds token t (or, where documents are empty, the last one that starts at or before t).
+ */
 BL_HOST_DEVICE int64_t bl_document_of(const int32_t *cu_seqlens, int64_t n_documents, int64_t t)
 {
     int64_t low = 0, high = n_documents - 1;

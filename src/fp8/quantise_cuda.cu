@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Activations to E4M3. A row is read once: its groups stay in registers between the search for absmax and
+ * encoding. A row that is too long for one block's registers is shared by a cluster of up to eight, which
+ * exchange their absmax through distributed shared memory; what still does not fit (and on devices before
+ * Hopper, whatever does not fit one block) is read a second time. The codes are the same all three ways. */
+#include <cooperative_groups.h>
+
+#include "device/cuda/cuda_stream.h"
+#include "fp8/fp8_cuda.h"
+#include "fp8/vector.cuh"
+
+namespace cg = cooperative_groups;
+
+enum {
+    ROW_THREADS = 512,
+    KEPT = 4, /* groups a thread keeps: 16 registers */
+    PIECE_MAX = ROW_THREADS * KEPT * BL_GROUP,
+    CLUSTER_MAX = 8 /* the most that every Hopper device grants */
+};
+
+typedef struct rows_task {
+    const bl_bf16 *x;
+    int64_t ld, cols, piece; /* a block's columns, a multiple of BL_GROUP */
+    const float *column_factor;
+    uint8_t *codes;
+    float *scales;
+    bool aligned;
+} rows_task;
+
+/* Group at column `col`, multiplied with the factors of its columns where there are any. */
+__device__ static inline void scaled_group(const rows_task &task, uint4 raw, int64_t col, int64_t n_valid,
+                                           float out[BL_GROUP])
+{
+    bl_unpack(raw, out);
+    if (!task.column_factor) return;
+    float factor[BL_GROUP];
+    bl_load(task.column_factor + col, n_valid, task.aligned, factor);
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++) out[i] *= factor[i];
+}
+
+__device__ static inline uint32_t group_absmax(const float values[BL_GROUP], uint32_t so_far)
+{
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++) so_far = bl_absmax_bits(so_far, values[i]);
+    return so_far;
+}
+
+__device__ static inline void encode_group(bl_e4m3_divisor divisor, float values[BL_GROUP], uint8_t *codes,
+                                           int64_t n_valid, bool aligned)
+{
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++) values[i] = bl_e4m3_quotient(values[i], divisor);
+    bl_store_codes(codes, n_valid, aligned, values);
+}
+
+/* The largest of all threads' bits, in the block, then in its cluster. */
+__device__ static inline uint32_t row_max(uint32_t bits)
+{
+    __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_block, of_row;
+    int lane = (int)threadIdx.x % BL_WARP, warp = (int)threadIdx.x / BL_WARP;
+    bits = bl_warp_max_bits(bits);
+    if (lane == 0) partial[warp] = bits;
+    __syncthreads();
+    if (warp == 0) {
+        bits = bl_warp_max_bits(lane < (int)blockDim.x / BL_WARP ? partial[lane] : 0);
+        if (lane == 0) of_block = of_row = bits;
+    }
+#if __CUDA_ARCH__ >= 900
+    cg::cluster_group cluster = cg::this_cluster();
+    if (cluster.num_blocks() > 1) {
+        cluster.sync();
+        if (warp == 0) {
+            bits = 0;
+            if (lane < (int)cluster.num_blocks()) bits = *cluster.map_shared_rank(&of_block, lane);
+            bits = bl_warp_max_bits(bits);
+            if (lane == 0) of_row = bits;
+        }
+    }
+#endif
+    __syncthreads();
+    return of_row;
+}
+
+/* The pieces of a row are neighbours in the grid, and one cluster. */
+__global__ void __launch_bounds__(ROW_THREADS, 2) quantise_rows_kernel(rows_task task, unsigned n_pieces)
+{
+    int64_t row = blockIdx.x / n_pieces, begin = (int64_t)(blockIdx.x % n_pieces) * task.piece;
+    int64_t end = min(begin + task.piece, task.cols);
+    const bl_bf16 *x = task.x + row * task.ld;
+    uint8_t *codes = task.codes + row * task.cols;
+    int64_t first = begin + (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
+
+    uint4 kept[KEPT];
+    float values[BL_GROUP];
+    uint32_t largest = 0;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int64_t col = first + k * stride;
+        kept[k] = col < end ? bl_load_raw(x + col, end - col, task.aligned) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int64_t col = first + k * stride;
+        if (col >= end) break;
+        scaled_group(task, kept[k], col, end - col, values);
+        largest = group_absmax(values, largest);
+    }
+    for (int64_t col = first + KEPT * stride; col < end; col += stride) {
+        scaled_group(task, bl_load_raw(x + col, end - col, task.aligned), col, end - col, values);
+        largest = group_absmax(values, largest);
+    }
+
+    float scale = bl_e4m3_scale(bl_f32_from_bits(row_max(largest)));
+    bl_e4m3_divisor divisor = bl_e4m3_divisor_of(scale);
+    if (begin == 0 && threadIdx.x == 0) task.scales[row] = scale;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int64_t col = first + k * stride;
+        if (col >= end) break;
+        scaled_group(task, kept[k], col, end - col, values);
+        encode_group(divisor, values, codes + col, end - col, task.aligned);
+    }
+    for (int64_t col = first + KEPT * stride; col < end; col += stride) {
+        scaled_group(task, bl_load_raw(x + col, end - col, task.aligned), col, end - col, values);
+        encode_group(divisor, values, codes + col, end - col, task.aligned);
+    }
+#if __CUDA_ARCH__ >= 900
+    if (n_pieces > 1) cg::this_cluster().sync(); /* nobody leaves while its shared memory may be read */
+#endif
+}
+
+/* 128 columns are 16 neighbouring threads' groups: half a warp finds the scale of each. */
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    quantise_groups_kernel(const bl_bf16 *x, int64_t ld, int64_t T, int64_t cols, bool aligned,
+                           unsigned blocks_per_row, uint8_t *codes, float *scales)
+{
+    int64_t row = blockIdx.x / blocks_per_row;
+    int64_t col =
+        (int64_t)(blockIdx.x % blocks_per_row) * BL_BLOCK_ELEMENTS + (int64_t)threadIdx.x * BL_GROUP;
+    float values[BL_GROUP];
+    bl_load(x + row * ld + col, cols - col, aligned, values); /* beyond the row: zeros */
+    uint32_t largest = group_absmax(values, 0);
+#pragma unroll
+    for (int apart = 8; apart > 0; apart /= 2)
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
+    if (col >= cols) return;
+    float scale = bl_e4m3_scale(bl_f32_from_bits(largest));
+    if (col % BL_FP8_BLOCK == 0) scales[col / BL_FP8_BLOCK * T + row] = scale;
+    encode_group(bl_e4m3_divisor_of(scale), values, codes + row * cols + col, cols - col, aligned);
+}
+
+static bl_status check_rows(const char *what, int64_t ld, int64_t T, int64_t cols, int64_t n_blocks)
+{
+    if (T < 0 || cols < 0 || ld < cols || !bl_grid_fits(n_blocks))
+        return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld columns, %lld apart", what, (long long)T,
+                       (long long)cols, (long long)ld);
+    return BL_OK;
+}
+
+extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld,
+                                            const float *column_factor, int64_t T, int64_t cols,
+                                            uint8_t *codes, float *scales)
+{
+    const char *what = "quantise_rows";
+    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
+    int64_t n_pieces = 1;
+    if (bl_cuda_device_properties(bl_stream_device(stream))->capability >= 90)
+        n_pieces = cols <= 0 ? 1 : (cols + PIECE_MAX - 1) / PIECE_MAX;
+    if (n_pieces > CLUSTER_MAX) n_pieces = CLUSTER_MAX;
+    bl_status status = check_rows(what, ld, T, cols, T * n_pieces);
+    if (status != BL_OK || T == 0 || cols == 0) return status;
+
+    rows_task task;
+    task.x = (const bl_bf16 *)x;
+    task.ld = ld;
+    task.cols = cols;
+    task.piece = ((cols + n_pieces - 1) / n_pieces + BL_GROUP - 1) / BL_GROUP * BL_GROUP;
+    task.column_factor = column_factor;
+    task.codes = codes;
+    task.scales = scales;
+    task.aligned = bl_is_aligned(x) && bl_is_aligned(codes) &&
+                   (!column_factor || bl_is_aligned(column_factor)) && ld % BL_GROUP == 0 &&
+                   cols % BL_GROUP == 0;
+
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = (unsigned)n_pieces;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)(T * n_pieces));
+    config.blockDim = dim3(bl_row_threads(task.piece, ROW_THREADS));
+    config.stream = handle;
+    config.attrs = &cluster;
+    config.numAttrs = n_pieces > 1 ? 1 : 0;
+    cudaError_t error = cudaLaunchKernelEx(&config, quantise_rows_kernel, task, (unsigned)n_pieces);
+    return error == cudaSuccess ? bl_cuda_launched(what) : bl_cuda_fail(what, error);
+}
+
+extern "C" bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
+                                              int64_t cols, uint8_t *codes, float *scales)
+{
+    const char *what = "quantise_groups";
+    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
+    int64_t blocks_per_row = cols <= 0 ? 1 : (cols + BL_BLOCK_ELEMENTS - 1) / BL_BLOCK_ELEMENTS;
+    bl_status status = check_rows(what, ld, T, cols, T * blocks_per_row);
+    if (status != BL_OK || T == 0 || cols == 0) return status;
+    bool aligned = bl_is_aligned(x) && bl_is_aligned(codes) && ld % BL_GROUP == 0 && cols % BL_GROUP == 0;
+    quantise_groups_kernel<<<(unsigned)(T * blocks_per_row), BL_BLOCK_THREADS, 0, handle>>>(
+        (const bl_bf16 *)x, ld, T, cols, aligned, (unsigned)blocks_per_row, codes, scales);
+    return bl_cuda_launched(what);
+}
