@@ -310,8 +310,13 @@ static void test_the_way_back_goes_on_beside_work(void **state)
 
     open_fixture(&f, (shape){5, 2, 5});
     assert_ok(bl_spill_begin(f.spill, ENTRY_BYTES, true));
-    for (int64_t e = 0; e < 5; e++) write_entry(&f, e);
+    for (int64_t e = 0; e < 4; e++) write_entry(&f, e);
+    close_gate(f.copy);
+    write_entry(&f, 4);
     assert_ok(bl_spill_take(f.spill, 4));
+    assert_ok(bl_stream_synchronize(f.compute)); /* at once: what never left is not waited for */
+    atomic_store(&gate_is_open, true);
+    assert_ok(bl_stream_synchronize(f.copy));
     assert_ok(bl_spill_drop(f.spill, 4));
     assert_ok(bl_spill_take(f.spill, 3));
     close_gate(f.compute);                    /* the visit that uses entry 3 */
