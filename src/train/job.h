@@ -124,6 +124,5 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
  * memory that is available, were all its processes on this host. Bits do not depend on it. */
 bl_status bl_job_choose_saving(bl_job *job);
 bl_status bl_job_check_memory(const bl_memory_ledger *ledger); /* BL_ENOMEM when this machine has less */
-int64_t bl_process_anonymous_bytes(void);                      /* RssAnon now */
 
 #endif

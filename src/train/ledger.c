@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ledger.c -- the memory a job will take, added up from the same functions that allocate it; docs/memory.md explains the rows. */
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/pool.h"
 #include "base/sizes.h"
 #include "ops/rope.h"
@@ -60,28 +56,6 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
     return BL_OK;
 }
 
-/* The number behind `key` in a file of the system's, in units of `unit`; -1 when there is none. */
-static int64_t read_number(const char *path, const char *key, int64_t unit)
-{
-    char line[256];
-    int64_t value = -1;
-    FILE *file = fopen(path, "r");
-
-    if (!file) return -1;
-    while (value < 0 && fgets(line, sizeof line, file))
-        if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%" SCNd64, &value) == 1) value *= unit;
-    fclose(file);
-    return value;
-}
-
-/* What this process may still take; -1: unknown. */
-static int64_t available_bytes(void)
-{
-    int64_t available = read_number("/proc/meminfo", "MemAvailable:", 1024),
-            limit = read_number("/sys/fs/cgroup/memory.max", "", 1);
-    return limit >= 0 && (available < 0 || limit < available) ? limit : available;
-}
-
 bl_status bl_job_choose_saving(bl_job *job)
 {
     static const struct {
@@ -92,7 +66,7 @@ bl_status bl_job_choose_saving(bl_job *job)
                    {BL_CHECKPOINT_SELECTIVE, BL_SAVE_S2, "selective"},
                    {BL_CHECKPOINT_FULL, BL_SAVE_S0, "full"}};
     bl_activation_checkpointing asked = job->config->activation_checkpointing;
-    int64_t available = available_bytes(), n_processes = bl_ceil_div(job->n_ranks, job->n_here);
+    int64_t available = bl_memory_available_bytes(), n_processes = bl_ceil_div(job->n_ranks, job->n_here);
 
     for (size_t i = 0; i < BL_COUNT(choices); i++) {
         bl_memory_ledger ledger;
@@ -110,16 +84,11 @@ bl_status bl_job_choose_saving(bl_job *job)
 
 bl_status bl_job_check_memory(const bl_memory_ledger *ledger)
 {
-    int64_t available = available_bytes();
+    int64_t available = bl_memory_available_bytes();
 
     if (available < 0 || ledger->total <= available) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
                    "this run needs about %.1f MiB of memory, %.1f MiB are available; less are needed with a smaller "
                    "per_device_train_batch_size, max_seq_length or visit_tokens, or fewer ranks",
                    (double)ledger->total / (1 << 20), (double)available / (1 << 20));
-}
-
-int64_t bl_process_anonymous_bytes(void)
-{
-    return bl_max_i64(0, read_number("/proc/self/status", "RssAnon:", 1024));
 }

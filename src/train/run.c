@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/sizes.h"
 #include "train/job.h"
 
@@ -195,7 +196,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
     while (atomic_load(&job->n_running) > 0) {
         if (bl_launch_should_leave(job->launch)) bl_launch_leave(job->launch);
         int signal_number = sigtimedwait(signals, NULL, &tick);
-        peak = bl_max_i64(peak, bl_process_anonymous_bytes());
+        peak = bl_max_i64(peak, bl_memory_anonymous_bytes());
         if (signal_number > 0) {
             if (asked > 0.0) give_back(signals, signal_number);
             asked = bl_now_s();

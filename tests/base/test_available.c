@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much memory there is to take, of systems made of a few files. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/memory.h"
+
+static char root[] = "/tmp/ballast-available-XXXXXX";
+
+static int set_up(void **state)
+{
+    (void)state;
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return bl_tree_remove(root) == BL_OK ? 0 : -1;
+}
+
+static void clear(void)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/proc", root);
+    assert_int_equal(bl_tree_remove(path), BL_OK);
+    snprintf(path, sizeof path, "%s/sys", root);
+    assert_int_equal(bl_tree_remove(path), BL_OK);
+}
+
+static void put(const char *name, const char *text)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    char *slash = strrchr(path, '/');
+    *slash = '\0';
+    assert_int_equal(bl_dir_create(path), BL_OK);
+    *slash = '/';
+    assert_int_equal(bl_file_write_atomic(path, text, strlen(text)), BL_OK);
+}
+
+static const char MEMINFO[] = "MemTotal:       2000 kB\nMemFree:   10 kB\nMemAvailable:    1000 kB\n";
+
+static void test_meminfo(void **state)
+{
+    (void)state;
+    clear();
+    assert_int_equal(bl_memory_available_bytes_of(root), -1);
+    put("proc/meminfo", MEMINFO);
+    assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
+    put("proc/meminfo", "MemTotal: 2000 kB\nMemAvailable: 9223372036854775807 kB\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), -1);
+}
+
+/* The root of a cgroup namespace, as a container sees its own. */
+static void test_container(void **state)
+{
+    (void)state;
+    clear();
+    put("proc/meminfo", MEMINFO);
+    put("proc/self/cgroup", "0::/\n");
+    put("sys/fs/cgroup/memory.max", "max\n");
+    put("sys/fs/cgroup/memory.current", "400000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
+    put("sys/fs/cgroup/memory.max", "700000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 300000);
+    /* Cached files make room for memory. */
+    put("sys/fs/cgroup/memory.stat", "anon 150000\nfile 250000\ninactive_anon 70000\nactive_anon "
+                                     "80000\ninactive_file 20000\nactive_file 5000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 325000);
+    put("sys/fs/cgroup/memory.current", "800000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 0);
+    /* More than the machine has. */
+    put("sys/fs/cgroup/memory.max", "999999999999\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
+    put("proc/meminfo", "");
+    assert_int_equal(bl_memory_available_bytes_of(root), 999999999999 - 775000);
+}
+
+/* The limits of all parents hold as well, whichever is the nearest. */
+static void test_nested(void **state)
+{
+    (void)state;
+    clear();
+    put("proc/meminfo", MEMINFO);
+    put("proc/self/cgroup", "9:name=systemd:/other\n4:memory:/other\n0::/job/step\n");
+    put("sys/fs/cgroup/job/step/memory.max", "max\n");
+    put("sys/fs/cgroup/job/step/memory.current", "1000\n");
+    put("sys/fs/cgroup/job/memory.max", "50000\n");
+    put("sys/fs/cgroup/job/memory.current", "3000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 47000);
+    put("sys/fs/cgroup/job/step/memory.max", "40000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 39000);
+    put("sys/fs/cgroup/memory.max", "30000\n"); /* no memory.current here */
+    assert_int_equal(bl_memory_available_bytes_of(root), 30000);
+    put("proc/self/cgroup", "9:name=systemd:/job/step\n"); /* version 1 only */
+    assert_int_equal(bl_memory_available_bytes_of(root), 30000);
+}
+
+/* This system: what is taken shows, to within a quarter, for other processes come and go. */
+static void test_this_process(void **state)
+{
+    enum { BYTES = 64 << 20, LOCKED_BYTES = 1 << 16 };
+
+    (void)state;
+    assert_true(bl_memory_available_bytes() > 0);
+    int64_t anonymous = bl_memory_anonymous_bytes(), locked = bl_memory_locked_bytes();
+    char *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    memset(memory, 1, BYTES);
+    assert_true(bl_memory_anonymous_bytes() - anonymous > BYTES / 4 * 3);
+    munmap(memory, BYTES);
+    /* AddressSanitizer's and ThreadSanitizer's mlock does nothing. */
+    if (locked == 0 && mlock(root, sizeof root) == 0 && bl_memory_locked_bytes() > 0)
+        assert_in_range(bl_memory_locked_bytes(), sizeof root, LOCKED_BYTES * 2);
+    munlock(root, sizeof root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_meminfo),
+        cmocka_unit_test(test_container),
+        cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_this_process),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
