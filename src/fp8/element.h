@@ -40,13 +40,15 @@ BL_HOST_DEVICE bl_e4m3_divisor bl_e4m3_divisor_of(float scale)
     return d;
 }
 
-/* x / d.scale, as far as its E4M3 code is concerned; |x| <= 2^9 d.scale, or not finite. */
+/* x / d.scale, as far as its E4M3 code is concerned. |x| <= 2^9 d.scale, or NaN; anything when the scale is
+ * NaN. */
 BL_HOST_DEVICE float bl_e4m3_quotient(float x, bl_e4m3_divisor d)
 {
     if (d.reciprocal == 0.0f) return x / d.scale;
     float q = x * d.reciprocal;
     q = fmaf(fmaf(-q, d.scale, x), d.reciprocal, q);
-    return fmaf(fmaf(-q, d.scale, x), d.reciprocal, q);
+    q = fmaf(fmaf(-q, d.scale, x), d.reciprocal, q);
+    return copysignf(q, x); /* of a zero */
 }
 
 BL_HOST_DEVICE uint8_t bl_e4m3_encode(float x, bl_e4m3_divisor d)
