@@ -328,3 +328,23 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     (void)bl_stream_wait(stream->stream, event->event);
     return cudaSuccess;
 }
+
+cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream)
+{
+    for (size_t row = 0; row < height; row++) {
+        cudaError_t error = cudaMemsetAsync((char *)dst + row * pitch, value, width, stream);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
+                              enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    for (size_t row = 0; row < height; row++) {
+        cudaError_t error =
+            cudaMemcpyAsync((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch, width, kind, stream);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+}

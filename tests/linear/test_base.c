@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts of row-shards for any shapes and shard counts, and the two sources of frozen weights: what a rank
- * gets from the gathered shards is bit for bit what the resident base has, for any ring depth, prefetching,
- * order of visits and timing. */
+/* Layouts of row-shards for any shapes and shard counts, and the sources of frozen weights: what a rank gets
+ * from gathered shards and from pages in any tier is bit for bit what the resident base has, for any ring
+ * depth, prefetching, order of visits and timing. */
 #include "ops_test.h"
 #include "test_ranks.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include "linear/base.h"
+#include "offload/pager.h"
 
 enum { UNITS = 5, HEAD = UNITS - 1 };
 
@@ -272,11 +274,22 @@ static bl_status visit(test_rank *self, const sharded_case *c, bl_base *sharded,
     return bl_base_release(sharded, unit, self->stream);
 }
 
-static bl_status visit_all(test_rank *self)
+/* Two training passes, one forward, and some jumping about. */
+static bl_status visit_all(test_rank *self, const sharded_case *c, bl_base *base, bl_base *resident, bl_stream *gathers)
 {
-    /* Two training passes, one forward, and some jumping about. */
     static const int order[] = {0, 1, 2, 3, HEAD, 3, 2, 1,    0,    0, 1, 2, 3, HEAD, 3,
                                 2, 1, 0, 0, 1,    2, 3, HEAD, HEAD, 2, 0, 3, 3, 1};
+    int64_t allocations = bl_device_allocations(self->device);
+
+    for (int i = 0; i < (int)BL_COUNT(order); i++) BL_TRY(visit(self, c, base, resident, gathers, order, BL_COUNT(order), i));
+    BL_TRY(bl_stream_synchronize(self->stream));
+    BL_TRY(bl_stream_synchronize(gathers));
+    TEST_CHECK(bl_device_allocations(self->device) == allocations);
+    return bl_base_verify(base);
+}
+
+static bl_status compare_sharded(test_rank *self)
+{
     const sharded_case *c = self->arg;
     bl_base_unit units[UNITS], whole_units[UNITS];
     bl_base_layout layout, whole;
@@ -297,12 +310,7 @@ static bl_status visit_all(test_rank *self)
         bl_base_create_sharded(&layout, shards, self->device, self->comm, gathers, c->depth, &sharded));
     TEST_CHECK_GOTO(st, done,
                     bl_device_bytes(self->device) - before == bl_base_sharded_ring_bytes(&layout, c->depth));
-    int64_t allocations = bl_device_allocations(self->device);
-    for (int i = 0; i < (int)BL_COUNT(order); i++)
-        BL_TRY_GOTO(st, done, visit(self, c, sharded, resident, gathers, order, BL_COUNT(order), i));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(gathers));
-    TEST_CHECK_GOTO(st, done, bl_device_allocations(self->device) == allocations);
+    st = visit_all(self, c, sharded, resident, gathers);
 done:
     (void)bl_stream_synchronize(self->stream);
     if (gathers) (void)bl_stream_synchronize(gathers);
@@ -323,12 +331,145 @@ static void test_sharded_equals_resident(void **state)
             for (int variant = 0; variant < 3; variant++) {
                 sharded_case c = {
                     .depth = depths[d], .look_ahead = variant * depths[d], .pauses = variant != 1};
-                bl_status st = test_ranks_run(ranks[r], 1, 60, visit_all, &c, NULL);
+                bl_status st = test_ranks_run(ranks[r], 1, 60, compare_sharded, &c, NULL);
                 if (st != BL_OK)
                     print_error("%d ranks, depth %d, ahead %d: %s\n", ranks[r], c.depth, c.look_ahead,
                                 bl_error_text());
                 assert_int_equal(st, BL_OK);
             }
+}
+
+/* ---- paged ---- */
+
+enum { MAX_PAGES = UNITS * BL_BASE_MATRICES * BL_BASE_SEGMENTS };
+
+typedef struct paged_case {
+    sharded_case visits;
+    int tiers; /* a bl_tier, or 3: all of them in turn */
+    bl_io_engine engine;
+    bl_pager_hooks hooks;
+    const char *dir;
+} paged_case;
+
+/* Pages of all parts, filled; their order is the layout's. */
+static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_layout *layout, bool *is_resident, bl_pages **out)
+{
+    bl_pages_options options = {
+        .device = self->device, .node = -1, .dir = c->dir, .key = 5, .shard = self->rank, .n_shards = self->n_ranks};
+    bl_page_spec specs[MAX_PAGES];
+    char names[MAX_PAGES][32];
+    int64_t n_pages = 0;
+
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++)
+            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, n_pages++) {
+                bl_tier tier = (bl_tier)(c->tiers < 3 ? c->tiers : (int)(n_pages % 3));
+                TEST_CHECK(bl_base_page(layout, u, m, p) == n_pages);
+                snprintf(names[n_pages], sizeof names[0], "unit %d %d.%d", (int)u, m, p);
+                specs[n_pages] = (bl_page_spec){names[n_pages], layout->units[u].matrix[m].part[p].shard_bytes, tier};
+                is_resident[n_pages] = tier == BL_TIER_DEVICE;
+            }
+    TEST_CHECK(bl_base_page_count(layout) == n_pages);
+    BL_TRY(bl_pages_create(&options, n_pages, specs, out));
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++)
+            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
+                const bl_base_matrix *matrix = &layout->units[u].matrix[m];
+                uint8_t *bytes = calloc(1, matrix->part[p].shard_bytes + 1);
+                TEST_CHECK(bytes);
+                fill_part(matrix, u, m, &matrix->part[p], self->rank, bytes);
+                bl_status st = bl_pages_write(*out, bl_base_page(layout, u, m, p), 0, bytes, matrix->part[p].shard_bytes);
+                free(bytes);
+                BL_TRY(st);
+            }
+    return bl_pages_seal(*out);
+}
+
+static bl_status compare_paged(test_rank *self)
+{
+    const paged_case *c = self->arg;
+    bl_base_unit units[UNITS], whole_units[UNITS];
+    bl_base_layout layout, whole;
+    void *everything = NULL;
+    bool is_resident[MAX_PAGES];
+    bl_pages *pages = NULL;
+    bl_base *paged = NULL, *resident = NULL, *wrong;
+    bl_stream *gathers = NULL, *copies = NULL;
+    bl_status st;
+
+    make_layout(self->n_ranks, units, &layout);
+    make_layout(1, whole_units, &whole);
+    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "gathers", &gathers));
+    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "copies", &copies));
+    BL_TRY_GOTO(st, done, make_shards(&whole, self->device, 0, &everything));
+    BL_TRY_GOTO(st, done, bl_base_create_resident(&whole, everything, &resident));
+    BL_TRY_GOTO(st, done, make_pages(self, c, &layout, is_resident, &pages));
+    bl_pager_options options = {.device = self->device,
+                                .comm = self->n_ranks > 1 ? self->comm : NULL,
+                                .copy = copies,
+                                .gather = gathers,
+                                .ring_depth = c->visits.depth,
+                                .io_engine = c->engine,
+                                .hooks = &c->hooks};
+    size_t before = bl_device_bytes(self->device);
+    BL_TRY_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &paged));
+    TEST_CHECK_GOTO(
+        st, done, bl_device_bytes(self->device) - before == bl_base_paged_ring_bytes(&layout, is_resident, c->visits.depth));
+    BL_TRY_GOTO(st, done, visit_all(self, &c->visits, paged, resident, gathers));
+    layout.n_shards++;
+    TEST_CHECK_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &wrong) == BL_EINTERNAL && !wrong);
+    layout.n_shards--;
+    units[2].matrix[1].part[0].shard_bytes++;
+    TEST_CHECK_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &wrong) == BL_EINTERNAL && !wrong);
+    TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "unit 2 1.0"));
+done:
+    (void)bl_stream_synchronize(self->stream);
+    bl_base_destroy(paged);
+    bl_base_destroy(resident);
+    bl_pages_destroy(pages);
+    bl_device_free(self->device, BL_SPACE_DEVICE, everything);
+    bl_stream_destroy(gathers);
+    bl_stream_destroy(copies);
+    return st;
+}
+
+/* Files of a test are few: one list and one page file a rank. */
+static void remove_dir(const char *dir)
+{
+    DIR *d = opendir(dir);
+    const struct dirent *entry;
+    char path[512];
+
+    while (d && (entry = readdir(d)) != NULL) {
+        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
+        if (entry->d_name[0] != '.') unlink(path);
+    }
+    if (d) closedir(d);
+    rmdir(dir);
+}
+
+static void test_paged_equals_resident(void **state)
+{
+    static const int ranks[] = {1, 2, 4}, depths[] = {1, 2, 4};
+    (void)state;
+    for (size_t r = 0; r < BL_COUNT(ranks); r++)
+        for (size_t d = 0; d < BL_COUNT(depths); d++)
+            for (int tiers = 0; tiers < 4; tiers++)
+                for (int way = 0; way < 4; way++) {
+                    char dir[] = "/tmp/ballast-base-XXXXXX";
+                    if (tiers < 2 && way > 0) break; /* nothing is on disk */
+                    assert_non_null(mkdtemp(dir));
+                    paged_case c = {.visits = {.depth = depths[d], .look_ahead = (way + tiers) % 3 * depths[d], .pauses = way != 1},
+                                    .tiers = tiers,
+                                    .engine = way & 1 ? BL_IO_PREAD : BL_IO_URING,
+                                    .hooks = {.bounces = way & 2, .is_synchronous = way == 3 && d == 1},
+                                    .dir = dir};
+                    bl_status st = test_ranks_run(ranks[r], 1, 60, compare_paged, &c, NULL);
+                    remove_dir(dir);
+                    if (st != BL_OK)
+                        print_error("%d ranks, depth %d, tiers %d, way %d: %s\n", ranks[r], depths[d], tiers, way, bl_error_text());
+                    assert_int_equal(st, BL_OK);
+                }
 }
 
 static void test_wrong_number_of_shards(void **state)
@@ -358,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_layout_that_overflows),
         cmocka_unit_test(test_resident_has_each_row),
         cmocka_unit_test(test_sharded_equals_resident),
+        cmocka_unit_test(test_paged_equals_resident),
         cmocka_unit_test(test_wrong_number_of_shards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuBLASLt and the kernels under the linear layer as plain loops, behind the fake runtime of tests/device:
+ * what the headers and NVIDIA's documentation say that they compute, so that everything around them (offsets,
+ * strides, scales, order, fallbacks) can be tested without a GPU. Nothing here says that the real ones
+ * compute the same: the tests labelled gpu do. */
+#include "fake_cuda_math.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "fp8/fp8_cuda.h"
+#include "ops/ops_cuda.h"
+#include "ops/philox.h"
+
+/* ---- cuBLASLt ---- */
+
+typedef struct fake_operation {
+    int32_t transpose_a, transpose_b, scale_mode_a, scale_mode_b;
+    const float *scale_a, *scale_b;
+} fake_operation;
+
+typedef struct fake_matrix {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+} fake_matrix;
+
+typedef struct fake_product {
+    fake_operation operation;
+    fake_matrix a, b, d;
+    float alpha, beta;
+    const void *A, *B;
+    void *D;
+} fake_product;
+
+static atomic_bool refuses_fp8;
+static atomic_int n_fp8_products;
+
+void fake_cublaslt_refuse_fp8(bool refuse)
+{
+    atomic_store(&refuses_fp8, refuse);
+}
+
+int fake_cublaslt_fp8_products(void)
+{
+    return atomic_load(&n_fp8_products);
+}
+
+size_t cublasLtGetVersion(void)
+{
+    return 130000;
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    (void)status;
+    return "a fake status";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *out)
+{
+    *out = malloc(1);
+    return *out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+    *out = calloc(1, sizeof(fake_operation));
+    return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
+                                                                : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation)
+{
+    free(operation);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
+                                              cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                              size_t bytes)
+{
+    fake_operation *o = (fake_operation *)(void *)operation;
+    void *to = attribute == CUBLASLT_MATMUL_DESC_TRANSA            ? (void *)&o->transpose_a
+               : attribute == CUBLASLT_MATMUL_DESC_TRANSB          ? (void *)&o->transpose_b
+               : attribute == CUBLASLT_MATMUL_DESC_A_SCALE_MODE    ? (void *)&o->scale_mode_a
+               : attribute == CUBLASLT_MATMUL_DESC_B_SCALE_MODE    ? (void *)&o->scale_mode_b
+               : attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER ? (void *)&o->scale_a
+               : attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER ? (void *)&o->scale_b
+                                                                   : NULL;
+    if (to) memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
+{
+    fake_matrix *matrix = calloc(1, sizeof *matrix);
+    *matrix = (fake_matrix){type, rows, cols, ld};
+    *out = (cublasLtMatrixLayout_t)(void *)matrix;
+    return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matrix)
+{
+    free(matrix);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
+{
+    *out = malloc(1);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+    free(preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes)
+{
+    (void)preference, (void)attribute, (void)value, (void)bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static bool is_fp8(const fake_matrix *matrix)
+{
+    return matrix->type == CUDA_R_8F_E4M3;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int n_wanted,
+                                              cublasLtMatmulHeuristicResult_t results[], int *n_results)
+{
+    const fake_operation *o = (const fake_operation *)(const void *)operation;
+    const fake_matrix *A = (const fake_matrix *)(const void *)a;
+    (void)handle, (void)b, (void)c, (void)d, (void)preference, (void)n_wanted;
+    bool served = !is_fp8(A) || (!atomic_load(&refuses_fp8) && o->transpose_a == CUBLAS_OP_T &&
+                                 o->transpose_b == CUBLAS_OP_N && A->rows % 16 == 0 && A->cols % 16 == 0);
+    *n_results = served ? 1 : 0;
+    if (served) {
+        results[0].state = CUBLAS_STATUS_SUCCESS;
+        results[0].workspaceSize = 0;
+    }
+    return served ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Element (row, col) of op(matrix). */
+static float element(const fake_matrix *m, const void *values, int32_t transpose, int64_t row, int64_t col)
+{
+    int64_t at = transpose == CUBLAS_OP_T ? row * m->ld + col : col * m->ld + row;
+    return is_fp8(m) ? bl_e4m3_to_f32(((const uint8_t *)values)[at])
+                     : bl_bf16_to_f32(((const uint16_t *)values)[at]);
+}
+
+/* Of element (outer, inner) of an operand with `n_outer` rows or columns and n_inner along the sum. */
+static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t n_outer, int64_t inner,
+                      int64_t n_inner)
+{
+    int64_t stride = ((n_inner + 127) / 128 + 3) / 4 * 4;
+    switch (mode) {
+    case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
+        return scales[outer];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return scales[inner / 128 * n_outer + outer];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+        return scales[outer / 128 * stride + inner / 128];
+    default:
+        return 1.0f;
+    }
+}
+
+static void multiply(void *argument)
+{
+    fake_product *p = argument;
+    const fake_operation *o = &p->operation;
+    int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
+    int64_t k = (int64_t)(o->transpose_a == CUBLAS_OP_T ? p->a.rows : p->a.cols);
+    for (int64_t col = 0; col < n; col++)
+        for (int64_t row = 0; row < m; row++) {
+            double sum = 0;
+            for (int64_t i = 0; i < k; i++) {
+                double product = (double)element(&p->a, p->A, o->transpose_a, row, i) *
+                                 (double)element(&p->b, p->B, o->transpose_b, i, col);
+                sum += product * (double)scale_of(o->scale_mode_a, o->scale_a, row, m, i, k) *
+                       (double)scale_of(o->scale_mode_b, o->scale_b, col, n, i, k);
+            }
+            int64_t at = col * p->d.ld + row;
+            uint16_t *halves = p->D;
+            float *floats = p->D;
+            bool is_half = p->d.type == CUDA_R_16BF;
+            double before = p->beta == 0 ? 0 : (double)(is_half ? bl_bf16_to_f32(halves[at]) : floats[at]);
+            float value = (float)((double)p->alpha * sum + (double)p->beta * before);
+            if (is_half)
+                halves[at] = bl_f32_to_bf16(value);
+            else
+                floats[at] = value;
+        }
+    free(p);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream)
+{
+    fake_product *p = malloc(sizeof *p);
+    (void)handle, (void)algorithm, (void)workspace, (void)workspace_bytes;
+    *p = (fake_product){*(const fake_operation *)(const void *)operation,
+                        *(const fake_matrix *)(const void *)a,
+                        *(const fake_matrix *)(const void *)b,
+                        *(const fake_matrix *)(const void *)d,
+                        *(const float *)alpha,
+                        *(const float *)beta,
+                        A,
+                        B,
+                        D};
+    if (C != D || c != d) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(&p->a)) atomic_fetch_add(&n_fp8_products, 1);
+    return cudaLaunchHostFunc(stream, multiply, p) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                                  : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+/* ---- fp8_cuda.h ---- */
+
+typedef struct move {
+    bl_format format;
+    const void *src;
+    const float *scales, *factor;
+    int64_t rows, cols, ld;
+    void *dst;
+    float *dst_scales;
+    float value;
+} move;
+
+static bl_status dequantise_task(bl_stream *stream, const void *args)
+{
+    const move *m = args;
+    float *row = malloc((size_t)m->cols * sizeof *row);
+    (void)stream;
+    for (int64_t r = 0; r < m->rows; r++) {
+        bl_fp8_dequantise_tile(m->format, m->src, m->scales, m->cols, r, r + 1, 0, m->cols, row, m->cols);
+        for (int64_t c = 0; c < m->cols; c++) ((uint16_t *)m->dst)[r * m->cols + c] = bl_f32_to_bf16(row[c]);
+    }
+    free(row);
+    return BL_OK;
+}
+
+bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes, const float *scales,
+                              int64_t rows, int64_t cols, void *dst)
+{
+    move m = {.format = format, .src = codes, .scales = scales, .rows = rows, .cols = cols, .dst = dst};
+    return bl_stream_call(stream, dequantise_task, &m, sizeof m);
+}
+
+/* Columns [begin, end) of row t. */
+static float quantise_piece(const move *m, int64_t t, int64_t begin, int64_t end)
+{
+    const uint16_t *x = (const uint16_t *)m->src + t * m->ld;
+    float absmax = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        float scale = bl_fp8_scale(absmax);
+        for (int64_t c = begin; c < end; c++) {
+            float value = bl_bf16_to_f32(x[c]) * (m->factor ? m->factor[c] : 1.0f);
+            if (pass == 0)
+                absmax = fmaxf(absmax, fabsf(value));
+            else
+                ((uint8_t *)m->dst)[t * m->cols + c] = bl_f32_to_e4m3(value / scale);
+        }
+    }
+    return bl_fp8_scale(absmax);
+}
+
+static bl_status quantise_rows_task(bl_stream *stream, const void *args)
+{
+    const move *m = args;
+    (void)stream;
+    for (int64_t t = 0; t < m->rows; t++) m->dst_scales[t] = quantise_piece(m, t, 0, m->cols);
+    return BL_OK;
+}
+
+bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld, const float *column_factor,
+                                 int64_t T, int64_t cols, uint8_t *codes, float *scales)
+{
+    move m = {.src = x,
+              .factor = column_factor,
+              .rows = T,
+              .cols = cols,
+              .ld = ld,
+              .dst = codes,
+              .dst_scales = scales};
+    return bl_stream_call(stream, quantise_rows_task, &m, sizeof m);
+}
+
+static bl_status quantise_groups_task(bl_stream *stream, const void *args)
+{
+    const move *m = args;
+    (void)stream;
+    for (int64_t t = 0; t < m->rows; t++)
+        for (int64_t c = 0; c < m->cols; c += 128)
+            m->dst_scales[c / 128 * m->rows + t] =
+                quantise_piece(m, t, c, c + 128 < m->cols ? c + 128 : m->cols);
+    return BL_OK;
+}
+
+bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T, int64_t cols,
+                                   uint8_t *codes, float *scales)
+{
+    move m = {.src = x, .rows = T, .cols = cols, .ld = ld, .dst = codes, .dst_scales = scales};
+    return bl_stream_call(stream, quantise_groups_task, &m, sizeof m);
+}
+
+static bl_status transpose_task(bl_stream *stream, const void *args)
+{
+    const move *m = args;
+    (void)stream;
+    for (int64_t r = 0; r < m->rows; r++)
+        for (int64_t c = 0; c < m->cols; c++)
+            ((uint8_t *)m->dst)[c * m->rows + r] = ((const uint8_t *)m->src)[r * m->cols + c];
+    return BL_OK;
+}
+
+bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst)
+{
+    return bl_stream_call(stream, transpose_task, &(move){.src = src, .rows = rows, .cols = cols, .dst = dst},
+                          sizeof(move));
+}
+
+static bl_status transpose_scales_task(bl_stream *stream, const void *args)
+{
+    const move *m = args;
+    (void)stream;
+    for (int64_t r = 0; r < m->rows; r++)
+        for (int64_t c = 0; c < m->cols; c++) m->dst_scales[c * m->ld + r] = m->scales[r * m->cols + c];
+    return BL_OK;
+}
+
+bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *src, int64_t rows, int64_t cols,
+                                    float *dst, int64_t dst_ld)
+{
+    move m = {.scales = src, .rows = rows, .cols = cols, .ld = dst_ld, .dst_scales = dst};
+    return bl_stream_call(stream, transpose_scales_task, &m, sizeof m);
+}
+
+static bl_status fill_task(bl_stream *stream, const void *args)
+{
+    const move *m = args;
+    (void)stream;
+    for (int64_t i = 0; i < m->rows; i++) m->dst_scales[i] = m->value;
+    return BL_OK;
+}
+
+bl_status fp8_cuda_fill(bl_stream *stream, float *dst, int64_t n, float value)
+{
+    return bl_stream_call(stream, fill_task, &(move){.rows = n, .dst_scales = dst, .value = value},
+                          sizeof(move));
+}
+
+/* ---- the ops that the linear layer uses ---- */
+
+static bl_status dropout_task(bl_stream *stream, const void *args)
+{
+    const bl_dropout_args *a = args;
+    bl_philox_key key = bl_dropout_key(a->seed, a->step, a->layer, a->matrix);
+    (void)stream;
+    for (int64_t t = 0; t < a->T; t++)
+        for (int64_t c = 0; c < a->C; c++) {
+            uint32_t words[4];
+            bl_dropout_words(key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
+            float x = bl_bf16_to_f32(((const uint16_t *)a->x)[t * a->C + c]);
+            bool is_kept = words[c % 4] >= bl_dropout_threshold(a->p);
+            ((uint16_t *)a->y)[t * a->C + c] = is_kept ? bl_f32_to_bf16(x * bl_dropout_scale(a->p)) : 0;
+        }
+    return BL_OK;
+}
+
+bl_status ops_cuda_dropout(bl_stream *stream, const void *args)
+{
+    return bl_stream_call(stream, dropout_task, args, sizeof(bl_dropout_args));
+}

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with FAKE_CUDA, on the
+ * fakes of tests/device and of this folder. All inputs are values that bf16 holds, so that both devices start
+ * from the same numbers.
+ *
+ * Tolerance. Let e(z) be the size of the difference divided by the size of the CPU's result, sizes being root
+ * mean squares over all elements of an output. A relative error of at most u on each term of a sum, of either
+ * sign and spread evenly, adds terms of mean square u^2/3: e = u / sqrt(3) for a sum of terms of random sign,
+ * whose mean square is the sum of its terms' own. Errors of several stages are independent and add as
+ * squares. For bf16, u = 2^-8. bf16: the decoded matrix, u or du, each update's addition to y or dx (at most
+ * 3), the mask, the last addition: at most 7 stages: e <= sqrt(7/3) 2^-8 = 0.6 %. Twice that is asked for:
+ * small sums have small samples. FP8:  the quantised input moreover: E4M3 has u = 2^-4, e = 2^-4 / sqrt(3)
+ * = 3.6 %, and less where values fill a binade's top. Where fp8_row's scales go into dy first, that changes
+ * where in its binade a value lies, and nothing else. Asked for: 5 %. dA and dB have no frozen matrix in
+ * them: the bf16 bound in both modes. Elements are looked at one by one as well: none may be off by more than
+ * 8 times the root mean square of the allowed difference, which a wrong scale of a row, a block or a column
+ * is. */
+#include "ops_test.h"
+
+#include "base/dtype.h"
+#include "linear/lora_linear.h"
+#ifdef FAKE_CUDA
+#include "fake_cuda_math.h"
+#endif
+
+static const double BF16_ERROR = 0.012, FP8_ERROR = 0.05, WORST_ELEMENT = 8;
+
+enum { MAX_PARTS = BL_LORA_PARTS, MAX_BUFFERS = 32 };
+
+typedef struct layer_shape {
+    const char *name;
+    bool is_fp8_possible;
+    int64_t T, K;
+    int n_segments;
+    struct {
+        bl_format format;
+        int64_t rows;
+    } segment[MAX_PARTS];
+    int n_parts;
+    struct {
+        int64_t r, row_begin, rows;
+        float scale;
+    } part[MAX_PARTS];
+} layer_shape;
+
+static const layer_shape shapes[] = {
+    {"the plain base in fp8_row", true, 33, 96, 1, {{BL_FORMAT_FP8_ROW, 160}}, 0, {{0}}},
+    {"q|k|v in fp8_row, all adapted",
+     true,
+     40,
+     272,
+     3,
+     {{BL_FORMAT_FP8_ROW, 128}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
+     3,
+     {{16, 0, 128, 0.5f}, {3, 128, 32, 0.5f}, {64, 160, 32, 0.125f}}},
+    {"q and v of q|k|v in fp8_row",
+     true,
+     7,
+     96,
+     3,
+     {{BL_FORMAT_FP8_ROW, 96}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
+     2,
+     {{8, 0, 96, 0.5f}, {8, 128, 32, 0.5f}}},
+    {"gate|up in fp8_block",
+     true,
+     65,
+     400,
+     2,
+     {{BL_FORMAT_FP8_BLOCK, 256}, {BL_FORMAT_FP8_BLOCK, 144}},
+     2,
+     {{17, 0, 256, 0.25f}, {5, 256, 144, 0.5f}}},
+    {"one token, fp8_block", true, 1, 640, 1, {{BL_FORMAT_FP8_BLOCK, 528}}, 1, {{8, 0, 528, 0.5f}}},
+    {"fp8_block whose grids do not stack",
+     false,
+     16,
+     256,
+     2,
+     {{BL_FORMAT_FP8_BLOCK, 144}, {BL_FORMAT_FP8_BLOCK, 112}},
+     1,
+     {{8, 144, 112, 0.5f}}},
+    {"odd sizes", false, 9, 51, 2, {{BL_FORMAT_FP8_ROW, 33}, {BL_FORMAT_FP8_ROW, 9}}, 1, {{1, 33, 9, 1.0f}}},
+    {"dense bf16",
+     false,
+     24,
+     80,
+     2,
+     {{BL_FORMAT_BF16, 64}, {BL_FORMAT_BF16, 48}},
+     2,
+     {{4, 0, 64, 0.5f}, {4, 64, 48, 0.5f}}},
+    {"mixed formats",
+     false,
+     24,
+     64,
+     3,
+     {{BL_FORMAT_FP8_ROW, 96}, {BL_FORMAT_F16, 48}, {BL_FORMAT_F32, 16}},
+     2,
+     {{5, 0, 96, 0.5f}, {7, 144, 16, 1.0f}}},
+    {"no tokens", true, 0, 96, 1, {{BL_FORMAT_FP8_ROW, 64}}, 1, {{4, 0, 64, 1.0f}}},
+};
+
+/* A layer whose pointers are memory of one device. */
+typedef struct side {
+    test_device d;
+    bool is_cuda;
+    void *buffers[MAX_BUFFERS];
+    int n_buffers;
+    bl_lora_linear linear;
+    void *x, *dy, *y, *dx;
+} side;
+
+static void check_status(bl_status st)
+{
+    if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
+}
+
+static void *device_copy(side *s, const void *values, size_t bytes)
+{
+    void *memory;
+    assert_true(s->n_buffers < MAX_BUFFERS);
+    check_status(bl_device_alloc(s->d.device, BL_SPACE_DEVICE, bytes, "test", &memory));
+    s->buffers[s->n_buffers++] = memory;
+    if (values) check_status(bl_stream_copy(s->d.stream, memory, values, bytes));
+    check_status(bl_stream_synchronize(s->d.stream));
+    return memory;
+}
+
+static void *activations(side *s, const float *values, int64_t n)
+{
+    if (!s->is_cuda) return device_copy(s, values, (size_t)n * sizeof *values);
+    uint16_t *halves = test_alloc(n, sizeof *halves);
+    for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
+    void *memory = device_copy(s, halves, (size_t)n * sizeof *halves);
+    free(halves);
+    return memory;
+}
+
+static double *fetch(const side *s, const void *memory, int64_t n, bool is_half)
+{
+    size_t bytes = (size_t)n * (is_half ? 2 : 4);
+    void *host = test_alloc(n, 4);
+    double *values = test_doubles(n);
+    if (n > 0) check_status(bl_stream_copy(s->d.stream, host, memory, bytes));
+    check_status(bl_stream_synchronize(s->d.stream));
+    for (int64_t i = 0; i < n; i++)
+        values[i] =
+            (double)(is_half ? bl_bf16_to_f32(((const uint16_t *)host)[i]) : ((const float *)host)[i]);
+    free(host);
+    return values;
+}
+
+/* Values that bf16 holds; `n` at most, some channels far larger than others where `spread` says so. */
+static float *bf16_values(int64_t n, uint64_t seed, int64_t period)
+{
+    float *values = test_random_floats(n, seed);
+    for (int64_t i = 0; i < n; i++) {
+        float factor = period > 0 && i % period % 13 == 5 ? 6.0f : 1.0f;
+        values[i] = bl_bf16_to_f32(bl_f32_to_bf16(factor * values[i]));
+    }
+    return values;
+}
+
+/* The matrix, the same codes on both sides; a segment's rows have sizes of their own, so that scales differ.
+ */
+static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
+{
+    bl_weight *w = &s->linear.weight;
+    size_t total = 0, begin[MAX_PARTS], n_scales[MAX_PARTS], bytes;
+    char *codes;
+
+    *w = (bl_weight){.cols = shape->K, .n_segments = shape->n_segments};
+    for (int i = 0; i < shape->n_segments; i++) {
+        begin[i] = total;
+        assert_true(bl_format_sizes(shape->segment[i].format, shape->segment[i].rows, shape->K, &bytes,
+                                    &n_scales[i]));
+        total += bytes;
+        w->rows += shape->segment[i].rows;
+    }
+    codes = test_alloc((int64_t)total, 1);
+    char *memory = device_copy(s, codes, total);
+    for (int i = 0; i < shape->n_segments; i++) {
+        bl_format format = shape->segment[i].format;
+        int64_t rows = shape->segment[i].rows, n = rows * shape->K;
+        float *values = test_random_floats(n, 100 + (uint64_t)i), *scales = test_floats((int64_t)n_scales[i]);
+        for (int64_t k = 0; k < n; k++) values[k] *= 0.5f + (float)(k / shape->K % 7);
+        uint8_t *to = (uint8_t *)codes + begin[i];
+        for (int64_t k = 0; k < n && format == BL_FORMAT_BF16; k++)
+            ((uint16_t *)(void *)to)[k] = bl_f32_to_bf16(values[k]);
+        for (int64_t k = 0; k < n && format == BL_FORMAT_F16; k++)
+            ((uint16_t *)(void *)to)[k] = bl_f32_to_f16(values[k]);
+        if (format == BL_FORMAT_F32) memcpy(to, values, (size_t)n * sizeof *values);
+        if (format == BL_FORMAT_FP8_ROW)
+            check_status(bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, shape->K, to, scales));
+        if (format == BL_FORMAT_FP8_BLOCK)
+            check_status(bl_fp8_block_quantise(pool, BL_F32, values, rows, shape->K, to, scales));
+        w->segment[i] = (bl_weight_segment){.format = format, .codes = memory + begin[i], .rows = rows};
+        if (n_scales[i]) w->segment[i].scales = device_copy(s, scales, n_scales[i] * sizeof *scales);
+        free(values);
+        free(scales);
+    }
+    if (total) check_status(bl_stream_copy(s->d.stream, memory, codes, total));
+    check_status(bl_stream_synchronize(s->d.stream));
+    free(codes);
+}
+
+static void add_parts(side *s, const layer_shape *shape)
+{
+    s->linear.n_parts = shape->n_parts;
+    for (int i = 0; i < shape->n_parts; i++) {
+        int64_t r = shape->part[i].r, rows = shape->part[i].rows;
+        float *a = bf16_values(r * shape->K, 20 + (uint64_t)i, 0),
+              *b = bf16_values(rows * r, 30 + (uint64_t)i, 0);
+        s->linear.part[i] = (bl_lora_part){.r = r,
+                                           .row_begin = shape->part[i].row_begin,
+                                           .rows = rows,
+                                           .scale = shape->part[i].scale,
+                                           .A = activations(s, a, r * shape->K),
+                                           .B = activations(s, b, rows * r),
+                                           .dA = device_copy(s, NULL, (size_t)(r * shape->K) * sizeof(float)),
+                                           .dB = device_copy(s, NULL, (size_t)(rows * r) * sizeof(float))};
+        free(a);
+        free(b);
+    }
+}
+
+static side create_side(test_device d, bl_pool *pool, const layer_shape *shape, float dropout,
+                        bl_matmul_mode mode)
+{
+    side s = {.d = d, .is_cuda = bl_device_get_kind(d.device) == BL_DEVICE_CUDA};
+    int64_t T = shape->T, N;
+    int64_t *sample = test_alloc(T, sizeof *sample);
+    int32_t *position = test_alloc(T, sizeof *position);
+
+    add_weight(&s, shape, pool);
+    add_parts(&s, shape);
+    N = s.linear.weight.rows;
+    for (int64_t t = 0; t < T; t++) sample[t] = t / 5, position[t] = (int32_t)(t % 5);
+    s.linear.dropout = (bl_lora_dropout){.p = dropout, .seed = 99, .step = 3, .layer = 1, .matrix = 2};
+    s.linear.dropout.sample = device_copy(&s, sample, (size_t)T * sizeof *sample);
+    s.linear.dropout.position = device_copy(&s, position, (size_t)T * sizeof *position);
+    s.linear.act = s.is_cuda ? BL_ACT_BF16 : BL_ACT_F32;
+    s.linear.mode = mode;
+    s.linear.workspace_bytes = bl_lora_linear_workspace_bytes(d.device, &s.linear, T);
+    s.linear.workspace = device_copy(&s, NULL, s.linear.workspace_bytes);
+    float *x = bf16_values(T * shape->K, 1, shape->K), *dy = bf16_values(T * N, 2, N);
+    s.x = activations(&s, x, T * shape->K);
+    s.dy = activations(&s, dy, T * N);
+    s.y = activations(&s, dy, T * N); /* garbage */
+    s.dx = activations(&s, x, T * shape->K);
+    free(x);
+    free(dy);
+    free(sample);
+    free(position);
+    return s;
+}
+
+static void destroy_side(side *s)
+{
+    for (int i = 0; i < s->n_buffers; i++) bl_device_free(s->d.device, BL_SPACE_DEVICE, s->buffers[i]);
+}
+
+static void run(side *s, int64_t T)
+{
+    check_status(bl_lora_linear_forward(s->d.stream, &s->linear, T, s->x, s->y));
+    check_status(bl_lora_linear_backward(s->d.stream, &s->linear, T, s->x, s->dy, s->dx));
+    test_finish(s->d);
+}
+
+static void compare(const char *name, const char *what, const side *got_side, const void *got_memory,
+                    const side *want_side, const void *want_memory, int64_t n, bool is_gradient,
+                    double allowed)
+{
+    double *got = fetch(got_side, got_memory, n, !is_gradient),
+           *want = fetch(want_side, want_memory, n, false);
+    double error = 0, size = 0, worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        size += want[i] * want[i];
+        if (!(fabs(got[i] - want[i]) <= worst)) worst = fabs(got[i] - want[i]);
+    }
+    double limit = allowed * sqrt(size / (double)bl_max_i64(n, 1));
+    if (!(sqrt(error) <= allowed * sqrt(size)) || !(worst <= WORST_ELEMENT * limit))
+        fail_msg("%s: %s differs by %.3g of its size (%.3g allowed), one element by %.3g (%.3g allowed)",
+                 name, what, sqrt(error / size), allowed, worst, WORST_ELEMENT * limit);
+    free(got);
+    free(want);
+}
+
+static void check_shape(test_device cpu, test_device gpu, const layer_shape *shape, float dropout,
+                        bl_matmul_mode mode)
+{
+    bl_pool *pool = bl_device_pool(cpu.device);
+    side want = create_side(cpu, pool, shape, dropout, mode),
+         got = create_side(gpu, pool, shape, dropout, mode);
+    double frozen = mode == BL_MATMUL_FP8 && shape->is_fp8_possible ? FP8_ERROR : BF16_ERROR;
+    run(&want, shape->T);
+    run(&got, shape->T);
+    compare(shape->name, "y", &got, got.y, &want, want.y, shape->T * want.linear.weight.rows, false, frozen);
+    compare(shape->name, "dx", &got, got.dx, &want, want.dx, shape->T * shape->K, false, frozen);
+    for (int i = 0; i < shape->n_parts; i++) {
+        const bl_lora_part *g = &got.linear.part[i], *w = &want.linear.part[i];
+        compare(shape->name, "dA", &got, g->dA, &want, w->dA, g->r * shape->K, true, BF16_ERROR);
+        compare(shape->name, "dB", &got, g->dB, &want, w->dB, g->rows * g->r, true, BF16_ERROR);
+    }
+    destroy_side(&want);
+    destroy_side(&got);
+}
+
+typedef struct fixture {
+    test_device cpu, gpu;
+} fixture;
+
+static int setup(void **state)
+{
+    fixture *f = test_alloc(1, sizeof *f);
+    f->cpu = test_device_create(2);
+    check_status(bl_device_create_cuda(0, &f->gpu.device));
+    check_status(bl_stream_create(f->gpu.device, "test", &f->gpu.stream));
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+    test_device_destroy(f->cpu);
+    test_device_destroy(f->gpu);
+    free(f);
+    return 0;
+}
+
+static void test_bf16_equals_the_cpu(void **state)
+{
+    fixture *f = *state;
+    for (size_t i = 0; i < BL_COUNT(shapes); i++) {
+        check_shape(f->cpu, f->gpu, &shapes[i], 0.0f, BL_MATMUL_BF16);
+        check_shape(f->cpu, f->gpu, &shapes[i], 0.3f, BL_MATMUL_BF16);
+    }
+}
+
+static void test_fp8_is_as_near_as_fp8_is(void **state)
+{
+    fixture *f = *state;
+    for (size_t i = 0; i < BL_COUNT(shapes); i++) {
+        check_shape(f->cpu, f->gpu, &shapes[i], 0.0f, BL_MATMUL_FP8);
+        check_shape(f->cpu, f->gpu, &shapes[i], 0.3f, BL_MATMUL_FP8);
+    }
+}
+
+/* The same bits from the same input, twice: no atomics, no split sums. */
+static void test_runs_repeat_bit_for_bit(void **state)
+{
+    fixture *f = *state;
+    for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
+        const layer_shape *shape = &shapes[1];
+        side s = create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.3f, (bl_matmul_mode)mode);
+        int64_t n_y = shape->T * s.linear.weight.rows, n_a = shape->part[0].r * shape->K;
+        run(&s, shape->T);
+        double *y = fetch(&s, s.y, n_y, true), *dx = fetch(&s, s.dx, shape->T * shape->K, true),
+               *dA = fetch(&s, s.linear.part[0].dA, n_a, false);
+        run(&s, shape->T);
+        double *y_again = fetch(&s, s.y, n_y, true), *dx_again = fetch(&s, s.dx, shape->T * shape->K, true),
+               *dA_again = fetch(&s, s.linear.part[0].dA, n_a, false);
+        assert_memory_equal(y, y_again, (size_t)n_y * sizeof *y);
+        assert_memory_equal(dx, dx_again, (size_t)(shape->T * shape->K) * sizeof *dx);
+        assert_memory_equal(dA, dA_again, (size_t)n_a * sizeof *dA);
+        free(y), free(dx), free(dA), free(y_again), free(dx_again), free(dA_again);
+        destroy_side(&s);
+    }
+}
+
+static void test_what_makes_no_sense_is_refused(void **state)
+{
+    fixture *f = *state;
+    side s = create_side(f->gpu, bl_device_pool(f->cpu.device), &shapes[1], 0.0f, BL_MATMUL_BF16);
+    s.linear.workspace_bytes--;
+    assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y), BL_EINTERNAL);
+    assert_non_null(strstr(bl_error_text(), "scratch"));
+    s.linear.workspace_bytes++;
+    s.linear.act = BL_ACT_F32;
+    assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y), BL_EINTERNAL);
+    test_finish(s.d);
+    destroy_side(&s);
+}
+
+#ifdef FAKE_CUDA
+
+static void test_fp8_products_are_fp8_products(void **state)
+{
+    fixture *f = *state;
+    for (size_t i = 0; i < BL_COUNT(shapes); i++) {
+        int before = fake_cublaslt_fp8_products();
+        check_shape(f->cpu, f->gpu, &shapes[i], 0.0f, BL_MATMUL_FP8);
+        assert_int_equal(fake_cublaslt_fp8_products() - before,
+                         shapes[i].is_fp8_possible && shapes[i].T > 0 ? 2 : 0);
+    }
+}
+
+static void test_refused_fp8_falls_back(void **state)
+{
+    fixture *f = *state;
+    fake_cublaslt_refuse_fp8(true);
+    int before = fake_cublaslt_fp8_products();
+    layer_shape shape = shapes[3];
+    shape.is_fp8_possible = false;
+    check_shape(f->cpu, f->gpu, &shape, 0.3f, BL_MATMUL_FP8);
+    assert_int_equal(fake_cublaslt_fp8_products(), before);
+    fake_cublaslt_refuse_fp8(false);
+}
+
+#endif
+
+int main(void)
+{
+    bl_device *device;
+    if (bl_device_create_cuda(0, &device) != BL_OK) {
+        printf("skip: no GPU: %s\n", bl_error_text());
+        return 77;
+    }
+    bl_device_destroy(device);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_bf16_equals_the_cpu),           TEST(test_fp8_is_as_near_as_fp8_is),
+        TEST(test_runs_repeat_bit_for_bit),       TEST(test_what_makes_no_sense_is_refused),
+#ifdef FAKE_CUDA
+        TEST(test_fp8_products_are_fp8_products), TEST(test_refused_fp8_falls_back),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
