@@ -4,7 +4,7 @@
  *
  * Ask for the bytes first and allocate once: pieces are taken from the front and live as long as the arena.
  * Memory comes from mmap in whole pages (no rounding to powers of two), with huge pages where the system grants them (MADV_HUGEPAGE),
- * bound to a NUMA node through hwloc, touched by the threads of the pool, then pinned by the device (bl_device_pin).
+ * preferably of a NUMA node (hwloc), touched by the threads of the pool, then pinned by the device (bl_device_pin).
  * Where pinning is refused (RLIMIT_MEMLOCK) the arena works unpinned: one warning names the limit and the need. */
 #ifndef BALLAST_OFFLOAD_ARENA_H
 #define BALLAST_OFFLOAD_ARENA_H
@@ -19,30 +19,38 @@ typedef struct bl_arena_options {
     bl_device *device; /* borrowed as long as the arena lives */
     size_t size_bytes; /* of all that will be taken: the sum of bl_arena_piece_bytes */
     const char *what;  /* in messages: "offloaded weights of rank 3" */
-    int node;          /* NUMA node (logical index); -1: that of the calling thread's cores */
+    int node;          /* NUMA node; -1: that of the calling thread's cores, or none when they belong to several */
     bool pin;          /* lock and register it */
-    bool must_pin;     /* BL_ELIMIT instead of the unpinned fallback */
+    bool must_pin;     /* the same, and BL_ELIMIT instead of the unpinned fallback */
 } bl_arena_options;
 
-/* BL_ENOMEM names `what`, the bytes and what is available. */
+/* BL_ENOMEM names `what`, the bytes and what is available; that is looked at before a page is touched, but other arenas being made at the
+ * same time are not in it: plan first. BL_EUSAGE: no such node. */
 bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out);
 void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
 
 /* What a piece takes of the arena: n_bytes rounded up to BL_DEVICE_ALIGNMENT_BYTES. SIZE_MAX on overflow. */
 size_t bl_arena_piece_bytes(size_t n_bytes);
-/* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than was asked for. */
+/* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than was asked for. What follows its n_bytes
+ * up to bl_arena_piece_bytes belongs to nobody: AddressSanitizer reports an access. */
 void *bl_arena_take(bl_arena *arena, size_t n_bytes);
 
 /* Where the block came from, as the system says afterwards. */
 typedef struct bl_arena_info {
     size_t size_bytes, taken_bytes, huge_bytes; /* huge_bytes: in huge pages (AnonHugePages of smaps) */
-    int node;                                   /* bound to; -1: none */
+    int node;                                   /* bound to; -1: none, as on a host with one node */
     bool is_pinned;
 } bl_arena_info;
 void bl_arena_get_info(const bl_arena *arena, bl_arena_info *out);
 void *bl_arena_memory(const bl_arena *arena); /* the whole block */
 
-/* The NUMA node of rank `index` of `n` ranks of this host: ranks are dealt out to the nodes in order, evenly. */
+/* NUMA nodes are those that have cores, in hwloc's logical order, from 0 on.
+ *
+ * The node of rank `index` of `n` ranks of this host: ranks are dealt out to the nodes in order, evenly. -1 when there are more nodes
+ * than ranks (a rank then has cores of several), or the host does not say. */
 int bl_arena_node_of(int index, int n);
+/* Keeps the calling thread, and threads it starts from now on, on the cores of the node. Does nothing for -1 and on a host with one node; a
+ * refusal by the system is logged. BL_EUSAGE: no such node. */
+bl_status bl_arena_bind_thread(int node);
 
 #endif

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "base/memory.h"
 #include "base/sizes.h"
 #include "device/cpu/cpu_stream.h"
 
@@ -84,7 +85,8 @@ static bl_status cpu_pin(bl_device *device, void *memory, size_t size_bytes)
     munlock(memory, size_bytes);
     if ((error == ENOMEM || error == EPERM) && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         return BL_FAIL(BL_ELIMIT, "cannot lock %zu bytes in memory: RLIMIT_MEMLOCK allows %llu (ulimit -l %zu, in KiB, would do)",
-                       size_bytes, (unsigned long long)limit.rlim_cur, (size_t)bl_ceil_div((int64_t)size_bytes, 1024));
+                       size_bytes, (unsigned long long)limit.rlim_cur,
+                       (size_t)bl_ceil_div((int64_t)size_bytes + bl_memory_locked_bytes(), 1024));
     errno = error;
     return bl_fail_errno(BL_ELIMIT, "cannot lock %zu bytes in memory", size_bytes);
 }

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nodes are counted where their cores are: memory without cores of its own (high-bandwidth memory, a GPU's,
+ * CXL) is no place for a rank. */
+#include <errno.h>
+#include <hwloc.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "offload/arena.h"
+#include "offload/arena_internal.h"
+
+static bl_status load_topology(hwloc_topology_t *out)
+{
+    *out = NULL;
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) return BL_FAIL(BL_ENOMEM, "hwloc: a topology");
+    if (hwloc_topology_load(topology) != 0) {
+        hwloc_topology_destroy(topology);
+        return bl_fail_errno(BL_ELIMIT, "hwloc: the topology of this host");
+    }
+    *out = topology;
+    return BL_OK;
+}
+
+/* The first node of each set of cores, in logical order: the one numbered `index`, or NULL after the last.
+ * *n_nodes: how many up to there. */
+static hwloc_obj_t find_node(hwloc_topology_t topology, int index, int *n_nodes)
+{
+    hwloc_obj_t node = NULL;
+    hwloc_bitmap_t seen = hwloc_bitmap_alloc();
+
+    *n_nodes = 0;
+    while (seen && (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
+        if (hwloc_bitmap_iszero(node->cpuset) || hwloc_bitmap_intersects(node->cpuset, seen)) continue;
+        hwloc_bitmap_or(seen, seen, node->cpuset);
+        if ((*n_nodes)++ == index) break;
+    }
+    hwloc_bitmap_free(seen);
+    return node;
+}
+
+static int count_nodes(hwloc_topology_t topology)
+{
+    int n_nodes;
+    find_node(topology, -1, &n_nodes);
+    return n_nodes;
+}
+
+static bl_status get_node(hwloc_topology_t topology, int index, hwloc_obj_t *out)
+{
+    int n_nodes;
+
+    *out = find_node(topology, index, &n_nodes);
+    return *out ? BL_OK : BL_FAIL(BL_EUSAGE, "NUMA node %d: this host has %d with cores", index, n_nodes);
+}
+
+/* The node that has all cores the calling thread may run on; -1: there is no single one. */
+static int find_node_of_thread(hwloc_topology_t topology)
+{
+    int found = -1, n_nodes = count_nodes(topology), unused;
+    hwloc_bitmap_t cores = hwloc_bitmap_alloc();
+
+    if (cores && hwloc_get_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) == 0)
+        for (int i = 0; i < n_nodes; i++)
+            if (hwloc_bitmap_isincluded(cores, find_node(topology, i, &unused)->cpuset)) found = i;
+    hwloc_bitmap_free(cores);
+    return found;
+}
+
+bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const char *what, int *bound)
+{
+    hwloc_topology_t topology;
+    hwloc_obj_t object;
+    bl_status st = BL_OK;
+
+    *bound = -1;
+    BL_TRY(load_topology(&topology));
+    if (node < 0) node = find_node_of_thread(topology);
+    if (node < 0) goto done;
+    BL_TRY_GOTO(st, done, get_node(topology, node, &object));
+    if (count_nodes(topology) == 1) goto done;
+    if (hwloc_set_area_membind(topology, memory, size_bytes, object->nodeset, HWLOC_MEMBIND_BIND,
+                               HWLOC_MEMBIND_BYNODESET) == 0)
+        *bound = node;
+    else /* containers often forbid mbind */
+        bl_log_warning("%s: its memory cannot be bound to NUMA node %d: %s", what, node, strerror(errno));
+done:
+    hwloc_topology_destroy(topology);
+    return st;
+}
+
+bl_status bl_arena_bind_thread(int node)
+{
+    hwloc_topology_t topology;
+    hwloc_obj_t object;
+    bl_status st;
+
+    if (node < 0) return BL_OK;
+    BL_TRY(load_topology(&topology));
+    BL_TRY_GOTO(st, done, get_node(topology, node, &object));
+    if (count_nodes(topology) > 1 && hwloc_set_cpubind(topology, object->cpuset, HWLOC_CPUBIND_THREAD) != 0)
+        bl_log_warning("a thread cannot be bound to the cores of NUMA node %d: %s", node, strerror(errno));
+done:
+    hwloc_topology_destroy(topology);
+    return st;
+}
+
+int bl_arena_node_of(int index, int n)
+{
+    hwloc_topology_t topology;
+
+    if (load_topology(&topology) != BL_OK) return -1;
+    int n_nodes = count_nodes(topology);
+    hwloc_topology_destroy(topology);
+    return n < n_nodes ? -1 : (int)((int64_t)index * n_nodes / n);
+}
