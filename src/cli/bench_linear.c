@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench linear: the quantised LoRA linear layer against a plain fp32 GEMM of the same shape, in one
- * run. */
+/* ballast bench linear: the quantised LoRA linear layer against a plain GEMM of the same shape, in one run. The
+ * CPU's is here; bench_linear_cuda.c has a GPU's. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 
 #include "base/sizes.h"
 #include "cli/bench.h"
+#include "cli/bench_linear_cuda.h"
 #include "linear/lora_linear.h"
 #include "llama/projection.h"
 #include "ops/matmul.h"
@@ -17,6 +18,7 @@ typedef struct bench_options {
     char *model;
     int64_t tokens, lora_r, threads, runs;
     bl_string_list formats, matrices;
+    bl_device_kind device;
 } bench_options;
 
 #define OPTION(field, kind)                                                                                  \
@@ -24,6 +26,7 @@ typedef struct bench_options {
     .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
+    {OPTION(device, ENUM), .default_text = "cpu", .names = "cpu|cuda", .help = "cpu, or cuda for the first GPU"},
     {OPTION(model, STRING), .default_text = "llama3.2-1b", .help = "whose shapes: a name as in llama3.1-8b"},
     {OPTION(matrices, LIST), .default_text = "qkv,o,gate_up,down", .help = "the fused matrices to measure"},
     {OPTION(formats, LIST), .default_text = "fp8_row,fp8_block,bf16,f32",
@@ -184,10 +187,9 @@ static bl_status measure(bench_case *c, bool forward)
     return BL_OK;
 }
 
-static bl_status run_case(bench_case *c, const bl_llama_config *config)
+static bl_status run_case(bench_case *c)
 {
     bl_status st;
-    describe(c, config);
     BL_TRY_GOTO(st, done, allocate(c));
     c->linear.weight.n_segments = 1;
     c->linear.weight.segment[0] = (bl_weight_segment){c->format, c->codes, c->scales, c->N};
@@ -207,6 +209,19 @@ static bl_status parse_matrix(const char *name, int *out)
     return BL_FAIL(BL_EUSAGE, "matrices: %s is none of qkv, o, gate_up, down", name);
 }
 
+static bl_status run_cuda_case(const bench_case *c)
+{
+    return bl_bench_linear_cuda(c->device, c->stream, &(bl_linear_case){.model = c->options->model, .matrix = matrix_names[c->matrix],
+                                                                        .format = c->format, .T = c->T, .runs = c->options->runs,
+                                                                        .linear = c->linear});
+}
+
+static bl_status create_device(const bench_options *o, bl_device **out)
+{
+    if (o->device == BL_DEVICE_CUDA) return bl_device_create_cuda(0, out);
+    return bl_device_create_cpu((int)(o->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : o->threads), out);
+}
+
 static bl_status run(const void *values)
 {
     const bench_options *o = values;
@@ -216,8 +231,7 @@ static bl_status run(const void *values)
     bl_status st;
 
     BL_TRY(bl_llama_config_preset(o->model, &config));
-    int64_t threads = o->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : o->threads;
-    BL_TRY_GOTO(st, done, bl_device_create_cpu((int)threads, &device));
+    BL_TRY_GOTO(st, done, create_device(o, &device));
     BL_TRY_GOTO(st, done, bl_stream_create(device, "bench", &stream));
     for (int64_t m = 0; m < o->matrices.n_items; m++)
         for (int64_t f = 0; f < o->formats.n_items; f++) {
@@ -227,7 +241,8 @@ static bl_status run(const void *values)
                 st = BL_FAIL(BL_EUSAGE, "formats: %s is no format", o->formats.items[f]);
                 goto done;
             }
-            BL_TRY_GOTO(st, done, run_case(&c, &config));
+            describe(&c, &config);
+            BL_TRY_GOTO(st, done, o->device == BL_DEVICE_CUDA ? run_cuda_case(&c) : run_case(&c));
         }
 done:
     bl_stream_destroy(stream);
@@ -245,6 +260,7 @@ const bl_bench bl_bench_linear = {
         "an fp32\n"
         "GEMM of the frozen matrix's shape, alternating in one run; the best of --runs. Backward is dx, dA and "
         "dB; its GEMM is\n"
-        "dx's alone.\n",
+        "dx's alone. On a GPU the GEMM is cuBLASLt's in bf16, FP8 formats are measured decoded and as FP8, and the "
+        "parts' times are given.\n",
     .run = run,
 };
