@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "offload/arena.h"
 #include "offload/spill.h"
 #include "ops/elementwise.h"
 #include "ops/loss_head.h"
@@ -23,7 +24,7 @@ struct bl_llama_pass {
     bl_pass_options options;
     int64_t n_layers, hidden;
     float *memory;      /* device memory, all of it */
-    float *host;        /* host memory of the stacks; NULL without offload */
+    bl_arena *arena;    /* host memory, all of it; NULL without offload */
     bl_spill *inputs;   /* entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden] */
     bl_spill *saved;    /* entry l: what layer l's forward keeps, [rows * saved_floats]; NULL without training */
     float *d;           /* [rows][hidden]: gradient of the boundary between two layers */
@@ -96,7 +97,7 @@ int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options
 int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options)
 {
     pass_size m = measure(config, options);
-    return host_bytes(&m);
+    return (int64_t)bl_arena_piece_bytes((size_t)host_bytes(&m));
 }
 
 static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item, float *slots, float *host, bl_spill **out)
@@ -113,17 +114,23 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
 {
     const bl_pass_options *o = &pass->options;
     size_t n_host = (size_t)host_bytes(m);
+    float *host = NULL;
 
     BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)device_bytes(m), "activations", (void **)&pass->memory));
-    if (n_host > 0) BL_TRY(bl_device_alloc(pass->device, BL_SPACE_HOST, n_host, "offloaded activations", (void **)&pass->host));
+    if (n_host > 0) {
+        bl_arena_options arena = {.device = pass->device, .size_bytes = bl_arena_piece_bytes(n_host), .what = "offloaded activations",
+                                  .node = -1, .pin = o->pin};
+        BL_TRY(bl_arena_create(&arena, &pass->arena));
+        host = bl_arena_take(pass->arena, n_host);
+    }
     pass->d = pass->memory + slot_floats(&m->inputs);
     float *saved = pass->d + m->d;
     pass->logits = saved + slot_floats(&m->saved);
     bl_block_place_workspace(&pass->weights->dims, bl_round_up(o->T_max, ROW_ALIGN), o->lora->options.r, o->lora->options.dropout > 0,
                              o->training, pass->logits + m->logits, &pass->workspace);
-    BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, pass->host, &pass->inputs));
+    BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
-    return create_stack(pass, &m->saved, 1, saved, pass->host ? pass->host + host_floats(&m->inputs) : NULL, &pass->saved);
+    return create_stack(pass, &m->saved, 1, saved, host ? host + host_floats(&m->inputs) : NULL, &pass->saved);
 }
 
 bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base, bl_stream *compute,
@@ -157,7 +164,7 @@ void bl_llama_pass_destroy(bl_llama_pass *pass)
     if (!pass) return;
     bl_spill_destroy(pass->inputs);
     bl_spill_destroy(pass->saved);
-    bl_device_free(pass->device, BL_SPACE_HOST, pass->host);
+    bl_arena_destroy(pass->arena);
     bl_device_free(pass->device, BL_SPACE_DEVICE, pass->memory);
     free(pass->first_row);
     free(pass);
