@@ -271,6 +271,12 @@ static void test_huge_pages(void **state)
         assert_in_range(huge_bytes, HUGE_PAGE_BYTES, SIZE_BYTES - 4096);
         assert_int_equal(huge_bytes % HUGE_PAGE_BYTES, 0);
     }
+    /* A neighbour's are not counted, whichever lies below the other and whether or not the system made one
+     * mapping of both. */
+    bl_arena *small = make(*state, HUGE_PAGE_BYTES);
+    assert_in_range(get_info(small).huge_bytes, 0, HUGE_PAGE_BYTES);
+    assert_int_equal(get_info(arena).huge_bytes, huge_bytes);
+    bl_arena_destroy(small);
     bl_arena_destroy(arena);
 }
 
@@ -478,6 +484,22 @@ static bool runs_on(int core)
     return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 && CPU_ISSET(core, &set);
 }
 
+/* A thread that its owner has put on one core stays there. */
+static int bind_to_one_node(bl_device *device)
+{
+    cpu_set_t set;
+
+    (void)device;
+    CPU_ZERO(&set);
+    CPU_SET(1, &set);
+    setenv("HWLOC_SYNTHETIC", "node:1 core:2 pu:1", 1);
+    setenv("HWLOC_THISSYSTEM", "1", 1);
+    REQUIRE(sched_setaffinity(0, sizeof set, &set) == 0);
+    REQUIRE(bl_arena_bind_thread(0) == BL_OK);
+    REQUIRE(runs_on(1));
+    return 0;
+}
+
 /* Two cores called two nodes, and hwloc told to believe it. Of the memory's nodes only the first need exist.
  */
 static int bind_for_real(bl_device *device)
@@ -523,6 +545,7 @@ static void test_binding(void **state)
         print_message("skipped: this needs cores 0 and 1\n");
         return;
     }
+    assert_child_succeeds(bind_to_one_node, text);
     assert_child_succeeds(bind_for_real, text);
     if (strcmp(text, "node 0\n") != 0) {
         assert_int_equal(count(text, "warning: near weights: "), 1);
