@@ -57,18 +57,20 @@ __device__ static inline void encode_group(bl_e4m3_divisor divisor, float values
 /* The largest of all threads' bits, in the block, then in its cluster. */
 __device__ static inline uint32_t row_max(uint32_t bits)
 {
-    __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_block, of_row;
+    __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_row;
     int lane = (int)threadIdx.x % BL_WARP, warp = (int)threadIdx.x / BL_WARP;
     bits = bl_warp_max_bits(bits);
     if (lane == 0) partial[warp] = bits;
     __syncthreads();
     if (warp == 0) {
         bits = bl_warp_max_bits(lane < (int)blockDim.x / BL_WARP ? partial[lane] : 0);
-        if (lane == 0) of_block = of_row = bits;
+        if (lane == 0) of_row = bits;
     }
 #if __CUDA_ARCH__ >= 900
     cg::cluster_group cluster = cg::this_cluster();
     if (cluster.num_blocks() > 1) {
+        __shared__ uint32_t of_block; /* read by the others while of_row is written */
+        if (threadIdx.x == 0) of_block = bits;
         cluster.sync();
         if (warp == 0) {
             bits = 0;
