@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/memory.h"
 #include "base/sizes.h"
 #include "cli/bench.h"
 #include "cli/bench_file.h"
@@ -41,13 +42,7 @@ static const bl_option table[] = {
      .help = "timed runs of each"},
 };
 
-enum { DEVICE_NAME_MAX = 16, SYSTEM_TEXT_BYTES = 4096, MAX_NODES = 1024 };
-
-/* What this build can compute on. */
-static const struct {
-    char name[DEVICE_NAME_MAX];
-    bl_status (*create)(int n_threads, bl_device **out);
-} devices[] = {{"cpu", bl_device_create_cpu}};
+enum { SYSTEM_TEXT_BYTES = 4096, MAX_NODES = 1024 };
 
 typedef struct hardware {
     const hardware_options *options;
@@ -75,28 +70,14 @@ static void read_system_text(const char *path, char text[static SYSTEM_TEXT_BYTE
     if (file) fclose(file);
 }
 
-/* What stands behind `label` in the text; NULL: nothing. */
-static const char *find_behind(const char *text, const char *label)
-{
-    const char *at = strstr(text, label);
-    return at ? at + strlen(label) : NULL;
-}
-
-/* Bytes behind `label` in /proc/meminfo, which counts in KiB; null when it does not say. */
-static json_t *memory_bytes(const char *label)
-{
-    char text[SYSTEM_TEXT_BYTES];
-    read_system_text("/proc/meminfo", text);
-    const char *at = find_behind(text, label);
-    return at ? json_integer(strtoll(at, NULL, 10) * 1024) : json_null();
-}
-
 static json_t *describe_processor(void)
 {
+    static const char label[] = "model name\t: ";
     char text[SYSTEM_TEXT_BYTES];
+
     read_system_text("/proc/cpuinfo", text);
-    const char *at = find_behind(text, "model name\t: ");
-    return at ? json_stringn(at, strcspn(at, "\n")) : json_null();
+    const char *at = strstr(text, label);
+    return at ? json_stringn(at + strlen(label), strcspn(at + strlen(label), "\n")) : json_null();
 }
 
 /* Of RLIMIT_MEMLOCK; null: none. */
@@ -133,7 +114,7 @@ static bl_status get_allowed_cores(cpu_set_t *out)
 
 static bl_status report_host(hardware *h)
 {
-    int64_t free_bytes, node_count = 0;
+    int64_t free_bytes, node_count = 0, available = bl_memory_available_bytes();
     cpu_set_t allowed, cores;
 
     BL_TRY(get_allowed_cores(&allowed));
@@ -143,8 +124,9 @@ static bl_status report_host(hardware *h)
     BL_TRY(put(h->report, "online_cores", json_integer(sysconf(_SC_NPROCESSORS_ONLN))));
     BL_TRY(put(h->report, "usable_cores", json_integer(CPU_COUNT(&allowed))));
     BL_TRY(put(h->report, "numa_nodes", json_integer(bl_max_i64(node_count, 1))));
-    BL_TRY(put(h->report, "memory_bytes", memory_bytes("MemTotal:")));
-    BL_TRY(put(h->report, "available_memory_bytes", memory_bytes("MemAvailable:")));
+    BL_TRY(put(h->report, "memory_bytes",
+               json_integer((json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE))));
+    BL_TRY(put(h->report, "available_memory_bytes", available < 0 ? json_null() : json_integer(available)));
     BL_TRY(put(h->report, "locked_memory_limit_bytes", locked_limit_bytes()));
     if (!h->options->dir) return put(h->report, "free_disk_bytes", json_null());
     BL_TRY(bl_dir_free_bytes(h->options->dir, &free_bytes));
@@ -334,26 +316,45 @@ static bl_status measure_fp8(hardware *h, int n_threads, bl_device *device)
     return BL_OK;
 }
 
-/* One device with one thread and one with all of them, where the device computes with threads. */
-static bl_status measure_device(hardware *h, size_t which, int n_threads)
+static bl_status measure_gemm(hardware *h, const char *name, int n_threads, bl_act_type act,
+                              bl_device *device)
 {
     const hardware_options *o = h->options;
-    const char *name = devices[which].name;
-    bl_device *device = NULL;
-    bl_status st;
     bl_rate rate;
 
-    BL_TRY_GOTO(st, done, devices[which].create(n_threads, &device));
-    bool is_cpu = bl_device_get_kind(device) == BL_DEVICE_CPU, is_last = n_threads == h->n_threads;
-    if (is_last) BL_TRY_GOTO(st, done, measure_copies(h, name, device));
-    if (!is_last && !is_cpu) goto done;
-    BL_TRY_GOTO(st, done, bl_rate_gemm(device, o->matrix_size, o->runs, &rate));
-    BL_TRY_GOTO(st, done,
-                add_rate(h, "gemm",
-                         json_pack("{s:s, s:i, s:s, s:I}", "device", name, "threads", n_threads, "dtype",
-                                   "f32", "matrix_size", (json_int_t)o->matrix_size),
-                         "flops", rate));
-    if (is_cpu) st = measure_fp8(h, n_threads, device);
+    BL_TRY(bl_rate_gemm(device, act, o->matrix_size, o->runs, &rate));
+    json_t *entry = json_pack("{s:s, s:i, s:s, s:I}", "device", name, "threads", n_threads, "dtype",
+                              act == BL_ACT_F32 ? "f32" : "bf16", "matrix_size", (json_int_t)o->matrix_size);
+    return add_rate(h, "gemm", entry, "flops", rate);
+}
+
+static bl_status measure_cpu(hardware *h, int n_threads)
+{
+    bl_device *device;
+    bl_status st;
+
+    BL_TRY(bl_device_create_cpu(n_threads, &device));
+    if (n_threads == 1) BL_TRY_GOTO(st, done, measure_copies(h, "cpu", device));
+    BL_TRY_GOTO(st, done, measure_gemm(h, "cpu", n_threads, BL_ACT_F32, device));
+    st = measure_fp8(h, n_threads, device);
+done:
+    bl_device_destroy(device);
+    return st;
+}
+
+/* The first GPU, where the build and the machine have one. */
+static bl_status measure_gpu(hardware *h)
+{
+    bl_device *device;
+    bl_status st = bl_device_create_cuda(0, &device);
+
+    if (st == BL_ELIMIT) {
+        if (!h->options->json) printf("%-14s skipped: %s\n", "device cuda", bl_error_text());
+        return BL_OK;
+    }
+    BL_TRY(st);
+    BL_TRY_GOTO(st, done, measure_copies(h, "cuda", device));
+    st = measure_gemm(h, "cuda", 1, BL_ACT_BF16, device);
 done:
     bl_device_destroy(device);
     return st;
@@ -365,11 +366,9 @@ static bl_status measure(hardware *h)
     BL_TRY(measure_nodes(h));
     BL_TRY(measure_disk(h));
     BL_TRY(measure_gathers(h));
-    for (size_t d = 0; d < BL_COUNT(devices); d++) {
-        if (h->n_threads > 1) BL_TRY(measure_device(h, d, 1));
-        BL_TRY(measure_device(h, d, h->n_threads));
-    }
-    return BL_OK;
+    BL_TRY(measure_cpu(h, 1));
+    if (h->n_threads > 1) BL_TRY(measure_cpu(h, h->n_threads));
+    return measure_gpu(h);
 }
 
 static bl_status write_report(const hardware *h)

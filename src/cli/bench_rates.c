@@ -72,6 +72,13 @@ static void copy_piece(void *arg, int64_t index, void *scratch)
     memcpy(m->to + index * PIECE_BYTES, m->from + index * PIECE_BYTES, piece_bytes(m, index));
 }
 
+static bool is_copied(const memory_copy *m)
+{
+    for (size_t i = 0; i < m->n_bytes; i++)
+        if (m->to[i] != (unsigned char)(i / PIECE_BYTES % 251 + 1)) return false;
+    return true;
+}
+
 static bl_status copy_memory(void *arg)
 {
     memory_copy *m = arg;
@@ -93,7 +100,7 @@ bl_status bl_rate_memory_copy(int n_threads, size_t n_bytes, int64_t runs, bl_ra
     }
     bl_pool_run(m.pool, bl_ceil_div((int64_t)n_bytes, PIECE_BYTES), touch_piece, &m);
     BL_TRY_GOTO(st, done, copy_memory(&m));
-    if (memcmp(m.from, m.to, n_bytes) != 0) {
+    if (!is_copied(&m)) {
         st = BL_FAIL(BL_EINTERNAL, "a copy in memory differs");
         goto done;
     }
@@ -271,12 +278,13 @@ static bl_status multiply(void *arg)
     return bl_stream_synchronize(g->stream);
 }
 
-/* In any order of additions, |sum of fp32 products - exact| <= gamma_n sum |a b|, gamma_n = n u / (1 - n u),
- * u = 2^-24 (Higham 2002, section 3.1). host[3][n][n]: A, B, C. */
+/* In any order of additions, rounded or cut off, |sum of fp32 products - exact| <= gamma_n sum |a b|, gamma_n
+ * = n u / (1 - n u) with u = 2^-23 (Higham 2002, section 3.1); a product of bf16 values is exact.
+ * host[3][n][n]: A, B, C. */
 static bool is_product(const float *host, int64_t n)
 {
     const float *A = host, *B = host + n * n, *C = host + 2 * n * n;
-    double gamma = (double)n * 0x1p-24 / (1.0 - (double)n * 0x1p-24);
+    double gamma = (double)n * 0x1p-23 / (1.0 - (double)n * 0x1p-23);
 
     for (int64_t sample = 0; sample < GEMM_SAMPLES; sample++) {
         int64_t at = sample * (n * n - 1) / (GEMM_SAMPLES - 1), i = at / n, j = at % n;
@@ -291,34 +299,65 @@ static bool is_product(const float *host, int64_t n)
     return true;
 }
 
-bl_status bl_rate_gemm(bl_device *device, int64_t n, int64_t runs, bl_rate *out)
+/* Fills A and B of host[3][n][n], and brings them to the device: as they are, or as bf16, to which they are
+ * rounded first. `packed`: room for 2 n^2 bf16 values. */
+static bl_status bring_operands(gemm *g, float *host, uint16_t *packed, void *operands)
 {
-    size_t matrix_bytes = (size_t)(n * n) * sizeof(float);
-    gemm g = {.args = {.M = n, .N = n, .K = n, .lda = n, .ldb = n, .ldc = n, .alpha = 1.0f}};
-    float *host = NULL, *matrices = NULL;
+    size_t n_values = (size_t)(2 * g->args.M * g->args.K);
+
+    fill(host, (int64_t)n_values);
+    for (size_t i = 0; g->args.act == BL_ACT_BF16 && i < n_values; i++) {
+        packed[i] = bl_f32_to_bf16(host[i]);
+        host[i] = bl_bf16_to_f32(packed[i]);
+    }
+    const void *from = g->args.act == BL_ACT_BF16 ? (const void *)packed : host;
+    BL_TRY(bl_stream_copy(g->stream, operands, from, n_values * bl_act_bytes(g->args.act)));
+    return bl_stream_synchronize(g->stream);
+}
+
+bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t runs, bl_rate *out)
+{
+    size_t n_values = (size_t)(n * n), operand_bytes = n_values * bl_act_bytes(act);
+    gemm g = {.args = {.act = act, .M = n, .N = n, .K = n, .lda = n, .ldb = n, .ldc = n, .alpha = 1.0f}};
+    float *host = NULL;
+    uint16_t *packed = NULL;
+    unsigned char *operands = NULL;
     bl_status st;
 
     BL_TRY_GOTO(st, done, bl_stream_create(device, "bench", &g.stream));
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_HOST, 3 * matrix_bytes, "bench matrices", (void **)&host));
+                bl_device_alloc(device, BL_SPACE_HOST, 3 * n_values * sizeof *host, "bench matrices",
+                                (void **)&host));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_HOST, 2 * n_values * sizeof *packed, "bench matrices",
+                                (void **)&packed));
     BL_TRY_GOTO(
         st, done,
-        bl_device_alloc(device, BL_SPACE_DEVICE, 3 * matrix_bytes, "bench matrices", (void **)&matrices));
-    fill(host, 2 * n * n);
-    g.args.a = matrices, g.args.b = matrices + n * n, g.args.c = matrices + 2 * n * n;
-    BL_TRY_GOTO(st, done, bl_stream_copy(g.stream, matrices, host, 2 * matrix_bytes));
+        bl_device_alloc(device, BL_SPACE_DEVICE, 2 * operand_bytes, "bench matrices", (void **)&operands));
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_DEVICE, n_values * sizeof *host, "bench product", &g.args.c));
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_DEVICE, BL_MATMUL_SCRATCH_BYTES, "bench scratch", &g.args.scratch));
+    g.args.scratch_bytes = BL_MATMUL_SCRATCH_BYTES;
+    g.args.a = operands, g.args.b = operands + operand_bytes;
+    BL_TRY_GOTO(st, done, bring_operands(&g, host, packed, operands));
     BL_TRY_GOTO(st, done, bl_matmul(g.stream, &g.args));
-    BL_TRY_GOTO(st, done, bl_stream_copy(g.stream, host + 2 * n * n, g.args.c, matrix_bytes));
+    BL_TRY_GOTO(st, done, bl_stream_copy(g.stream, host + 2 * n_values, g.args.c, n_values * sizeof *host));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(g.stream));
     if (!is_product(host, n)) {
-        st = BL_FAIL(BL_EINTERNAL, "a product of fp32 matrices is wrong");
+        st = BL_FAIL(BL_EINTERNAL, "a product of matrices is wrong");
         goto done;
     }
     st = time_runs(multiply, &g, runs, 2.0 * (double)n * (double)n * (double)n, out);
 done:
     bl_stream_destroy(g.stream);
     bl_device_free(device, BL_SPACE_HOST, host);
-    bl_device_free(device, BL_SPACE_DEVICE, matrices);
+    bl_device_free(device, BL_SPACE_HOST, packed);
+    bl_device_free(device, BL_SPACE_DEVICE, operands);
+    bl_device_free(device, BL_SPACE_DEVICE, g.args.c);
+    bl_device_free(device, BL_SPACE_DEVICE, g.args.scratch);
     return st;
 }
 

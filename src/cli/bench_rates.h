@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "fp8/fp8.h"
+#include "ops/ops.h"
 
 /* Per second: of the fastest run, and of the median one. */
 typedef struct bl_rate {
@@ -26,8 +27,9 @@ bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes,
  * gather; the slowest rank counts. */
 bl_status bl_rate_all_gather(int n_ranks, size_t bytes_per_rank, int64_t runs, bl_rate *out);
 
-/* 2 n^3 floating-point operations a product of fp32 matrices of n rows and columns. */
-bl_status bl_rate_gemm(bl_device *device, int64_t n, int64_t runs, bl_rate *out);
+/* 2 n^3 floating-point operations a product of matrices of n rows and columns, of the type act (a CPU has
+ * fp32, a GPU bf16), with an fp32 result. */
+bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t runs, bl_rate *out);
 
 /* Weights converted between fp32 and the format, one of the two FP8 ones, in a matrix of rows x cols; a CPU
  * device. */
