@@ -36,4 +36,7 @@ function(ballast_test name)
     set(ARG_TIMEOUT 300)
   endif()
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  if("gpu" IN_LIST ARG_LABELS)
+    set_property(GLOBAL APPEND_STRING PROPERTY BALLAST_GPU_TESTS "${name}\n") # scripts/gpu-check reads them
+  endif()
 endfunction()

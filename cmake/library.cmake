@@ -15,6 +15,9 @@ set_target_properties(libballast PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE 
 add_library(ballast::ballast ALIAS libballast)
 
 get_target_property(BALLAST_BLAS_LIBRARIES bl_ops BALLAST_LINK_FLAGS)
+if(BALLAST_CUDA)
+  string(APPEND BALLAST_BLAS_LIBRARIES " -L${CUDAToolkit_LIBRARY_DIR} -lcublasLt -lcudart_static -ldl -lrt")
+endif()
 
 set(library_headers
   base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
