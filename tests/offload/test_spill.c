@@ -329,6 +329,50 @@ static void test_the_way_back_goes_on_beside_work(void **state)
     close_fixture(&f);
 }
 
+/* The transfer that the next call queues takes so long from where compute is now. */
+static void pace_next_transfer(fixture *f, bl_event *here, unsigned pause_us)
+{
+    assert_ok(bl_event_record(here, f->compute));
+    assert_ok(bl_stream_wait(f->copy, here));
+    assert_ok(bl_stream_call(f->copy, sleep_task, &pause_us, sizeof pause_us));
+}
+
+/* Two slots, transfers that take three quarters of a visit: compute hardly ever stands still. With one slot
+ * it would each time. The bound, half of the time that transfers take, leaves a loaded machine 7.5 ms a visit
+ * to be late. */
+static void test_transfers_are_hidden(void **state)
+{
+    enum { N = 8, VISIT_US = 20000, TRANSFER_US = 15000 };
+    fixture f;
+    bl_event *here;
+    bl_timeline_totals totals;
+    unsigned visit_us = VISIT_US;
+    (void)state;
+
+    open_fixture(&f, (shape){N, 2, N - 2});
+    assert_ok(bl_event_create(f.device, &here));
+    assert_ok(bl_spill_begin(f.spill, ENTRY_BYTES, true));
+    for (int64_t e = 0; e < N; e++) {
+        assert_ok(bl_spill_reserve(f.spill, e));
+        assert_ok(bl_stream_call(f.compute, sleep_task, &visit_us, sizeof visit_us));
+        if (e < N - 2) pace_next_transfer(&f, here, TRANSFER_US);
+        assert_ok(bl_spill_put(f.spill, e));
+    }
+    for (int64_t e = N - 1; e >= 0; e--) {
+        assert_ok(bl_spill_take(f.spill, e));
+        assert_ok(bl_stream_call(f.compute, sleep_task, &visit_us, sizeof visit_us));
+        if (e >= 2) pace_next_transfer(&f, here, TRANSFER_US);
+        assert_ok(bl_spill_drop(f.spill, e));
+    }
+    finish(&f);
+    bl_timeline_collect(f.timeline);
+    bl_timeline_get_totals(f.timeline, &totals);
+    double transfers_s = 2 * (N - 2) * TRANSFER_US * 1e-6;
+    assert_true(totals.lane[BL_LANE_ACTIVATIONS].stall_s < 0.5 * transfers_s);
+    bl_event_destroy(here);
+    close_fixture(&f);
+}
+
 /* ---- what is refused ---- */
 
 static void test_wrong_order_is_refused(void **state)
@@ -423,6 +467,7 @@ int main(void)
         cmocka_unit_test(test_entries_come_back),
         cmocka_unit_test(test_work_goes_on_beside_the_way_out),
         cmocka_unit_test(test_the_way_back_goes_on_beside_work),
+        cmocka_unit_test(test_transfers_are_hidden),
         cmocka_unit_test(test_wrong_order_is_refused),
         cmocka_unit_test(test_wrong_shapes_are_refused),
         cmocka_unit_test(test_a_failed_transfer_reaches_compute),
