@@ -32,8 +32,8 @@ struct bl_llama_pass {
     int64_t saved_floats;
     int64_t *first_row; /* [max_group + 1]: of each micro-batch, all rounded up to ROW_ALIGN */
     int64_t n_visits;   /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
-    bool has_backward;  /* the pass under way */
-    int span;           /* the visit under way */
+    bool has_backward;  /* has the pass under way */
+    int span;           /* of the visit under way */
     bl_block_workspace workspace;
 };
 
@@ -221,7 +221,6 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, in
 {
     int64_t layer = visit_unit(pass, at);
     const void *lora = NULL;
-
     const char *name = at < pass->n_layers ? "forward" : at == pass->n_layers ? "head" : "backward";
 
     if (input->stop && input->stop(input->stop_user)) return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
