@@ -6,10 +6,10 @@
  *   FILLING   create                                  write, memory
  *   SEALED    seal                                    memory, check, verify, file
  *
- * The page file of a rank lies in `dir`: NAME.pages holds the disk pages one after the other, each aligned to BL_IO_ALIGN_BYTES;
- * NAME.json, written last and renamed into place, lists them with offset, size and checksum. NAME comes from `key`, shard and n_shards.
- * A file whose list is complete and of the right size is used again: its pages are not written. Any that are missing: all are written
- * anew. Without its .json a .pages file means nothing, so a crash while writing costs only the work. */
+ * The page file of a rank lies in `dir`: NAME.pages holds the disk pages one after the other, each aligned to BL_IO_ALIGN_BYTES, and a last
+ * block with the checksum of the list; NAME.json, written last and renamed into place, lists them with offset, size and checksum. NAME comes
+ * from `key`, shard and n_shards. A file that fits its list and has all pages that are needed is used again: its pages are not written.
+ * Any that are missing: all are written anew. Without its .json a .pages file means nothing, so a crash while writing costs only the work. */
 #ifndef BALLAST_OFFLOAD_PAGES_H
 #define BALLAST_OFFLOAD_PAGES_H
 
@@ -34,22 +34,24 @@ typedef struct bl_pages_options {
 
 typedef struct bl_pages bl_pages;
 
-/* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EIO. */
+/* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EINPUT when
+ * dir is no folder; BL_EIO. */
 bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages, const bl_page_spec *specs, bl_pages **out);
 void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
 
 /* Whether the disk pages were found complete: write of a disk page is then an error. */
 bool bl_pages_has_disk(const bl_pages *pages);
 
-/* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on; the memory of `bytes` is the host's. For a page in memory that the
+/* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on, and no other page's in between; the memory of `bytes` is the host's. For a page in memory that the
  * host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then. */
 bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes, size_t n_bytes);
-/* All pages are written: completes checksums, makes the page file durable, opens it for readers. */
+/* All pages are written: makes the page file durable, opens it for readers. BL_EUSAGE: meanwhile a run with other tiers wrote the same file. */
 bl_status bl_pages_seal(bl_pages *pages);
 
 const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
 int64_t bl_pages_count(const bl_pages *pages);
 void *bl_pages_memory(const bl_pages *pages, int64_t page); /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory */
+/* What the pages of a tier take, each rounded up to BL_DEVICE_ALIGNMENT_BYTES, which is BL_IO_ALIGN_BYTES. */
 size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
 
 /* For readers: the files (one, or none: NULL) and a disk page's place in file 0; a page's stored bytes are n_bytes. */

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "offload/pages.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/sizes.h"
+#include "offload/arena.h"
+#include "offload/page_file.h"
+
+typedef struct held_page {
+    bl_page_spec spec; /* the name is the page's own */
+    void *memory;      /* NULL: on disk */
+    size_t n_written;
+    bool is_whole; /* then its checksum is known */
+    uint64_t xxh3_64;
+    int64_t offset_bytes; /* on disk */
+} held_page;
+
+struct bl_pages {
+    bl_device *device;
+    void *block;        /* all device pages */
+    bl_arena *arena;    /* all host pages */
+    bl_page_file *file; /* all disk pages */
+    bool has_disk, is_sealed;
+    XXH3_state_t *hash; /* of the page being written */
+    bl_stream *stream;  /* brings bytes to device pages while they are written */
+    int64_t current;    /* being written; -1: none */
+    int64_t n_pages;
+    held_page page[];
+};
+
+/* ---- memory ---- */
+
+/* An empty page has an address, too. */
+static size_t memory_bytes(const held_page *page)
+{
+    return bl_arena_piece_bytes(page->spec.n_bytes ? page->spec.n_bytes : 1);
+}
+
+/* Of all pages of a tier; SIZE_MAX: more than can be counted. */
+static size_t tier_memory_bytes(const bl_pages *pages, bl_tier tier)
+{
+    size_t sum = 0;
+
+    for (int64_t i = 0; i < pages->n_pages; i++)
+        if (pages->page[i].spec.tier == tier && bl_add_overflows(sum, memory_bytes(&pages->page[i]), &sum))
+            return SIZE_MAX;
+    return sum;
+}
+
+static bl_status take_device(bl_pages *pages)
+{
+    size_t n_bytes = tier_memory_bytes(pages, BL_TIER_DEVICE);
+
+    if (n_bytes == 0) return BL_OK;
+    BL_TRY(bl_device_alloc(pages->device, BL_SPACE_DEVICE, n_bytes, "frozen weights", &pages->block));
+    char *at = pages->block;
+    for (int64_t i = 0; i < pages->n_pages; i++) {
+        if (pages->page[i].spec.tier != BL_TIER_DEVICE) continue;
+        pages->page[i].memory = at;
+        at += memory_bytes(&pages->page[i]);
+    }
+    return bl_stream_create(pages->device, "load", &pages->stream);
+}
+
+static bl_status take_host(bl_pages *pages, const bl_pages_options *options)
+{
+    const bl_arena_options arena = {
+        .device = pages->device,
+        .size_bytes = tier_memory_bytes(pages, BL_TIER_HOST),
+        .what = "offloaded weights",
+        .node = options->node,
+        .pin = options->pin,
+    };
+
+    if (arena.size_bytes == 0) return BL_OK;
+    BL_TRY(bl_arena_create(&arena, &pages->arena));
+    for (int64_t i = 0; i < pages->n_pages; i++) {
+        held_page *page = &pages->page[i];
+        if (page->spec.tier != BL_TIER_HOST) continue;
+        page->memory = bl_arena_take(pages->arena, memory_bytes(page));
+        if (!page->memory) return BL_FAIL(BL_EINTERNAL, "page %s: the arena is too small", page->spec.name);
+    }
+    return BL_OK;
+}
+
+/* ---- the disk tier ---- */
+
+/* The places of the disk pages in their order; *out has room for all pages and is the caller's. */
+static bl_status list_places(const bl_pages *pages, bl_page_place **out, size_t *n_places)
+{
+    bl_page_place *places = calloc((size_t)pages->n_pages + 1, sizeof *places);
+
+    *out = places;
+    *n_places = 0;
+    if (!places) return BL_FAIL(BL_ENOMEM, "%" PRId64 " pages", pages->n_pages);
+    for (int64_t i = 0; i < pages->n_pages; i++) {
+        const held_page *page = &pages->page[i];
+        if (page->spec.tier == BL_TIER_DISK)
+            places[(*n_places)++] =
+                (bl_page_place){page->spec.name, page->spec.n_bytes, page->offset_bytes, page->xxh3_64};
+    }
+    return BL_OK;
+}
+
+static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
+{
+    const bl_page_owner owner = {options->key, options->shard, options->n_shards};
+    bl_page_place *places;
+    size_t n_places;
+
+    bl_status st = list_places(pages, &places, &n_places);
+    if (st != BL_OK || n_places == 0) goto done;
+    if (!options->dir) {
+        st = BL_FAIL(BL_EINTERNAL, "pages on disk, and no folder for them");
+        goto done;
+    }
+    BL_TRY_GOTO(st, done,
+                bl_page_file_open(options->dir, &owner, n_places, places, &pages->has_disk, &pages->file));
+    for (int64_t i = 0, j = 0; i < pages->n_pages; i++) {
+        held_page *page = &pages->page[i];
+        if (page->spec.tier != BL_TIER_DISK) continue;
+        page->offset_bytes = places[j].offset_bytes;
+        page->xxh3_64 = places[j].xxh3_64;
+        page->is_whole |= pages->has_disk;
+        j++;
+    }
+done:
+    free(places);
+    return st;
+}
+
+/* ---- create and destroy ---- */
+
+static bl_status copy_specs(bl_pages *pages, const bl_page_spec *specs)
+{
+    bl_page_place *names = calloc((size_t)pages->n_pages + 1, sizeof *names);
+    bl_status st = names ? BL_OK : BL_FAIL(BL_ENOMEM, "%" PRId64 " pages", pages->n_pages);
+
+    for (int64_t i = 0; i < pages->n_pages && st == BL_OK; i++) {
+        held_page *page = &pages->page[i];
+        char *name = strdup(specs[i].name);
+        page->spec = (bl_page_spec){name, specs[i].n_bytes, specs[i].tier};
+        page->is_whole = specs[i].n_bytes == 0; /* nothing will be written */
+        page->xxh3_64 = XXH3_64bits(NULL, 0);
+        names[i].name = name;
+        if (!name) st = BL_FAIL(BL_ENOMEM, "page %s", specs[i].name);
+    }
+    if (st == BL_OK) st = bl_page_names_check((size_t)pages->n_pages, names);
+    free(names);
+    return st;
+}
+
+bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages, const bl_page_spec *specs,
+                          bl_pages **out)
+{
+    bl_status st = BL_OK;
+    bl_pages *pages = NULL;
+    size_t n_bytes;
+
+    *out = NULL;
+    if (n_pages < 0 || bl_mul_overflows((size_t)n_pages, sizeof pages->page[0], &n_bytes) ||
+        bl_add_overflows(n_bytes, sizeof *pages, &n_bytes) || !(pages = calloc(1, n_bytes)))
+        return BL_FAIL(BL_ENOMEM, "%" PRId64 " pages", n_pages);
+    pages->device = options->device;
+    pages->n_pages = n_pages;
+    pages->current = -1;
+    if (!(pages->hash = XXH3_createState())) {
+        st = BL_FAIL(BL_ENOMEM, "%" PRId64 " pages", n_pages);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, copy_specs(pages, specs));
+    BL_TRY_GOTO(st, done, open_disk(pages, options)); /* first: what it refuses, it refuses at once */
+    BL_TRY_GOTO(st, done, take_device(pages));
+    BL_TRY_GOTO(st, done, take_host(pages, options));
+    *out = pages;
+    pages = NULL;
+done:
+    bl_pages_destroy(pages);
+    return st;
+}
+
+void bl_pages_destroy(bl_pages *pages)
+{
+    if (!pages) return;
+    bl_stream_destroy(pages->stream);
+    bl_page_file_close(pages->file);
+    bl_arena_destroy(pages->arena);
+    if (pages->block) bl_device_free(pages->device, BL_SPACE_DEVICE, pages->block);
+    XXH3_freeState(pages->hash);
+    for (int64_t i = 0; i < pages->n_pages; i++) free((char *)pages->page[i].spec.name);
+    free(pages);
+}
+
+/* ---- writing ---- */
+
+/* Whether these bytes are the next of the page, and no other page is half written. */
+static bl_status check_order(const bl_pages *pages, int64_t index, size_t offset, size_t n_bytes)
+{
+    const held_page *page = &pages->page[index];
+    const char *name = page->spec.name;
+
+    if (pages->is_sealed) return BL_FAIL(BL_EINTERNAL, "page %s: written after seal", name);
+    if (page->spec.tier == BL_TIER_DISK && pages->has_disk)
+        return BL_FAIL(BL_EINTERNAL, "page %s: written, and the disk has it", name);
+    if (pages->current >= 0 && pages->current != index)
+        return BL_FAIL(BL_EINTERNAL, "page %s: written before page %s is whole", name,
+                       pages->page[pages->current].spec.name);
+    if (offset != page->n_written || n_bytes > page->spec.n_bytes - offset)
+        return BL_FAIL(BL_EINTERNAL, "page %s: %zu bytes written at %zu, where %zu of %zu are there", name,
+                       n_bytes, offset, page->n_written, page->spec.n_bytes);
+    return BL_OK;
+}
+
+static bl_status begin_page(bl_pages *pages, int64_t index)
+{
+    XXH3_64bits_reset(pages->hash);
+    pages->current = index;
+    if (pages->page[index].spec.tier != BL_TIER_DISK) return BL_OK;
+    return bl_page_file_begin(pages->file, pages->page[index].offset_bytes);
+}
+
+static bl_status store(bl_pages *pages, const held_page *page, size_t offset, const void *bytes,
+                       size_t n_bytes)
+{
+    char *to = page->memory ? (char *)page->memory + offset : NULL;
+
+    if (n_bytes == 0) return BL_OK;
+    if (!to) return bl_page_file_append(pages->file, bytes, n_bytes);
+    if (to == bytes) return BL_OK;
+    if (page->spec.tier == BL_TIER_HOST) {
+        memcpy(to, bytes, n_bytes);
+        return BL_OK;
+    }
+    bl_status st = bl_stream_copy(pages->stream, to, bytes, n_bytes);
+    bl_status synced = bl_stream_synchronize(pages->stream); /* in any case: bytes are the caller's again */
+    return st != BL_OK ? st : synced;
+}
+
+bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const void *bytes, size_t n_bytes)
+{
+    held_page *page = &pages->page[index];
+    bl_status st = check_order(pages, index, offset, n_bytes);
+
+    if (st != BL_OK || page->is_whole) return st;
+    if (pages->current < 0) st = begin_page(pages, index);
+    if (st == BL_OK) st = store(pages, page, offset, bytes, n_bytes);
+    if (st == BL_OK && n_bytes > 0) XXH3_64bits_update(pages->hash, bytes, n_bytes);
+    page->n_written += n_bytes;
+    if (st == BL_OK && page->n_written == page->spec.n_bytes) {
+        if (page->spec.tier == BL_TIER_DISK) st = bl_page_file_end(pages->file);
+        page->xxh3_64 = XXH3_64bits_digest(pages->hash);
+        page->is_whole = st == BL_OK;
+        pages->current = -1;
+    }
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "page %s", page->spec.name);
+}
+
+static bl_status publish_disk(bl_pages *pages)
+{
+    bl_page_place *places;
+    size_t n_places;
+
+    bl_status st = list_places(pages, &places, &n_places);
+    if (st == BL_OK) st = bl_page_file_publish(pages->file, n_places, places);
+    free(places);
+    return st;
+}
+
+bl_status bl_pages_seal(bl_pages *pages)
+{
+    if (pages->is_sealed) return BL_FAIL(BL_EINTERNAL, "pages sealed twice");
+    for (int64_t i = 0; i < pages->n_pages; i++) {
+        const held_page *page = &pages->page[i];
+        if (!page->is_whole)
+            return BL_FAIL(BL_EINTERNAL, "page %s: sealed with %zu of %zu bytes", page->spec.name,
+                           page->n_written, page->spec.n_bytes);
+    }
+    if (pages->file && !pages->has_disk) BL_TRY(publish_disk(pages));
+    bl_stream_destroy(pages->stream);
+    pages->stream = NULL;
+    pages->is_sealed = true;
+    return BL_OK;
+}
+
+/* ---- what they are ---- */
+
+bool bl_pages_has_disk(const bl_pages *pages)
+{
+    return pages->has_disk;
+}
+
+const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t index)
+{
+    return &pages->page[index].spec;
+}
+
+int64_t bl_pages_count(const bl_pages *pages)
+{
+    return pages->n_pages;
+}
+
+void *bl_pages_memory(const bl_pages *pages, int64_t index)
+{
+    return pages->page[index].memory;
+}
+
+size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier)
+{
+    return tier_memory_bytes(pages, tier);
+}
+
+bl_io_files *bl_pages_files(const bl_pages *pages)
+{
+    return pages->file ? bl_page_file_files(pages->file) : NULL;
+}
+
+int64_t bl_pages_offset(const bl_pages *pages, int64_t index)
+{
+    return pages->page[index].offset_bytes;
+}
+
+/* ---- checks ---- */
+
+bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes)
+{
+    const held_page *page = &pages->page[index];
+
+    if (!page->is_whole)
+        return BL_FAIL(BL_EINTERNAL, "page %s: checked before it was written", page->spec.name);
+    uint64_t found = XXH3_64bits(bytes, page->spec.n_bytes);
+    if (found == page->xxh3_64) return BL_OK;
+    if (page->memory)
+        return BL_FAIL(BL_EINPUT,
+                       "memory of page %s: checksum %016" PRIx64 " where %016" PRIx64 " was written",
+                       page->spec.name, found, page->xxh3_64);
+    return BL_FAIL(BL_EINPUT,
+                   "%s: page %s at %" PRId64 ": checksum %016" PRIx64 " where %016" PRIx64 " was written",
+                   bl_page_file_path(pages->file), page->spec.name, page->offset_bytes, found, page->xxh3_64);
+}
+
+bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t index)
+{
+    const held_page *page = &pages->page[index];
+    bool readable = page->spec.tier == BL_TIER_HOST || bl_device_get_kind(pages->device) == BL_DEVICE_CPU;
+
+    return page->memory && readable ? bl_pages_check(pages, index, page->memory) : BL_OK;
+}
+
+void bl_pages_distrust_disk(bl_pages *pages)
+{
+    if (pages->file) bl_page_file_distrust(pages->file);
+}
+
+bl_status bl_pages_read(const bl_pages *pages, int64_t index, void *dst)
+{
+    const held_page *page = &pages->page[index];
+
+    if (page->spec.tier != BL_TIER_DISK || !bl_pages_files(pages))
+        return BL_FAIL(BL_EINTERNAL, "page %s: not to be read from disk", page->spec.name);
+    bl_status st = bl_page_file_read(pages->file, page->offset_bytes, dst, page->spec.n_bytes);
+    if (st != BL_OK) return bl_error_prefix(st, "page %s", page->spec.name);
+    return bl_pages_check(pages, index, dst);
+}
