@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA kernels of fp8/ against the host's functions: bit by bit, since the arithmetic is shared. */
+#include "gpu_test.h"
+
+#include "fp8/element.h"
+#include "fp8/fp8_cuda.h"
+
+/* As in test_kernels.c; also rows that a cluster of blocks shares (past 16,384 columns: 405B's fused qkv,
+ * down and gate_up), and past eight blocks. Matrices of less than a tile, of several, with edges. */
+static const shape shapes[] = {{1, 16384, 0}, {2, 18432, 0}, {1, 53248, 0},  {1, 106496, 0}, {1, 140000, 0},
+                               {172, 768, 0}, {256, 384, 0}, {7, 172, 0},    {129, 100, 1},  {5, 1, 0},
+                               {130, 272, 0}, {33, 256, 16}, {144, 4112, 0}, {0, 64, 0}};
+
+typedef struct quantise_args {
+    const void *x;
+    int64_t ld, T, cols;
+    const float *column_factor;
+    uint8_t *codes;
+    float *scales;
+} quantise_args;
+
+static bl_status launch_rows(bl_stream *stream, const void *args)
+{
+    const quantise_args *a = args;
+    return fp8_cuda_quantise_rows(stream, a->x, a->ld, a->column_factor, a->T, a->cols, a->codes, a->scales);
+}
+
+static bl_status launch_groups(bl_stream *stream, const void *args)
+{
+    const quantise_args *a = args;
+    return fp8_cuda_quantise_groups(stream, a->x, a->ld, a->T, a->cols, a->codes, a->scales);
+}
+
+/* Rows of very different sizes, zeros and numbers too small for a scale among them; rows lie `gap` apart. */
+static float *activations(gpu_test *t, shape s, int64_t gap, buffer *x)
+{
+    int64_t ld = s.cols + gap;
+    float *values = bf16_inputs(t, s.rows * ld, s.shift, 31, 1.0f, x);
+    for (int64_t i = 0; i < s.rows * ld; i++) {
+        int64_t row = i / ld;
+        values[i] = row % 5 == 1   ? 0.0f
+                    : row % 5 == 2 ? values[i] * 0x1p-140f
+                                   : ldexpf(values[i], (int)(row % 40) - 20);
+        if (row % 7 == 3 && i % 97 == 0) values[i] *= 1000.0f;
+        uint16_t bits = bl_f32_to_bf16(values[i]);
+        memcpy(x->initial + 2 * i, &bits, 2);
+        values[i] = bl_bf16_to_f32(bits);
+    }
+    return values;
+}
+
+static void check_rows_with(gpu_test *t, shape s, bool with_factor, int64_t gap)
+{
+    int64_t n = s.rows * s.cols, ld = s.cols + gap;
+    buffer x, factor, codes = buffer_create(t, (size_t)n, 0),
+                      scales = buffer_create(t, (size_t)s.rows * 4, 0);
+    float *cx = activations(t, s, gap, &x), *cf = f32_inputs(t, s.cols, 0, 32, &factor),
+          *row = test_floats(s.cols);
+    quantise_args args = {x.gpu,
+                          ld,
+                          s.rows,
+                          s.cols,
+                          with_factor ? (float *)factor.gpu : NULL,
+                          (uint8_t *)codes.gpu,
+                          (float *)scales.gpu};
+    run_twice(t, launch_rows, &args, (buffer *[]){&x, &factor, &codes, &scales}, 4);
+    uint8_t *want = test_alloc(n, 1);
+    float *want_scales = test_floats(s.rows);
+    for (int64_t r = 0; r < s.rows; r++) {
+        for (int64_t c = 0; c < s.cols; c++) row[c] = with_factor ? cx[r * ld + c] * cf[c] : cx[r * ld + c];
+        gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, row, 0, 1, s.cols,
+                                   want + r * s.cols, want_scales + r));
+    }
+    same_bytes("row scales", &scales, want_scales, (size_t)s.rows * 4);
+    same_bytes("row codes", &codes, want, (size_t)n);
+    free(cx), free(cf), free(row), free(want), free(want_scales);
+    buffer_free(t, &x), buffer_free(t, &factor), buffer_free(t, &codes), buffer_free(t, &scales);
+}
+
+static void check_quantise_rows(gpu_test *t, shape s)
+{
+    check_rows_with(t, s, false, 0);
+    check_rows_with(t, s, true, 0);
+    check_rows_with(t, s, true, 24);
+}
+
+static void check_quantise_groups(gpu_test *t, shape s)
+{
+    enum { GAP = 8 };
+    int64_t n = s.rows * s.cols, ld = s.cols + GAP, n_groups = bl_ceil_div(s.cols, BL_FP8_BLOCK);
+    buffer x, codes = buffer_create(t, (size_t)n, 0),
+              scales = buffer_create(t, (size_t)(s.rows * n_groups) * 4, 0);
+    float *cx = activations(t, s, GAP, &x), *want_scales = test_floats(s.rows * n_groups);
+    uint8_t *want = test_alloc(n, 1);
+    quantise_args args = {x.gpu, ld, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
+    run_twice(t, launch_groups, &args, (buffer *[]){&x, &codes, &scales}, 3);
+    for (int64_t r = 0; r < s.rows; r++)
+        for (int64_t g = 0; g < n_groups; g++) {
+            int64_t c = g * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, s.cols - c);
+            gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, cx + r * ld + c, 0, 1, width,
+                                       want + r * s.cols + c, want_scales + g * s.rows + r));
+        }
+    same_bytes("group scales", &scales, want_scales, (size_t)(s.rows * n_groups) * 4);
+    same_bytes("group codes", &codes, want, (size_t)n);
+    free(cx), free(want), free(want_scales);
+    buffer_free(t, &x), buffer_free(t, &codes), buffer_free(t, &scales);
+}
+
+/* A NaN or an infinity in a row makes its scale NaN, and no other's. */
+static void check_not_finite(gpu_test *t, shape s)
+{
+    if (s.rows < 3) return;
+    buffer x, codes = buffer_create(t, (size_t)(s.rows * s.cols), 0),
+              scales = buffer_create(t, (size_t)s.rows * 4, 0);
+    float *cx = bf16_inputs(t, s.rows * s.cols, 0, 33, 1.0f, &x);
+    const uint16_t infinity = 0xff80, nan = 0x7fc1;
+    memcpy(x.initial + 2 * (s.cols - 1), &infinity, 2);
+    memcpy(x.initial + 2 * (2 * s.cols + s.cols / 2), &nan, 2);
+    quantise_args args = {x.gpu, s.cols, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
+    run_twice(t, launch_rows, &args, (buffer *[]){&x, &codes, &scales}, 3);
+    for (int64_t r = 0; r < s.rows; r++) {
+        float scale;
+        memcpy(&scale, scales.result + 4 * r, 4);
+        assert_int_equal(isnan(scale), r == 0 || r == 2);
+    }
+    free(cx);
+    buffer_free(t, &x), buffer_free(t, &codes), buffer_free(t, &scales);
+}
+
+typedef struct matrix_args {
+    bl_format format;
+    const void *codes;
+    const float *scales;
+    int64_t rows, cols, ld;
+    void *dst;
+} matrix_args;
+
+static bl_status launch_dequantise(bl_stream *stream, const void *args)
+{
+    const matrix_args *a = args;
+    return fp8_cuda_dequantise(stream, a->format, a->codes, a->scales, a->rows, a->cols, a->dst);
+}
+
+static void check_dequantise(gpu_test *t, shape s)
+{
+    int64_t n = s.rows * s.cols,
+            n_blocks = bl_ceil_div(s.rows, BL_FP8_BLOCK) * bl_ceil_div(s.cols, BL_FP8_BLOCK);
+    buffer scales, codes = buffer_create(t, (size_t)n * 4, (size_t)s.shift * 4),
+                   dst = buffer_create(t, (size_t)n * 2, (size_t)s.shift * 2);
+    float *cs = f32_inputs(t, bl_max_i64(s.rows, n_blocks), 0, 34, &scales),
+          *numbers = test_random_floats(n, 35), *want = test_floats(n);
+    for (int format = 0; format < BL_FORMAT_COUNT; format++) {
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t half = format == BL_FORMAT_F16 ? bl_f32_to_f16(numbers[i]) : bl_f32_to_bf16(numbers[i]);
+            uint8_t code = (uint8_t)(i * 37 % 256);
+            if ((code & 0x7f) == BL_FP8_NAN) code = 0x80;
+            if (bl_format_is_fp8((bl_format)format))
+                codes.initial[i] = code;
+            else if (format == BL_FORMAT_F32)
+                memcpy(codes.initial + 4 * i, &numbers[i], 4);
+            else
+                memcpy(codes.initial + 2 * i, &half, 2);
+        }
+        bl_fp8_dequantise(bl_device_pool(t->cpu.device), (bl_format)format, codes.initial, cs, s.rows, s.cols,
+                          want);
+        matrix_args args = {(bl_format)format, codes.gpu, (float *)scales.gpu, s.rows, s.cols, 0, dst.gpu};
+        run_twice(t, launch_dequantise, &args, (buffer *[]){&codes, &scales, &dst}, 3);
+        bf16_is_rounded(bl_format_name((bl_format)format), &dst, want, n);
+    }
+    free(cs), free(numbers), free(want);
+    buffer_free(t, &scales), buffer_free(t, &codes), buffer_free(t, &dst);
+}
+
+static bl_status launch_transpose(bl_stream *stream, const void *args)
+{
+    const matrix_args *a = args;
+    return fp8_cuda_transpose(stream, a->codes, a->rows, a->cols, a->dst);
+}
+
+static bl_status launch_transpose_scales(bl_stream *stream, const void *args)
+{
+    const matrix_args *a = args;
+    return fp8_cuda_transpose_scales(stream, a->codes, a->rows, a->cols, a->dst, a->ld);
+}
+
+static bl_status launch_fill(bl_stream *stream, const void *args)
+{
+    const matrix_args *a = args;
+    return fp8_cuda_fill(stream, a->dst, a->rows, 0.5f);
+}
+
+static void check_transpose(gpu_test *t, shape s)
+{
+    int64_t n = s.rows * s.cols;
+    buffer src = buffer_create(t, (size_t)n, (size_t)s.shift), dst = buffer_create(t, (size_t)n, 0);
+    for (int64_t i = 0; i < n; i++) src.initial[i] = (uint8_t)(i * 2654435761u >> 13);
+    uint8_t *want = test_alloc(n, 1);
+    bl_fp8_transpose(bl_device_pool(t->cpu.device), src.initial, s.rows, s.cols, want);
+    matrix_args args = {.codes = src.gpu, .rows = s.rows, .cols = s.cols, .dst = dst.gpu};
+    run_twice(t, launch_transpose, &args, (buffer *[]){&src, &dst}, 2);
+    same_bytes("transpose", &dst, want, (size_t)n);
+    free(want);
+    buffer_free(t, &src), buffer_free(t, &dst);
+}
+
+static void check_scales(gpu_test *t, shape s)
+{
+    enum { GAP = 3 };
+    int64_t n = s.rows * s.cols, ld = s.rows + GAP;
+    buffer src, dst = buffer_create(t, (size_t)(s.cols * ld) * 4, 4);
+    float *values = f32_inputs(t, n, s.shift, 36, &src), *want = test_floats(s.cols * ld);
+    memcpy(want, dst.initial, (size_t)(s.cols * ld) * 4);
+    for (int64_t i = 0; i < n; i++) want[i % s.cols * ld + i / s.cols] = values[i];
+    matrix_args args = {.codes = src.gpu, .rows = s.rows, .cols = s.cols, .ld = ld, .dst = dst.gpu};
+    run_twice(t, launch_transpose_scales, &args, (buffer *[]){&src, &dst}, 2);
+    same_bytes("scales turned over", &dst, want, (size_t)(s.cols * ld) * 4);
+    args.rows = s.cols * ld;
+    for (int64_t i = 0; i < args.rows; i++) want[i] = 0.5f;
+    run_twice(t, launch_fill, &args, (buffer *[]){&dst}, 1);
+    same_bytes("fill", &dst, want, (size_t)args.rows * 4);
+    free(values), free(want);
+    buffer_free(t, &src), buffer_free(t, &dst);
+}
+
+int main(void)
+{
+    static const kernel_case kernels[] = {
+        {"quantise_rows", check_quantise_rows},
+        {"quantise_groups", check_quantise_groups},
+        {"numbers that are not finite", check_not_finite},
+        {"dequantise", check_dequantise},
+        {"transpose", check_transpose},
+        {"transpose_scales, fill", check_scales},
+    };
+    return run_kernels(kernels, (int)BL_COUNT(kernels), shapes, (int)BL_COUNT(shapes));
+}
