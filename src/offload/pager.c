@@ -52,7 +52,8 @@ struct bl_pager {
     bl_gather_unit *gather_units;
     int group_size;
     bl_gather_ring *ring;
-    bl_arena *bounce;  /* NULL: disk pages are read straight into slots */
+    bl_arena *bounce; /* NULL: disk pages are read straight into slots */
+    size_t bounce_bytes;
     bl_reader *reader; /* NULL: no page is on disk */
     /* Of the copy stream's tasks. */
     bl_io_read reads[BL_GATHER_ITEMS];
@@ -235,7 +236,7 @@ static bl_status pace_task(bl_stream *stream, const void *args)
     const task_args *a = args;
     const bl_page_spec *spec = &a->pager->specs[a->page];
     (void)stream;
-    a->pager->hooks.pace(a->pager->hooks.pace_user, spec->tier, spec->n_bytes);
+    a->pager->hooks.pace(a->pager->hooks.pace_user, spec->tier, a->page, spec->n_bytes);
     return BL_OK;
 }
 
@@ -339,6 +340,7 @@ static bl_status create_reader(bl_pager *pager)
                                   .node = -1,
                                   .pin = !host_writes};
         BL_TRY(bl_arena_create(&arena, &pager->bounce));
+        pager->bounce_bytes = unit_bytes;
         options.memory = bl_arena_memory(pager->bounce);
         options.memory_bytes = unit_bytes;
     } else if (unit_bytes > 0) {
@@ -469,14 +471,10 @@ static bl_status validate_unit(const bl_pager *pager, int64_t unit)
     if (end > room)
         return BL_FAIL(BL_EINTERNAL, "pager: unit %lld ends at %zu of a slot of %zu", (long long)unit, end,
                        room);
-    if (pager->bounce) {
-        bl_arena_info info;
-        bl_arena_get_info(pager->bounce, &info);
-        size_t bounced = disk_bytes(pager->specs, &pager->units[unit], u->n_items);
-        if (bounced > info.size_bytes)
-            return BL_FAIL(BL_EINTERNAL, "pager: unit %lld needs %zu of %zu bytes to bounce", (long long)unit,
-                           bounced, info.size_bytes);
-    }
+    size_t bounced = disk_bytes(pager->specs, &pager->units[unit], u->n_items);
+    if (pager->bounce && bounced > pager->bounce_bytes)
+        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld needs %zu of %zu bytes to bounce", (long long)unit,
+                       bounced, pager->bounce_bytes);
     return BL_OK;
 }
 

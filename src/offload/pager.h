@@ -25,7 +25,7 @@ typedef struct bl_pager_hooks {
     bl_io_hook io; /* of the reader: short reads, errors, delays; runs on its threads */
     void *io_user;
     /* Called on the copy stream after each page has come: may sleep, to pace a tier. */
-    void (*pace)(void *user, bl_tier tier, size_t n_bytes);
+    void (*pace)(void *user, bl_tier tier, int64_t page, size_t n_bytes);
     void *pace_user;
     bool is_synchronous; /* no overlap: gather_ring.h */
     bool bounces;        /* disk pages take the way through the bounce buffer, as on CUDA */
