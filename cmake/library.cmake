@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-# libballast: the LoRA linear layer, the FP8 formats, devices and communicators, without the trainer. Headers keep their folders under
-# include/ballast; a pkg-config file and a CMake package name the libraries a program must link.
+# libballast: the LoRA linear layer, the FP8 formats, the pager, devices and communicators, without the trainer. Headers keep their
+# folders under include/ballast; a pkg-config file and a CMake package name the libraries a program must link.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(library_modules core device fp8 ops comm linear)
+set(library_modules core io device fp8 ops comm offload linear)
 set(library_objects)
+set(BALLAST_LINK_LIBRARIES)
 foreach(module ${library_modules})
   set_target_properties(bl_${module} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   list(APPEND library_objects $<TARGET_OBJECTS:bl_${module}>)
+  get_target_property(flags bl_${module} BALLAST_LINK_FLAGS) # of the libraries that the module itself needs
+  if(flags)
+    string(APPEND BALLAST_LINK_LIBRARIES " ${flags}")
+  endif()
 endforeach()
 add_library(libballast STATIC ${library_objects})
 set_target_properties(libballast PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE C)
 add_library(ballast::ballast ALIAS libballast)
 
-get_target_property(BALLAST_BLAS_LIBRARIES bl_ops BALLAST_LINK_FLAGS)
 if(BALLAST_CUDA)
-  string(APPEND BALLAST_BLAS_LIBRARIES " -L${CUDAToolkit_LIBRARY_DIR} -lcublasLt -lcudart_static -ldl -lrt")
+  string(APPEND BALLAST_LINK_LIBRARIES " -L${CUDAToolkit_LIBRARY_DIR} -lcublasLt -lcudart_static -ldl -lrt")
 endif()
+string(STRIP "${BALLAST_LINK_LIBRARIES}" BALLAST_LINK_LIBRARIES)
 
 set(library_headers
   base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
+  io/reader.h
   device/device.h device/timeline.h
   fp8/fp8.h fp8/codec.h
   ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h
   ops/optimizer.h ops/philox.h
   comm/comm.h comm/gather_ring.h
+  offload/tier.h offload/arena.h offload/pages.h offload/pager.h
   linear/base.h linear/lora_linear.h)
 foreach(header ${library_headers})
   get_filename_component(folder ${header} DIRECTORY)
