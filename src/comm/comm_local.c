@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers directly.
  * How ranks meet, and why nobody returns while its buffers are being read, is in local_group.h. Cancelling is
- * prompt where a rank waits for others; a collective whose ranks have all arrived is finished. */
+ * prompt where a rank waits for others; a collective whose ranks have all arrived is finished. Ranks on CUDA have their collectives in
+ * comm_local_device.c. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
+#include "comm/comm_local_device.h"
 #include "comm/local_group.h"
 #include "comm/sum.h"
 
 typedef struct local_comm {
     bl_comm base;
     bl_local_group *group;
+    bl_local_seat seat; /* of ranks on CUDA */
 } local_comm;
 
 /* One task's arguments: what this rank brings, and where its result goes. */
@@ -134,12 +137,18 @@ static bl_status barrier_task(bl_stream *stream, const void *args)
 _Static_assert(sizeof(local_task) <= BL_STREAM_ARGS_BYTES,
                "a collective's arguments fit into a stream's ring");
 
+static bool is_cuda(bl_stream *stream)
+{
+    return bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA;
+}
+
 static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                                   size_t bytes)
 {
     local_task task = {.comm = (local_comm *)comm,
                        .call = {.what = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes}, .send = send},
                        .recv = recv};
+    if (is_cuda(stream)) return bl_local_device_all_gather(&task.comm->seat, stream, task.call, recv);
     return bl_stream_call(stream, all_gather_task, &task, sizeof task);
 }
 
@@ -151,6 +160,7 @@ static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, cons
         .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float)}, .send = send},
         .recv = recv,
         .n = n};
+    if (is_cuda(stream)) return bl_local_device_reduce_scatter(&task.comm->seat, stream, task.call, recv, n);
     return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
 }
 
@@ -164,6 +174,7 @@ static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values
                                 .send = values},
                        .recv = values,
                        .n = n};
+    if (is_cuda(stream)) return bl_local_device_all_reduce(&task.comm->seat, stream, task.call, values, n);
     return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
 }
 
@@ -173,12 +184,14 @@ static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer,
         .comm = (local_comm *)comm,
         .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes}, .send = buffer},
         .recv = buffer};
+    if (is_cuda(stream)) return bl_local_device_broadcast(&task.comm->seat, stream, task.call, buffer);
     return bl_stream_call(stream, broadcast_task, &task, sizeof task);
 }
 
 static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
 {
     local_task task = {.comm = (local_comm *)comm, .call = {.what = {.kind = BL_COMM_BARRIER}}};
+    if (is_cuda(stream)) return bl_local_device_all_gather(&task.comm->seat, stream, task.call, NULL);
     return bl_stream_call(stream, barrier_task, &task, sizeof task);
 }
 
@@ -232,8 +245,10 @@ static bl_status local_split(bl_comm *comm, int color, bl_comm **out)
 
 static void local_destroy(bl_comm *comm)
 {
-    bl_local_group_release(((local_comm *)comm)->group);
-    free(comm);
+    local_comm *self = (local_comm *)comm;
+    bl_local_device_destroy(self->seat.device);
+    bl_local_group_release(self->group);
+    free(self);
 }
 
 static const bl_comm_backend local_backend = {
@@ -254,6 +269,7 @@ static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm 
     if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", rank);
     self->base = (bl_comm){.backend = &local_backend, .rank = rank, .size = size};
     self->group = group;
+    self->seat = (bl_local_seat){.meeting = bl_local_collectives(group), .rank = rank, .size = size};
     *out = &self->base;
     return BL_OK;
 }

@@ -30,6 +30,8 @@ typedef struct bl_local_call {
     const void *send;
     int color;             /* split */
     bl_local_group *group; /* split: made by the first rank of a colour */
+    bl_event *ready, *done; /* comm_local_device.h: of the rank's stream */
+    const void *piece;      /* the same: of a sum, in host memory */
 } bl_local_call;
 
 /* A group shared by `size` ranks, each of which releases it once: a new job, or the members
