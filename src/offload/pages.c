@@ -10,6 +10,8 @@
 #include "offload/arena.h"
 #include "offload/page_file.h"
 
+_Static_assert((int)BL_DEVICE_ALIGNMENT_BYTES == (int)BL_IO_ALIGN_BYTES, "a page takes the same in every tier");
+
 typedef struct held_page {
     bl_page_spec spec; /* the name is the page's own */
     void *memory;      /* NULL: on disk */

@@ -42,8 +42,9 @@ void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL i
 /* Whether the disk pages were found complete: write of a disk page is then an error. */
 bool bl_pages_has_disk(const bl_pages *pages);
 
-/* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on, and no other page's in between; the memory of `bytes` is the host's. For a page in memory that the
- * host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then. */
+/* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on, no other page's in between; the memory of `bytes` is the host's. For
+ * a page in memory that the host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then.
+ * Another order is BL_EINTERNAL. After a failure the page file is gone. */
 bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes, size_t n_bytes);
 /* All pages are written: makes the page file durable, opens it for readers. BL_EUSAGE: meanwhile a run with other tiers wrote the same file. */
 bl_status bl_pages_seal(bl_pages *pages);
