@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench_gpu_kernels [--plan] [TOKENS [RUNS]]: the memory-bound CUDA kernels at Llama 3.1 405B's shapes, as a
+ * share of what a device-to-device copy moves in the same run.
+ *
+ * A line a kernel, JSON: the bytes a call must move at least, the time they take at 4.8 TB/s (an H200's data
+ * sheet), and measured: the fastest and the median run, a run being LAUNCHES calls between two waits, and the
+ * rate as a percentage of the copy's. --plan prints bytes and floors only and needs no GPU. Ends with 77
+ * where there is none. TOKENS: 4096. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/sizes.h"
+#include "fp8/fp8_cuda.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+
+enum { SKIPPED = 77, LAUNCHES = 8, RUNS_MAX = 99 };
+enum { H = 16384, I = 53248, HEADS = 136, D = 128, QKV = 18432, VOCABULARY = 100000 };
+
+static const double H200_BYTES_PER_S = 4.8e12;
+enum { LORA_SHARE = 45 << 20 }; /* a rank's LoRA weights: r = 16, all seven projections, eight ranks */
+
+typedef struct bench {
+    int64_t T;
+    bl_device *device;
+    bl_stream *stream;
+    char *a, *b, *c; /* as large as the largest matrix in bf16 */
+    float *floats;   /* LORA_SHARE of each, four times */
+    int32_t *ids, *cu_seqlens, *position;
+    int64_t *sample;
+    double *sums;
+} bench;
+
+/* ---- a launch each; what lies in memory does not matter ---- */
+
+static bl_status run_copy(bench *b)
+{
+    return bl_stream_copy(b->stream, b->b, b->a, (size_t)1 << 30);
+}
+static bl_status run_rmsnorm_forward(bench *b)
+{
+    bl_rmsnorm_forward_args a = {.T = b->T,
+                                 .H = H,
+                                 .act = BL_ACT_BF16,
+                                 .eps = 1e-5,
+                                 .x = b->a,
+                                 .w = b->floats,
+                                 .y = b->b,
+                                 .rstd = (float *)(void *)b->c};
+    return bl_rmsnorm_forward(b->stream, &a);
+}
+static bl_status run_rmsnorm_backward(bench *b)
+{
+    bl_rmsnorm_backward_args a = {.T = b->T,
+                                  .H = H,
+                                  .act = BL_ACT_BF16,
+                                  .accumulate = 1,
+                                  .x = b->a,
+                                  .w = b->floats,
+                                  .rstd = b->floats,
+                                  .dy = b->b,
+                                  .dx = b->c};
+    return bl_rmsnorm_backward(b->stream, &a);
+}
+static bl_status run_rope(bench *b)
+{
+    bl_rope_args a = {.T = b->T,
+                      .n_heads = HEADS,
+                      .d = D,
+                      .row_stride = QKV,
+                      .n_documents = 1,
+                      .direction = 1,
+                      .act = BL_ACT_BF16,
+                      .cu_seqlens = b->cu_seqlens,
+                      .cos_table = b->floats,
+                      .sin_table = b->floats + b->T * D / 2,
+                      .x = b->a};
+    return bl_rope(b->stream, &a);
+}
+static bl_status run_swiglu_forward(bench *b)
+{
+    bl_swiglu_forward_args a = {.T = b->T, .I = I, .act = BL_ACT_BF16, .gate_up = b->a, .h = b->b};
+    return bl_swiglu_forward(b->stream, &a);
+}
+static bl_status run_swiglu_backward(bench *b)
+{
+    bl_swiglu_backward_args a = {
+        .T = b->T, .I = I, .act = BL_ACT_BF16, .gate_up = b->a, .dh = b->b, .d_gate_up = b->c};
+    return bl_swiglu_backward(b->stream, &a);
+}
+static bl_status run_add(bench *b)
+{
+    bl_add_args a = {.n = b->T * H, .act = BL_ACT_BF16, .a = b->a, .b = b->b, .y = b->c};
+    return bl_add(b->stream, &a);
+}
+static bl_status run_dropout(bench *b)
+{
+    bl_dropout_args a = {.T = b->T,
+                         .C = H,
+                         .p = 0.1f,
+                         .act = BL_ACT_BF16,
+                         .seed = 1,
+                         .step = 1,
+                         .sample = b->sample,
+                         .position = b->position,
+                         .x = b->a,
+                         .y = b->b};
+    return bl_dropout(b->stream, &a);
+}
+static bl_status run_embedding(bench *b)
+{
+    bl_embedding_args a = {
+        .T = b->T, .H = H, .dtype = BL_BF16, .act = BL_ACT_BF16, .ids = b->ids, .table = b->a, .y = b->b};
+    return bl_embedding(b->stream, &a);
+}
+static bl_status run_cast(bench *b)
+{
+    bl_cast_args a = {.n = LORA_SHARE, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = b->floats, .y = b->b};
+    return bl_cast(b->stream, &a);
+}
+static bl_status quantise_rows(bench *b, int64_t cols, const float *column_factor)
+{
+    return fp8_cuda_quantise_rows(b->stream, b->a, cols, column_factor, b->T, cols, (uint8_t *)b->b,
+                                  (float *)(void *)b->c);
+}
+static bl_status run_quantise_rows_h(bench *b)
+{
+    return quantise_rows(b, H, NULL);
+}
+static bl_status run_quantise_rows_i(bench *b)
+{
+    return quantise_rows(b, I, NULL);
+}
+static bl_status run_quantise_rows_2i(bench *b)
+{
+    return quantise_rows(b, 2 * I, b->floats);
+}
+static bl_status run_quantise_groups_h(bench *b)
+{
+    return fp8_cuda_quantise_groups(b->stream, b->a, H, b->T, H, (uint8_t *)b->b, (float *)(void *)b->c);
+}
+static bl_status run_dequantise_row(bench *b)
+{
+    return fp8_cuda_dequantise(b->stream, BL_FORMAT_FP8_ROW, b->a, b->floats, 2 * I, H, b->b);
+}
+static bl_status run_dequantise_block(bench *b)
+{
+    return fp8_cuda_dequantise(b->stream, BL_FORMAT_FP8_BLOCK, b->a, b->floats, 2 * I, H, b->b);
+}
+static bl_status run_transpose(bench *b)
+{
+    return fp8_cuda_transpose(b->stream, (const uint8_t *)b->a, 2 * I, H, (uint8_t *)b->b);
+}
+static bl_status run_adamw(bench *b)
+{
+    bl_adamw_args a = {.n = LORA_SHARE,
+                       .step = 1,
+                       .lr = 1e-4,
+                       .beta1 = 0.9,
+                       .beta2 = 0.999,
+                       .eps = 1e-8,
+                       .grad = b->floats,
+                       .w = b->floats + LORA_SHARE,
+                       .m = b->floats + 2 * (int64_t)LORA_SHARE,
+                       .v = b->floats + 3 * (int64_t)LORA_SHARE};
+    return bl_adamw(b->stream, &a);
+}
+static bl_status run_sum_squares(bench *b)
+{
+    bl_sum_squares_args a = {.n = LORA_SHARE, .x = b->floats, .sum = b->sums};
+    return bl_sum_squares(b->stream, &a);
+}
+
+/* bytes = per_token * T + fixed: every input read once, every output written once. */
+static const struct {
+    const char *name;
+    bl_status (*run)(bench *);
+    int64_t per_token, fixed;
+} cases[] = {
+    {"copy of 1 GiB", run_copy, 0, (int64_t)2 << 30},
+    {"rmsnorm_forward, 16384", run_rmsnorm_forward, 4 * H + 4, 4 * H},
+    {"rmsnorm_backward, 16384, added to dx", run_rmsnorm_backward, 8 * H + 4, 4 * H},
+    {"rope, 136 heads of 128", run_rope, 4 * HEADS *D + 4 * D, 0},
+    {"swiglu_forward, 53248", run_swiglu_forward, 6 * I, 0},
+    {"swiglu_backward, 53248", run_swiglu_backward, 10 * I, 0},
+    {"add, 16384", run_add, 6 * H, 0},
+    {"dropout, 16384", run_dropout, 4 * H + 12, 0},
+    {"embedding, 16384", run_embedding, 4 * H + 4, 0},
+    {"quantise_rows, 16384", run_quantise_rows_h, 3 * H + 4, 0},
+    {"quantise_rows, 53248", run_quantise_rows_i, 3 * I + 4, 0},
+    {"quantise_rows, 106496, column factors", run_quantise_rows_2i, 6 * I + 4, 8 * I},
+    {"quantise_groups, 16384", run_quantise_groups_h, 3 * H + 4 * H / 128, 0},
+    {"dequantise fp8_row, 106496 x 16384", run_dequantise_row, 0, (int64_t)6 * I *H + 8 * I},
+    {"dequantise fp8_block, 106496 x 16384", run_dequantise_block, 0,
+     (int64_t)6 * I *H + (int64_t)8 * I *H / 16384},
+    {"transpose, 106496 x 16384", run_transpose, 0, (int64_t)4 * I *H},
+    {"cast to bf16, 47 M", run_cast, 0, (int64_t)6 * LORA_SHARE},
+    {"adamw, 47 M", run_adamw, 0, (int64_t)28 * LORA_SHARE},
+    {"sum_squares, 47 M", run_sum_squares, 0, (int64_t)4 * LORA_SHARE},
+};
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bl_status measure(bench *b, bl_status (*run)(bench *), int n_runs, double *seconds)
+{
+    for (int i = -1; i < n_runs; i++) { /* the first warms up */
+        double begin = now_s();
+        for (int k = 0; k < LAUNCHES; k++) BL_TRY(run(b));
+        BL_TRY(bl_stream_synchronize(b->stream));
+        if (i >= 0) seconds[i] = (now_s() - begin) / LAUNCHES;
+    }
+    qsort(seconds, (size_t)n_runs, sizeof *seconds, compare);
+    return BL_OK;
+}
+
+static bl_status allocate(bench *b, size_t size_bytes, void *out)
+{
+    return bl_device_alloc(b->device, BL_SPACE_DEVICE, size_bytes, "a matrix", out);
+}
+
+static bl_status prepare(bench *b)
+{
+    size_t matrix_bytes = bl_max_i64((int64_t)4 * I * H, b->T * 4 * I);
+    BL_TRY(bl_stream_create(b->device, "bench", &b->stream));
+    BL_TRY(allocate(b, matrix_bytes, &b->a));
+    BL_TRY(allocate(b, matrix_bytes, &b->b));
+    BL_TRY(allocate(b, (size_t)b->T * 4 * I, &b->c));
+    BL_TRY(allocate(b, (size_t)LORA_SHARE * 16 + (size_t)b->T * D * 4, &b->floats));
+    BL_TRY(allocate(b, (size_t)b->T * 4, &b->ids));
+    BL_TRY(allocate(b, (size_t)b->T * 4, &b->position));
+    BL_TRY(allocate(b, (size_t)b->T * 8, &b->sample));
+    BL_TRY(allocate(b, 8, &b->cu_seqlens));
+    BL_TRY(allocate(b, 8, &b->sums));
+    int32_t *ids, ends[2] = {0, (int32_t)b->T};
+    if (!(ids = malloc((size_t)b->T * 4))) return BL_FAIL(BL_ENOMEM, "%lld ids", (long long)b->T);
+    for (int64_t t = 0; t < b->T; t++) ids[t] = (int32_t)(t * 7919 % VOCABULARY);
+    bl_status st = BL_OK;
+    BL_TRY_GOTO(st, done, bl_stream_copy(b->stream, b->ids, ids, (size_t)b->T * 4));
+    BL_TRY_GOTO(st, done, bl_stream_copy(b->stream, b->cu_seqlens, ends, sizeof ends));
+    st = bl_stream_synchronize(b->stream);
+done:
+    free(ids);
+    return st;
+}
+
+static bl_status run_cases(bench *b, int n_runs)
+{
+    double copy_rate = 0, seconds[RUNS_MAX];
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        double bytes = (double)(cases[i].per_token * b->T + cases[i].fixed),
+               floor_s = bytes / H200_BYTES_PER_S;
+        printf(
+            "{\"bench\":\"gpu_kernels\",\"kernel\":\"%s\",\"tokens\":%lld,\"bytes\":%.0f,\"floor_us\":%.1f",
+            cases[i].name, (long long)b->T, bytes, 1e6 * floor_s);
+        if (b->device) {
+            bl_status status = measure(b, cases[i].run, n_runs, seconds);
+            if (status != BL_OK) {
+                printf("}\n");
+                return bl_error_prefix(status, "%s", cases[i].name);
+            }
+            double rate = bytes / seconds[0];
+            if (i == 0) copy_rate = rate;
+            printf(",\"min_us\":%.1f,\"median_us\":%.1f,\"gb_per_s\":%.0f,\"percent_of_copy\":%.1f",
+                   1e6 * seconds[0], 1e6 * seconds[n_runs / 2], 1e-9 * rate, 100 * rate / copy_rate);
+        }
+        printf("}\n");
+        fflush(stdout);
+    }
+    return BL_OK;
+}
+
+static void destroy(bench *b)
+{
+    void *memory[] = {b->a, b->b, b->c, b->floats, b->ids, b->position, b->sample, b->cu_seqlens, b->sums};
+    bl_stream_destroy(b->stream);
+    for (size_t i = 0; i < BL_COUNT(memory); i++)
+        if (memory[i]) bl_device_free(b->device, BL_SPACE_DEVICE, memory[i]);
+    bl_device_destroy(b->device);
+}
+
+int main(int argc, char **argv)
+{
+    bool is_plan = argc > 1 && strcmp(argv[1], "--plan") == 0;
+    const char *tokens = argc > 1 + is_plan ? argv[1 + is_plan] : "4096",
+               *runs = argc > 2 + is_plan ? argv[2 + is_plan] : "9";
+    int n_runs = atoi(runs);
+    bench b = {.T = atoll(tokens)};
+    if (b.T < 1 || b.T > 65536 || n_runs < 1 || n_runs > RUNS_MAX) {
+        fprintf(stderr,
+                "usage: bench_gpu_kernels [--plan] [TOKENS [RUNS]]; at most 65536 tokens and %d runs\n",
+                RUNS_MAX);
+        return 2;
+    }
+    if (!is_plan && bl_device_create_cuda(0, &b.device) != BL_OK) {
+        fprintf(stderr, "skip: no GPU: %s\n", bl_error_text());
+        return SKIPPED;
+    }
+    bl_status status = is_plan ? BL_OK : prepare(&b);
+    if (status == BL_OK) status = run_cases(&b, n_runs);
+    if (status != BL_OK) fprintf(stderr, "bench_gpu_kernels: %s\n", bl_error_text());
+    if (b.device) destroy(&b);
+    return bl_status_exit_code(status);
+}
