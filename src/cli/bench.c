@@ -7,7 +7,7 @@
 #include "base/sizes.h"
 #include "cli/bench.h"
 
-static const bl_bench *const benches[] = {&bl_bench_linear, &bl_bench_io, &bl_bench_hardware};
+static const bl_bench *const benches[] = {&bl_bench_linear, &bl_bench_io, &bl_bench_pager, &bl_bench_hardware};
 
 static void print_options(FILE *out, bool as_markdown)
 {

@@ -19,7 +19,7 @@ typedef struct bl_bench {
     bl_status (*run)(const void *values);
 } bl_bench;
 
-extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_hardware;
+extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_pager, bl_bench_hardware;
 
 enum { BL_BENCH_MAX_RUNS = 1000 };
 

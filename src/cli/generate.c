@@ -90,7 +90,7 @@ static bl_status open_session(session *s)
     BL_TRY(bl_device_create_cpu(
         o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN) : (int)o->threads, &s->device));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
-    BL_TRY(bl_llama_weights_load(s->host, s->device, s->comm, s->stream, &s->weights));
+    BL_TRY(bl_llama_weights_load(s->host, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));
     BL_TRY(load_adapter(s));
     return bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights, capacity,

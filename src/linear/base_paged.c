@@ -134,21 +134,40 @@ bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages, co
     return BL_OK;
 }
 
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth)
+/* The pages of a layout, in one of two tiers. */
+static bl_page_spec *make_specs(const bl_base_layout *layout, const bool *choice, bl_tier chosen, bl_tier other)
 {
-    bl_pager_unit *units = make_units(layout);
-    bl_page_spec *specs = calloc((size_t)bl_base_page_count(layout), sizeof *specs);
-    size_t n_bytes = SIZE_MAX;
+    bl_page_spec *specs = calloc((size_t)bl_base_page_count(layout) + 1, sizeof *specs);
     int64_t page = 0;
 
     for (int64_t u = 0; specs && u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++)
             for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, page++) {
                 specs[page].n_bytes = layout->units[u].matrix[m].part[p].shard_bytes;
-                specs[page].tier = is_resident[page] ? BL_TIER_DEVICE : BL_TIER_HOST;
+                specs[page].tier = choice[page] ? chosen : other;
             }
-    if (units && specs)
-        n_bytes = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, layout->n_units, units);
+    return specs;
+}
+
+size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth)
+{
+    bl_pager_unit *units = make_units(layout);
+    bl_page_spec *specs = make_specs(layout, is_resident, BL_TIER_DEVICE, BL_TIER_HOST);
+    size_t n_bytes = SIZE_MAX;
+
+    if (units && specs) n_bytes = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, layout->n_units, units);
+    free(specs);
+    free(units);
+    return n_bytes;
+}
+
+size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces)
+{
+    bl_pager_unit *units = make_units(layout);
+    bl_page_spec *specs = make_specs(layout, is_on_disk, BL_TIER_DISK, BL_TIER_HOST);
+    size_t n_bytes = SIZE_MAX;
+
+    if (units && specs) n_bytes = bl_pager_host_bytes(specs, bounces, 0, layout->n_units, units);
     free(specs);
     free(units);
     return n_bytes;

@@ -7,6 +7,7 @@
 
 #include "base/sizes.h"
 #include "llama/weights_internal.h"
+#include "offload/pager.h"
 #include "ops/rope.h"
 
 static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t cols)
@@ -68,82 +69,6 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
     return used;
 }
 
-/* What is to be read, in the order of the base. */
-typedef struct load_plan {
-    bl_llama_weights *weights;
-    int shard;
-    bl_row_job *jobs;
-    size_t n_jobs;
-} load_plan;
-
-/* The rows of one segment that lie in this rank's shard of a part; `part_row` is the segment's first row in the part. */
-static void plan_segment(load_plan *plan, const bl_hf_weight *source, const bl_weight_segment *segment,
-                         const bl_base_part *part, int64_t part_row, char *shard)
-{
-    int64_t begin, end;
-    bl_base_part_rows(part, plan->shard, &begin, &end);
-    int64_t first = bl_max_i64(begin, part_row), last = bl_min_i64(end, part_row + segment->rows);
-    if (first >= last) return;
-    plan->jobs[plan->n_jobs++] = (bl_row_job){.weight = *source,
-                                              .format = segment->format,
-                                              .begin = first - part_row,
-                                              .end = last - part_row,
-                                              .codes = shard + (first - begin) * part->row_bytes,
-                                              .scales = (float *)segment->scales}; /* ours: weights->scales */
-}
-
-static bl_status plan_matrix(load_plan *plan, int64_t unit, int matrix)
-{
-    const bl_base_unit *u = &plan->weights->layout.units[unit];
-    const bl_base_matrix *m = &u->matrix[matrix];
-    const bl_llama_host *host = plan->weights->host;
-
-    for (int p = 0; p < m->n_parts; p++) {
-        const bl_base_part *part = &m->part[p];
-        char *shard = (char *)plan->weights->shards + u->offset + part->shard_offset;
-        int64_t part_row = 0;
-        for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
-            char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
-            bl_hf_weight source;
-            for (int q = 0; unit < host->config.n_layers && q < BL_PROJECTIONS; q++) {
-                const bl_projection_info *info = bl_projection_get((bl_projection)q);
-                if ((int)info->matrix == matrix && info->segment == s) bl_llama_tensor_name(unit, info->module, name);
-            }
-            BL_TRY(bl_hf_get_weight(host->files, name, &source));
-            plan_segment(plan, &source, &m->weight.segment[s], part, part_row, shard);
-            part_row += m->weight.segment[s].rows;
-        }
-    }
-    return BL_OK;
-}
-
-static bl_status load_base(bl_llama_weights *w, bl_comm *shards)
-{
-    const bl_llama_host *host = w->host;
-    load_plan plan = {.weights = w, .shard = bl_comm_rank(shards)};
-    bl_row_loader *loader = NULL;
-    size_t max_jobs = 0;
-    bl_status st = BL_OK;
-
-    for (int64_t u = 0; u < w->layout.n_units; u++)
-        for (int m = 0; m < w->layout.units[u].n_matrices; m++)
-            max_jobs += (size_t)w->layout.units[u].matrix[m].weight.n_segments;
-    plan.jobs = calloc(max_jobs + 1, sizeof *plan.jobs);
-    if (!plan.jobs) return BL_FAIL(BL_ENOMEM, "a plan of %zu pieces", max_jobs);
-    for (int64_t u = 0; u < w->layout.n_units; u++)
-        for (int m = 0; m < w->layout.units[u].n_matrices; m++)
-            BL_TRY_GOTO(st, done, plan_matrix(&plan, u, m));
-    BL_TRY_GOTO(st, done,
-                bl_row_loader_create(host->files, host->io_files, host->io_engine, bl_comm_size(shards),
-                                     bl_device_pool(w->device), plan.jobs, plan.n_jobs, plan.shard == 0,
-                                     &loader));
-    for (size_t i = 0; i < plan.n_jobs; i++) BL_TRY_GOTO(st, done, bl_row_loader_next(loader));
-done:
-    bl_row_loader_destroy(loader);
-    free(plan.jobs);
-    return st;
-}
-
 static bl_status load_norm(const bl_llama_weights *w, const char *name, float *out)
 {
     const bl_tensor *t = bl_hf_find(w->host->files, name);
@@ -184,27 +109,24 @@ static bl_status make_rope_tables(bl_llama_weights *w)
     return BL_OK;
 }
 
-static bl_status allocate(bl_llama_weights *w, int64_t *n_scales)
+static bl_status allocate(bl_llama_weights *w)
 {
     const bl_llama_config *c = &w->host->config;
     size_t norms = (size_t)((2 * c->n_layers + 1) * c->hidden_size), rope = (size_t)(w->host->n_positions * c->head_dim);
 
-    *n_scales = place_scales(&w->layout, NULL);
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, w->layout.shard_bytes, "frozen base", &w->shards));
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)*n_scales * sizeof(float), "scales", (void **)&w->scales));
+    w->n_scales = place_scales(&w->layout, NULL);
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)w->n_scales * sizeof(float), "scales", (void **)&w->scales));
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, norms * sizeof(float), "norms", (void **)&w->norms));
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, rope * sizeof(float), "RoPE tables", (void **)&w->rope_tables));
     place_scales(&w->layout, w->scales);
-    w->frozen_bytes = (int64_t)w->layout.shard_bytes + *n_scales * (int64_t)sizeof(float);
     return BL_OK;
 }
 
 bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
-                                bl_llama_weights **out)
+                                const bl_llama_placement *placement, bl_llama_weights **out)
 {
     const bl_llama_config *c = &host->config;
     bl_status st = BL_OK;
-    int64_t n_scales = 0;
 
     *out = NULL;
     bl_llama_weights *w = calloc(1, sizeof *w);
@@ -213,12 +135,12 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     w->device = device;
     w->dims = bl_block_dims_of(c);
     BL_TRY_GOTO(st, done, bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
-    BL_TRY_GOTO(st, done, allocate(w, &n_scales));
-    BL_TRY_GOTO(st, done, load_base(w, shards));
+    BL_TRY_GOTO(st, done, allocate(w));
+    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement));
     BL_TRY_GOTO(st, done, load_norms(w));
     BL_TRY_GOTO(st, done, make_rope_tables(w));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
-    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shards, stream, w->scales, n_scales));
+    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shards, stream, w->scales, w->n_scales));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
     if (c->tie_word_embeddings) {
         bl_format format = BL_FORMAT_F32;
@@ -236,10 +158,18 @@ done:
 void bl_llama_weights_free(bl_llama_weights *w)
 {
     if (!w) return;
-    bl_device_free(w->device, BL_SPACE_DEVICE, w->shards);
+    bl_pages_destroy(w->pages);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->scales);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->norms);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->rope_tables);
     bl_base_layout_free(&w->layout);
     free(w);
+}
+
+bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_options *o, bl_base **out)
+{
+    bl_pager_options options = {.device = w->device, .comm = bl_comm_size(o->shards) > 1 ? o->shards : NULL, .copy = o->copy,
+                                .gather = o->gather, .ring_depth = o->ring_depth, .io_engine = w->host->io_engine,
+                                .verify_always = o->verify_always, .timeline = o->timeline, .hooks = o->hooks};
+    return bl_base_create_paged(&w->layout, w->pages, &options, out);
 }

@@ -11,10 +11,12 @@
 
 #include "base/dtype.h"
 #include "comm/comm.h"
+#include "device/timeline.h"
 #include "io/reader.h"
 #include "linear/base.h"
 #include "llama/block.h"
 #include "llama/config.h"
+#include "llama/placement.h"
 #include "llama/projection.h"
 #include "store/hf_model.h"
 
@@ -42,19 +44,37 @@ typedef struct bl_llama_weights {
     const bl_llama_host *host;
     bl_device *device;
     bl_base_layout layout;
-    void *shards;       /* layout.shard_bytes of device memory */
-    float *scales;      /* of all matrices, device memory */
+    bl_pages *pages;    /* this rank's shards, in the order of bl_base_page, and after them, if some lie on disk, its scales */
+    void *shards; /* all of them, layout.shard_bytes of device memory; NULL when some lie elsewhere */
+    float *scales;      /* of all matrices, device memory: n_scales */
+    int64_t n_scales;
     float *norms;       /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one */
     float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit of its own */
-    int64_t frozen_bytes; /* shards and scales */
 } bl_llama_weights;
 
-/* Reads and quantises this rank's rows. Collective over `shards` (the shard group): scales are exchanged there. `host` is borrowed until the
+/* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
+ * placement NULL: all in device memory. Collective over `shards` (the shard group): scales are exchanged there. `host` is borrowed until the
  * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
 bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
-                                bl_llama_weights **out);
+                                const bl_llama_placement *placement, bl_llama_weights **out);
+
+/* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls. Streams and comm are borrowed. */
+struct bl_pager_hooks;
+typedef struct bl_llama_base_options {
+    bl_comm *shards;          /* the shard group */
+    bl_stream *copy, *gather; /* different ones */
+    int ring_depth;
+    bool verify_always;
+    bl_timeline *timeline;              /* may be NULL */
+    const struct bl_pager_hooks *hooks; /* may be NULL: offload/pager.h */
+} bl_llama_base_options;
+bl_status bl_llama_base_create(const bl_llama_weights *weights, const bl_llama_base_options *options, bl_base **out);
+
+/* What the frozen model is: a number over every tensor's name, stored format and shape, and its first and last bytes (all of it would be as
+ * much to read as the model). */
+bl_status bl_llama_fingerprint(const bl_llama_host *host, uint64_t *fingerprint);
 /* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
 int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */

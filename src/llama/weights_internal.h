@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights_internal.h -- between host.c, weights.c, load_rows.c and quantize.c. */
+/* weights_internal.h -- between host.c, weights.c, load_base.c, load_rows.c and quantize.c. */
 #ifndef BALLAST_LLAMA_WEIGHTS_INTERNAL_H
 #define BALLAST_LLAMA_WEIGHTS_INTERNAL_H
 
@@ -13,6 +13,9 @@ void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR
 /* BL_EINPUT lists all that is wrong: exactly the tensors of the configuration must be there, with their
  * shapes. */
 bl_status bl_llama_check_tensors(const bl_llama_config *config, const bl_hf_model *model);
+
+/* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
+bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shards, const bl_llama_placement *placement);
 
 /* Rows [begin, end) of a weight, to be kept in `format`. */
 typedef struct bl_row_job {

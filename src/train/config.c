@@ -146,6 +146,10 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
         return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld", (long long)config->shard_size,
                        (long long)config->ranks);
     }
+    if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
+        return BL_FAIL(BL_EUSAGE, "offload_tier disk needs offload_dir, a folder on a fast local disk");
+    if (config->offload_tier != BL_OFFLOAD_DISK && config->offload_dir)
+        return BL_FAIL(BL_EUSAGE, "offload_dir %s: only offload_tier disk has a use for it", config->offload_dir);
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 

@@ -38,6 +38,7 @@ typedef enum bl_compute_dtype {
     BL_COMPUTE_FP8
 } bl_compute_dtype;
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
+typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
 typedef enum bl_activation_checkpointing {
     BL_CHECKPOINT_NONE,
     BL_CHECKPOINT_SELECTIVE,
@@ -93,6 +94,7 @@ typedef struct bl_train_config {
         save_total_limit; /* save_steps 0: only at the end; save_total_limit 0: keep all */
     bl_eval_strategy eval_strategy;
     int64_t eval_steps;
+    char *trace;          /* NULL: no */
     char *dump_gradients; /* NULL: no */
 
     /* execution; device, compute_dtype, ranks, threads and shard_size are resolved by bl_train_config_load */
@@ -100,15 +102,18 @@ typedef struct bl_train_config {
     bl_compute_dtype compute_dtype;
     bl_base_format base_format;
     int64_t ranks, threads /* a rank */, shard_size;
-    double offload_ratio;
+    double offload_ratio; /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;
     char *offload_dir;
+    bl_verify_base verify_base;
     int64_t ring_depth;
     bl_io_engine io_engine;
     bl_activation_checkpointing activation_checkpointing;
     bool activation_offload;
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
+
+    const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
 
     uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */
 } bl_train_config;

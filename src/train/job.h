@@ -15,6 +15,7 @@
 #include "train/batch.h"
 #include "train/metrics.h"
 #include "train/sampler.h"
+#include "train/trace.h"
 #include "train/train.h"
 
 typedef struct bl_rank bl_rank;
@@ -29,6 +30,7 @@ typedef struct bl_job {
     bl_lora_layout lora;
     char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;
+    bl_llama_placement placement; /* of the frozen base; index and n are filled in by each rank */
     unsigned save; /* bl_save: what layers keep for their backward pass */
     bl_launch *launch; /* NULL: all ranks are this process's */
     bl_comm *world;    /* of the one rank of this process, until that rank has it; NULL without launch */
@@ -49,6 +51,7 @@ typedef struct bl_job {
 
     bl_checkpoint *saving; /* the checkpoint under construction; rank 0 makes it, all add to it between two barriers */
     bl_metrics *metrics;   /* rank 0 */
+    bl_trace *trace;       /* NULL: none; ranks write to it as they please */
     bl_eval_result base_result, final_result; /* rank 0 */
     double first_loss, last_loss;             /* rank 0 */
 } bl_job;
@@ -64,7 +67,9 @@ struct bl_rank {
 
     bl_comm *world, *shards; /* shards is world itself when all ranks form one shard group */
     bl_device *device;
-    bl_stream *compute, *communication;
+    bl_stream *compute, *communication, *copy, *activations; /* the last: NULL unless activations are offloaded */
+    bl_timeline *timeline;
+    bl_trace_rank trace_lane;
     bl_llama_weights *weights;
     bl_base *base;
     bl_adapter_state *state;
@@ -117,9 +122,12 @@ bl_status bl_job_write_readme(const bl_job *job, const char *dir);
 
 /* ledger.c: predicted and measured memory, bytes. */
 typedef struct bl_memory_ledger {
-    int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* of the whole process */
+    int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* total: of the whole process */
+    int64_t disk; /* page files, a rank; not in total */
 } bl_memory_ledger;
 bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
+/* job->placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into memory. */
+bl_status bl_job_choose_placement(bl_job *job);
 /* job->save by activation_checkpointing; auto keeps the most with which the job is predicted to take at most half of the
  * memory that is available, were all its processes on this host. Bits do not depend on it. */
 bl_status bl_job_choose_saving(bl_job *job);

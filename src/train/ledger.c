@@ -35,25 +35,57 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
     bl_base_layout layout;
     int shards = (int)bl_min_i64(c->shard_size, job->n_ranks);
 
+    bl_llama_placed_bytes placed;
     BL_TRY(bl_llama_layout(m, job->host->formats, job->host->head_dtype, shards, &layout));
+    bl_status st = bl_llama_place_bytes(&layout, &job->placement, (int)c->ring_depth, &placed);
+    int64_t scales = scale_bytes(&layout);
+    bl_base_layout_free(&layout);
+    BL_TRY(st);
     int64_t norms = (2 * m->n_layers + 1) * m->hidden_size, rope = job->host->n_positions * m->head_dim;
     *out = (bl_memory_ledger){
-        .frozen = (int64_t)layout.shard_bytes + scale_bytes(&layout) + (norms + rope) * (int64_t)sizeof(float),
-        .ring = shards > 1 ? (int64_t)bl_base_sharded_ring_bytes(&layout, (int)c->ring_depth) : 0,
+        .frozen = (int64_t)(placed.device + placed.host) + scales + (norms + rope) * (int64_t)sizeof(float),
+        .ring = (int64_t)(placed.ring + placed.reader),
+        .disk = (int64_t)placed.disk,
         .embedding = m->vocab_size * m->hidden_size * (int64_t)bl_dtype_bytes(job->host->embedding_dtype),
         .adapter = job->lora.n_floats ? bl_adapter_state_bytes(&job->lora, m->n_layers, job->n_ranks, (int)c->ring_depth) : 0,
-        .activations = bl_llama_pass_bytes(m, &options),
+        .activations = bl_llama_pass_bytes(m, &options) + bl_llama_pass_host_bytes(m, &options),
         .batches = job->evaluate_only ? 0 : 2 * bl_batches_bytes((int)c->gradient_accumulation_steps, options.T_max),
         .scratch = c->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES),
         .other = PROCESS_BYTES,
     };
-    bl_base_layout_free(&layout);
     out->total = (out->frozen + out->ring + out->adapter + out->activations + out->batches + out->scratch) * job->n_here +
                  out->embedding + out->other;
     /* While weights are read, most of the rest is not there yet; with little of the rest, that is the peak. */
     int64_t loading = (out->frozen + out->scratch + bl_llama_load_bytes(job->host, shards)) * job->n_here + out->embedding + out->other;
     out->total = bl_max_i64(out->total, loading);
     return BL_OK;
+}
+
+/* On the CPU device memory is host memory: only the disk tier makes room. */
+static bl_status choose_ratio(bl_job *job)
+{
+    enum { N_TRIES = 20 };
+    int64_t available = bl_memory_available_bytes(), n_processes = bl_ceil_div(job->n_ranks, job->n_here);
+    bl_memory_ledger ledger;
+
+    for (int i = 0; i <= N_TRIES; i++) {
+        job->placement.ratio = (double)i / N_TRIES;
+        BL_TRY(bl_job_predict_memory(job, &ledger));
+        if (available < 0 || job->placement.tier != BL_TIER_DISK || ledger.total <= available / 10 * 9 / n_processes) break;
+    }
+    if (job->placement.ratio > 0)
+        bl_log_info("offload_ratio auto: %.2f, %.1f MiB in all of %.1f MiB available", job->placement.ratio,
+                    (double)ledger.total / (1 << 20), (double)available / (1 << 20));
+    return BL_OK;
+}
+
+bl_status bl_job_choose_placement(bl_job *job)
+{
+    const bl_train_config *c = job->config;
+
+    job->placement = (bl_llama_placement){.ratio = c->offload_ratio, .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
+                                          .dir = c->offload_dir, .pin = true};
+    return c->offload_ratio == (double)BL_OPTION_AUTO ? choose_ratio(job) : BL_OK;
 }
 
 bl_status bl_job_choose_saving(bl_job *job)

@@ -13,6 +13,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/sizes.h"
 
 struct bl_metrics {
     int fd;
@@ -74,15 +75,33 @@ static bl_status append(bl_metrics *m, const char *line)
     return BL_OK;
 }
 
+/* The lanes that move bytes for compute. */
+static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK, BL_LANE_ACTIVATIONS};
+
+/* "  stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step. */
+static void append_stalls(const bl_step_metrics *s, char *line, size_t line_bytes)
+{
+    size_t used = strlen(line);
+    const char *before = "  stalls: ";
+
+    for (size_t i = 0; i < BL_COUNT(moving_lanes) && used < line_bytes; i++) {
+        double part = s->lanes[moving_lanes[i]].stall_s / s->step_s;
+        if (part < 0.01) continue;
+        used += (size_t)snprintf(line + used, line_bytes - used, "%s%s %.0f %%", before, bl_lane_name(moving_lanes[i]), 100 * part);
+        before = ", ";
+    }
+}
+
 static void print_progress(bl_metrics *m, const bl_step_metrics *s)
 {
     double left = m->mean_step_s * (double)(s->total_steps - s->step);
     bool last = s->step == s->total_steps, due = s->step % m->logging_steps == 0 || last;
-    char line[256], duration[32];
+    char line[320], duration[32];
 
     snprintf(duration, sizeof duration, "%d:%02d:%02d", (int)(left / 3600), (int)fmod(left / 60, 60), (int)fmod(left, 60));
     snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  grad_norm %.3f  lr %.2e  %.0f tokens/s  %s left", (long long)s->step,
              (long long)s->total_steps, s->loss, s->grad_norm, s->learning_rate, (double)s->tokens / s->step_s, duration);
+    append_stalls(s, line, sizeof line);
     if (m->terminal) {
         fprintf(stderr, "\r\033[K%s%s", line, last ? "\n" : "");
         m->line_open = !last;
@@ -93,15 +112,23 @@ static void print_progress(bl_metrics *m, const bl_step_metrics *s)
 
 bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
 {
-    char line[640], mfu[32] = "null";
+    char line[1024], mfu[32] = "null";
 
     m->mean_step_s = m->mean_step_s == 0 ? s->step_s : 0.9 * m->mean_step_s + 0.1 * s->step_s;
     if (s->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.4f", s->flops / s->step_s / s->peak_flops);
     snprintf(line, sizeof line,
              "{\"step\":%lld,\"loss\":%.12g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,\"tokens\":%lld,"
-             "\"label_tokens\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.3f,\"tflops\":%.6f,\"mfu\":%s}\n",
+             "\"label_tokens\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.3f,\"tflops\":%.6f,\"mfu\":%s",
              (long long)s->step, s->loss, s->grad_norm, s->learning_rate, s->epoch, (long long)s->tokens,
              (long long)s->label_tokens, s->step_s, (double)s->tokens / s->step_s, s->flops / s->step_s * 1e-12, mfu);
+    size_t used = strlen(line);
+    for (size_t i = 0; i < BL_COUNT(moving_lanes); i++) {
+        const bl_lane_totals *lane = &s->lanes[moving_lanes[i]];
+        const char *name = bl_lane_name(moving_lanes[i]);
+        used += (size_t)snprintf(line + used, sizeof line - used, ",\"%s_bytes\":%lld,\"%s_stall_s\":%.6f", name,
+                                 (long long)lane->n_bytes, name, lane->stall_s);
+    }
+    snprintf(line + used, sizeof line - used, "}\n");
     print_progress(m, s);
     return append(m, line);
 }

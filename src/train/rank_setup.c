@@ -19,10 +19,24 @@ static int64_t visit_group(const bl_train_config *c)
 static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
-    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->communication, &r->weights));
-    if (bl_comm_size(r->shards) == 1) return bl_base_create_resident(&r->weights->layout, r->weights->shards, &r->base);
-    return bl_base_create_sharded(&r->weights->layout, r->weights->shards, r->device, r->shards, r->communication,
-                                  (int)c->ring_depth, &r->base);
+    bl_llama_base_options options = {.shards = r->shards, .copy = r->copy, .gather = r->communication,
+                                     .ring_depth = (int)c->ring_depth, .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
+                                     .timeline = r->timeline, .hooks = c->hooks};
+    bl_llama_placement placement = r->job->placement;
+
+    placement.index = r->index - r->job->first_here;
+    placement.n = r->job->n_here;
+    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->communication, &placement, &r->weights));
+    return bl_llama_base_create(r->weights, &options, &r->base);
+}
+
+/* Room for the spans of some visits: what has finished is taken in when it runs out. */
+static bl_status create_timeline(bl_rank *r)
+{
+    enum { SPANS_A_LAYER = 64, MIN_SPANS = 1024 };
+    int64_t n_spans = bl_max_i64(MIN_SPANS, SPANS_A_LAYER * r->job->host->config.n_layers);
+    bl_span_sink sink = r->job->trace ? bl_trace_span : NULL;
+    return bl_timeline_create(r->device, (int)n_spans, sink, &r->trace_lane, &r->timeline);
 }
 
 bl_pass_options bl_job_pass_options(const bl_job *job)
@@ -32,7 +46,8 @@ bl_pass_options bl_job_pass_options(const bl_job *job)
     if (job->evaluate_only) rows = c->per_device_eval_batch_size;
     return (bl_pass_options){.T_max = rows * c->max_seq_length, .max_group = job->evaluate_only ? 1 : (int)visit_group(c),
                              .ring_depth = (int)c->ring_depth, .save = job->save, .training = !job->evaluate_only,
-                             .lora = &job->lora};
+                             .lora = &job->lora, .offload_activations = c->activation_offload && !job->evaluate_only,
+                             .pin = true};
 }
 
 static bl_status create_state(bl_rank *r)
@@ -74,6 +89,10 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
+    BL_TRY(bl_stream_create(r->device, "copy", &r->copy));
+    if (c->activation_offload && !job->evaluate_only) BL_TRY(bl_stream_create(r->device, "activations", &r->activations));
+    r->trace_lane = (bl_trace_rank){job->trace, r->index};
+    BL_TRY(create_timeline(r));
     r->shards = r->world;
     if (c->shard_size < job->n_ranks) BL_TRY(bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards));
     measure_peak(r);
@@ -81,6 +100,8 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(create_state(r));
     r->group = options.max_group;
     options.lora_ring = r->state ? r->state->ring : NULL;
+    options.activations = r->activations;
+    options.timeline = r->timeline;
     BL_TRY(bl_llama_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
     for (int i = 0; i < 2 && !job->evaluate_only; i++)
         BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max, &r->batches[i]));
@@ -93,6 +114,8 @@ void bl_rank_free(bl_rank *r)
 {
     if (r->compute) (void)bl_stream_synchronize(r->compute);
     if (r->communication) (void)bl_stream_synchronize(r->communication);
+    if (r->copy) (void)bl_stream_synchronize(r->copy);
+    if (r->activations) (void)bl_stream_synchronize(r->activations);
     for (int i = 0; i < 2; i++) bl_batches_destroy(r->batches[i]);
     bl_batches_destroy(r->evaluation);
     if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->counts);
@@ -101,8 +124,12 @@ void bl_rank_free(bl_rank *r)
     bl_adapter_state_destroy(r->state);
     bl_base_destroy(r->base);
     bl_llama_weights_free(r->weights);
+    bl_timeline_collect(r->timeline);
+    bl_timeline_destroy(r->timeline);
     bl_stream_destroy(r->compute);
     bl_stream_destroy(r->communication);
+    bl_stream_destroy(r->copy);
+    bl_stream_destroy(r->activations);
     bl_device_destroy(r->device);
     if (r->shards != r->world) bl_comm_destroy(r->shards);
     bl_comm_destroy(r->world);

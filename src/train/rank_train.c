@@ -108,19 +108,33 @@ static double step_flops(const bl_rank *r, int64_t n_tokens, int64_t n_labels)
     return per_token * (double)n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * (double)n_labels;
 }
 
-static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm, const int64_t totals[3], double started)
+/* What the lanes have done since `before`. */
+static void count_lanes(bl_rank *r, const bl_timeline_totals *before, bl_lane_totals lanes[BL_N_LANES])
+{
+    bl_timeline_totals now;
+
+    bl_timeline_collect(r->timeline);
+    bl_timeline_get_totals(r->timeline, &now);
+    for (int i = 0; i < BL_N_LANES; i++)
+        lanes[i] = (bl_lane_totals){.busy_s = now.lane[i].busy_s - before->lane[i].busy_s,
+                                    .stall_s = now.lane[i].stall_s - before->lane[i].stall_s,
+                                    .n_bytes = now.lane[i].n_bytes - before->lane[i].n_bytes};
+}
+
+static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm, const int64_t totals[3], double started,
+                             const bl_timeline_totals *before)
 {
     const bl_train_config *c = r->job->config;
     bl_job *job = r->job;
     if (step == 0) job->first_loss = loss;
     job->last_loss = loss;
-    return bl_metrics_step(job->metrics,
-                           &(bl_step_metrics){.step = step + 1, .total_steps = job->total_steps, .loss = loss, .grad_norm = grad_norm,
-                                              .learning_rate = bl_train_learning_rate(c, step, job->total_steps),
-                                              .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)job->n_train_rows,
-                                              .tokens = totals[1], .label_tokens = totals[0], .step_s = bl_now_s() - started,
-                                              .flops = step_flops(r, totals[1], totals[0]),
-                                              .peak_flops = r->peak_flops * job->n_ranks});
+    bl_step_metrics metrics = {.step = step + 1, .total_steps = job->total_steps, .loss = loss, .grad_norm = grad_norm,
+                               .learning_rate = bl_train_learning_rate(c, step, job->total_steps),
+                               .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)job->n_train_rows,
+                               .tokens = totals[1], .label_tokens = totals[0], .step_s = bl_now_s() - started,
+                               .flops = step_flops(r, totals[1], totals[0]), .peak_flops = r->peak_flops * job->n_ranks};
+    count_lanes(r, before, metrics.lanes);
+    return bl_metrics_step(job->metrics, &metrics);
 }
 
 static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
@@ -129,7 +143,10 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     bl_job *job = r->job;
     double started = bl_now_s(), loss_sum, grad_norm;
     bl_batches *batches = r->batches[step & 1];
+    bl_timeline_totals before;
 
+    bl_timeline_collect(r->timeline);
+    bl_timeline_get_totals(r->timeline, &before);
     if (totals[0] == 0)
         return BL_FAIL(BL_EINPUT, "%s: step %lld has no label that carries loss: all its labels are masked", c->train_file,
                        (long long)step + 1);
@@ -143,7 +160,7 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     BL_TRY(bl_adapter_state_update(r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1, c->adam_beta2,
                                    c->adam_epsilon, c->weight_decay, c->max_grad_norm));
     r->steps_done = step + 1;
-    return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started) : BL_OK;
+    return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started, &before) : BL_OK;
 }
 
 static bool due(int64_t step, int64_t every)
@@ -179,12 +196,23 @@ static bl_status evaluate_if_due(bl_rank *r, int64_t step)
     return BL_OK;
 }
 
+/* A base that has changed has spoilt the steps since the last checkpoint: none is made of them. Prefetches for the next step end first. */
+static bl_status verify_base(bl_rank *r)
+{
+    if (r->job->config->verify_base == BL_VERIFY_FIRST) return BL_OK;
+    BL_TRY(bl_stream_synchronize(r->copy));
+    BL_TRY(bl_stream_synchronize(r->communication));
+    return bl_base_verify(r->base);
+}
+
 /* What comes after `step` steps: evaluation, checkpoint. */
 static bl_status after_step(bl_rank *r, int64_t step)
 {
+    bool saves = step == r->job->total_steps || due(step, r->job->config->save_steps);
+
     BL_TRY(evaluate_if_due(r, step));
-    if (step == r->job->total_steps || due(step, r->job->config->save_steps)) BL_TRY(bl_rank_save(r, step));
-    return BL_OK;
+    if (saves) BL_TRY(verify_base(r));
+    return saves ? bl_rank_save(r, step) : BL_OK;
 }
 
 bl_status bl_rank_train(bl_rank *r)
@@ -200,6 +228,7 @@ bl_status bl_rank_train(bl_rank *r)
     for (int64_t step = job->start_step; step < job->total_steps; step++) {
         BL_TRY(count_step(r, r->batches[step & 1], totals));
         if (totals[2] > 0) {
+            BL_TRY(verify_base(r));
             BL_TRY(bl_rank_save(r, step));
             return BL_FAIL(BL_ESTOPPED, "stopped on request after step %lld of %lld; resume with --resume_from_checkpoint true",
                            (long long)step, (long long)job->total_steps);

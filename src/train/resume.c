@@ -34,36 +34,6 @@ static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "state-%05d-of-%05d.safetensors", rank, n_ranks);
 }
 
-/* A tensor's name, stored format and shape, and its first and last bytes: all of it would be as much to read as the model. */
-static bl_status add_to_fingerprint(XXH3_state_t *hash, const bl_tensor *t)
-{
-    enum { SAMPLE_BYTES = 4096 };
-    char sample[SAMPLE_BYTES];
-    size_t n = (size_t)bl_min_i64(SAMPLE_BYTES, t->n_bytes);
-
-    XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
-    XXH3_64bits_update(hash, bl_dtype_name(t->dtype), strlen(bl_dtype_name(t->dtype)));
-    XXH3_64bits_update(hash, t->shape, (size_t)t->n_dims * sizeof t->shape[0]);
-    BL_TRY(bl_tensor_read(t, 0, n, sample));
-    XXH3_64bits_update(hash, sample, n);
-    BL_TRY(bl_tensor_read(t, t->n_bytes - (int64_t)n, n, sample));
-    XXH3_64bits_update(hash, sample, n);
-    return BL_OK;
-}
-
-/* What the frozen model is. */
-static bl_status take_fingerprint(const bl_llama_host *host, uint64_t *fingerprint)
-{
-    XXH3_state_t *hash = XXH3_createState();
-    bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "the model's fingerprint");
-
-    if (hash) XXH3_64bits_reset(hash);
-    for (size_t i = 0; st == BL_OK && i < bl_hf_count(host->files); i++) st = add_to_fingerprint(hash, bl_hf_at(host->files, i));
-    if (st == BL_OK) *fingerprint = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
-    return st;
-}
-
 /* ---- saving ---- */
 
 static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
@@ -379,7 +349,7 @@ bl_status bl_job_prepare_resume(bl_job *job)
 {
     job->start_evaluated_step = -1;
     BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
-    BL_TRY(take_fingerprint(job->host, &job->model_fingerprint));
+    BL_TRY(bl_llama_fingerprint(job->host, &job->model_fingerprint));
     if (job->launch) BL_TRY(bl_job_check_processes(job));
     if (job->first_here == 0) BL_TRY(prepare_folder(job));
     return job->launch ? bl_job_share_start(job) : BL_OK;

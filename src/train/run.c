@@ -135,6 +135,7 @@ static void close_job(bl_job *job)
 {
     bl_comm_destroy(job->world);
     bl_metrics_close(job->metrics);
+    (void)bl_trace_close(job->trace);
     bl_checkpoint_abort(job->saving);
     if (job->validation != job->train) bl_dataset_close(job->validation);
     bl_dataset_close(job->train);
@@ -322,6 +323,8 @@ static void print_plan(const bl_job *job, const bl_memory_ledger *m)
     bl_log_info("memory predicted: %.1f MiB (a rank: frozen base %.1f, ring %.1f, LoRA and AdamW %.1f, activations %.1f)",
                 (double)m->total * mb, (double)m->frozen * mb, (double)m->ring * mb, (double)m->adapter * mb,
                 (double)m->activations * mb);
+    if (m->disk > 0)
+        bl_log_info("on disk: %.1f MiB a rank of the frozen base, in %s", (double)m->disk * mb, c->offload_dir);
 }
 
 static bl_status prepare_output(bl_job *job)
@@ -343,6 +346,27 @@ static bl_status prepare_output(bl_job *job)
     return st;
 }
 
+/* Processes of one job write a file each. */
+static bl_status open_trace(bl_job *job)
+{
+    const char *path = job->config->trace;
+    char *own = NULL;
+
+    if (!path) return BL_OK;
+    if (!job->launch) return bl_trace_open(path, 0, job->n_here, &job->trace);
+    if (asprintf(&own, "%s.rank%d", path, job->first_here) < 0) return BL_FAIL(BL_ENOMEM, "the name of a trace");
+    bl_status st = bl_trace_open(own, job->first_here, job->n_here, &job->trace);
+    free(own);
+    return st;
+}
+
+static bl_status close_trace(bl_job *job)
+{
+    bl_trace *trace = job->trace;
+    job->trace = NULL;
+    return bl_trace_close(trace);
+}
+
 static bl_status train_locked(bl_job *job)
 {
     bl_memory_ledger memory;
@@ -350,6 +374,8 @@ static bl_status train_locked(bl_job *job)
 
     BL_TRY(open_job(job));
     BL_TRY(prepare_output(job));
+    BL_TRY(open_trace(job));
+    BL_TRY(bl_job_choose_placement(job));
     BL_TRY(bl_job_choose_saving(job));
     BL_TRY(bl_job_predict_memory(job, &memory));
     print_plan(job, &memory);
@@ -357,6 +383,7 @@ static bl_status train_locked(bl_job *job)
     bl_status st = run_ranks(job, &peak_bytes);
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB", (double)peak_bytes / (1 << 20),
                 (double)memory.total / (1 << 20));
+    if (st == BL_OK) st = close_trace(job);
     if (st != BL_OK || job->first_here > 0) return st;
     BL_TRY(bl_job_write_readme(job, job->config->output_dir));
     bl_log_info("adapter written to %s", job->config->output_dir);
@@ -394,6 +421,7 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     bl_status st = place_ranks(&job);
     if (st == BL_OK) st = open_job(&job);
     if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
+    if (st == BL_OK) st = bl_job_choose_placement(&job);
     if (st == BL_OK) st = run_ranks(&job, &peak_bytes);
     *out = job.final_result;
     bl_error error;

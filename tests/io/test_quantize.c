@@ -77,7 +77,7 @@ static loaded load(const char *dir, bl_base_format format, bl_io_engine engine)
     loaded l;
     if (bl_llama_host_open(dir, format, 16, &l.host) != BL_OK) fail_msg("%s", bl_error_text());
     l.host->io_engine = engine;
-    if (bl_llama_weights_load(l.host, device, comm, stream, &l.weights) != BL_OK)
+    if (bl_llama_weights_load(l.host, device, comm, stream, NULL, &l.weights) != BL_OK)
         fail_msg("%s", bl_error_text());
     return l;
 }
@@ -90,7 +90,7 @@ static void unload(loaded *l)
 
 static size_t scale_bytes(const loaded *l)
 {
-    return (size_t)l->weights->frozen_bytes - l->weights->layout.shard_bytes;
+    return (size_t)l->weights->n_scales * sizeof(float);
 }
 
 static void assert_same(const loaded *a, const loaded *b)

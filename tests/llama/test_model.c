@@ -30,7 +30,7 @@ static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_str
     *m = (model){.device = device, .stream = stream};
     bl_lora_layout_init(&host->config, NULL, &m->no_lora);
     BL_TRY(bl_stream_create(device, "gathers", &m->gathers));
-    BL_TRY(bl_llama_weights_load(host, device, comm, m->gathers, &m->weights));
+    BL_TRY(bl_llama_weights_load(host, device, comm, m->gathers, NULL, &m->weights));
     if (bl_comm_size(comm) == 1)
         return bl_base_create_resident(&m->weights->layout, m->weights->shards, &m->base);
     return bl_base_create_sharded(&m->weights->layout, m->weights->shards, device, comm, m->gathers, 2,

@@ -126,8 +126,14 @@ void golden_config(const json_t *golden, const json_t *topology, golden_args *ar
 
 bl_status golden_train(const golden_args *args)
 {
+    return golden_train_hooked(args, NULL);
+}
+
+bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hooks *hooks)
+{
     bl_train_config *config = NULL;
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, args->n, args->text, &config);
+    if (st == BL_OK) config->hooks = hooks;
     if (st == BL_OK) st = bl_train_run(config, NULL);
     bl_train_config_free(config);
     if (st != BL_OK) printf("train: %s\n", bl_error_text());

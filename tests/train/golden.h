@@ -30,6 +30,8 @@ void golden_config(const json_t *golden, const json_t *topology, golden_args *ar
 
 /* Trains with these arguments; returns the status and prints its text when it is not BL_OK. */
 bl_status golden_train(const golden_args *args);
+/* The same with what offload/pager.h offers tests; NULL: nothing. */
+bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hooks *hooks);
 
 /* Lines of output_dir/metrics.jsonl as a JSON array; the caller's. */
 json_t *golden_metrics(const char *output_dir);

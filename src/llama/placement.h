@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* placement.h -- which shards of a rank's frozen base lie in which tier. */
+#ifndef BALLAST_LLAMA_PLACEMENT_H
+#define BALLAST_LLAMA_PLACEMENT_H
+
+#include "linear/base.h"
+#include "offload/pages.h"
+
+/* ratio: the part of the base's bytes that lies in `tier`, 0..1; the rest is in device memory. */
+typedef struct bl_llama_placement {
+    double ratio;
+    bl_tier tier;
+    const char *dir; /* of page files; for BL_TIER_DISK */
+    bool pin;        /* the host tier's memory */
+    int index, n;    /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
+} bl_llama_placement;
+
+/* The tier of each page of the layout (bl_base_page_count of them; offload/tier.h says how they are chosen). */
+bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers);
+
+/* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
+ * be brought), and the buffers of the reader that brings disk pages (host memory). */
+typedef struct bl_llama_placed_bytes {
+    size_t device, host, disk, ring, reader;
+} bl_llama_placed_bytes;
+bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
+                               bl_llama_placed_bytes *out);
+
+enum { BL_PAGE_NAME_BYTES = 96 };
+/* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
+void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix, int part, char name[BL_PAGE_NAME_BYTES]);
+
+#endif

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the base and the activations lie, how they are brought and how long that takes never changes a bit; and what happens when a
+ * page cannot be brought. */
+#include "runs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "offload/pager.h"
+
+enum { STEPS = 3, MAX_RANKS = 8 };
+
+/* ---- hooks ---- */
+
+/* Sleeps and short reads, different for each call; an error at one of them. */
+typedef struct disturbance {
+    atomic_uint n_calls, n_reads;
+    unsigned fails_from; /* reads from this one on bring -error; 0: none does */
+    int error;
+} disturbance;
+
+static unsigned scramble(unsigned n)
+{
+    n *= 2654435761u;
+    return n ^ (n >> 15);
+}
+
+static void sleep_a_little(void *user, bl_tier tier, int64_t page, size_t n_bytes)
+{
+    disturbance *d = user;
+    (void)tier, (void)page, (void)n_bytes;
+    usleep(scramble(atomic_fetch_add(&d->n_calls, 1)) % 300);
+}
+
+static int64_t disturb_read(void *user, const bl_io_completion *completion)
+{
+    disturbance *d = user;
+    unsigned n = atomic_fetch_add(&d->n_reads, 1) + 1;
+
+    if (d->fails_from > 0 && n >= d->fails_from) return -d->error;
+    if (completion->result <= 1) return completion->result;
+    switch (scramble(n) % 4) {
+    case 0:
+        return -EINTR;
+    case 1:
+        return completion->result / 2;
+    case 2:
+        usleep(200);
+        return completion->result;
+    default:
+        return completion->result;
+    }
+}
+
+static bl_pager_hooks disturbing_hooks(disturbance *d)
+{
+    return (bl_pager_hooks){.io = disturb_read, .io_user = d, .pace = sleep_a_little, .pace_user = d};
+}
+
+/* ---- runs ---- */
+
+static void offload_args(golden_args *args, const char *output, int ranks)
+{
+    runs_standard(args, output, ranks);
+    runs_set(args, "overwrite_output_dir", "true");
+    runs_set(args, "max_steps", "%d", STEPS);
+    runs_set(args, "save_steps", "0");
+    runs_set(args, "eval_steps", "2");
+}
+
+/* The run with everything in device memory, made when first asked for. */
+static const char *plain_run(int ranks)
+{
+    static char paths[MAX_RANKS + 1][GOLDEN_PATH_BYTES];
+    golden_args args = {0};
+
+    if (paths[ranks][0]) return paths[ranks];
+    snprintf(paths[ranks], GOLDEN_PATH_BYTES, "%s", runs_path("plain-%d", ranks));
+    offload_args(&args, paths[ranks], ranks);
+    runs_set(&args, "offload_ratio", "0");
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    return paths[ranks];
+}
+
+typedef struct placement_case {
+    int ranks, depth;
+    double ratio;
+    const char *tier, *engine;
+    bool is_disturbed, is_synchronous, bounces;
+} placement_case;
+
+static const char *pages_dir(int ranks)
+{
+    const char *dir = runs_path("pages-%d", ranks);
+    assert_int_equal(bl_dir_create(dir), BL_OK);
+    return dir;
+}
+
+static void place(golden_args *args, const placement_case *c)
+{
+    runs_set(args, "offload_ratio", "%g", c->ratio);
+    runs_set(args, "offload_tier", "%s", c->tier);
+    runs_set(args, "ring_depth", "%d", c->depth);
+    if (strcmp(c->tier, "disk") == 0) runs_set(args, "offload_dir", "%s", pages_dir(c->ranks));
+    if (c->engine) runs_set(args, "io_engine", "%s", c->engine);
+}
+
+static void assert_same_bits(const placement_case *c)
+{
+    golden_args args = {0};
+    disturbance d = {0};
+    bl_pager_hooks hooks = c->is_disturbed ? disturbing_hooks(&d) : (bl_pager_hooks){0};
+
+    hooks.is_synchronous = c->is_synchronous;
+    hooks.bounces = c->bounces;
+    offload_args(&args, runs_path("placed"), c->ranks);
+    place(&args, c);
+    bool same = golden_train_hooked(&args, &hooks) == BL_OK && runs_are_same(plain_run(c->ranks), runs_path("placed"));
+    if (!same)
+        fail_msg("%d ranks, ratio %g, tier %s, engine %s, ring of %d%s%s%s", c->ranks, c->ratio, c->tier, c->engine ? c->engine : "-",
+                 c->depth, c->is_disturbed ? ", disturbed" : "", c->is_synchronous ? ", synchronous" : "", c->bounces ? ", bounced" : "");
+    golden_args_free(&args);
+}
+
+static void test_no_placement_changes_a_bit(void **state)
+{
+    static const int ranks[] = {1, 2, 4, 8}, depths[] = {1, 2, 4};
+    static const double ratios[] = {0, 1, 0.3, 0.5}; /* the page files of 1 serve those that follow */
+    static const struct {
+        const char *tier, *engine;
+    } ways[] = {{"host", NULL}, {"disk", "uring"}, {"disk", "pread"}};
+    int n = 0;
+
+    (void)state;
+    for (size_t r = 0; r < BL_COUNT(ranks); r++)
+        for (size_t w = 0; w < BL_COUNT(ways); w++)
+            for (size_t q = 0; q < BL_COUNT(ratios); q++)
+                for (size_t d = 0; d < BL_COUNT(depths); d++, n++)
+                    assert_same_bits(&(placement_case){.ranks = ranks[r], .depth = depths[d], .ratio = ratios[q], .tier = ways[w].tier,
+                                                       .engine = ways[w].engine, .is_disturbed = n % 2 == 1, .bounces = n % 3 == 2});
+}
+
+static void test_no_overlap_changes_no_bit(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++)
+        assert_same_bits(&(placement_case){.ranks = ranks, .depth = 2, .ratio = 0.5, .tier = "disk", .engine = "auto",
+                                           .is_disturbed = true, .is_synchronous = true});
+}
+
+static void test_offloaded_activations_change_no_bit(void **state)
+{
+    static const char *const keeps[] = {"none", "selective", "full"}, *const visits[] = {"1", "100000"};
+
+    (void)state;
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (size_t k = 0; k < BL_COUNT(keeps); k++)
+            for (size_t v = 0; v < BL_COUNT(visits); v++) {
+                golden_args args = {0};
+                offload_args(&args, runs_path("activations"), ranks);
+                runs_set(&args, "activation_offload", "true");
+                runs_set(&args, "activation_checkpointing", "%s", keeps[k]);
+                runs_set(&args, "visit_tokens", "%s", visits[v]);
+                runs_set(&args, "offload_ratio", "%s", v == 0 ? "0" : "0.5");
+                assert_int_equal(golden_train(&args), BL_OK);
+                if (!runs_are_same(plain_run(ranks), runs_path("activations")))
+                    fail_msg("%d ranks, keeping %s, visits of %s", ranks, keeps[k], visits[v]);
+                golden_args_free(&args);
+            }
+}
+
+/* What is said about a step can be counted: one rank, all pages from disk. */
+static void test_bytes_are_counted(void **state)
+{
+    golden_args args = {0};
+    json_t *line;
+    size_t i;
+    double disk_bytes = 0, stall_s = 0;
+
+    (void)state;
+    offload_args(&args, runs_path("counted"), 1);
+    place(&args, &(placement_case){.ranks = 1, .depth = 2, .ratio = 1, .tier = "disk"});
+    assert_int_equal(golden_train(&args), BL_OK);
+    json_t *lines = golden_metrics(runs_path("counted"));
+    json_array_foreach(lines, i, line)
+    {
+        disk_bytes += json_number_value(json_object_get(line, "disk_bytes"));
+        stall_s += json_number_value(json_object_get(line, "disk_stall_s"));
+        if (json_object_get(line, "copy_bytes")) assert_int_equal(json_integer_value(json_object_get(line, "copy_bytes")), 0);
+    }
+    assert_true(disk_bytes > 0);
+    assert_true(stall_s > 0);
+    json_decref(lines);
+    golden_args_free(&args);
+}
+
+/* ---- what fails ---- */
+
+static void assert_error_has(const char *text)
+{
+    if (!strstr(bl_error_text(), text)) fail_msg("'%s' is not in: %s", text, bl_error_text());
+}
+
+/* Reads that fail from some point on end the run with file, page and reason; the checkpoint before them is resumed from. */
+static void test_read_error_names_its_page(void **state)
+{
+    static const struct {
+        int error;
+        const char *text;
+    } errors[] = {{EIO, "Input/output error"}, {ENOMEM, "Cannot allocate memory"}};
+    static const char *const engines[] = {"uring", "pread"};
+
+    (void)state;
+    for (size_t e = 0; e < BL_COUNT(errors); e++)
+        for (int ranks = 1; ranks <= 4; ranks *= 2) {
+            golden_args args = {0};
+            placement_case c = {.ranks = ranks, .depth = 2, .ratio = 1, .tier = "disk", .engine = engines[e]};
+            disturbance quiet = {0}, d = {.error = errors[e].error};
+            bl_pager_hooks hooks = disturbing_hooks(&quiet);
+            offload_args(&args, runs_path("failing"), ranks);
+            runs_set(&args, "save_steps", "1");
+            place(&args, &c);
+            assert_int_equal(golden_train_hooked(&args, &hooks), BL_OK); /* to count its reads */
+            assert_true(runs_are_same(plain_run(ranks), runs_path("failing")));
+            d.fails_from = atomic_load(&quiet.n_reads) * 3 / 4;
+            hooks = disturbing_hooks(&d);
+            double start = runs_now_s();
+            bl_status st = golden_train_hooked(&args, &hooks);
+            assert_true(runs_now_s() - start < 10.0);
+            assert_true(st == BL_EIO || st == BL_ENOMEM);
+            assert_error_has(".pages");
+            assert_error_has("model.layers.");
+            assert_error_has("offset");
+            assert_error_has(errors[e].text);
+            runs_unset(&args, "overwrite_output_dir");
+            runs_set(&args, "resume_from_checkpoint", "true");
+            assert_int_equal(golden_train(&args), BL_OK);
+            assert_true(runs_are_same(plain_run(ranks), runs_path("failing")));
+            golden_args_free(&args);
+        }
+}
+
+static void flip_in_page_files(const char *dir)
+{
+    DIR *folder = opendir(dir);
+    const struct dirent *entry;
+    int n = 0;
+
+    assert_non_null(folder);
+    while ((entry = readdir(folder)) != NULL) {
+        char path[2 * GOLDEN_PATH_BYTES];
+        if (!strstr(entry->d_name, ".pages")) continue;
+        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
+        runs_flip_bit(path, 100);
+        n++;
+    }
+    closedir(folder);
+    assert_true(n > 0);
+}
+
+/* A damaged page file ends the run that meets it, by name, and the next run writes it anew. */
+static void test_damaged_page_is_found(void **state)
+{
+    golden_args args = {0};
+    placement_case c = {.ranks = 2, .depth = 2, .ratio = 1, .tier = "disk"};
+
+    (void)state;
+    offload_args(&args, runs_path("damaged"), 2);
+    place(&args, &c);
+    runs_set(&args, "offload_dir", "%s", runs_path("damaged-pages"));
+    assert_int_equal(bl_dir_create(runs_path("damaged-pages")), BL_OK);
+    assert_int_equal(golden_train(&args), BL_OK);
+    flip_in_page_files(runs_path("damaged-pages"));
+    assert_int_equal(golden_train(&args), BL_EINPUT);
+    assert_error_has("checksum");
+    assert_error_has("model.layers.0.self_attn.q_proj+k_proj+v_proj");
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_true(runs_are_same(plain_run(2), runs_path("damaged")));
+    golden_args_free(&args);
+}
+
+static void test_wrong_keys(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    offload_args(&args, runs_path("wrong"), 1);
+    runs_set(&args, "offload_tier", "disk");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_error_has("offload_dir");
+    runs_set(&args, "offload_ratio", "1");
+    runs_set(&args, "offload_dir", "%s", runs_path("no/such/folder"));
+    bl_status st = golden_train(&args);
+    assert_true(st == BL_EIO || st == BL_EUSAGE || st == BL_EINPUT);
+    assert_error_has("no/such/folder");
+    runs_set(&args, "offload_tier", "host");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_error_has("offload_dir");
+    golden_args_free(&args);
+}
+
+static bool is_valid_trace(const char *path)
+{
+    json_t *trace = json_load_file(path, 0, NULL);
+    const json_t *events = json_object_get(trace, "traceEvents"), *event;
+    size_t i, n_spans = 0;
+
+    json_array_foreach(events, i, event)
+    {
+        const char *phase = json_string_value(json_object_get(event, "ph"));
+        if (!phase || phase[0] != 'X') continue;
+        n_spans++;
+        if (json_number_value(json_object_get(event, "dur")) < 0) n_spans = 0;
+    }
+    json_decref(trace);
+    return n_spans > 0;
+}
+
+static void test_trace_can_be_read(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    offload_args(&args, runs_path("traced"), 2);
+    place(&args, &(placement_case){.ranks = 2, .depth = 2, .ratio = 0.5, .tier = "disk"});
+    runs_set(&args, "activation_offload", "true");
+    runs_set(&args, "trace", "%s", runs_path("trace.json"));
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_true(is_valid_trace(runs_path("trace.json")));
+    golden_args_free(&args);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_placement_changes_a_bit), cmocka_unit_test(test_no_overlap_changes_no_bit),
+        cmocka_unit_test(test_offloaded_activations_change_no_bit), cmocka_unit_test(test_bytes_are_counted),
+        cmocka_unit_test(test_read_error_names_its_page), cmocka_unit_test(test_damaged_page_is_found),
+        cmocka_unit_test(test_wrong_keys), cmocka_unit_test(test_trace_can_be_read),
+    };
+    return cmocka_run_group_tests_name("offload", tests, runs_set_up, runs_tear_down);
+}
