@@ -5,29 +5,29 @@
  * source_finish for each. Both only queue tasks on the copy stream; everything below happens there, one task
  * after the other:
  *
- *   page lies    start queues       finish queues
- *   on disk      submit             arrive (wait, check, perhaps read once more), [copy out of the bounce
- * buffer], [pace] in the arena -                  [check], copy, [pace] on the device: lent, or copied by the
- * ring itself
+ *   page lies       start queues   finish queues
+ *   on disk         submit         arrive (wait, check, read once more?), [copy out of the bounce buffer],
+ * [pace] in the arena    -              [check], copy, [pace] on the device   lent, or copied by the ring
+ * itself
  *
- *   a unit's read   entered by                        left by
- *   IDLE            create; arrive                    submit
- *   READING         submit: the reader has it         arrive: the reader has let go of it, or destroy: its
- * reader is gone
+ *   a unit's read   entered by                    left by
+ *   IDLE            create; arrive                submit
+ *   READING         submit: the reader has it     arrive: the reader has let go of it; destroy: the reader is
+ * gone
  *
- *   a page          entered by                        left by
- *   UNSEEN          create                            its first arrival from disk that agrees with its
- * checksum TRUSTED         set_trusted                       -
+ *   a page          entered by                    left by
+ *   UNSEEN          create; verify                its next arrival from disk that agrees with its checksum
+ *   TRUSTED         check_arrival                 verify, which looks again
  *
  * Invariants; bl_pager_validate checks those marked *, which the calling thread can see.
- *   1. Reads, the bounce buffer and `trusted` belong to the tasks of the copy stream: one at a time, in
- * order, no lock. 2*. A unit's items are all finished before the next unit's are started: so reads[i], of
- * item i, is IDLE when it is submitted, and the bounce buffer, large enough for any unit, has been copied
- * out. 3*. In a slot, items do not overlap and lie inside it; the same holds for the disk pages of a unit in
- * the bounce buffer.
- *   4. What leaves the copy stream came from memory that was checked when it was filled, or from a disk page
+ *   1.  Reads, the bounce buffer and `trusted` belong to the tasks of the copy stream (to verify, while the
+ * streams are idle): one at a time, in order, no lock. 2.* A unit's items are all finished before the next
+ * unit's are started: so reads[i], of item i, is IDLE when it is submitted, and the bounce buffer, large
+ * enough for any unit, has been copied out. 3.* In a slot, items do not overlap and lie inside it, and a
+ * unit's disk pages lie inside the bounce buffer.
+ *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a disk page
  * that is TRUSTED (with verify_always: that agreed with its checksum just now).
- *   5. Once the copy stream has failed, its tasks are skipped and reads may stay READING: nothing looks at
+ *   5.  Once the copy stream has failed, its tasks are skipped and reads may stay READING: nothing looks at
  * what they fill, and the reader is destroyed before any memory it writes to. Those of the slots are the
  * ring's. */
 #include "offload/pager.h"
@@ -52,7 +52,8 @@ struct bl_pager {
     bl_gather_unit *gather_units;
     int group_size;
     bl_gather_ring *ring;
-    bl_arena *bounce; /* NULL: disk pages are read straight into slots */
+    bl_arena *bounce_arena;
+    char *bounce; /* NULL: disk pages are read straight into slots */
     size_t bounce_bytes;
     bl_reader *reader; /* NULL: no page is on disk */
     /* Of the copy stream's tasks. */
@@ -249,8 +250,7 @@ static task_args describe(bl_pager *pager, int64_t unit, int item, void *dst)
     int64_t page = u->page[item];
     char *memory = bl_pages_memory(pager->pages, page);
 
-    if (!memory && pager->bounce)
-        memory = (char *)bl_arena_memory(pager->bounce) + disk_bytes(pager->specs, u, item);
+    if (!memory && pager->bounce) memory = pager->bounce + disk_bytes(pager->specs, u, item);
     return (task_args){.pager = pager, .page = page, .item = item, .memory = memory ? memory : dst};
 }
 
@@ -339,9 +339,10 @@ static bl_status create_reader(bl_pager *pager)
                                   .what = "bounce buffer of the pager",
                                   .node = -1,
                                   .pin = !host_writes};
-        BL_TRY(bl_arena_create(&arena, &pager->bounce));
+        BL_TRY(bl_arena_create(&arena, &pager->bounce_arena));
+        pager->bounce = bl_arena_take(pager->bounce_arena, unit_bytes);
         pager->bounce_bytes = unit_bytes;
-        options.memory = bl_arena_memory(pager->bounce);
+        options.memory = pager->bounce;
         options.memory_bytes = unit_bytes;
     } else if (unit_bytes > 0) {
         options.memory = bl_gather_ring_memory(pager->ring);
@@ -394,7 +395,7 @@ void bl_pager_destroy(bl_pager *pager)
     }
     bl_reader_destroy(pager->reader); /* invariant 5: before the memory that it writes to */
     bl_gather_ring_destroy(pager->ring);
-    bl_arena_destroy(pager->bounce);
+    bl_arena_destroy(pager->bounce_arena);
     free(pager->gather_units);
     free(pager->trusted);
     free(pager->specs);

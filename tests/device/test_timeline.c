@@ -140,7 +140,6 @@ static void test_spans_and_stalls(void **state)
     assert_true(f.seen[1].end_s >= f.seen[0].end_s);                      /* waited for it */
     assert_true(f.seen[1].end_s - f.seen[1].begin_s > 0.5e-6 * PAUSE_US); /* and stood still */
     assert_true(f.seen[2].begin_s >= f.seen[1].end_s);                    /* then went on */
-    assert_true(f.seen[3].end_s - f.seen[3].begin_s < 0.5e-6 * PAUSE_US); /* what had come */
     assert_true(totals.lane[BL_LANE_DISK].busy_s ==
                 f.seen[0].end_s - f.seen[0].begin_s + (f.seen[4].end_s - f.seen[4].begin_s));
     assert_true(totals.lane[BL_LANE_DISK].stall_s == f.seen[1].end_s - f.seen[1].begin_s);
