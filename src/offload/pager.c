@@ -2,34 +2,33 @@
 /* pager.c -- the source that feeds a gather ring from tiers.
  *
  * The ring calls source_start for each item of a unit that it does not find in device memory, then
- * source_finish for each. Both only queue tasks on the copy stream; everything below happens there, one task
- * after the other:
+ * source_finish for each. Both only queue tasks on the copy stream; everything below happens there, one
+ * task after the other:
  *
  *   page lies       start queues   finish queues
- *   on disk         submit         arrive (wait, check, read once more?), [copy out of the bounce buffer],
- * [pace] in the arena    -              [check], copy, [pace] on the device   lent, or copied by the ring
- * itself
+ *   on disk         submit         arrive, [copy out of the bounce buffer], [pace]
+ *   in the arena    -              [check], copy, [pace]
+ *   on the device   nothing: it is lent, or copied by the ring itself
  *
- *   a unit's read   entered by                    left by
- *   IDLE            create; arrive                submit
- *   READING         submit: the reader has it     arrive: the reader has let go of it; destroy: the reader is
- * gone
+ *   a unit's read   entered by                       left by
+ *   IDLE            create; arrive                   submit
+ *   READING         submit: the reader has it        arrive: it has let go of it; destroy: it is gone
  *
- *   a page          entered by                    left by
- *   UNSEEN          create; verify                its next arrival from disk that agrees with its checksum
- *   TRUSTED         check_arrival                 verify, which looks again
+ *   a page          entered by                       left by
+ *   UNSEEN          create; verify                   check_arrival: it agrees with its checksum
+ *   TRUSTED         check_arrival                    verify, which looks again
  *
  * Invariants; bl_pager_validate checks those marked *, which the calling thread can see.
- *   1.  Reads, the bounce buffer and `trusted` belong to the tasks of the copy stream (to verify, while the
- * streams are idle): one at a time, in order, no lock. 2.* A unit's items are all finished before the next
- * unit's are started: so reads[i], of item i, is IDLE when it is submitted, and the bounce buffer, large
- * enough for any unit, has been copied out. 3.* In a slot, items do not overlap and lie inside it, and a
- * unit's disk pages lie inside the bounce buffer.
- *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a disk page
- * that is TRUSTED (with verify_always: that agreed with its checksum just now).
- *   5.  Once the copy stream has failed, its tasks are skipped and reads may stay READING: nothing looks at
- * what they fill, and the reader is destroyed before any memory it writes to. Those of the slots are the
- * ring's. */
+ *   1.  Reads, the bounce buffer and `trusted` belong to the tasks of the copy stream (to verify, while
+ *       the streams are idle): one at a time, in order, no lock.
+ *   2.* A unit's items are all finished before the next unit's are started: so reads[i], of item i, is
+ *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, was copied out.
+ *   3.* In a slot, items do not overlap and lie inside it; a unit's disk pages fit the bounce buffer.
+ *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a disk
+ *       page that is TRUSTED (with verify_always: that agreed with its checksum just now).
+ *   5.  Once the copy stream has failed, its tasks are skipped and reads may stay READING: nothing looks
+ *       at what they fill, and the reader is destroyed before any memory it writes to.
+ * The invariants of slots are the ring's. */
 #include "offload/pager.h"
 
 #include <stdlib.h>
