@@ -208,6 +208,27 @@ static void test_empty(void **state)
     bl_arena_destroy(arena);
 }
 
+/* VmSize, in pages. */
+static long count_mapped_pages(void)
+{
+    long n = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%ld", &n), 1);
+    fclose(file);
+    return n;
+}
+
+/* Nothing of what was mapped to find a huge page's boundary stays: that would be 2 MiB a round. */
+static void test_addresses_are_given_back(void **state)
+{
+    enum { N_ROUNDS = 50 };
+    bl_arena_destroy(make(*state, 4096));
+    long before = count_mapped_pages();
+    for (int i = 0; i < N_ROUNDS; i++) bl_arena_destroy(make(*state, 4096));
+    assert_true(count_mapped_pages() - before < N_ROUNDS * (HUGE_PAGE_BYTES / 4096) / 4);
+}
+
 /* ---- the block ---- */
 
 static bool is_resident(char *memory, size_t n_bytes)
@@ -562,6 +583,7 @@ int main(void)
         cmocka_unit_test(test_piece_bytes),
         cmocka_unit_test(test_take),
         cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_addresses_are_given_back),
         cmocka_unit_test(test_touched),
         cmocka_unit_test(test_huge_pages),
         cmocka_unit_test(test_more_than_there_is),
