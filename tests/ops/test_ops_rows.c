@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorm, RoPE, SwiGLU, additions, embedding: against double references and central differences of them. */
+/* RMSNorm, RoPE, SwiGLU, additions, casts, embedding: against double references and central differences of them. */
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
@@ -402,6 +402,42 @@ static void embedding_takes_rows_of_any_float_type(void **state)
     free(values);
 }
 
+static void casts_round_to_nearest_even(void **state)
+{
+    enum { N = 40001 }; /* three items of a light loop */
+    test_device d = test_device_create(2);
+    float *x = test_random_floats(N, 3), *back = test_floats(N), *copy = test_floats(N);
+    uint16_t *halves = test_alloc(N, sizeof *halves);
+    (void)state;
+    x[7] = NAN;
+    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .to = BL_ACT_BF16, .x = x, .y = halves}), BL_OK);
+    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .from = BL_ACT_BF16, .x = halves, .y = back}), BL_OK);
+    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .x = x, .y = copy}), BL_OK);
+    test_finish(d);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(halves[i], bl_f32_to_bf16(x[i]));
+        if (i != 7) assert_true(back[i] == bl_bf16_to_f32(halves[i]));
+    }
+    assert_true(isnan(back[7]));
+    assert_memory_equal(copy, x, N * sizeof *x);
+    free(x);
+    free(back);
+    free(copy);
+    free(halves);
+    test_device_destroy(d);
+}
+
+static void bf16_activations_are_not_the_cpus(void **state)
+{
+    test_device d = test_device_create(1);
+    float x[4] = {1, 2, 3, 4};
+    (void)state;
+    assert_int_equal(bl_add(d.stream, &(bl_add_args){.n = 4, .act = BL_ACT_BF16, .a = x, .b = x, .y = x}), BL_EINTERNAL);
+    test_finish(d);
+    assert_true(x[0] == 1);
+    test_device_destroy(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +448,8 @@ int main(void)
         cmocka_unit_test(swiglu_matches_reference_and_differences),
         cmocka_unit_test(swiglu_survives_extremes),
         cmocka_unit_test(additions_add),
+        cmocka_unit_test(casts_round_to_nearest_even),
+        cmocka_unit_test(bf16_activations_are_not_the_cpus),
         cmocka_unit_test(embedding_takes_rows_of_any_float_type),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
