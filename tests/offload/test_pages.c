@@ -587,6 +587,7 @@ static void assert_refused(const char *dir, bl_status expected, const char *part
     if (st == BL_OK) st = fill(pages);
     bl_error error;
     bl_error_save(&error, st); /* destroy must not lose the reason */
+    if (pages) assert_int_equal(count_files(dir), 0);
     bl_pages_destroy(pages);
     assert_int_equal(st, expected);
     bl_error_restore(&error);
