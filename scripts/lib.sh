@@ -3,7 +3,8 @@
 
 # The one list of packages (Debian 12 names): what building and testing needs on a bare system.
 packages="gcc libc6-dev cmake ninja-build pkg-config
-    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libdnnl-dev libcmocka-dev liburing-dev libhwloc-dev
+    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libdnnl-dev libcmocka-dev liburing-dev
+    libhwloc-dev libmimalloc-dev
     openmpi-bin libopenmpi-dev iproute2 strace"
 # What only `scripts/test --full` needs.
 packages_full="clang libclang-rt-14-dev"
