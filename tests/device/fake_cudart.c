@@ -175,7 +175,7 @@ cudaError_t cudaFree(void *pointer)
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
 {
     ENTER();
-    if (flags != cudaHostRegisterPortable || find_range(registered, pointer, false))
+    if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped) || find_range(registered, pointer, false))
         return cudaErrorInvalidValue;
     return add_range(registered, pointer, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }

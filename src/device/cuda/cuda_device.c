@@ -91,7 +91,7 @@ static bl_status register_pieces(char *memory, size_t size_bytes)
 {
     for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
         bytes = piece_bytes(memory + done, size_bytes - done);
-        cudaError_t error = cudaHostRegister(memory + done, bytes, cudaHostRegisterPortable);
+        cudaError_t error = cudaHostRegister(memory + done, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
         if (error == cudaSuccess) continue;
         unregister(memory, done);
         return bl_cuda_fail("cudaHostRegister", (int)error);
