@@ -7,7 +7,7 @@
  * The page file lies in DIR (which must exist) and is used again by the next run; without DIR it is made in
  * /tmp and removed. Each matrix is a page on disk and a unit of the pager; the products, which are exact in
  * fp32, are compared with integers. */
-#define _GNU_SOURCE /* mkdtemp */
+#define _POSIX_C_SOURCE 200809L /* mkdtemp */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

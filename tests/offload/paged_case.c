@@ -10,9 +10,11 @@
 
 #include "base/sizes.h"
 
+enum { LARGEST_BYTES = 300 * 1024 + 17 };
+
 /* Sizes that are no multiples of anything, one that takes several requests, and a unit of the largest number
  * of items. */
-static const size_t sizes[] = {1, 4096, 5000, 12288, 300 * 1024 + 17};
+static const size_t sizes[] = {1, 4096, 5000, 12288, LARGEST_BYTES};
 static const int unit_items[CASE_UNITS] = {4, 5, 1, 5, 2};
 
 static unsigned char *contents[CASE_RANKS];
@@ -111,6 +113,9 @@ bl_status case_open(test_rank *self, const case_options *options, paged_case *c)
     BL_TRY(bl_stream_create(self->device, "copies", &c->copies));
     BL_TRY(bl_stream_create(self->device, "gathers", &c->gathers));
     BL_TRY(bl_timeline_create(self->device, 4096, NULL, NULL, &c->timeline));
+    if (bl_device_get_kind(self->device) != BL_DEVICE_CPU)
+        BL_TRY(bl_device_alloc(self->device, BL_SPACE_HOST, LARGEST_BYTES * (size_t)self->n_ranks,
+                               "what was seen", (void **)&c->seen));
     BL_TRY(fill_pages(c));
     return case_create_pager(c);
 }
@@ -120,6 +125,7 @@ void case_close(paged_case *c)
     (void)bl_stream_synchronize(c->self->stream);
     bl_pager_destroy(c->pager);
     bl_pages_destroy(c->pages);
+    bl_device_free(c->self->device, BL_SPACE_HOST, c->seen);
     bl_timeline_destroy(c->timeline);
     bl_stream_destroy(c->copies);
     bl_stream_destroy(c->gathers);
@@ -152,6 +158,11 @@ bl_status case_use(paged_case *c, int64_t unit, int item, unsigned pause_us)
 {
     const void *gathered;
     BL_TRY(bl_pager_acquire(c->pager, unit, item, c->self->stream, &gathered));
+    if (c->seen) {
+        size_t n_bytes = case_page_bytes((int)c->units[unit].page[item]) * (size_t)c->self->n_ranks;
+        BL_TRY(bl_stream_copy(c->self->stream, c->seen, gathered, n_bytes));
+        gathered = c->seen;
+    }
     look_args args = {gathered, c, (int)c->units[unit].page[item], pause_us};
     BL_TRY(bl_stream_call(c->self->stream, look, &args, sizeof args));
     return bl_pager_validate(c->pager);
