@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frozen weights to bf16, and codes and scales turned over. */
-#include "device/cuda/cuda_stream.h"
 #include "fp8/fp8_cuda.h"
 #include "fp8/vector.cuh"
 
@@ -75,39 +74,30 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store_raw(dst + i, n - i, aligned, raw);
 }
 
-static bl_status dequantise_codes(cudaStream_t stream, bool is_row, const void *codes, const float *scales,
+static bl_status dequantise_codes(bl_stream *stream, bool is_row, const void *codes, const float *scales,
                                   int64_t rows, int64_t cols, void *dst)
 {
-    int64_t blocks_per_row = (cols + ACCESSES * ROW_STEP - 1) / (ACCESSES * ROW_STEP);
-    if (!bl_grid_fits(rows * blocks_per_row))
-        return BL_FAIL(BL_EINTERNAL, "dequantise: %lld x %lld", (long long)rows, (long long)cols);
+    int64_t blocks_per_row = bl_blocks_for(cols, ACCESSES * ROW_STEP);
     bool aligned = bl_is_aligned(codes) && bl_is_aligned(dst) && cols % CODES == 0;
-    dequantise_codes_kernel<<<(unsigned)(rows * blocks_per_row), BL_BLOCK_THREADS, 0, stream>>>(
-        (const uint8_t *)codes, scales, is_row, cols, aligned, (unsigned)blocks_per_row, (bl_bf16 *)dst);
-    return bl_cuda_launched("dequantise");
+    return bl_launch("dequantise", stream, {rows * blocks_per_row, BL_BLOCK_THREADS, 1},
+                     dequantise_codes_kernel, (const uint8_t *)codes, scales, is_row, cols, aligned,
+                     (unsigned)blocks_per_row, (bl_bf16 *)dst);
 }
 
 extern "C" bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes,
                                          const float *scales, int64_t rows, int64_t cols, void *dst)
 {
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    if (rows <= 0 || cols <= 0)
-        return rows < 0 || cols < 0
-                   ? BL_FAIL(BL_EINTERNAL, "dequantise: %lld x %lld", (long long)rows, (long long)cols)
-                   : BL_OK;
-    if (bl_format_is_fp8(format))
-        return dequantise_codes(handle, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols, dst);
-    if (format == BL_FORMAT_BF16) {
-        cudaError_t error =
-            cudaMemcpyAsync(dst, codes, (size_t)rows * (size_t)cols * 2, cudaMemcpyDeviceToDevice, handle);
-        return error == cudaSuccess ? BL_OK : bl_cuda_fail("dequantise: copy", error);
-    }
-    int64_t n = rows * cols, n_blocks = (n + BL_BLOCK_ELEMENTS - 1) / BL_BLOCK_ELEMENTS;
-    if (!bl_grid_fits(n_blocks))
+    int64_t n = rows * cols;
+    if (rows < 0 || cols < 0)
         return BL_FAIL(BL_EINTERNAL, "dequantise: %lld x %lld", (long long)rows, (long long)cols);
-    narrow_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(
-        codes, format == BL_FORMAT_F32, n, bl_is_aligned(codes) && bl_is_aligned(dst), (bl_bf16 *)dst);
-    return bl_cuda_launched("dequantise");
+    if (n == 0) return BL_OK;
+    if (bl_format_is_fp8(format))
+        return dequantise_codes(stream, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols, dst);
+    if (format == BL_FORMAT_BF16)
+        return bl_copy("dequantise", stream, dst, codes, (size_t)n * sizeof(bl_bf16));
+    return bl_launch("dequantise", stream, {bl_blocks_for(n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1},
+                     narrow_kernel, codes, format == BL_FORMAT_F32, n,
+                     bl_is_aligned(codes) && bl_is_aligned(dst), (bl_bf16 *)dst);
 }
 
 /* ---- turning codes over ---- */
@@ -185,15 +175,12 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols,
                                         uint8_t *dst)
 {
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t tiles_per_row = (cols + TILE - 1) / TILE, n_tiles = (rows + TILE - 1) / TILE * tiles_per_row;
-    if (rows < 0 || cols < 0 || !bl_grid_fits(n_tiles))
+    int64_t tiles_per_row = bl_blocks_for(cols, TILE);
+    if (rows < 0 || cols < 0)
         return BL_FAIL(BL_EINTERNAL, "transpose: %lld x %lld", (long long)rows, (long long)cols);
-    if (n_tiles == 0) return BL_OK;
     bool aligned = bl_is_aligned(src) && bl_is_aligned(dst) && rows % 16 == 0 && cols % 16 == 0;
-    transpose_kernel<<<(unsigned)n_tiles, BL_BLOCK_THREADS, 0, handle>>>(src, rows, cols, aligned,
-                                                                         (unsigned)tiles_per_row, dst);
-    return bl_cuda_launched("transpose");
+    return bl_launch("transpose", stream, {bl_blocks_for(rows, TILE) * tiles_per_row, BL_BLOCK_THREADS, 1},
+                     transpose_kernel, src, rows, cols, aligned, (unsigned)tiles_per_row, dst);
 }
 
 /* ---- scales: small ---- */
@@ -215,22 +202,15 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS) fill_kernel(float *dst, int6
 extern "C" bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *src, int64_t rows,
                                                int64_t cols, float *dst, int64_t dst_ld)
 {
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t n_blocks = (rows * cols + BL_BLOCK_THREADS - 1) / BL_BLOCK_THREADS;
-    if (rows < 0 || cols < 0 || dst_ld < rows || !bl_grid_fits(n_blocks))
+    if (rows < 0 || cols < 0 || dst_ld < rows)
         return BL_FAIL(BL_EINTERNAL, "transpose_scales: %lld x %lld", (long long)rows, (long long)cols);
-    if (n_blocks == 0) return BL_OK;
-    transpose_scales_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(src, rows, cols, dst,
-                                                                                 dst_ld);
-    return bl_cuda_launched("transpose_scales");
+    return bl_launch("transpose_scales", stream,
+                     {bl_blocks_for(rows * cols, BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1},
+                     transpose_scales_kernel, src, rows, cols, dst, dst_ld);
 }
 
 extern "C" bl_status fp8_cuda_fill(bl_stream *stream, float *dst, int64_t n, float value)
 {
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t n_blocks = (n + BL_BLOCK_THREADS - 1) / BL_BLOCK_THREADS;
-    if (n < 0 || !bl_grid_fits(n_blocks)) return BL_FAIL(BL_EINTERNAL, "fill: %lld elements", (long long)n);
-    if (n == 0) return BL_OK;
-    fill_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(dst, n, value);
-    return bl_cuda_launched("fill");
+    return bl_launch("fill", stream, {bl_blocks_for(n, BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1}, fill_kernel,
+                     dst, n, value);
 }

@@ -5,7 +5,6 @@
  * Hopper, whatever does not fit one block) is read a second time. The codes are the same all three ways. */
 #include <cooperative_groups.h>
 
-#include "device/cuda/cuda_stream.h"
 #include "fp8/fp8_cuda.h"
 #include "fp8/vector.cuh"
 
@@ -152,9 +151,9 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     encode_group(bl_e4m3_divisor_of(scale), values, codes + row * cols + col, cols - col, aligned);
 }
 
-static bl_status check_rows(const char *what, int64_t ld, int64_t T, int64_t cols, int64_t n_blocks)
+static bl_status check_rows(const char *what, int64_t ld, int64_t T, int64_t cols)
 {
-    if (T < 0 || cols < 0 || ld < cols || !bl_grid_fits(n_blocks))
+    if (T < 0 || cols < 0 || ld < cols)
         return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld columns, %lld apart", what, (long long)T,
                        (long long)cols, (long long)ld);
     return BL_OK;
@@ -164,51 +163,36 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
                                             const float *column_factor, int64_t T, int64_t cols,
                                             uint8_t *codes, float *scales)
 {
-    const char *what = "quantise_rows";
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
+    BL_TRY(check_rows("quantise_rows", ld, T, cols));
+    if (cols == 0) return BL_OK;
     int64_t n_pieces = 1;
     if (bl_cuda_device_properties(bl_stream_device(stream))->capability >= 90)
-        n_pieces = cols <= 0 ? 1 : (cols + PIECE_MAX - 1) / PIECE_MAX;
+        n_pieces = bl_blocks_for(cols, PIECE_MAX);
     if (n_pieces > CLUSTER_MAX) n_pieces = CLUSTER_MAX;
-    bl_status status = check_rows(what, ld, T, cols, T * n_pieces);
-    if (status != BL_OK || T == 0 || cols == 0) return status;
 
     rows_task task;
     task.x = (const bl_bf16 *)x;
     task.ld = ld;
     task.cols = cols;
-    task.piece = ((cols + n_pieces - 1) / n_pieces + BL_GROUP - 1) / BL_GROUP * BL_GROUP;
+    task.piece = bl_blocks_for(bl_blocks_for(cols, n_pieces), BL_GROUP) * BL_GROUP;
     task.column_factor = column_factor;
     task.codes = codes;
     task.scales = scales;
     task.aligned = bl_is_aligned(x) && bl_is_aligned(codes) &&
                    (!column_factor || bl_is_aligned(column_factor)) && ld % BL_GROUP == 0 &&
                    cols % BL_GROUP == 0;
-
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = (unsigned)n_pieces;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(T * n_pieces));
-    config.blockDim = dim3(bl_row_threads(task.piece, ROW_THREADS));
-    config.stream = handle;
-    config.attrs = &cluster;
-    config.numAttrs = n_pieces > 1 ? 1 : 0;
-    cudaError_t error = cudaLaunchKernelEx(&config, quantise_rows_kernel, task, (unsigned)n_pieces);
-    return error == cudaSuccess ? bl_cuda_launched(what) : bl_cuda_fail(what, error);
+    return bl_launch("quantise_rows", stream,
+                     {T * n_pieces, bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
+                     quantise_rows_kernel, task, (unsigned)n_pieces);
 }
 
 extern "C" bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
                                               int64_t cols, uint8_t *codes, float *scales)
 {
-    const char *what = "quantise_groups";
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t blocks_per_row = cols <= 0 ? 1 : (cols + BL_BLOCK_ELEMENTS - 1) / BL_BLOCK_ELEMENTS;
-    bl_status status = check_rows(what, ld, T, cols, T * blocks_per_row);
-    if (status != BL_OK || T == 0 || cols == 0) return status;
+    int64_t blocks_per_row = bl_blocks_for(cols, BL_BLOCK_ELEMENTS);
+    BL_TRY(check_rows("quantise_groups", ld, T, cols));
     bool aligned = bl_is_aligned(x) && bl_is_aligned(codes) && ld % BL_GROUP == 0 && cols % BL_GROUP == 0;
-    quantise_groups_kernel<<<(unsigned)(T * blocks_per_row), BL_BLOCK_THREADS, 0, handle>>>(
-        (const bl_bf16 *)x, ld, T, cols, aligned, (unsigned)blocks_per_row, codes, scales);
-    return bl_cuda_launched(what);
+    return bl_launch("quantise_groups", stream, {T * blocks_per_row, BL_BLOCK_THREADS, 1},
+                     quantise_groups_kernel, (const bl_bf16 *)x, ld, T, cols, aligned,
+                     (unsigned)blocks_per_row, codes, scales);
 }

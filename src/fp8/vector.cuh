@@ -11,52 +11,11 @@
 
 #include <stdint.h>
 
-#include "base/dtype.h"
-#include "fp8/element.h"
+#include "device/cuda/cuda_stream.h"
+#include "fp8/convert.cuh"
 
 enum { BL_GROUP = 8, BL_WARP = 32, BL_BLOCK_THREADS = 256 };
 enum { BL_BLOCK_ELEMENTS = BL_BLOCK_THREADS * BL_GROUP };
-
-typedef uint16_t bl_bf16; /* its bits */
-
-/* ---- one machine instruction each; the portable forms are the same function, except for a NaN's payload
- * ---- */
-
-__device__ static inline uint32_t bl_bf16_pair(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-__device__ static inline uint32_t bl_e4m3_pair(float low, float high)
-{
-#if __CUDA_ARCH__ >= 890
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    return pair;
-#else
-    return bl_f32_to_e4m3(low) | (uint32_t)bl_f32_to_e4m3(high) << 8;
-#endif
-}
-
-__device__ static inline float bl_half_to_f32(uint16_t bits)
-{
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-
-__device__ static inline float2 bl_e4m3_pair_to_f32(uint32_t pair)
-{
-#if __CUDA_ARCH__ >= 890
-    uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)pair));
-    return make_float2(bl_half_to_f32((uint16_t)halves), bl_half_to_f32((uint16_t)(halves >> 16)));
-#else
-    return make_float2(bl_e4m3_to_f32((uint8_t)pair), bl_e4m3_to_f32((uint8_t)(pair >> 8)));
-#endif
-}
 
 /* ---- groups; n_valid: how many of the eight exist, at most 8 are looked at ---- */
 
@@ -210,10 +169,47 @@ static inline unsigned bl_row_threads(int64_t n, unsigned most)
     return threads > (int64_t)most ? most : (unsigned)threads;
 }
 
-/* A grid along x of n blocks fits: 2^31 - 1, of every device since 2012. */
-static inline bool bl_grid_fits(int64_t n)
+/* n_blocks along x, of n_threads each; neighbours form clusters of n_clustered (Hopper; 1: none). */
+typedef struct bl_grid {
+    int64_t n_blocks;
+    unsigned n_threads, n_clustered;
+} bl_grid;
+
+/* Queues kernel(args...); no blocks queue nothing. More than 2^31 - 1 blocks, a grid's limit along x, are
+ * BL_EINTERNAL; other failures name `what`. */
+template <typename... Parameters, typename... Arguments>
+static inline bl_status bl_launch(const char *what, bl_stream *stream, bl_grid grid,
+                                  void (*kernel)(Parameters...), Arguments... arguments)
 {
-    return n >= 0 && n <= INT32_MAX;
+    if (grid.n_blocks < 0 || grid.n_blocks > INT32_MAX)
+        return BL_FAIL(BL_EINTERNAL, "%s: a grid of %lld blocks", what, (long long)grid.n_blocks);
+    if (grid.n_blocks == 0) return BL_OK;
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = grid.n_clustered;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)grid.n_blocks);
+    config.blockDim = dim3(grid.n_threads);
+    config.stream = (cudaStream_t)bl_cuda_stream_handle(stream);
+    config.attrs = &cluster;
+    config.numAttrs = grid.n_clustered > 1 ? 1 : 0;
+    cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+    return error == cudaSuccess ? bl_cuda_launched(what) : bl_cuda_fail(what, error);
+}
+
+static inline bl_status bl_copy(const char *what, bl_stream *stream, void *dst, const void *src,
+                                size_t size_bytes)
+{
+    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
+    cudaError_t error = cudaMemcpyAsync(dst, src, size_bytes, cudaMemcpyDeviceToDevice, handle);
+    return error == cudaSuccess ? BL_OK : bl_cuda_fail(what, error);
+}
+
+/* Blocks of n_each elements for n of them; negative for a negative n, which bl_launch refuses. */
+static inline int64_t bl_blocks_for(int64_t n, int64_t n_each)
+{
+    return n < 0 ? -1 : (n + n_each - 1) / n_each;
 }
 
 #endif

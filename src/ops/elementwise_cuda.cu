@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One group of eight elements a thread. A block takes 2048 columns of one row, so that what belongs to the
  * row (a token's id, its place in the sample) is the same for all of its threads. */
-#include "device/cuda/cuda_stream.h"
 #include "fp8/vector.cuh"
 #include "ops/element.h"
 #include "ops/ops_cuda.h"
@@ -21,16 +20,16 @@ __device__ static inline place place_of(int64_t n_columns, unsigned blocks_per_r
     return p;
 }
 
-/* The grid for it. No blocks: nothing to do. */
-static bl_status plan_rows(const char *what, int64_t T, int64_t n_columns, unsigned *blocks_per_row,
-                           unsigned *n_blocks)
+/* The grid for it. */
+static bl_status plan_rows(const char *what, int64_t T, int64_t n_columns, bl_grid *grid,
+                           unsigned *blocks_per_row)
 {
-    int64_t per_row = (n_columns + BL_BLOCK_ELEMENTS - 1) / BL_BLOCK_ELEMENTS;
-    if (T < 0 || n_columns < 0 || !bl_grid_fits(per_row) || !bl_grid_fits(T * per_row))
+    int64_t per_row = bl_blocks_for(n_columns, BL_BLOCK_ELEMENTS);
+    if (T < 0 || n_columns < 0 || per_row > INT32_MAX)
         return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld columns", what, (long long)T,
                        (long long)n_columns);
+    *grid = {T * per_row, BL_BLOCK_THREADS, 1};
     *blocks_per_row = (unsigned)per_row;
-    *n_blocks = (unsigned)(T * per_row);
     return BL_OK;
 }
 
@@ -59,15 +58,13 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const void *args)
 {
     const bl_swiglu_forward_args *a = (const bl_swiglu_forward_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    unsigned blocks_per_row = 0, n_blocks = 0;
+    bl_grid grid = {};
+    unsigned blocks_per_row = 0;
     BL_TRY(need_bf16("swiglu_forward", a->act));
-    BL_TRY(plan_rows("swiglu_forward", a->T, a->I, &blocks_per_row, &n_blocks));
-    if (n_blocks == 0) return BL_OK;
+    BL_TRY(plan_rows("swiglu_forward", a->T, a->I, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->h) && a->I % BL_GROUP == 0;
-    swiglu_forward_kernel<<<n_blocks, BL_BLOCK_THREADS, 0, handle>>>(
-        a->I, aligned, blocks_per_row, (const bl_bf16 *)a->gate_up, (bl_bf16 *)a->h);
-    return bl_cuda_launched("swiglu_forward");
+    return bl_launch("swiglu_forward", stream, grid, swiglu_forward_kernel, a->I, aligned, blocks_per_row,
+                     (const bl_bf16 *)a->gate_up, (bl_bf16 *)a->h);
 }
 
 /* d_gate_up may be gate_up: a thread reads its elements before it writes them, and nobody else does either.
@@ -96,17 +93,14 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_swiglu_backward(bl_stream *stream, const void *args)
 {
     const bl_swiglu_backward_args *a = (const bl_swiglu_backward_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    unsigned blocks_per_row = 0, n_blocks = 0;
+    bl_grid grid = {};
+    unsigned blocks_per_row = 0;
     BL_TRY(need_bf16("swiglu_backward", a->act));
-    BL_TRY(plan_rows("swiglu_backward", a->T, a->I, &blocks_per_row, &n_blocks));
-    if (n_blocks == 0) return BL_OK;
+    BL_TRY(plan_rows("swiglu_backward", a->T, a->I, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->dh) && bl_is_aligned(a->d_gate_up) &&
                    a->I % BL_GROUP == 0;
-    swiglu_backward_kernel<<<n_blocks, BL_BLOCK_THREADS, 0, handle>>>(
-        a->I, aligned, blocks_per_row, (const bl_bf16 *)a->gate_up, (const bl_bf16 *)a->dh,
-        (bl_bf16 *)a->d_gate_up);
-    return bl_cuda_launched("swiglu_backward");
+    return bl_launch("swiglu_backward", stream, grid, swiglu_backward_kernel, a->I, aligned, blocks_per_row,
+                     (const bl_bf16 *)a->gate_up, (const bl_bf16 *)a->dh, (bl_bf16 *)a->d_gate_up);
 }
 
 /* ---- sums and copies of n elements: one long row ---- */
@@ -128,19 +122,13 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_add(bl_stream *stream, const void *args)
 {
     const bl_add_args *a = (const bl_add_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t n_blocks = (a->n + BL_BLOCK_ELEMENTS - 1) / BL_BLOCK_ELEMENTS;
-    if (a->n < 0 || !bl_grid_fits(n_blocks))
-        return BL_FAIL(BL_EINTERNAL, "add: %lld elements", (long long)a->n);
-    if (a->n == 0) return BL_OK;
+    bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
     bool aligned = bl_is_aligned(a->a) && bl_is_aligned(a->b) && bl_is_aligned(a->y);
     if (a->act == BL_ACT_BF16)
-        add_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(
-            a->n, aligned, (const bl_bf16 *)a->a, (const bl_bf16 *)a->b, (bl_bf16 *)a->y);
-    else
-        add_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->n, aligned, (const float *)a->a,
-                                                                        (const float *)a->b, (float *)a->y);
-    return bl_cuda_launched("add");
+        return bl_launch("add", stream, grid, add_kernel<bl_bf16>, a->n, aligned, (const bl_bf16 *)a->a,
+                         (const bl_bf16 *)a->b, (bl_bf16 *)a->y);
+    return bl_launch("add", stream, grid, add_kernel<float>, a->n, aligned, (const float *)a->a,
+                     (const float *)a->b, (float *)a->y);
 }
 
 template <typename From, typename To>
@@ -156,24 +144,16 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS) cast_kernel(int64_t n, bool 
 extern "C" bl_status ops_cuda_cast(bl_stream *stream, const void *args)
 {
     const bl_cast_args *a = (const bl_cast_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t n_blocks = (a->n + BL_BLOCK_ELEMENTS - 1) / BL_BLOCK_ELEMENTS;
-    if (a->n < 0 || !bl_grid_fits(n_blocks))
-        return BL_FAIL(BL_EINTERNAL, "cast: %lld elements", (long long)a->n);
-    if (a->n == 0) return BL_OK;
+    bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
     if (a->from == a->to) {
-        cudaError_t error =
-            cudaMemcpyAsync(a->y, a->x, (size_t)a->n * bl_act_bytes(a->to), cudaMemcpyDeviceToDevice, handle);
-        return error == cudaSuccess ? BL_OK : bl_cuda_fail("cast: copy", error);
+        return bl_copy("cast", stream, a->y, a->x, (size_t)a->n * bl_act_bytes(a->to));
     }
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->y);
     if (a->from == BL_ACT_F32)
-        cast_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->n, aligned, (const float *)a->x,
-                                                                         (bl_bf16 *)a->y);
-    else
-        cast_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->n, aligned, (const bl_bf16 *)a->x,
-                                                                         (float *)a->y);
-    return bl_cuda_launched("cast");
+        return bl_launch("cast", stream, grid, cast_kernel<float, bl_bf16>, a->n, aligned,
+                         (const float *)a->x, (bl_bf16 *)a->y);
+    return bl_launch("cast", stream, grid, cast_kernel<bl_bf16, float>, a->n, aligned, (const bl_bf16 *)a->x,
+                     (float *)a->y);
 }
 
 /* ---- dropout ---- */
@@ -213,15 +193,12 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const void *args)
 {
     const bl_dropout_args *a = (const bl_dropout_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    unsigned blocks_per_row = 0, n_blocks = 0;
-    BL_TRY(plan_rows("dropout", a->T, a->C, &blocks_per_row, &n_blocks));
-    if (n_blocks == 0) return BL_OK;
+    bl_grid grid = {};
+    unsigned blocks_per_row = 0;
+    BL_TRY(plan_rows("dropout", a->T, a->C, &grid, &blocks_per_row));
     if (a->p == 0.0f) {
         if (a->x == a->y) return BL_OK;
-        cudaError_t error = cudaMemcpyAsync(a->y, a->x, (size_t)a->T * (size_t)a->C * bl_act_bytes(a->act),
-                                            cudaMemcpyDeviceToDevice, handle);
-        return error == cudaSuccess ? BL_OK : bl_cuda_fail("dropout: copy", error);
+        return bl_copy("dropout", stream, a->y, a->x, (size_t)a->T * (size_t)a->C * bl_act_bytes(a->act));
     }
     dropout_mask mask;
     mask.key = bl_dropout_key(a->seed, a->step, a->layer, a->matrix);
@@ -231,12 +208,10 @@ extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const void *args)
     mask.position = a->position;
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->y) && a->C % BL_GROUP == 0;
     if (a->act == BL_ACT_BF16)
-        dropout_kernel<<<n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->C, aligned, blocks_per_row, mask,
-                                                                  (const bl_bf16 *)a->x, (bl_bf16 *)a->y);
-    else
-        dropout_kernel<<<n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->C, aligned, blocks_per_row, mask,
-                                                                  (const float *)a->x, (float *)a->y);
-    return bl_cuda_launched("dropout");
+        return bl_launch("dropout", stream, grid, dropout_kernel<bl_bf16>, a->C, aligned, blocks_per_row,
+                         mask, (const bl_bf16 *)a->x, (bl_bf16 *)a->y);
+    return bl_launch("dropout", stream, grid, dropout_kernel<float>, a->C, aligned, blocks_per_row, mask,
+                     (const float *)a->x, (float *)a->y);
 }
 
 /* ---- embedding ---- */
@@ -263,13 +238,11 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_embedding(bl_stream *stream, const void *args)
 {
     const bl_embedding_args *a = (const bl_embedding_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    unsigned blocks_per_row = 0, n_blocks = 0;
+    bl_grid grid = {};
+    unsigned blocks_per_row = 0;
     BL_TRY(need_bf16("embedding", a->act));
-    BL_TRY(plan_rows("embedding", a->T, a->H, &blocks_per_row, &n_blocks));
-    if (n_blocks == 0) return BL_OK;
+    BL_TRY(plan_rows("embedding", a->T, a->H, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->table) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
-    embedding_kernel<<<n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->H, a->dtype, aligned, blocks_per_row,
-                                                                a->ids, a->table, (bl_bf16 *)a->y);
-    return bl_cuda_launched("embedding");
+    return bl_launch("embedding", stream, grid, embedding_kernel, a->H, a->dtype, aligned, blocks_per_row,
+                     a->ids, a->table, (bl_bf16 *)a->y);
 }

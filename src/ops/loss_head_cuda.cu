@@ -6,7 +6,6 @@
 #include <float.h>
 
 #include "base/sizes.h"
-#include "device/cuda/cuda_stream.h"
 #include "fp8/fp8_cuda.h"
 #include "fp8/vector.cuh"
 #include "ops/element.h"
@@ -258,7 +257,6 @@ static bl_status multiply_head(const head_chunk *c, bool forward)
 static bl_status run_chunk(const head_chunk *c)
 {
     const bl_loss_head_args *a = c->args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(c->stream);
     char *scratch = (char *)a->logits;
     softmax_task task;
     task.V = a->V;
@@ -272,13 +270,11 @@ static bl_status run_chunk(const head_chunk *c)
     task.logp = a->logp ? a->logp + c->first : NULL;
 
     BL_TRY(multiply_head(c, true));
-    softmax_kernel<<<(unsigned)c->n_tokens, SOFTMAX_THREADS, 0, handle>>>(task);
-    BL_TRY(bl_cuda_launched("loss_head: softmax"));
-    if (a->loss_sum) {
-        loss_sum_kernel<<<1, SUM_THREADS, 0, handle>>>(c->n_tokens, task.weights, task.logp_wide,
-                                                       a->loss_sum);
-        BL_TRY(bl_cuda_launched("loss_head: loss_sum"));
-    }
+    BL_TRY(
+        bl_launch("loss_head: softmax", c->stream, {c->n_tokens, SOFTMAX_THREADS, 1}, softmax_kernel, task));
+    if (a->loss_sum)
+        BL_TRY(bl_launch("loss_head: loss_sum", c->stream, {1, SUM_THREADS, 1}, loss_sum_kernel, c->n_tokens,
+                         task.weights, task.logp_wide, a->loss_sum));
     if (!a->dx) return BL_OK;
     BL_TRY(multiply_head(c, false));
     bl_cast_args narrow = {};

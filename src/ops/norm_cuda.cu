@@ -2,7 +2,6 @@
 /* A block takes a row. It reads it once: groups stay in registers while the row's sum is made; only what is
  * past ROW_THREADS * KEPT groups (16,384 channels) is read again. Sums: products and eight neighbours' sum in
  * fp32, all above in double, in an order that depends on H alone. */
-#include "device/cuda/cuda_stream.h"
 #include "fp8/vector.cuh"
 #include "ops/element.h"
 #include "ops/ops_cuda.h"
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
 
 static bl_status check_rows(const char *what, bl_act_type act, int64_t T, int64_t H)
 {
-    if (act != BL_ACT_BF16 || T < 0 || H < 1 || !bl_grid_fits(T))
+    if (act != BL_ACT_BF16 || T < 0 || H < 1)
         return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld channels, activations of type %d", what,
                        (long long)T, (long long)H, (int)act);
     return BL_OK;
@@ -164,25 +163,20 @@ static bl_status check_rows(const char *what, bl_act_type act, int64_t T, int64_
 extern "C" bl_status ops_cuda_rmsnorm_forward(bl_stream *stream, const void *args)
 {
     const bl_rmsnorm_forward_args *a = (const bl_rmsnorm_forward_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
     BL_TRY(check_rows("rmsnorm_forward", a->act, a->T, a->H));
-    if (a->T == 0) return BL_OK;
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
-    rmsnorm_forward_kernel<<<(unsigned)a->T, bl_row_threads(a->H, ROW_THREADS), 0, handle>>>(
-        a->H, a->eps, aligned, (const bl_bf16 *)a->x, a->w, (bl_bf16 *)a->y, a->rstd);
-    return bl_cuda_launched("rmsnorm_forward");
+    return bl_launch("rmsnorm_forward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
+                     rmsnorm_forward_kernel, a->H, a->eps, aligned, (const bl_bf16 *)a->x, a->w,
+                     (bl_bf16 *)a->y, a->rstd);
 }
 
 extern "C" bl_status ops_cuda_rmsnorm_backward(bl_stream *stream, const void *args)
 {
     const bl_rmsnorm_backward_args *a = (const bl_rmsnorm_backward_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
     BL_TRY(check_rows("rmsnorm_backward", a->act, a->T, a->H));
-    if (a->T == 0) return BL_OK;
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->dy) &&
                    bl_is_aligned(a->dx) && a->H % BL_GROUP == 0;
-    rmsnorm_backward_kernel<<<(unsigned)a->T, bl_row_threads(a->H, ROW_THREADS), 0, handle>>>(
-        a->H, a->accumulate != 0, aligned, (const bl_bf16 *)a->x, a->w, a->rstd, (const bl_bf16 *)a->dy,
-        (bl_bf16 *)a->dx);
-    return bl_cuda_launched("rmsnorm_backward");
+    return bl_launch("rmsnorm_backward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
+                     rmsnorm_backward_kernel, a->H, a->accumulate != 0, aligned, (const bl_bf16 *)a->x, a->w,
+                     a->rstd, (const bl_bf16 *)a->dy, (bl_bf16 *)a->dx);
 }

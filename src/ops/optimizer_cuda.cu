@@ -2,7 +2,6 @@
 /* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own order. */
 #include <cooperative_groups.h>
 
-#include "device/cuda/cuda_stream.h"
 #include "fp8/vector.cuh"
 #include "ops/element.h"
 #include "ops/ops_cuda.h"
@@ -37,18 +36,12 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS, 4) /* left alone, ptxas spil
 extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const void *args)
 {
     const bl_adamw_args *a = (const bl_adamw_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    int64_t n_blocks = (a->n + 4 * BL_BLOCK_THREADS - 1) / (4 * BL_BLOCK_THREADS);
-    if (a->n < 0 || !bl_grid_fits(n_blocks))
-        return BL_FAIL(BL_EINTERNAL, "adamw: %lld elements", (long long)a->n);
-    if (a->n == 0) return BL_OK;
     bl_adamw_factors factors =
         bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
     bool aligned =
         bl_is_aligned(a->grad) && bl_is_aligned(a->w) && bl_is_aligned(a->m) && bl_is_aligned(a->v);
-    adamw_kernel<<<(unsigned)n_blocks, BL_BLOCK_THREADS, 0, handle>>>(a->n, aligned, factors, a->grad_scale,
-                                                                      a->grad, a->w, a->m, a->v);
-    return bl_cuda_launched("adamw");
+    return bl_launch("adamw", stream, {bl_blocks_for(a->n, 4 * BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1},
+                     adamw_kernel, a->n, aligned, factors, a->grad_scale, a->grad, a->w, a->m, a->v);
 }
 
 /* ---- the sum of squares ---- */
@@ -105,25 +98,12 @@ __global__ void __launch_bounds__(SUM_THREADS)
 extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const void *args)
 {
     const bl_sum_squares_args *a = (const bl_sum_squares_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
     if (a->n < 0) return BL_FAIL(BL_EINTERNAL, "sum_squares: %lld elements", (long long)a->n);
     if (a->n == 0) return BL_OK;
-    int64_t per_slice = ((a->n + SLICES - 1) / SLICES + BL_GROUP - 1) / BL_GROUP * BL_GROUP;
+    int64_t per_slice = bl_blocks_for(bl_blocks_for(a->n, SLICES), BL_GROUP) * BL_GROUP;
     unsigned n_blocks = bl_cuda_device_properties(bl_stream_device(stream))->capability >= 90 ? SLICES : 1;
-
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = n_blocks;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(n_blocks);
-    config.blockDim = dim3(SUM_THREADS);
-    config.stream = handle;
-    config.attrs = &cluster;
-    config.numAttrs = n_blocks > 1 ? 1 : 0;
-    cudaError_t error =
-        cudaLaunchKernelEx(&config, sum_squares_kernel, a->x, a->n, per_slice, bl_is_aligned(a->x), a->sum);
-    return error == cudaSuccess ? bl_cuda_launched("sum_squares") : bl_cuda_fail("sum_squares", error);
+    return bl_launch("sum_squares", stream, {n_blocks, SUM_THREADS, n_blocks}, sum_squares_kernel, a->x, a->n,
+                     per_slice, bl_is_aligned(a->x), a->sum);
 }
 
 /* ---- clipping ---- */
@@ -138,7 +118,6 @@ __global__ void clip_scale_kernel(double max_norm, const double *sum_squares, do
 extern "C" bl_status ops_cuda_clip_scale(bl_stream *stream, const void *args)
 {
     const bl_clip_scale_args *a = (const bl_clip_scale_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
-    clip_scale_kernel<<<1, 1, 0, handle>>>(a->max_norm, a->sum_squares, a->norm, a->grad_scale);
-    return bl_cuda_launched("clip_scale");
+    return bl_launch("clip_scale", stream, {1, 1, 1}, clip_scale_kernel, a->max_norm, a->sum_squares, a->norm,
+                     a->grad_scale);
 }

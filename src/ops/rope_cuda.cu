@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A block takes a token, so that all of its heads share the position; a thread takes eight pairs of a head.
  */
-#include "device/cuda/cuda_stream.h"
 #include "fp8/vector.cuh"
 #include "ops/element.h"
 #include "ops/ops_cuda.h"
@@ -45,19 +44,17 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_rope(bl_stream *stream, const void *args)
 {
     const bl_rope_args *a = (const bl_rope_args *)args;
-    cudaStream_t handle = (cudaStream_t)bl_cuda_stream_handle(stream);
     int64_t half = a->d / 2;
     if (a->act != BL_ACT_BF16 || a->T < 0 || a->n_heads < 0 || a->d < 0 ||
-        a->row_stride < a->n_heads * a->d || !bl_grid_fits(a->T) || !bl_grid_fits(a->n_heads * (half + 1)))
+        a->row_stride < a->n_heads * a->d || a->n_heads * (half + 1) > INT32_MAX)
         return BL_FAIL(
             BL_EINTERNAL, "rope: %lld tokens, %lld heads of %lld, rows %lld apart, activations of type %d",
             (long long)a->T, (long long)a->n_heads, (long long)a->d, (long long)a->row_stride, (int)a->act);
-    if (a->T == 0 || a->n_heads == 0 || half == 0) return BL_OK;
+    if (a->n_heads == 0 || half == 0) return BL_OK;
     rope_tables tables = {a->cu_seqlens, a->n_documents, a->position_offset,
                           a->cos_table,  a->sin_table,   (float)a->direction};
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->cos_table) && bl_is_aligned(a->sin_table) &&
                    half % BL_GROUP == 0 && a->row_stride % BL_GROUP == 0;
-    rope_kernel<<<(unsigned)a->T, BL_BLOCK_THREADS, 0, handle>>>(
-        (unsigned)a->n_heads, (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x);
-    return bl_cuda_launched("rope");
+    return bl_launch("rope", stream, {a->T, BL_BLOCK_THREADS, 1}, rope_kernel, (unsigned)a->n_heads,
+                     (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x);
 }

@@ -15,6 +15,16 @@
 #include "base/dtype.h"
 #include "ops/ops.h"
 
+/* GPU_OP(op): the op on a CUDA device. */
+#ifdef BALLAST_TEST_EMULATED
+#include "emulate/device.h"
+#define GPU_OP(op)        ops_cuda_##op
+#define gpu_device_create emulated_device_create
+#else
+#define GPU_OP(op)        bl_##op
+#define gpu_device_create bl_device_create_cuda
+#endif
+
 enum { SKIPPED = 77, GUARD_BYTES = 64, POISON = 0xff };
 
 static const double BF16 = 1.0 / 256.0;
@@ -46,7 +56,7 @@ static inline void gpu_ok(bl_status status)
 /* False, with a line that says why: no GPU. */
 static inline bool gpu_test_create(gpu_test *t)
 {
-    if (bl_device_create_cuda(0, &t->gpu.device) != BL_OK) {
+    if (gpu_device_create(0, &t->gpu.device) != BL_OK) {
         printf("skip: no GPU: %s\n", bl_error_text());
         return false;
     }

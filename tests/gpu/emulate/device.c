@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A CUDA device that is the CPU: what the launchers ask of device/cuda/, and the ops that have no kernel of
+ * their own. A launch has run when it returns. */
+#include "emulate/device.h"
+
+#include "base/dtype.h"
+#include "device/cuda/cuda_stream.h"
+
+bl_status emulated_device_create(int index, bl_device **out)
+{
+    (void)index;
+    return bl_device_create_cpu(1, out);
+}
+
+void *bl_cuda_stream_handle(bl_stream *stream)
+{
+    return stream;
+}
+
+bl_status bl_cuda_launched(const char *what)
+{
+    (void)what;
+    return BL_OK;
+}
+
+bl_status bl_cuda_fail(const char *what, int cuda_error)
+{
+    return BL_FAIL(BL_EINTERNAL, "%s: error %d", what, cuda_error);
+}
+
+const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device)
+{
+    static const bl_cuda_properties hopper = {.capability = 90, .n_multiprocessors = 132};
+    (void)device;
+    return &hopper;
+}
+
+bl_status ops_cuda_accumulate(bl_stream *stream, const void *args)
+{
+    const bl_accumulate_args *a = args;
+    bl_add_args sum = {.n = a->n, .act = a->act, .a = a->y, .b = a->x, .y = a->y};
+    return ops_cuda_add(stream, &sum);
+}
+
+static double element(const void *matrix, int64_t i)
+{
+    return (double)bl_bf16_to_f32(((const uint16_t *)matrix)[i]);
+}
+
+/* bf16 operands, sums in double, C in fp32: what the loss head asks for. */
+bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
+{
+    const bl_matmul_args *a = args;
+    (void)stream;
+    if (a->act != BL_ACT_BF16 || a->c_act != BL_ACT_F32) return BL_FAIL(BL_EINTERNAL, "matmul: not emulated");
+    for (int64_t m = 0; m < a->M; m++)
+        for (int64_t n = 0; n < a->N; n++) {
+            double sum = 0;
+            for (int64_t k = 0; k < a->K; k++)
+                sum += element(a->a, a->transpose_a ? k * a->lda + m : m * a->lda + k) *
+                       element(a->b, a->transpose_b ? n * a->ldb + k : k * a->ldb + n);
+            float *c = (float *)a->c + m * a->ldc + n;
+            *c = (float)((double)a->alpha * sum + (a->beta != 0.0f ? (double)a->beta * (double)*c : 0.0));
+        }
+    return BL_OK;
+}
+
+#define NOT_EMULATED(op)                                                                                     \
+    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                             \
+    {                                                                                                        \
+        (void)stream, (void)args;                                                                            \
+        return BL_FAIL(BL_EINTERNAL, #op ": not emulated");                                                  \
+    }
+NOT_EMULATED(attention_forward)
+NOT_EMULATED(attention_backward)
+NOT_EMULATED(matmul_weight)
+
+size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
+{
+    (void)args;
+    return 0;
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device.h -- how the tests reach the emulated launchers: the device is a CPU's, so ops would not dispatch to
+ * them. */
+#ifndef BALLAST_TESTS_EMULATED_DEVICE_H
+#define BALLAST_TESTS_EMULATED_DEVICE_H
+
+#include "ops/ops_cuda.h"
+
+bl_status emulated_device_create(int index, bl_device **out);
+bl_status ops_cuda_accumulate(bl_stream *stream, const void *args);
+
+#endif
