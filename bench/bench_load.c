@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench_load MODEL [DIR] -- how fast a checkpoint is brought into memory (fp8_row, stored) or into page files in DIR, beside what bounds
+ * it, in turns: fio (io_uring, O_DIRECT, 32 x 4 MiB) over the same files; the quantiser on weights in memory; first touch of as much
+ * memory as the shard takes. One JSON line a round. Each load runs in a child, whose largest RSS is the measure of memory. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "llama/weights.h"
+
+enum { N_ROUNDS = 5, COMMAND_BYTES = 16384, QUANTISE_ROWS = 4096, QUANTISE_COLS = 8192, N_THREADS_MAX = 64 };
+
+typedef struct load_result {
+    bl_status status;
+    double seconds;
+    int64_t stored_bytes, kept_bytes, rss_bytes; /* read; in the shard; the most the process held */
+} load_result;
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int n_threads(void)
+{
+    return (int)bl_min_i64(N_THREADS_MAX, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+/* ---- a load ---- */
+
+static bl_status load(const char *model, bl_base_format format, const char *dir, load_result *out)
+{
+    bl_llama_placement placement = {.ratio = dir ? 1 : 0, .tier = dir ? BL_TIER_DISK : BL_TIER_HOST, .dir = dir};
+    bl_llama_host *host = NULL;
+    bl_llama_weights *weights = NULL;
+    bl_device *device = NULL;
+    bl_stream *stream = NULL;
+    bl_comm *comm = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_llama_host_open(model, format, 64, &host));
+    BL_TRY_GOTO(st, done, bl_comm_create_local(1, 0.0, &comm));
+    BL_TRY_GOTO(st, done, bl_device_create_cpu(n_threads(), &device));
+    BL_TRY_GOTO(st, done, bl_stream_create(device, "load", &stream));
+    double start = now_s();
+    BL_TRY_GOTO(st, done, bl_llama_weights_load(host, device, comm, stream, &placement, &weights));
+    out->seconds = now_s() - start;
+    for (size_t i = 0; i < bl_hf_count(host->files); i++) out->stored_bytes += bl_hf_at(host->files, i)->n_bytes;
+    out->stored_bytes -= host->config.vocab_size * host->config.hidden_size * (int64_t)bl_dtype_bytes(host->embedding_dtype);
+    out->kept_bytes = dir ? 0 : (int64_t)weights->layout.shard_bytes;
+done:
+    bl_llama_weights_free(weights);
+    bl_stream_destroy(stream);
+    bl_device_destroy(device);
+    bl_comm_destroy(comm);
+    bl_llama_host_close(host);
+    return st;
+}
+
+/* In a child: memory of one load is not there for the next. */
+static load_result load_in_child(const char *model, bl_base_format format, const char *dir)
+{
+    load_result result = {.status = BL_EINTERNAL};
+    struct rusage usage;
+    int ends[2], code;
+
+    if (pipe(ends) != 0) return result;
+    pid_t child = fork();
+    if (child == 0) {
+        bl_log_set_silent();
+        result.status = load(model, format, dir, &result);
+        if (result.status != BL_OK) bl_log_error(bl_error_text());
+        _exit(write(ends[1], &result, sizeof result) == (ssize_t)sizeof result ? 0 : 1);
+    }
+    close(ends[1]);
+    if (child < 0 || read(ends[0], &result, sizeof result) != (ssize_t)sizeof result) result.status = BL_EINTERNAL;
+    close(ends[0]);
+    if (child > 0 && wait4(child, &code, 0, &usage) == child) result.rss_bytes = usage.ru_maxrss * 1024;
+    return result;
+}
+
+/* ---- what bounds it ---- */
+
+/* GB/s; 0 without fio. */
+static double run_fio(const char *model)
+{
+    char command[COMMAND_BYTES], line[512];
+    double bytes_per_s = 0;
+
+    snprintf(command, sizeof command,
+             "fio --name=load --readonly --filename=$(ls '%s'/*.safetensors | paste -sd:) --ioengine=io_uring --direct=1 --iodepth=32 "
+             "--bs=4M --rw=read --output-format=json 2>/dev/null",
+             model);
+    FILE *pipe = popen(command, "r");
+    while (pipe && fgets(line, sizeof line, pipe)) {
+        const char *at = strstr(line, "\"bw_bytes\"");
+        if (at && bytes_per_s == 0) sscanf(at, "\"bw_bytes\" : %lf", &bytes_per_s);
+    }
+    if (pipe) pclose(pipe);
+    return bytes_per_s * 1e-9;
+}
+
+/* GB/s of bf16 read. */
+static double run_quantiser(void)
+{
+    enum { RUNS = 5 };
+    size_t n = (size_t)QUANTISE_ROWS * QUANTISE_COLS;
+    uint16_t *source = malloc(n * sizeof *source);
+    uint8_t *codes = malloc(n);
+    float *scales = malloc(QUANTISE_ROWS * sizeof *scales);
+    bl_pool *pool = NULL;
+    double best_s = 1e9;
+
+    if (source && codes && scales && bl_pool_create(n_threads(), &pool) == BL_OK) {
+        for (size_t i = 0; i < n; i++) source[i] = (uint16_t)(0x3c00 + i % 511);
+        for (int run = 0; run <= RUNS; run++) {
+            double start = now_s();
+            if (bl_fp8_row_quantise(pool, BL_BF16, source, 0, QUANTISE_ROWS, QUANTISE_COLS, codes, scales) != BL_OK) break;
+            if (run > 0 && now_s() - start < best_s) best_s = now_s() - start;
+        }
+    }
+    bl_pool_destroy(pool);
+    free(scales);
+    free(codes);
+    free(source);
+    return 1e-9 * (double)(n * sizeof *source) / best_s;
+}
+
+typedef struct touch_args {
+    char *memory;
+    size_t n_bytes;
+} touch_args;
+
+static void touch_piece(void *arg, int64_t index, void *scratch)
+{
+    touch_args *t = arg;
+    enum { PIECE = 2 << 20, PAGE = 4096 };
+    (void)scratch;
+    for (size_t at = (size_t)index * PIECE; at < (size_t)(index + 1) * PIECE && at < t->n_bytes; at += PAGE) t->memory[at] = 1;
+}
+
+/* GB/s of memory that the system hands out, with all threads. */
+static double run_touch(size_t n_bytes)
+{
+    touch_args args = {mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), n_bytes};
+    bl_pool *pool = NULL;
+    double start = 0, end = 0;
+
+    if (args.memory == MAP_FAILED) return 0;
+    madvise(args.memory, n_bytes, MADV_HUGEPAGE);
+    if (bl_pool_create(n_threads(), &pool) == BL_OK) {
+        start = now_s();
+        bl_pool_run(pool, bl_ceil_div((int64_t)n_bytes, 2 << 20), touch_piece, &args);
+        end = now_s();
+    }
+    bl_pool_destroy(pool);
+    munmap(args.memory, n_bytes);
+    return end > start ? 1e-9 * (double)n_bytes / (end - start) : 0;
+}
+
+static void print_load(const char *name, const load_result *r, double bound)
+{
+    double rate = 1e-9 * (double)r->stored_bytes / r->seconds;
+    printf(",\"%s_gb_per_s\":%.3f,\"%s_of_bound\":%.3f,\"%s_rss_above_shard_mb\":%.0f", name, rate, name, rate / bound, name,
+           1e-6 * (double)(r->rss_bytes - r->kept_bytes));
+}
+
+static double least(double a, double b)
+{
+    return b > 0 && b < a ? b : a;
+}
+
+/* The least of the rates at which bytes are read, quantised, and room is made for what is kept of them. */
+static bool run_round(const char *model, const char *dir, int round)
+{
+    load_result fp8 = load_in_child(model, BL_BASE_FP8_ROW, NULL), stored = load_in_child(model, BL_BASE_STORED, NULL), disk = {0};
+    if (dir) {
+        char command[COMMAND_BYTES];
+        snprintf(command, sizeof command, "rm -f '%s'/base-*.pages '%s'/base-*.json", dir, dir);
+        if (system(command) != 0) return false;
+        disk = load_in_child(model, BL_BASE_FP8_ROW, dir);
+    }
+    if (fp8.status != BL_OK || stored.status != BL_OK || disk.status != BL_OK) return false;
+    double fio = run_fio(model), quantiser = run_quantiser(), touch = run_touch((size_t)stored.kept_bytes);
+    double touch_fp8 = touch * (double)fp8.stored_bytes / (double)fp8.kept_bytes;
+    printf("{\"bench\":\"load\",\"round\":%d,\"stored_bytes\":%lld,\"fio_gb_per_s\":%.3f,\"quantiser_gb_per_s\":%.3f,\"touch_gb_per_s\":%.3f",
+           round, (long long)fp8.stored_bytes, fio, quantiser, touch);
+    print_load("fp8_row", &fp8, least(least(quantiser, fio), touch_fp8));
+    print_load("stored", &stored, least(touch, fio));
+    if (dir) print_load("fp8_row_to_disk", &disk, least(quantiser, fio));
+    printf("}\n");
+    fflush(stdout);
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2 || argc > 3) {
+        fprintf(stderr, "usage: bench_load MODEL [DIR]\n");
+        return 2;
+    }
+    for (int round = 0; round <= N_ROUNDS; round++) /* the first warms up */
+        if (!run_round(argv[1], argc > 2 ? argv[2] : NULL, round)) return 1;
+    return 0;
+}
