@@ -4,6 +4,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef BALLAST_HAS_MIMALLOC
+#include <mimalloc.h>
+#endif
 
 #include "base/log.h"
 #include "base/sizes.h"
@@ -151,6 +154,9 @@ static bl_status dispatch(int argc, char *const *argv)
 
 int main(int argc, char **argv)
 {
+#ifdef BALLAST_HAS_MIMALLOC
+    mi_option_set_default(mi_option_decommit_delay, 0); /* what is freed goes back at once: the peak is what was predicted */
+#endif
     signal(SIGXFSZ,
            SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
     bl_status st = dispatch(argc, argv);
