@@ -7,6 +7,7 @@
 
 #include "base/sizes.h"
 #include "llama/projection.h"
+#include "offload/arena.h"
 
 static void list_sizes(const bl_base_layout *layout, size_t *n_bytes)
 {
@@ -57,6 +58,11 @@ done:
     free(is);
     free(tiers);
     return st;
+}
+
+bl_status bl_llama_bind_rank(int index, int n)
+{
+    return bl_arena_bind_thread(bl_arena_node_of(index, n));
 }
 
 /* "mlp.gate_proj" of segment 0 of BL_GATE_UP. */

@@ -26,6 +26,10 @@ typedef struct bl_llama_placed_bytes {
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
                                bl_llama_placed_bytes *out);
 
+/* Keeps the calling thread, and those it starts from now on, on the cores of the NUMA node of rank `index` of `n` ranks of this host:
+ * next to the host tier's memory. Nothing happens where there is one node, or fewer ranks than nodes. */
+bl_status bl_llama_bind_rank(int index, int n);
+
 enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
 void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix, int part, char name[BL_PAGE_NAME_BYTES]);

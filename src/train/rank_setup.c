@@ -86,6 +86,7 @@ bl_status bl_rank_setup(bl_rank *r)
     const bl_train_config *c = job->config;
     bl_pass_options options = bl_job_pass_options(job);
 
+    BL_TRY(bl_llama_bind_rank(r->index - job->first_here, job->n_here)); /* before the device starts its threads */
     BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
