@@ -22,28 +22,8 @@
 #include "base/sizes.h"
 #include "offload/arena.h"
 
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
-#define HAS_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#include <sanitizer/asan_interface.h>
-#define HAS_ASAN 1
-#endif
-#endif
-
-/* ThreadSanitizer keeps several times as much as what is touched; here it is asked to let children have
- * threads. */
-#if defined(__SANITIZE_THREAD__)
-#define KEEPS_SHADOW 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define KEEPS_SHADOW 1
-#endif
-#endif
-
-#ifndef KEEPS_SHADOW
-#define KEEPS_SHADOW 0
 #endif
 
 enum { MIB = 1 << 20, LOCK_LIMIT_BYTES = 1 << 16, HUGE_PAGE_BYTES = 2 << 20, TEXT_BYTES = 4096 };
@@ -163,10 +143,15 @@ static int count(const char *text, const char *part)
     return n;
 }
 
+/* ThreadSanitizer takes several times as much as what is touched. */
 static bool has_shadow(void)
 {
-    if (KEEPS_SHADOW) print_message("skipped: ThreadSanitizer takes memory itself\n");
-    return KEEPS_SHADOW;
+#ifdef __SANITIZE_THREAD__
+    print_message("skipped: ThreadSanitizer takes memory itself\n");
+    return true;
+#else
+    return false;
+#endif
 }
 
 /* ---- pieces ---- */
@@ -200,7 +185,7 @@ static void test_take(void **state)
         assert_ptr_equal(piece, last_end ? last_end : bl_arena_memory(arena));
         for (size_t k = 0; k < sizes[i]; k++) assert_int_equal(piece[k], 0);
         memset(piece, 0x5A, sizes[i]);
-#ifdef HAS_ASAN
+#ifdef __SANITIZE_ADDRESS__
         assert_true(__asan_address_is_poisoned(piece + sizes[i]) || sizes[i] % 4096 == 0);
         assert_true(i + 1 == BL_COUNT(sizes) ||
                     __asan_address_is_poisoned(piece + bl_arena_piece_bytes(sizes[i])));
@@ -217,15 +202,12 @@ static void test_take(void **state)
     assert_null(bl_arena_take(arena, 8193));
     assert_non_null(bl_arena_take(arena, 8192));
     bl_arena_destroy(arena);
-    bl_arena_destroy(NULL);
-}
 
-static void test_empty(void **state)
-{
-    bl_arena *arena = make(*state, 0);
+    arena = make(*state, 0);
     assert_non_null(bl_arena_memory(arena));
     assert_non_null(bl_arena_take(arena, 0));
     bl_arena_destroy(arena);
+    bl_arena_destroy(NULL);
 }
 
 /* VmSize, in pages. */
@@ -276,7 +258,6 @@ static void check_touched(bl_device *device)
 
     assert_true(is_resident(bl_arena_memory(arena), SIZE_BYTES));
     assert_in_range(taken, SIZE_BYTES - SLACK_BYTES, SIZE_BYTES + SIZE_BYTES / 8 + SLACK_BYTES);
-    assert_int_equal(get_info(arena).size_bytes, SIZE_BYTES);
     bl_arena_destroy(arena);
     assert_in_range(bl_memory_anonymous_bytes() - before + SLACK_BYTES, 0, SIZE_BYTES / 8 + 2 * SLACK_BYTES);
 }
@@ -518,7 +499,9 @@ static void test_one_node(void **state)
 static bool has_two_cores(void)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set)) return true;
+    print_message("skipped: this needs cores 0 and 1\n");
+    return false;
 }
 
 static bool runs_on(int core)
@@ -584,10 +567,7 @@ static void test_binding(void **state)
     char text[TEXT_BYTES];
 
     (void)state;
-    if (!has_two_cores()) {
-        print_message("skipped: this needs cores 0 and 1\n");
-        return;
-    }
+    if (!has_two_cores()) return;
     assert_child_succeeds(bind_to_one_node, text);
     assert_child_succeeds(bind_for_real, text);
     if (strcmp(text, "node 0\n") != 0) {
@@ -604,7 +584,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_piece_bytes),
         cmocka_unit_test(test_take),
-        cmocka_unit_test(test_empty),
         cmocka_unit_test(test_addresses_are_given_back),
         cmocka_unit_test(test_touched),
         cmocka_unit_test(test_huge_pages),
