@@ -2,11 +2,15 @@
 /* cuBLASLt and the kernels under the linear layer as plain loops, behind the fake runtime of tests/device:
  * what the headers and NVIDIA's documentation say that they compute, so that everything around them (offsets,
  * strides, scales, order, fallbacks) can be tested without a GPU. Nothing here says that the real ones
- * compute the same: the tests labelled gpu do. */
+ * compute the same: the tests labelled gpu do.
+ *
+ * Descriptors, layouts and preferences need no GPU: the real cuBLASLt makes them, too, and sees every
+ * attribute. */
 #include "fake_cuda_math.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -17,12 +21,23 @@
 
 /* ---- cuBLASLt ---- */
 
+/* The library's own function of the name that stands here. */
+static void *find_real(const char *name)
+{
+    void *function = dlsym(RTLD_NEXT, name);
+    if (!function) abort();
+    return function;
+}
+#define REAL(function, ...) ((__typeof__(&function))find_real(#function))(__VA_ARGS__)
+
 typedef struct fake_operation {
+    cublasLtMatmulDesc_t real;
     int32_t transpose_a, transpose_b, scale_mode_a, scale_mode_b;
     const float *scale_a, *scale_b;
 } fake_operation;
 
 typedef struct fake_matrix {
+    cublasLtMatrixLayout_t real;
     cudaDataType_t type;
     uint64_t rows, cols;
     int64_t ld;
@@ -75,15 +90,17 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
                                         cudaDataType_t scale)
 {
-    *out = calloc(1, sizeof(fake_operation));
-    return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
-                                                                : CUBLAS_STATUS_INVALID_VALUE;
+    fake_operation *operation = calloc(1, sizeof *operation);
+    *out = (cublasLtMatmulDesc_t)(void *)operation;
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
+    return REAL(cublasLtMatmulDescCreate, &operation->real, compute, scale);
 }
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation)
 {
+    cublasStatus_t status = REAL(cublasLtMatmulDescDestroy, ((fake_operation *)(void *)operation)->real);
     free(operation);
-    return CUBLAS_STATUS_SUCCESS;
+    return status;
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
@@ -99,42 +116,24 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
                : attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER ? (void *)&o->scale_b
                                                                    : NULL;
     if (to) memcpy(to, value, bytes);
-    return CUBLAS_STATUS_SUCCESS;
+    return REAL(cublasLtMatmulDescSetAttribute, o->real, attribute, value, bytes);
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
                                           uint64_t cols, int64_t ld)
 {
     fake_matrix *matrix = calloc(1, sizeof *matrix);
-    *matrix = (fake_matrix){type, rows, cols, ld};
+    *matrix = (fake_matrix){NULL, type, rows, cols, ld};
     *out = (cublasLtMatrixLayout_t)(void *)matrix;
-    return ld >= (int64_t)rows ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    if (ld < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
+    return REAL(cublasLtMatrixLayoutCreate, &matrix->real, type, rows, cols, ld);
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matrix)
 {
+    cublasStatus_t status = REAL(cublasLtMatrixLayoutDestroy, ((fake_matrix *)(void *)matrix)->real);
     free(matrix);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
-{
-    *out = malloc(1);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
-{
-    free(preference);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void *value, size_t bytes)
-{
-    (void)preference, (void)attribute, (void)value, (void)bytes;
-    return CUBLAS_STATUS_SUCCESS;
+    return status;
 }
 
 static bool is_fp8(const fake_matrix *matrix)
