@@ -74,8 +74,9 @@ int64_t bl_base_page_count(const bl_base_layout *layout);
 /* Device memory of its ring, for plans: is_resident[bl_base_page_count(layout)] says of each page
  * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
 size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth);
-/* Host memory of its reader, likewise, with the pages that lie on disk; bounces: the host cannot write device memory. */
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces);
+/* Host memory of its reader, likewise, with the pages that lie on disk; bounces: the host cannot write device memory; queue_depth: as in
+ * the options. */
+size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces, int queue_depth);
 /* A paged base's checksums: BL_EINPUT names the first page that has changed since it was loaded. With the streams idle. Other bases
  * have none: BL_OK. */
 bl_status bl_base_verify(bl_base *base);

@@ -161,13 +161,13 @@ size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_res
     return n_bytes;
 }
 
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces)
+size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces, int queue_depth)
 {
     bl_pager_unit *units = make_units(layout);
     bl_page_spec *specs = make_specs(layout, is_on_disk, BL_TIER_DISK, BL_TIER_HOST);
     size_t n_bytes = SIZE_MAX;
 
-    if (units && specs) n_bytes = bl_pager_host_bytes(specs, bounces, 0, layout->n_units, units);
+    if (units && specs) n_bytes = bl_pager_host_bytes(specs, bounces, queue_depth, layout->n_units, units);
     free(specs);
     free(units);
     return n_bytes;

@@ -53,11 +53,17 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
     out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
-    out->reader = bl_base_paged_reader_bytes(layout, is, false);
+    out->reader = bl_base_paged_reader_bytes(layout, is, false, bl_llama_pager_queue_depth(placement->n));
 done:
     free(is);
     free(tiers);
     return st;
+}
+
+int bl_llama_pager_queue_depth(int n)
+{
+    enum { MIN_DEPTH = 4 };
+    return (int)bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / bl_max_i64(1, n));
 }
 
 bl_status bl_llama_bind_rank(int index, int n)

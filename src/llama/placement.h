@@ -19,12 +19,15 @@ typedef struct bl_llama_placement {
 bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers);
 
 /* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
- * be brought), and the buffers of the reader that brings disk pages (host memory). */
+ * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n. */
 typedef struct bl_llama_placed_bytes {
     size_t device, host, disk, ring, reader;
 } bl_llama_placed_bytes;
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
                                bl_llama_placed_bytes *out);
+
+/* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
+int bl_llama_pager_queue_depth(int n);
 
 /* Keeps the calling thread, and those it starts from now on, on the cores of the NUMA node of rank `index` of `n` ranks of this host:
  * next to the host tier's memory. Nothing happens where there is one node, or fewer ranks than nodes. */

@@ -66,6 +66,7 @@ typedef struct bl_llama_base_options {
     bl_comm *shards;          /* the shard group */
     bl_stream *copy, *gather; /* different ones */
     int ring_depth;
+    int queue_depth; /* of the reader of disk pages: bl_llama_pager_queue_depth; 0: as for a host's only rank */
     bool verify_always;
     bl_timeline *timeline;              /* may be NULL */
     const struct bl_pager_hooks *hooks; /* may be NULL: offload/pager.h */

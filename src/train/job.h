@@ -30,7 +30,7 @@ typedef struct bl_job {
     bl_lora_layout lora;
     char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;
-    bl_llama_placement placement; /* of the frozen base; index and n are filled in by each rank */
+    bl_llama_placement placement; /* of the frozen base; index is filled in by each rank */
     unsigned save; /* bl_save: what layers keep for their backward pass */
     bl_launch *launch; /* NULL: all ranks are this process's */
     bl_comm *world;    /* of the one rank of this process, until that rank has it; NULL without launch */

@@ -84,7 +84,7 @@ bl_status bl_job_choose_placement(bl_job *job)
     const bl_train_config *c = job->config;
 
     job->placement = (bl_llama_placement){.ratio = c->offload_ratio, .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
-                                          .dir = c->offload_dir, .pin = true};
+                                          .dir = c->offload_dir, .pin = true, .n = job->n_here};
     return c->offload_ratio == (double)BL_OPTION_AUTO ? choose_ratio(job) : BL_OK;
 }
 

@@ -20,12 +20,12 @@ static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
     bl_llama_base_options options = {.shards = r->shards, .copy = r->copy, .gather = r->communication,
-                                     .ring_depth = (int)c->ring_depth, .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
+                                     .ring_depth = (int)c->ring_depth, .queue_depth = bl_llama_pager_queue_depth(r->job->n_here),
+                                     .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline, .hooks = c->hooks};
     bl_llama_placement placement = r->job->placement;
 
     placement.index = r->index - r->job->first_here;
-    placement.n = r->job->n_here;
     BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->communication, &placement, &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
