@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
         uint32_t out[CODES / 2];
         decode_codes(raw[k], scale_at(scales, is_row, col), out);
         uint4 *to = (uint4 *)(dst + first + col);
-        to[0] = make_uint4(out[0], out[1], out[2], out[3]);
-        to[1] = make_uint4(out[4], out[5], out[6], out[7]);
+        __stwb(to, make_uint4(out[0], out[1], out[2], out[3]));
+        __stwb(to + 1, make_uint4(out[4], out[5], out[6], out[7]));
     }
 }
 
@@ -145,7 +145,7 @@ __device__ static inline void transpose_whole_tile(const uint8_t *src, int64_t r
     for (int i = 0; i < 4; i++) {
         int column = (int)threadIdx.x / 8 + 32 * i, quad = (int)threadIdx.x % 8;
         const uint4 *line = (const uint4 *)tile[column];
-        *(uint4 *)(dst + (col + column) * rows + row + 16 * quad) = line[quad ^ column / 16];
+        __stwb((uint4 *)(dst + (col + column) * rows + row + 16 * quad), line[quad ^ column / 16]);
     }
 }
 

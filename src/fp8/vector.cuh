@@ -76,7 +76,7 @@ __device__ static inline void bl_load(const float *p, int64_t n_valid, bool alig
 __device__ static inline void bl_store_raw(bl_bf16 *p, int64_t n_valid, bool aligned, uint4 raw)
 {
     if (aligned && n_valid >= BL_GROUP) {
-        *(uint4 *)p = raw;
+        __stwb((uint4 *)p, raw); /* an assignment may become four narrow stores */
         return;
     }
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -93,8 +93,8 @@ __device__ static inline void bl_store(bl_bf16 *p, int64_t n_valid, bool aligned
 __device__ static inline void bl_store(float *p, int64_t n_valid, bool aligned, const float in[BL_GROUP])
 {
     if (aligned && n_valid >= BL_GROUP) {
-        ((float4 *)p)[0] = make_float4(in[0], in[1], in[2], in[3]);
-        ((float4 *)p)[1] = make_float4(in[4], in[5], in[6], in[7]);
+        __stwb((float4 *)p, make_float4(in[0], in[1], in[2], in[3]));
+        __stwb((float4 *)p + 1, make_float4(in[4], in[5], in[6], in[7]));
         return;
     }
 #pragma unroll
@@ -109,7 +109,7 @@ __device__ static inline void bl_store_codes(uint8_t *p, int64_t n_valid, bool a
     uint32_t words[2] = {bl_e4m3_pair(in[0], in[1]) | bl_e4m3_pair(in[2], in[3]) << 16,
                          bl_e4m3_pair(in[4], in[5]) | bl_e4m3_pair(in[6], in[7]) << 16};
     if (aligned && n_valid >= BL_GROUP) {
-        *(uint2 *)p = make_uint2(words[0], words[1]);
+        __stwb((uint2 *)p, make_uint2(words[0], words[1]));
         return;
     }
 #pragma unroll

@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS, 4) /* left alone, ptxas spil
     bl_adamw_element(&factors, scale, group[0].y, &group[1].y, &group[2].y, &group[3].y);
     bl_adamw_element(&factors, scale, group[0].z, &group[1].z, &group[2].z, &group[3].z);
     bl_adamw_element(&factors, scale, group[0].w, &group[1].w, &group[2].w, &group[3].w);
-    *(float4 *)(w + i) = group[1];
-    *(float4 *)(m + i) = group[2];
-    *(float4 *)(v + i) = group[3];
+    __stwb((float4 *)(w + i), group[1]);
+    __stwb((float4 *)(m + i), group[2]);
+    __stwb((float4 *)(v + i), group[3]);
 }
 
 extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const void *args)

@@ -110,6 +110,11 @@ template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mas
     return other;
 }
 
+template <typename T> static inline void __stwb(T *p, T value)
+{
+    *p = value;
+}
+
 /* ---- the runtime ---- */
 
 struct dim3 {
