@@ -227,7 +227,11 @@ static bl_status keep_scales(bl_llama_weights *w)
     int64_t page = bl_base_page_count(&w->layout);
 
     if (page == bl_pages_count(w->pages)) return BL_OK;
-    if (bl_pages_has_disk(w->pages)) return bl_pages_read(w->pages, page, w->scales);
+    if (bl_pages_has_disk(w->pages)) {
+        bl_status st = bl_pages_read(w->pages, page, w->scales);
+        if (st == BL_EINPUT) bl_pages_distrust_disk(w->pages); /* damaged: the next run writes the file anew */
+        return st;
+    }
     return bl_pages_write(w->pages, page, 0, w->scales, (size_t)w->n_scales * sizeof(float));
 }
 

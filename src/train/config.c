@@ -42,7 +42,6 @@ static void resolve(bl_config_command command, bl_train_config *config)
     int64_t n_local = launch.n_processes > 1 ? launch.n_local : config->ranks;
     if (config->threads == BL_OPTION_AUTO) config->threads = bl_max_i64(1, usable_cores() / n_local);
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
-    if (config->offload_ratio == BL_OPTION_AUTO) config->offload_ratio = 0;
     if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
         bl_log_warning("save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
         config->save_total_limit = 2;

@@ -56,7 +56,7 @@ static void test_defaults_are_hugging_faces(void **state)
     assert_null(c->validation_file);
     /* What depends on the machine is decided. */
     assert_true(c->device == BL_CONFIG_DEVICE_CPU && c->compute_dtype == BL_COMPUTE_FP32);
-    assert_true(c->ranks == 1 && c->shard_size == 1 && c->threads >= 1 && c->offload_ratio == 0);
+    assert_true(c->ranks == 1 && c->shard_size == 1 && c->threads >= 1 && c->offload_ratio == BL_OPTION_AUTO);
     assert_true(bl_train_config_given(c, "train_file") && !bl_train_config_given(c, "lora_r"));
     bl_train_config_free(c);
 }
@@ -189,11 +189,8 @@ static void test_not_in_this_version(void **state)
     expect_error(REQUIRED, "--device cuda", "--device: cuda is not in this version, which knows auto|cpu");
     expect_error(REQUIRED "compute_dtype: bf16\n", "",
                  "c.yaml:4: compute_dtype: bf16 is not in this version, which knows auto|fp32");
-    expect_error(REQUIRED, "--offload_ratio 0.5",
-                 "--offload_ratio: 0.5 is not in this version, which knows auto|0");
-    expect_error(REQUIRED, "--offload_dir /x", "--offload_dir: not in this version");
-    expect_error(REQUIRED, "--activation_offload",
-                 "--activation_offload: true is not in this version, which knows false");
+    expect_error(REQUIRED, "--offload_tier disk", "offload_tier disk needs offload_dir, a folder on a fast local disk");
+    expect_error(REQUIRED, "--offload_dir /x", "offload_dir /x: only offload_tier disk has a use for it");
     assert_int_equal(load(REQUIRED "device: cpu\npacking: none\noffload_ratio: 0.0\noffload_dir: null\n"
                                    "activation_offload: false\nio_engine: auto\ndata_format: tokens\n",
                           "", &c),

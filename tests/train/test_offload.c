@@ -248,7 +248,8 @@ static void test_read_error_names_its_page(void **state)
         }
 }
 
-static void flip_in_page_files(const char *dir)
+/* A byte of each; a negative offset counts from the end. */
+static void flip_in_page_files(const char *dir, int64_t offset_bytes)
 {
     DIR *folder = opendir(dir);
     const struct dirent *entry;
@@ -259,7 +260,7 @@ static void flip_in_page_files(const char *dir)
         char path[2 * GOLDEN_PATH_BYTES];
         if (!strstr(entry->d_name, ".pages")) continue;
         snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
-        runs_flip_bit(path, 100);
+        runs_flip_bit(path, offset_bytes);
         n++;
     }
     closedir(folder);
@@ -269,22 +270,66 @@ static void flip_in_page_files(const char *dir)
 /* A damaged page file ends the run that meets it, by name, and the next run writes it anew. */
 static void test_damaged_page_is_found(void **state)
 {
-    golden_args args = {0};
+    static const struct {
+        int64_t offset_bytes;
+        const char *page;
+    } places[] = {{100, "model.layers.0.self_attn.q_proj+k_proj+v_proj"},
+                  {-2 * BL_IO_ALIGN_BYTES, "scales"}}; /* the last page; behind it is the seal's block */
     placement_case c = {.ranks = 2, .depth = 2, .ratio = 1, .tier = "disk"};
 
     (void)state;
-    offload_args(&args, runs_path("damaged"), 2);
-    place(&args, &c);
-    runs_set(&args, "offload_dir", "%s", runs_path("damaged-pages"));
-    assert_int_equal(bl_dir_create(runs_path("damaged-pages")), BL_OK);
-    assert_int_equal(golden_train(&args), BL_OK);
-    flip_in_page_files(runs_path("damaged-pages"));
-    assert_int_equal(golden_train(&args), BL_EINPUT);
-    assert_error_has("checksum");
-    assert_error_has("model.layers.0.self_attn.q_proj+k_proj+v_proj");
-    assert_int_equal(golden_train(&args), BL_OK);
-    assert_true(runs_are_same(plain_run(2), runs_path("damaged")));
-    golden_args_free(&args);
+    for (size_t i = 0; i < BL_COUNT(places); i++) {
+        golden_args args = {0};
+        offload_args(&args, runs_path("damaged"), 2);
+        place(&args, &c);
+        runs_set(&args, "offload_dir", "%s", runs_path("damaged-pages"));
+        assert_int_equal(bl_dir_create(runs_path("damaged-pages")), BL_OK);
+        assert_int_equal(golden_train(&args), BL_OK);
+        flip_in_page_files(runs_path("damaged-pages"), places[i].offset_bytes);
+        assert_int_equal(golden_train(&args), BL_EINPUT);
+        assert_error_has("checksum");
+        assert_error_has(places[i].page);
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_true(runs_are_same(plain_run(2), runs_path("damaged")));
+        golden_args_free(&args);
+    }
+}
+
+/* ---- auto ---- */
+
+static int64_t first_available_bytes; /* what the system has to say first; 0: the truth */
+
+int64_t __real_bl_memory_available_bytes(void);
+int64_t __wrap_bl_memory_available_bytes(void);
+
+int64_t __wrap_bl_memory_available_bytes(void)
+{
+    int64_t said = first_available_bytes;
+    first_available_bytes = 0;
+    return said ? said : __real_bl_memory_available_bytes();
+}
+
+/* Of the host's memory, auto takes to the disk what does not fit: nothing, or here, where nothing fits, all. */
+static void test_auto_ratio(void **state)
+{
+    (void)state;
+    for (int is_short = 0; is_short < 2; is_short++) {
+        char **names;
+        size_t n_names;
+        golden_args args = {0};
+        offload_args(&args, runs_path("auto"), 2);
+        runs_set(&args, "offload_ratio", "auto");
+        runs_set(&args, "offload_tier", "disk");
+        runs_set(&args, "offload_dir", "%s", runs_path("auto-pages"));
+        assert_int_equal(bl_dir_create(runs_path("auto-pages")), BL_OK);
+        first_available_bytes = is_short ? 1 << 20 : 0;
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_true(runs_are_same(plain_run(2), runs_path("auto")));
+        assert_int_equal(bl_dir_list(runs_path("auto-pages"), &names, &n_names), BL_OK);
+        assert_int_equal(n_names, is_short ? 4 : 0); /* two ranks' pages and lists */
+        bl_names_free(names, n_names);
+        golden_args_free(&args);
+    }
 }
 
 static void test_wrong_keys(void **state)
@@ -344,6 +389,7 @@ int main(void)
         cmocka_unit_test(test_no_placement_changes_a_bit), cmocka_unit_test(test_no_overlap_changes_no_bit),
         cmocka_unit_test(test_offloaded_activations_change_no_bit), cmocka_unit_test(test_bytes_are_counted),
         cmocka_unit_test(test_read_error_names_its_page), cmocka_unit_test(test_damaged_page_is_found),
+        cmocka_unit_test(test_auto_ratio),
         cmocka_unit_test(test_wrong_keys), cmocka_unit_test(test_trace_can_be_read),
     };
     return cmocka_run_group_tests_name("offload", tests, runs_set_up, runs_tear_down);
