@@ -28,10 +28,17 @@ static void leave_at_once(int signal_number)
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 
-static void take_requests_to_stop(void)
+/* The processes of a job but the first: one line is enough. */
+static void leave_silently(int signal_number)
+{
+    (void)signal_number;
+    _exit(bl_status_exit_code(BL_ESTOPPED));
+}
+
+static void take_requests_to_stop(void (*handler)(int))
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGUSR1};
-    struct sigaction leave = {.sa_handler = leave_at_once};
+    struct sigaction leave = {.sa_handler = handler};
     sigemptyset(&leave.sa_mask);
     for (size_t i = 0; i < BL_COUNT(signals); i++) sigaction(signals[i], &leave, NULL);
 }
@@ -41,8 +48,9 @@ static bl_status run_train(int argc, char *const *argv)
     bl_train_config *config = NULL;
     bl_launch *launch;
 
-    take_requests_to_stop();
+    take_requests_to_stop(leave_at_once);
     BL_TRY(bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
+    if (bl_launch_rank(launch) > 0) take_requests_to_stop(leave_silently);
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_train_run(config, launch);
     bl_train_config_free(config);
