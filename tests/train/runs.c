@@ -141,12 +141,16 @@ void runs_write(const char *path, const char *text)
 
 void runs_flip_bit(const char *path, int64_t offset_bytes)
 {
-    size_t n;
-    char *bytes = runs_read(path, &n);
+    struct stat info;
+    char byte;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
 
-    bytes[offset_bytes < 0 ? (int64_t)n + offset_bytes : offset_bytes] ^= 1;
-    runs_write_bytes(path, bytes, n);
-    free(bytes);
+    assert_true(fd >= 0 && fstat(fd, &info) == 0);
+    if (offset_bytes < 0) offset_bytes += info.st_size;
+    assert_int_equal(pread(fd, &byte, 1, offset_bytes), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, offset_bytes), 1);
+    assert_int_equal(close(fd), 0);
 }
 
 /* ---- comparing ---- */

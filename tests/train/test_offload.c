@@ -248,8 +248,8 @@ static void test_read_error_names_its_page(void **state)
         }
 }
 
-/* A byte of each; a negative offset counts from the end. */
-static void flip_in_page_files(const char *dir, int64_t offset_bytes)
+/* A bit of each whose name ends so; a negative offset counts from the end. */
+static void flip_in_page_files(const char *dir, const char *ending, int64_t offset_bytes)
 {
     DIR *folder = opendir(dir);
     const struct dirent *entry;
@@ -258,7 +258,8 @@ static void flip_in_page_files(const char *dir, int64_t offset_bytes)
     assert_non_null(folder);
     while ((entry = readdir(folder)) != NULL) {
         char path[2 * GOLDEN_PATH_BYTES];
-        if (!strstr(entry->d_name, ".pages")) continue;
+        size_t length = strlen(entry->d_name), n_ending = strlen(ending);
+        if (length < n_ending || strcmp(entry->d_name + length - n_ending, ending) != 0) continue;
         snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
         runs_flip_bit(path, offset_bytes);
         n++;
@@ -285,12 +286,57 @@ static void test_damaged_page_is_found(void **state)
         runs_set(&args, "offload_dir", "%s", runs_path("damaged-pages"));
         assert_int_equal(bl_dir_create(runs_path("damaged-pages")), BL_OK);
         assert_int_equal(golden_train(&args), BL_OK);
-        flip_in_page_files(runs_path("damaged-pages"), places[i].offset_bytes);
+        flip_in_page_files(runs_path("damaged-pages"), ".pages", places[i].offset_bytes);
         assert_int_equal(golden_train(&args), BL_EINPUT);
         assert_error_has("checksum");
         assert_error_has(places[i].page);
         assert_int_equal(golden_train(&args), BL_OK);
         assert_true(runs_are_same(plain_run(2), runs_path("damaged")));
+        golden_args_free(&args);
+    }
+}
+
+/* Flips a bit of one rank's page file at a call in the midst of a run. */
+typedef struct saboteur {
+    atomic_uint n_calls;
+    unsigned at; /* 0: never */
+    const char *dir;
+} saboteur;
+
+static void flip_meanwhile(void *user, bl_tier tier, int64_t page, size_t n_bytes)
+{
+    saboteur *s = user;
+    (void)tier, (void)page, (void)n_bytes;
+    if (atomic_fetch_add(&s->n_calls, 1) + 1 == s->at) flip_in_page_files(s->dir, "-1-of-4.pages", 100);
+}
+
+/* What one rank of four finds, when it looks, ends all of them at once; the checkpoint before it is resumed from, with pages anew. */
+static void test_one_rank_finds_damage(void **state)
+{
+    static const char *const ways[] = {"save", "always"};
+    placement_case c = {.ranks = 4, .depth = 2, .ratio = 1, .tier = "disk"};
+
+    (void)state;
+    for (size_t w = 0; w < BL_COUNT(ways); w++) {
+        golden_args args = {0};
+        saboteur quiet = {0}, s = {.dir = pages_dir(4)};
+        bl_pager_hooks hooks = {.pace = flip_meanwhile, .pace_user = &quiet};
+        offload_args(&args, runs_path("sabotaged"), 4);
+        runs_set(&args, "save_steps", "1");
+        runs_set(&args, "verify_base", "%s", ways[w]);
+        place(&args, &c);
+        assert_int_equal(golden_train_hooked(&args, &hooks), BL_OK); /* to count the calls */
+        assert_true(runs_are_same(plain_run(4), runs_path("sabotaged")));
+        s.at = atomic_load(&quiet.n_calls) * 2 / 3;
+        hooks.pace_user = &s;
+        double start = runs_now_s();
+        assert_int_equal(golden_train_hooked(&args, &hooks), BL_EINPUT);
+        assert_true(runs_now_s() - start < 10.0);
+        assert_error_has("-1-of-4.pages: page model.layers.0.self_attn.q_proj+k_proj+v_proj at 0: checksum");
+        runs_unset(&args, "overwrite_output_dir");
+        runs_set(&args, "resume_from_checkpoint", "true");
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_true(runs_are_same(plain_run(4), runs_path("sabotaged")));
         golden_args_free(&args);
     }
 }
@@ -389,7 +435,7 @@ int main(void)
         cmocka_unit_test(test_no_placement_changes_a_bit), cmocka_unit_test(test_no_overlap_changes_no_bit),
         cmocka_unit_test(test_offloaded_activations_change_no_bit), cmocka_unit_test(test_bytes_are_counted),
         cmocka_unit_test(test_read_error_names_its_page), cmocka_unit_test(test_damaged_page_is_found),
-        cmocka_unit_test(test_auto_ratio),
+        cmocka_unit_test(test_one_rank_finds_damage), cmocka_unit_test(test_auto_ratio),
         cmocka_unit_test(test_wrong_keys), cmocka_unit_test(test_trace_can_be_read),
     };
     return cmocka_run_group_tests_name("offload", tests, runs_set_up, runs_tear_down);
