@@ -58,7 +58,7 @@ static uint16_t to_bf16(float value)
     return (uint16_t)(bits >> 16);
 }
 
-/* Norms of one, weights in +-1/sqrt(cols), from an LCG (Knuth's MMIX constants). */
+/* Norms of one, weights in +-0.06, from an LCG (Knuth's MMIX constants). */
 static bl_status append_tensor(bl_safetensors_writer *writer, const bl_tensor_spec *spec, uint64_t *random)
 {
     enum { PIECE = 4096 };
