@@ -28,7 +28,7 @@ static void leave_at_once(int signal_number)
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 
-/* The processes of a job but the first: one line is enough. */
+/* A job of several processes: mpirun ends them by a signal when one has failed, which has said why. */
 static void leave_silently(int signal_number)
 {
     (void)signal_number;
@@ -50,7 +50,7 @@ static bl_status run_train(int argc, char *const *argv)
 
     take_requests_to_stop(leave_at_once);
     BL_TRY(bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
-    if (bl_launch_rank(launch) > 0) take_requests_to_stop(leave_silently);
+    if (bl_launch_size(launch) > 1) take_requests_to_stop(leave_silently);
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_train_run(config, launch);
     bl_train_config_free(config);
