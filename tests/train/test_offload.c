@@ -237,7 +237,7 @@ static void test_read_error_names_its_page(void **state)
             assert_true(runs_now_s() - start < 10.0);
             assert_true(st == BL_EIO || st == BL_ENOMEM);
             assert_error_has(".pages");
-            assert_error_has("model.layers.");
+            if (!strstr(bl_error_text(), "page lm_head")) assert_error_has("page model.layers."); /* whichever it was */
             assert_error_has("offset");
             assert_error_has(errors[e].text);
             runs_unset(&args, "overwrite_output_dir");
