@@ -3,6 +3,7 @@
  * CXL) is no place for a rank. */
 #include <errno.h>
 #include <hwloc.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -20,6 +21,14 @@ static bl_status load_topology(hwloc_topology_t *out)
     }
     *out = topology;
     return BL_OK;
+}
+
+/* Where things lie is advice: a host that does not say what it looks like is used without, after a warning. */
+static bool find_topology(hwloc_topology_t *out)
+{
+    bool found = load_topology(out) == BL_OK;
+    if (!found) bl_log_warning("%s; memory and threads are not bound to NUMA nodes", bl_error_text());
+    return found;
 }
 
 /* The first node of each set of cores, in logical order: the one numbered `index`, or NULL after the last.
@@ -74,7 +83,7 @@ bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const 
     bl_status st = BL_OK;
 
     *bound = -1;
-    BL_TRY(load_topology(&topology));
+    if (!find_topology(&topology)) return BL_OK;
     if (node < 0) node = find_node_of_thread(topology);
     if (node < 0) goto done;
     BL_TRY_GOTO(st, done, get_node(topology, node, &object));
@@ -95,8 +104,7 @@ bl_status bl_arena_bind_thread(int node)
     hwloc_obj_t object;
     bl_status st;
 
-    if (node < 0) return BL_OK;
-    BL_TRY(load_topology(&topology));
+    if (node < 0 || !find_topology(&topology)) return BL_OK;
     BL_TRY_GOTO(st, done, get_node(topology, node, &object));
     if (count_nodes(topology) > 1 && hwloc_set_cpubind(topology, object->cpuset, HWLOC_CPUBIND_THREAD) != 0)
         bl_log_warning("a thread cannot be bound to the cores of NUMA node %d: %s", node, strerror(errno));
