@@ -242,9 +242,9 @@ static void test_a_failed_gather_reaches_the_reader(void **state)
 static void test_bytes(void **state)
 {
     bl_gather_unit units[3] = {
-        {.n_items = 2, .item = {{NULL, 100, 0}, {NULL, 10, 4096}}},
-        {.n_items = 1, .item = {{NULL, 2000, 0}}},
-        {.n_items = 1, .whole_ring = true, .item = {{NULL, 20000, 0}}},
+        {.n_items = 2, .item = {{.shard_bytes = 100}, {.shard_bytes = 10, .slot_offset = 4096}}},
+        {.n_items = 1, .item = {{.shard_bytes = 2000}}},
+        {.n_items = 1, .whole_ring = true, .item = {{.shard_bytes = 20000}}},
     };
     (void)state;
     assert_int_equal(bl_gather_ring_bytes(1, 3, units, 4), 81920); /* the head's 80,000, rounded up */

@@ -343,15 +343,14 @@ static void test_one_rank_finds_damage(void **state)
 
 /* ---- auto ---- */
 
-static int64_t first_available_bytes; /* what the system has to say first; 0: the truth */
+static _Atomic int64_t first_available_bytes; /* what the system has to say first; 0: the truth */
 
 int64_t __real_bl_memory_available_bytes(void);
 int64_t __wrap_bl_memory_available_bytes(void);
 
 int64_t __wrap_bl_memory_available_bytes(void)
 {
-    int64_t said = first_available_bytes;
-    first_available_bytes = 0;
+    int64_t said = atomic_exchange(&first_available_bytes, 0);
     return said ? said : __real_bl_memory_available_bytes();
 }
 
