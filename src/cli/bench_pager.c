@@ -270,10 +270,12 @@ static bl_status ask_overlap(pager_bench *b)
     return BL_OK;
 }
 
-/* In parts of C, the compute of one micro-batch's visit: D = part x C, so a micro-batch should wait max(0, D / m - C). */
+/* In parts of C, the compute of one micro-batch's visit: D = part x C, so a micro-batch should wait max(0, D / m - C) in each visit whose
+ * layer is brought: all but two of a pass, since the last layer stays for its backward pass and the first for the next pass. */
 static bl_status ask_stall(pager_bench *b)
 {
     const pager_options *o = b->options;
+    double brought = 1.0 - 1.0 / (double)o->layers;
 
     for (int64_t m = 1; m <= o->micro_batches; m++) {
         outcome plain, offloaded;
@@ -283,7 +285,7 @@ static bl_status ask_stall(pager_bench *b)
         double compute_s = (double)(o->layers * o->micro_batches) * (plain.forward_s + plain.backward_s);
         printf("{\"bench\":\"pager\",\"question\":\"stall\",\"tier\":\"%s\",\"part\":%g,\"m\":%lld,\"predicted\":%.4f,\"measured\":%.4f,"
                "\"step\":%.4f}\n",
-               bl_tier_name(o->tier), o->part, (long long)m, fmax(0, o->part / (double)m - 1), offloaded.stall_s / compute_s,
+               bl_tier_name(o->tier), o->part, (long long)m, brought * fmax(0, o->part / (double)m - 1), offloaded.stall_s / compute_s,
                offloaded.step_s / plain.step_s);
         fflush(stdout);
     }

@@ -210,9 +210,11 @@ static bl_status prefetch(bl_llama_pass *pass, int64_t at)
             if (tied) continue;
             return bl_base_prefetch(pass->base, unit);
         }
-        BL_TRY(bl_base_prefetch(pass->base, unit));
-        if (pass->options.lora_ring && at + ahead < pass->n_visits) /* LoRA weights may change between passes */
+        /* First LoRA's weights: on the stream they share they would wait for the base's bytes, however slowly those come. They may
+         * change between passes. */
+        if (pass->options.lora_ring && at + ahead < pass->n_visits)
             BL_TRY(bl_gather_ring_prefetch(pass->options.lora_ring, unit));
+        BL_TRY(bl_base_prefetch(pass->base, unit));
     }
     return BL_OK;
 }

@@ -68,6 +68,7 @@ struct bl_rank {
     bl_comm *world, *shards; /* shards is world itself when all ranks form one shard group */
     bl_device *device;
     bl_stream *compute, *communication, *copy, *activations; /* the last: NULL unless activations are offloaded */
+    bl_stream *gather; /* of the base: communication itself, or, where each rank has it all, a stream of its own */
     bl_timeline *timeline;
     bl_trace_rank trace_lane;
     bl_llama_weights *weights;

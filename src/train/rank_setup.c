@@ -19,7 +19,7 @@ static int64_t visit_group(const bl_train_config *c)
 static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
-    bl_llama_base_options options = {.shards = r->shards, .copy = r->copy, .gather = r->communication,
+    bl_llama_base_options options = {.shards = r->shards, .copy = r->copy, .gather = r->gather,
                                      .ring_depth = (int)c->ring_depth, .queue_depth = bl_llama_pager_queue_depth(r->job->n_here),
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline, .hooks = c->hooks};
@@ -96,6 +96,10 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(create_timeline(r));
     r->shards = r->world;
     if (c->shard_size < job->n_ranks) BL_TRY(bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards));
+    /* Collectives must come in one order on all ranks, so they share a stream. Pages that nobody gathers need not: there, gradients do
+     * not wait for what comes from a slow disk. */
+    r->gather = r->communication;
+    if (bl_comm_size(r->shards) == 1) BL_TRY(bl_stream_create(r->device, "gather", &r->gather));
     measure_peak(r);
     BL_TRY(create_base(r));
     BL_TRY(create_state(r));
@@ -116,6 +120,7 @@ void bl_rank_free(bl_rank *r)
     if (r->compute) (void)bl_stream_synchronize(r->compute);
     if (r->communication) (void)bl_stream_synchronize(r->communication);
     if (r->copy) (void)bl_stream_synchronize(r->copy);
+    if (r->gather) (void)bl_stream_synchronize(r->gather);
     if (r->activations) (void)bl_stream_synchronize(r->activations);
     for (int i = 0; i < 2; i++) bl_batches_destroy(r->batches[i]);
     bl_batches_destroy(r->evaluation);
@@ -128,6 +133,7 @@ void bl_rank_free(bl_rank *r)
     bl_timeline_collect(r->timeline);
     bl_timeline_destroy(r->timeline);
     bl_stream_destroy(r->compute);
+    if (r->gather != r->communication) bl_stream_destroy(r->gather);
     bl_stream_destroy(r->communication);
     bl_stream_destroy(r->copy);
     bl_stream_destroy(r->activations);

@@ -201,7 +201,7 @@ static bl_status verify_base(bl_rank *r)
 {
     if (r->job->config->verify_base == BL_VERIFY_FIRST) return BL_OK;
     BL_TRY(bl_stream_synchronize(r->copy));
-    BL_TRY(bl_stream_synchronize(r->communication));
+    BL_TRY(bl_stream_synchronize(r->gather));
     return bl_base_verify(r->base);
 }
 
