@@ -155,7 +155,7 @@ static bl_status dispatch(int argc, char *const *argv)
 int main(int argc, char **argv)
 {
 #ifdef BALLAST_HAS_MIMALLOC
-    mi_option_set_default(mi_option_decommit_delay, 0); /* freed pages go back at once: docs/memory.md */
+    mi_option_set_default(mi_option_decommit_delay, 1); /* ms until freed pages go back: docs/memory.md */
 #endif
     signal(SIGXFSZ,
            SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
