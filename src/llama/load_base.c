@@ -12,12 +12,12 @@
 #include "llama/weights_internal.h"
 #include "offload/arena.h"
 
-enum { STAGING_BYTES = 32 << 20 }; /* at least a row of 128 x 128 blocks, whatever that takes */
+enum { STAGING_BYTES = 32 << 20 };
 
-/* What a job's codes are: bytes [offset, offset + n_bytes) of a page. */
+/* What a job's codes are: the next n_bytes of a page. */
 typedef struct job_target {
     int64_t page;
-    size_t offset, n_bytes;
+    size_t n_bytes;
 } job_target;
 
 typedef struct load_plan {
@@ -26,7 +26,7 @@ typedef struct load_plan {
     bl_row_job *jobs;
     job_target *targets;
     size_t n_jobs, max_jobs;
-    size_t staging_bytes; /* what the largest cut job needs */
+    size_t max_staging_bytes, staging_bytes; /* where jobs are cut, and what the largest of those needs */
     char *staging;
 } load_plan;
 
@@ -58,13 +58,13 @@ static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source, const
                               int64_t begin, int64_t end, int64_t page, size_t offset)
 {
     char *memory = writable_memory(plan, page);
-    int64_t most = memory ? end : bl_max_i64(1, STAGING_BYTES / row_bytes / BL_FP8_BLOCK) * BL_FP8_BLOCK;
+    int64_t most = memory ? end : bl_max_i64(1, (int64_t)plan->max_staging_bytes / row_bytes / BL_FP8_BLOCK) * BL_FP8_BLOCK;
 
     for (int64_t row = begin; row < end;) {
         int64_t stop = memory ? end : bl_min_i64(end, (row / BL_FP8_BLOCK) * BL_FP8_BLOCK + most);
         size_t n_bytes = (size_t)((stop - row) * row_bytes);
         BL_TRY(reserve_job(plan));
-        plan->targets[plan->n_jobs] = (job_target){page, offset, n_bytes};
+        plan->targets[plan->n_jobs] = (job_target){page, n_bytes};
         plan->jobs[plan->n_jobs++] = (bl_row_job){.weight = *source,
                                                   .format = segment->format,
                                                   .begin = row,
@@ -235,10 +235,11 @@ static bl_status keep_scales(bl_llama_weights *w)
     return bl_pages_write(w->pages, page, 0, w->scales, (size_t)w->n_scales * sizeof(float));
 }
 
-static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards)
+static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards, const bl_llama_placement *placement)
 {
     const bl_llama_host *host = w->host;
-    load_plan plan = {.weights = w, .shard = bl_comm_rank(shards)};
+    load_plan plan = {.weights = w, .shard = bl_comm_rank(shards),
+                      .max_staging_bytes = placement->staging_bytes ? placement->staging_bytes : STAGING_BYTES};
     bl_row_loader *loader = NULL;
     bl_status st = BL_OK;
 
@@ -265,7 +266,7 @@ bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards, const bl_llam
         BL_TRY(keep_scales(w)); /* first: rows that are quantised again bring the same ones */
         if (bl_comm_rank(shards) == 0) bl_log_info("%s: page files of this model are there; what they hold is not read again", placement->dir);
     }
-    BL_TRY(load_jobs(w, shards));
+    BL_TRY(load_jobs(w, shards, placement));
     if (!bl_pages_has_disk(w->pages)) BL_TRY(keep_scales(w));
     BL_TRY(bl_pages_seal(w->pages));
     bool is_all_on_device = bl_pages_tier_bytes(w->pages, BL_TIER_HOST) == 0 && bl_pages_tier_bytes(w->pages, BL_TIER_DISK) == 0;

@@ -13,6 +13,8 @@ typedef struct bl_llama_placement {
     const char *dir; /* of page files; for BL_TIER_DISK */
     bool pin;        /* the host tier's memory */
     int index, n;    /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
+    size_t staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB. At least 128
+                             rows are taken at a time, whatever they need */
 } bl_llama_placement;
 
 /* The tier of each page of the layout (bl_base_page_count of them; offload/tier.h says how they are chosen). */

@@ -6,6 +6,7 @@
 #include "test_ranks.h"
 #include "tmp_dir.h"
 
+#include "base/files.h"
 #include "llama/config.h"
 #include "llama/weights.h"
 #include "store/safetensors.h"
@@ -209,6 +210,7 @@ static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t l
 
 typedef struct sharded_load {
     const bl_llama_weights *whole;
+    const char *pages_dir;
 } sharded_load;
 
 static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weights *whole, int rank)
@@ -234,12 +236,39 @@ static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weigh
     return BL_OK;
 }
 
+/* Cut into pieces of 128 rows on its way to page files, and read from files that are there, a shard is the same. */
+static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
+{
+    const sharded_load *load = self->arg;
+    bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .dir = load->pages_dir, .staging_bytes = 1};
+
+    for (int again = 0; again < 2; again++) {
+        bl_llama_weights *paged;
+        BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, &placement, &paged));
+        bl_status st = bl_pages_has_disk(paged->pages) == (again == 1) ? BL_OK : BL_FAIL(BL_EINTERNAL, "page files: load %d", again);
+        for (int64_t page = 0; st == BL_OK && page < bl_pages_count(mine->pages); page++) {
+            size_t n_bytes = bl_pages_spec(mine->pages, page)->n_bytes;
+            char *bytes = malloc(n_bytes + 1);
+            st = bl_pages_read(paged->pages, page, bytes);
+            if (st == BL_OK && memcmp(bytes, bl_pages_memory(mine->pages, page), n_bytes) != 0)
+                st = BL_FAIL(BL_EINTERNAL, "page %s differs", bl_pages_spec(mine->pages, page)->name);
+            free(bytes);
+        }
+        if (st == BL_OK && memcmp(paged->scales, mine->scales, (size_t)mine->n_scales * sizeof(float)) != 0)
+            st = BL_FAIL(BL_EINTERNAL, "scales differ");
+        bl_llama_weights_free(paged);
+        BL_TRY(st);
+    }
+    return BL_OK;
+}
+
 static bl_status load_shard(test_rank *self)
 {
     const sharded_load *load = self->arg;
     bl_llama_weights *mine;
     BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, NULL, &mine));
     bl_status st = check_shards(mine, load->whole, self->rank);
+    if (st == BL_OK) st = check_pages(self, mine);
     bl_llama_weights_free(mine);
     return st;
 }
@@ -257,7 +286,9 @@ static void check_model(const made *m, bl_base_format choice, bl_format format)
     for (int64_t l = 0; l < LAYERS; l++)
         for (int p = 0; p < BL_PROJECTIONS; p++)
             check_projection(whole, bl_device_pool(d.device), l, (bl_projection)p, format);
-    sharded_load load = {whole};
+    sharded_load load = {whole, tmp_path("pages")};
+    assert_int_equal(bl_tree_remove(load.pages_dir), BL_OK);
+    assert_int_equal(bl_dir_create(load.pages_dir), BL_OK);
     for (size_t i = 0; i < BL_COUNT(ranks); i++) {
         bl_status st = test_ranks_run(ranks[i], 1, 60, load_shard, &load, NULL);
         if (st != BL_OK) print_error("%s, %d ranks: %s\n", bl_format_name(format), ranks[i], bl_error_text());
