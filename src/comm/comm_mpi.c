@@ -121,12 +121,14 @@ static void name_missing(const bl_lane *lane, char *text, size_t text_bytes)
     snprintf(text, text_bytes, "%s %s", n_missing == 1 ? "rank" : "ranks", list);
 }
 
+/* By the time at which this round began: a process that is stopped in the middle of one does not yet know how
+ * long (notice_absence). */
 static bl_status check_deadline(const bl_lane *lane)
 {
     double deadline_s = lane->wire->deadline_s;
     char missing[256];
 
-    if (deadline_s <= 0 || bl_wire_now_s() - lane->last_event_s < deadline_s) return BL_OK;
+    if (deadline_s <= 0 || lane->wire->round_s - lane->last_event_s < deadline_s) return BL_OK;
     name_missing(lane, missing, sizeof missing);
     if (lane->is_meeting)
         return BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing, bl_comm_kind_name(lane->kind),
@@ -326,14 +328,16 @@ static void rest(bl_wire *w)
 
 /* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up by the
  * others: it does not blame them for its own absence, and listens first. */
-static void notice_absence(bl_wire *w)
+static bool notice_absence(bl_wire *w)
 {
     double now = bl_wire_now_s();
-    if (now - w->round_s > SPREAD_S) {
+    bool was_absent = now - w->round_s > SPREAD_S;
+    if (was_absent) {
         w->late_until_s = now + SPREAD_S;
         for (bl_lane *lane = w->active; lane; lane = lane->next) lane->last_event_s = now;
     }
     w->round_s = now;
+    return was_absent;
 }
 
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */
@@ -362,11 +366,13 @@ static bool finish(bl_wire *w)
     double start = bl_wire_now_s();
     bl_word other;
 
+    w->round_s = start;
     if (check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "MPI_Ibarrier") != BL_OK) abort_with(w, BL_ERANK);
     while (!is_aborted(w)) {
         if (MPI_Test(&barrier, &all_here, MPI_STATUS_IGNORE) == MPI_SUCCESS && all_here) break;
+        if (notice_absence(w)) start = w->round_s;
         if (hear_word(w, &other)) bl_wire_note_word(w, &other);
-        if (w->deadline_s > 0 && bl_wire_now_s() - start > w->deadline_s + SPREAD_S)
+        if (w->deadline_s > 0 && w->round_s - start > w->deadline_s + SPREAD_S)
             abort_with(w, BL_FAIL(BL_ERANK, "not all ranks came to the end of the job within %.1f s",
                                   w->deadline_s));
         nanosleep(&pause, NULL);

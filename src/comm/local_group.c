@@ -3,7 +3,7 @@
  * job. */
 #include "comm/local_group.h"
 
-#include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -180,18 +180,23 @@ static bool is_aborted(bl_local_meeting *meeting)
     return atomic_load_explicit(&meeting->group->job->is_aborted, memory_order_relaxed);
 }
 
-static struct timespec time_after(double seconds)
+static double now_s(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    time_t whole = (time_t)seconds;
-    t.tv_sec += whole;
-    t.tv_nsec += (long)((seconds - (double)whole) * 1e9);
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Under the lock: waits for a turn, at most `most_s`. Returns the seconds that passed, but never much more
+ * than were asked for: a process that was stopped (Ctrl-Z) and goes on has not waited for anybody meanwhile.
+ */
+static double wait_a_while(bl_local_meeting *meeting, double most_s)
+{
+    double start = now_s(), until_s = start + most_s;
+    struct timespec until = {.tv_sec = (time_t)until_s, .tv_nsec = (long)((until_s - floor(until_s)) * 1e9)};
+
+    pthread_cond_timedwait(&meeting->turned, &meeting->lock, &until);
+    return fmin(now_s() - start, 1.5 * most_s);
 }
 
 /* Under the lock. True when this rank was the last to arrive. */
@@ -232,22 +237,28 @@ static void name_missing(bl_local_meeting *meeting, char *text, size_t text_byte
     }
 }
 
+/* Under the lock: nobody waits for the missing any longer. */
+static void give_up(bl_local_meeting *meeting, bl_comm_kind kind)
+{
+    char missing[256];
+    name_missing(meeting, missing, sizeof missing);
+    bl_error_save(&meeting->overdue, BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
+                                             bl_comm_kind_name(kind), meeting->group->deadline_s));
+}
+
 /* Under the lock. Returns when the meeting has turned, or when it never will: aborted or overdue. */
 static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_comm_kind kind)
 {
-    double deadline_s = meeting->group->deadline_s;
-    struct timespec deadline = time_after(deadline_s);
+    double left_s = meeting->group->deadline_s, slice_s = fmin(left_s / 4, 1.0);
+    bool is_patient = left_s <= 0;
 
     while (count_turns(meeting) == turn && !is_aborted(meeting) && meeting->overdue.status == BL_OK) {
-        if (deadline_s <= 0) {
+        if (is_patient)
             pthread_cond_wait(&meeting->turned, &meeting->lock);
-        } else if (pthread_cond_timedwait(&meeting->turned, &meeting->lock, &deadline) == ETIMEDOUT &&
-                   count_turns(meeting) == turn && !is_aborted(meeting) && meeting->overdue.status == BL_OK) {
-            char missing[256];
-            name_missing(meeting, missing, sizeof missing);
-            bl_error_save(&meeting->overdue, BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
-                                                     bl_comm_kind_name(kind), deadline_s));
-        }
+        else if (left_s <= 0)
+            give_up(meeting, kind);
+        else
+            left_s -= wait_a_while(meeting, fmin(left_s, slice_s) + 1e-4);
     }
 }
 

@@ -351,6 +351,17 @@ done:
     return all_cancelled ? BL_FAIL(BL_ECANCELLED, "all cancelled") : st;
 }
 
+/* Rank 1 comes late, and later still where the process is stopped meanwhile. */
+bl_status comm_case_rank_is_late(test_rank *self)
+{
+    if (self->rank == 1) {
+        usleep(300 * 1000);
+        usleep(200 * 1000);
+    }
+    BL_TRY(bl_comm_barrier(self->comm, self->stream));
+    return bl_stream_synchronize(self->stream);
+}
+
 /* Ranks 1 and 3 do not come. */
 bl_status comm_case_two_ranks_stay_away(test_rank *self)
 {

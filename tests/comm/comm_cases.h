@@ -20,6 +20,7 @@ bl_status comm_case_run_pipeline(test_rank *self);
 bl_status comm_case_one_rank_fails(test_rank *self);
 
 /* Odd ranks come 0.6 s late to a collective; made for a deadline of 0.2 s. */
+bl_status comm_case_rank_is_late(test_rank *self);
 bl_status comm_case_two_ranks_stay_away(test_rank *self);
 
 /* Rank 2, which is rank 1 of the even ones, does not come to their barrier. */

@@ -6,8 +6,10 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/sizes.h"
@@ -77,6 +79,24 @@ static void test_deadline(void **state)
     }
 }
 
+/* The time for which the whole process was stopped is not the missing rank's. */
+static void test_deadline_of_a_stopped_process(void **state)
+{
+    int status = 0;
+
+    (void)state;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(test_ranks_run(3, 1, 1.0, comm_case_rank_is_late, NULL, NULL) == BL_OK ? 0 : 1);
+    usleep(150 * 1000);
+    assert_int_equal(kill(child, SIGSTOP), 0);
+    usleep(2000 * 1000);
+    assert_int_equal(kill(child, SIGCONT), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void test_deadline_names_job_rank(void **state)
 {
     (void)state;
@@ -138,10 +158,15 @@ static void test_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),    cmocka_unit_test(test_negative_zero),
-        cmocka_unit_test(test_split),     cmocka_unit_test(test_pipeline),
-        cmocka_unit_test(test_abort),     cmocka_unit_test(test_deadline),
-        cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_deadline_names_job_rank),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_negative_zero),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_deadline_names_job_rank),
+        cmocka_unit_test(test_deadline_of_a_stopped_process),
         cmocka_unit_test(test_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
