@@ -4,7 +4,7 @@
 #include "base/sizes.h"
 #include "ops/ops_cuda.h"
 
-enum { ALIGNMENT_BYTES = 256, FP8_MULTIPLE = 16 };
+enum { ALIGNMENT_BYTES = 256, FP8_MULTIPLE = 16, BLOCK_TOKENS_MULTIPLE = 4 };
 
 static bool segments_follow_each_other(const bl_weight *w)
 {
@@ -28,7 +28,7 @@ ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args)
     if (args->mode != BL_MATMUL_FP8 || !segments_follow_each_other(w)) return OPS_GEMM_BF16;
     if (w->rows % FP8_MULTIPLE != 0 || w->cols % FP8_MULTIPLE != 0) return OPS_GEMM_BF16;
     if (w->segment[0].format == BL_FORMAT_FP8_ROW) return OPS_GEMM_FP8_ROW;
-    if (w->segment[0].format != BL_FORMAT_FP8_BLOCK) return OPS_GEMM_BF16;
+    if (w->segment[0].format != BL_FORMAT_FP8_BLOCK || args->T % BLOCK_TOKENS_MULTIPLE != 0) return OPS_GEMM_BF16;
     for (int s = 0; s + 1 < w->n_segments; s++)
         if (w->segment[s].rows % BL_FP8_BLOCK != 0) return OPS_GEMM_BF16;
     return OPS_GEMM_FP8_BLOCK;
@@ -64,10 +64,12 @@ ops_matmul_layout ops_matmul_plan_layout(const bl_matmul_weight_args *args, ops_
     return at;
 }
 
-/* Also of the way that is taken when cuBLASLt refuses. */
+/* Also of the way that is taken when cuBLASLt refuses, and of fewer tokens, whose number may suit blocks. */
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
 {
+    bl_matmul_weight_args up = *args;
+    up.T = bl_round_up(args->T, BLOCK_TOKENS_MULTIPLE);
     size_t bf16 = ops_matmul_plan_layout(args, OPS_GEMM_BF16).bytes;
-    size_t wanted = ops_matmul_plan_layout(args, ops_matmul_plan_kind(args)).bytes;
+    size_t wanted = ops_matmul_plan_layout(&up, ops_matmul_plan_kind(&up)).bytes;
     return bf16 > wanted ? bf16 : wanted;
 }

@@ -7,9 +7,10 @@
 #include "ops/gemm_cuda.h"
 #include "ops/matmul.h"
 
-/* The kind that mode and matrix ask for. BF16 unless mode is FP8, all segments have the same FP8 format and
+/* The kind that mode, matrix and tokens ask for. BF16 unless mode is FP8, all segments have the same FP8 format and
  * follow each other in memory, rows and cols are multiples of 16, and, for blocks, each segment but the last
- * ends where a block does: their grids then stack. */
+ * ends where a block does, so that their grids stack, and T is a multiple of 4: cuBLAS 13, "128-element 1D and
+ * 128x128 2D Block Scaling", wants M and N to be, since the tokens' scales lie N to a row. */
 ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args);
 
 /* Whether the matrix is one dense bf16 matrix already. */

@@ -13,6 +13,8 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "fp8/fp8_cuda.h"
@@ -141,6 +143,28 @@ static bool is_fp8(const fake_matrix *matrix)
     return matrix->type == CUDA_R_8F_E4M3;
 }
 
+/* What the manual demands and the heuristic need not look at: cuBLAS 13, "Narrow Precision Data Types Usage" and the requirements of FP8
+ * kernels under cublasLtMatmul. An FP8 product that does not meet it must not even be asked for. */
+static void demand(bool is_met, const char *what)
+{
+    if (is_met) return;
+    fprintf(stderr, "fake cuBLASLt: an FP8 product: %s\n", what);
+    abort();
+}
+
+static void demand_what_the_manual_says(const fake_operation *o, const fake_matrix *A, const fake_matrix *B, const fake_matrix *D)
+{
+    int32_t outer = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, block = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+            vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, a = o->scale_mode_a, b = o->scale_mode_b;
+
+    demand(o->transpose_a == CUBLAS_OP_T && o->transpose_b == CUBLAS_OP_N, "A is transposed and B is not");
+    demand(A->rows % 16 == 0 && A->ld % 16 == 0 && B->ld % 16 == 0, "k and the leading dimensions are multiples of 16 bytes");
+    demand(D->rows % 8 == 0 && D->ld % 8 == 0 && D->type == CUDA_R_16BF, "D is bf16 in columns of 16 bytes");
+    demand((a == outer && b == outer) || (a == block && b == vector), "these modes of scaling go together");
+    demand(a == outer || (D->rows % 4 == 0 && D->cols % 4 == 0), "M and N are multiples of 4 for blocks of 128");
+    demand(o->scale_a && (uintptr_t)o->scale_a % 16 == 0 && o->scale_b && (uintptr_t)o->scale_b % 16 == 0, "scales begin at 16 bytes");
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -148,10 +172,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulHeuristicResult_t results[], int *n_results)
 {
     const fake_operation *o = (const fake_operation *)(const void *)operation;
-    const fake_matrix *A = (const fake_matrix *)(const void *)a;
-    (void)handle, (void)b, (void)c, (void)d, (void)preference, (void)n_wanted;
-    bool served = !is_fp8(A) || (!atomic_load(&refuses_fp8) && o->transpose_a == CUBLAS_OP_T &&
-                                 o->transpose_b == CUBLAS_OP_N && A->rows % 16 == 0 && A->cols % 16 == 0);
+    const fake_matrix *A = (const fake_matrix *)(const void *)a, *B = (const fake_matrix *)(const void *)b,
+                      *D = (const fake_matrix *)(const void *)d;
+    (void)handle, (void)preference, (void)n_wanted;
+    if (c != d) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(A)) demand_what_the_manual_says(o, A, B, D);
+    bool served = !is_fp8(A) || !atomic_load(&refuses_fp8);
     *n_results = served ? 1 : 0;
     if (served) {
         results[0].state = CUBLAS_STATUS_SUCCESS;
@@ -222,7 +248,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               cudaStream_t stream)
 {
     fake_product *p = malloc(sizeof *p);
-    (void)handle, (void)algorithm, (void)workspace, (void)workspace_bytes;
+    (void)handle, (void)algorithm, (void)workspace_bytes;
     *p = (fake_product){*(const fake_operation *)(const void *)operation,
                         *(const fake_matrix *)(const void *)a,
                         *(const fake_matrix *)(const void *)b,
@@ -232,8 +258,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                         A,
                         B,
                         D};
-    if (C != D || c != d) return CUBLAS_STATUS_INVALID_VALUE;
-    if (is_fp8(&p->a)) atomic_fetch_add(&n_fp8_products, 1);
+    if (C != D || c != d || (uintptr_t)workspace % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(&p->a)) {
+        demand((uintptr_t)A % 16 == 0 && (uintptr_t)B % 16 == 0 && (uintptr_t)D % 16 == 0, "matrices begin at 16 bytes");
+        demand_what_the_manual_says(&p->operation, &p->a, &p->b, &p->d);
+        atomic_fetch_add(&n_fp8_products, 1);
+    }
     return cudaLaunchHostFunc(stream, multiply, p) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                                   : CUBLAS_STATUS_EXECUTION_FAILED;
 }
