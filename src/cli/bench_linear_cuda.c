@@ -198,7 +198,7 @@ static bl_status time_step(linear_bench *b, step what, double *seconds)
     BL_TRY(run_step(b, what));
     BL_TRY(bl_stamp_record(b->end, b->stream));
     BL_TRY(bl_stream_synchronize(b->stream));
-    *seconds = bl_stamp_seconds(b->end) - bl_stamp_seconds(b->begin);
+    *seconds = bl_stamp_elapsed_s(b->begin, b->end);
     return BL_OK;
 }
 

@@ -199,3 +199,8 @@ double bl_stamp_seconds(const bl_stamp *stamp)
 {
     return stamp->device->backend->stamp_seconds(stamp);
 }
+
+double bl_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
+{
+    return begin->device->backend->stamp_elapsed_s(begin, end);
+}

@@ -106,4 +106,8 @@ void bl_stamp_destroy(bl_stamp *stamp); /* NULL is fine */
 bl_status bl_stamp_record(bl_stamp *stamp, bl_stream *stream);
 double bl_stamp_seconds(const bl_stamp *stamp);
 
+/* Seconds from one stamp to another of the same device by that device's own clock, 0 while either has not been reached. On CUDA the
+ * difference of two bl_stamp_seconds is good to some ten microseconds only, this to one. */
+double bl_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
+
 #endif

@@ -41,6 +41,7 @@ typedef struct bl_device_backend {
     void (*stamp_destroy)(bl_stamp *stamp);
     bl_status (*stamp_record)(bl_stamp *stamp, bl_stream *stream);
     double (*stamp_seconds)(const bl_stamp *stamp);
+    double (*stamp_elapsed_s)(const bl_stamp *begin, const bl_stamp *end);
 } bl_device_backend;
 
 typedef struct bl_device_block {

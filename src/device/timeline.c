@@ -111,7 +111,7 @@ void bl_timeline_collect(bl_timeline *self)
         bl_lane_totals *lane = &self->totals.lane[span->lane];
         span->begin_s = bl_stamp_seconds(e->begin);
         span->end_s = end_s;
-        *(span->is_stall ? &lane->stall_s : &lane->busy_s) += span->end_s - span->begin_s;
+        *(span->is_stall ? &lane->stall_s : &lane->busy_s) += bl_stamp_elapsed_s(e->begin, e->end);
         lane->n_bytes += span->n_bytes;
         if (self->sink) self->sink(self->sink_user, span);
     }

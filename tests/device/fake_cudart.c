@@ -2,7 +2,8 @@
 /* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU stream,
  * device memory is malloc's. It lets the bookkeeping above it (rings, clocks, errors, pieces of pinned
  * memory) be tested where there is no GPU. What it checks itself: a copy stays within one registration, and
- * nothing is called by a host function. */
+ * nothing is called by a host function, times are asked of events that have them, and no stream waits for
+ * the legacy one. */
 #include "fake_cudart.h"
 
 #include <cuda_runtime_api.h>
@@ -29,7 +30,7 @@ struct CUstream_st {
 struct CUevent_st {
     bl_event *event;
     bl_stamp *stamp;
-    bool is_recorded;
+    bool is_recorded, has_time;
 };
 
 typedef struct host_call {
@@ -199,7 +200,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
 {
     ENTER();
-    (void)flags;
+    if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
     pthread_mutex_lock(&lock);
     bl_status st = cpu ? BL_OK : bl_device_create_cpu(1, &cpu);
     pthread_mutex_unlock(&lock);
@@ -275,10 +276,9 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags)
 {
     ENTER();
-    (void)flags;
-    *out = calloc(1, sizeof **out);
-    return *out && bl_event_create(cpu, &(*out)->event) == BL_OK &&
-                   bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
+    if (!(*out = calloc(1, sizeof **out))) return cudaErrorMemoryAllocation;
+    (*out)->has_time = !(flags & cudaEventDisableTiming);
+    return bl_event_create(cpu, &(*out)->event) == BL_OK && bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
                ? cudaSuccess
                : cudaErrorMemoryAllocation;
 }
@@ -317,7 +317,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
     ENTER();
-    *ms = (float)(1e3 * (bl_stamp_seconds(end->stamp) - bl_stamp_seconds(begin->stamp)));
+    if (!begin->has_time || !end->has_time || !begin->is_recorded || !end->is_recorded)
+        return cudaErrorInvalidResourceHandle;
+    double begin_s = bl_stamp_seconds(begin->stamp), end_s = bl_stamp_seconds(end->stamp);
+    if (begin_s == 0 || end_s == 0) return cudaErrorNotReady;
+    *ms = (float)(1e3 * (end_s - begin_s));
     return cudaSuccess;
 }
 

@@ -265,7 +265,7 @@ static void test_stamps_tell_the_time(void **state)
     int list[1], n = 0;
     assert_ok(bl_stamp_create(f->device, &first));
     assert_ok(bl_stamp_create(f->device, &second));
-    assert_true(bl_stamp_seconds(first) == 0);
+    assert_true(bl_stamp_seconds(first) == 0 && bl_stamp_elapsed_s(first, second) == 0);
     clock_gettime(CLOCK_MONOTONIC, &before);
     assert_ok(bl_stamp_record(first, f->a));
     give_note(f->a, list, &n, 1);
@@ -278,6 +278,7 @@ static void test_stamps_tell_the_time(void **state)
      * milliseconds. */
     assert_true(bl_stamp_seconds(first) > from - 0.01 && bl_stamp_seconds(second) < to + 0.01);
     assert_true(bl_stamp_seconds(first) <= bl_stamp_seconds(second));
+    assert_true(bl_stamp_elapsed_s(first, second) > 0 && bl_stamp_elapsed_s(first, second) <= to - from);
     bl_stamp_destroy(first);
     bl_stamp_destroy(second);
 }

@@ -121,6 +121,7 @@ static const bl_device_backend cpu_backend = {
     .stamp_destroy = bl_cpu_stamp_destroy,
     .stamp_record = bl_cpu_stamp_record,
     .stamp_seconds = bl_cpu_stamp_seconds,
+    .stamp_elapsed_s = bl_cpu_stamp_elapsed_s,
 };
 
 bl_status bl_device_create_cpu(int n_threads, bl_device **out)

@@ -286,3 +286,9 @@ double bl_cpu_stamp_seconds(const bl_stamp *stamp)
 {
     return atomic_load_explicit(&((const cpu_stamp *)stamp)->reached_s, memory_order_relaxed);
 }
+
+double bl_cpu_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
+{
+    double from_s = bl_cpu_stamp_seconds(begin), to_s = bl_cpu_stamp_seconds(end);
+    return from_s > 0 && to_s > 0 ? to_s - from_s : 0;
+}

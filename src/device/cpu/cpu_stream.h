@@ -23,5 +23,6 @@ bl_status bl_cpu_stamp_create(bl_device *device, bl_stamp **out);
 void bl_cpu_stamp_destroy(bl_stamp *stamp);
 bl_status bl_cpu_stamp_record(bl_stamp *stamp, bl_stream *stream);
 double bl_cpu_stamp_seconds(const bl_stamp *stamp);
+double bl_cpu_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
 
 #endif

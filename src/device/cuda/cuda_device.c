@@ -168,8 +168,9 @@ static void cuda_destroy(bl_device *device)
 {
     cuda_device *self = (cuda_device *)device;
 
+    bool is_alive = cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
     if (self->extension) self->destroy_extension(self->extension);
-    if (cuda_enter(device) == BL_OK) {
+    if (is_alive) {
         cuda_time_close(self);
         if (self->own_stream) cudaStreamDestroy(self->own_stream);
     }
@@ -202,6 +203,7 @@ static const bl_device_backend cuda_backend = {
     .stamp_destroy = cuda_stamp_destroy,
     .stamp_record = cuda_stamp_record,
     .stamp_seconds = cuda_stamp_seconds,
+    .stamp_elapsed_s = cuda_stamp_elapsed_s,
 };
 
 /* A runtime runs on drivers of its own major version and newer ones. */

@@ -72,6 +72,7 @@ bl_status cuda_stamp_create(bl_device *device, bl_stamp **out);
 void cuda_stamp_destroy(bl_stamp *stamp);
 bl_status cuda_stamp_record(bl_stamp *stamp, bl_stream *stream);
 double cuda_stamp_seconds(const bl_stamp *stamp);
+double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
 
 bl_status cuda_time_open(cuda_device *device);
 void cuda_time_close(cuda_device *device);

@@ -460,3 +460,14 @@ double cuda_stamp_seconds(const bl_stamp *stamp)
     pthread_mutex_unlock(&device->lock);
     return at_s;
 }
+
+double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
+{
+    const cuda_stamp *from = (const cuda_stamp *)begin, *to = (const cuda_stamp *)end;
+    float ms;
+
+    if (!from->is_recorded || !to->is_recorded || cuda_enter(begin->device) != BL_OK) return 0;
+    if (cudaEventElapsedTime(&ms, from->handle, to->handle) == cudaSuccess) return 1e-3 * (double)ms;
+    (void)cudaGetLastError(); /* "not ready", or a dead device */
+    return 0;
+}
