@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -345,6 +347,12 @@ bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes)
         free_bytes = INT64_MAX;
     *n_bytes = (int64_t)free_bytes;
     return BL_OK;
+}
+
+bool bl_dir_is_in_memory(const char *path)
+{
+    struct statfs info;
+    return statfs(path, &info) == 0 && (info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC);
 }
 
 static int compare_names(const void *a, const void *b)

@@ -69,6 +69,8 @@ bl_status bl_dir_create(const char *path); /* with its parents; an existing fold
 bl_status bl_tree_remove(const char *path);
 /* What an unprivileged writer may still write there. */
 bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+/* Whether its files are kept in memory (tmpfs, ramfs); what cannot be looked at is not. */
+bool bl_dir_is_in_memory(const char *path);
 
 /* The names in a folder except "." and "..", in byte order. Free with bl_names_free. */
 bl_status bl_dir_list(const char *path, char ***names, size_t *n_names);

@@ -6,8 +6,9 @@
 #include <stdint.h>
 
 /* What this process may still take before the system would kill someone: the least of MemAvailable and of
- * what is left to its cgroup and to each of that one's parents (cgroup v2: memory.max less memory.current,
- * where cached files count as free). -1: unknown. */
+ * what is left to its cgroup and to each of that one's parents (cgroup v2: memory.max less memory.current;
+ * v1: memory.limit_in_bytes, or hierarchical_memory_limit where that is less, less memory.usage_in_bytes;
+ * cached files count as free). -1: unknown. */
 int64_t bl_memory_available_bytes(void);
 
 /* The same of a system whose /proc and /sys lie below `root`, for tests; "" is this one. */

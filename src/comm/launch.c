@@ -39,11 +39,12 @@ void bl_launch_read(bl_launch_info *out)
 {
     /* Open MPI's first: under Slurm its daemons are a step themselves, which its ranks inherit. */
     static const struct {
-        const char *launcher, *size, *rank, *n_local;
+        const char *launcher, *size, *rank, *n_local, *local_rank;
     } variables[] = {
-        {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-        {"mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"},
-        {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"},
+        {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+         "OMPI_COMM_WORLD_LOCAL_RANK"},
+        {"mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
+        {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"},
     };
 
     *out = (bl_launch_info){.n_processes = 1, .n_local = 1};
@@ -51,10 +52,13 @@ void bl_launch_read(bl_launch_info *out)
         int size = number_of(variables[i].size, 0), rank = number_of(variables[i].rank, -1);
         if (size < 1 || rank < 0 || rank >= size) continue;
         int n_local = number_of(variables[i].n_local, 1); /* of Slurm's "4(x2)" the 4 */
+        int local_rank = number_of(variables[i].local_rank, 0);
+        if (n_local <= local_rank) n_local = local_rank + 1; /* and of its "2,4" the 2 */
         *out = (bl_launch_info){.launcher = variables[i].launcher,
                                 .rank = rank,
                                 .n_processes = size,
-                                .n_local = n_local < 1 ? 1 : n_local};
+                                .local_rank = local_rank,
+                                .n_local = n_local};
         return;
     }
 }

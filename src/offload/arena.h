@@ -47,10 +47,11 @@ void *bl_arena_memory(const bl_arena *arena); /* the whole block */
 /* NUMA nodes are those that have cores, in hwloc's logical order, from 0 on.
  *
  * The node of rank `index` of `n` ranks of this host: ranks are dealt out to the nodes in order, evenly. -1 when there are more nodes
- * than ranks (a rank then has cores of several), or the host does not say. */
+ * than ranks (a rank then has cores of several), when the calling thread may not run on all of them (taskset, mpirun's binding, an earlier
+ * bind_thread: it stays where it was put), or the host does not say. */
 int bl_arena_node_of(int index, int n);
-/* Keeps the calling thread, and threads it starts from now on, on the cores of the node. Does nothing for -1 and on a host with one node; a
- * refusal by the system is logged. BL_EUSAGE: no such node. */
+/* Keeps the calling thread, and threads it starts from now on, on those of its cores that are the node's. Does nothing for -1, for a node
+ * that has none of its cores, and on a host with one node; a refusal by the system is logged. BL_EUSAGE: no such node. */
 bl_status bl_arena_bind_thread(int node);
 
 #endif

@@ -98,6 +98,20 @@ done:
     return st;
 }
 
+/* Cores that the thread may not run on (taskset, isolated ones) stay out; a node that has no others is not
+ * gone to. */
+static void bind_to_cores_of(hwloc_topology_t topology, hwloc_obj_t object, int node)
+{
+    hwloc_bitmap_t cores = hwloc_bitmap_alloc();
+
+    if (cores && hwloc_get_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) == 0) {
+        hwloc_bitmap_and(cores, cores, object->cpuset);
+        if (!hwloc_bitmap_iszero(cores) && hwloc_set_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) != 0)
+            bl_log_warning("a thread cannot be bound to the cores of NUMA node %d: %s", node, strerror(errno));
+    }
+    hwloc_bitmap_free(cores);
+}
+
 bl_status bl_arena_bind_thread(int node)
 {
     hwloc_topology_t topology;
@@ -106,11 +120,24 @@ bl_status bl_arena_bind_thread(int node)
 
     if (node < 0 || !find_topology(&topology)) return BL_OK;
     BL_TRY_GOTO(st, done, get_node(topology, node, &object));
-    if (count_nodes(topology) > 1 && hwloc_set_cpubind(topology, object->cpuset, HWLOC_CPUBIND_THREAD) != 0)
-        bl_log_warning("a thread cannot be bound to the cores of NUMA node %d: %s", node, strerror(errno));
+    if (count_nodes(topology) > 1) bind_to_cores_of(topology, object, node);
 done:
     hwloc_topology_destroy(topology);
     return st;
+}
+
+/* False: somebody has kept the calling thread off all cores of a node. */
+static bool may_use_all_nodes(hwloc_topology_t topology, int n_nodes)
+{
+    hwloc_bitmap_t cores = hwloc_bitmap_alloc();
+    int unused;
+    bool all = true;
+
+    if (cores && hwloc_get_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) == 0)
+        for (int i = 0; i < n_nodes && all; i++)
+            all = hwloc_bitmap_intersects(cores, find_node(topology, i, &unused)->cpuset);
+    hwloc_bitmap_free(cores);
+    return all;
 }
 
 int bl_arena_node_of(int index, int n)
@@ -119,6 +146,7 @@ int bl_arena_node_of(int index, int n)
 
     if (load_topology(&topology) != BL_OK) return -1;
     int n_nodes = count_nodes(topology);
+    bool is_free = may_use_all_nodes(topology, n_nodes);
     hwloc_topology_destroy(topology);
-    return n < n_nodes ? -1 : (int)((int64_t)index * n_nodes / n);
+    return n < n_nodes || !is_free ? -1 : (int)((int64_t)index * n_nodes / n);
 }

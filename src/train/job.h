@@ -35,6 +35,7 @@ typedef struct bl_job {
     bl_launch *launch; /* NULL: all ranks are this process's */
     bl_comm *world;    /* of the one rank of this process, until that rank has it; NULL without launch */
     int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
+    int first_on_host, n_on_host;    /* the same among the ranks of this host, whose processes share its memory, disks and cores */
     bl_rank *ranks;                  /* [n_here] */
 
     int64_t total_steps, start_step, metrics_keep_bytes;
@@ -124,14 +125,19 @@ bl_status bl_job_write_readme(const bl_job *job, const char *dir);
 /* ledger.c: predicted and measured memory, bytes. */
 typedef struct bl_memory_ledger {
     int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* total: of the whole process */
+    int64_t host; /* of frozen: what lies in the host tier */
     int64_t disk; /* page files, a rank; not in total */
 } bl_memory_ledger;
 bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
-/* job->placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into memory. */
+/* job->save as configured, and job->placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into
+ * memory. BL_EUSAGE: no such offload_dir. */
 bl_status bl_job_choose_placement(bl_job *job);
-/* job->save by activation_checkpointing; auto keeps the most with which the job is predicted to take at most half of the
- * memory that is available, were all its processes on this host. Bits do not depend on it. */
+/* After it: activation_checkpointing auto keeps the most with which this host's processes are predicted to take at
+ * most half of the memory that is available. Bits do not depend on it. */
 bl_status bl_job_choose_saving(bl_job *job);
-bl_status bl_job_check_memory(const bl_memory_ledger *ledger); /* BL_ENOMEM when this machine has less */
+/* Says what this process will take, and what will lie where. */
+void bl_job_print_memory(const bl_job *job, const bl_memory_ledger *ledger);
+/* BL_ENOMEM when this machine has less: the numbers, and the keys that would help. */
+bl_status bl_job_check_memory(const bl_job *job, const bl_memory_ledger *ledger);
 
 #endif

@@ -16,16 +16,21 @@ static int64_t visit_group(const bl_train_config *c)
     return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), c->gradient_accumulation_steps);
 }
 
+static int index_on_host(const bl_rank *r)
+{
+    return r->job->first_on_host + r->index - r->job->first_here;
+}
+
 static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
     bl_llama_base_options options = {.shards = r->shards, .copy = r->copy, .gather = r->gather,
-                                     .ring_depth = (int)c->ring_depth, .queue_depth = bl_llama_pager_queue_depth(r->job->n_here),
+                                     .ring_depth = (int)c->ring_depth, .queue_depth = bl_llama_pager_queue_depth(r->job->n_on_host),
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline, .hooks = c->hooks};
     bl_llama_placement placement = r->job->placement;
 
-    placement.index = r->index - r->job->first_here;
+    placement.index = index_on_host(r);
     BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->communication, &placement, &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
@@ -86,7 +91,7 @@ bl_status bl_rank_setup(bl_rank *r)
     const bl_train_config *c = job->config;
     bl_pass_options options = bl_job_pass_options(job);
 
-    BL_TRY(bl_llama_bind_rank(r->index - job->first_here, job->n_here)); /* before the device starts its threads */
+    BL_TRY(bl_llama_bind_rank(index_on_host(r), job->n_on_host)); /* before the device starts its threads */
     BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));

@@ -106,14 +106,18 @@ static bl_status place_ranks(bl_job *job)
 {
     const bl_train_config *c = job->config;
     int n_processes = bl_launch_size(job->launch);
+    bl_launch_info info;
 
-    job->n_ranks = job->n_here = (int)c->ranks;
+    job->n_ranks = job->n_here = job->n_on_host = (int)c->ranks;
     if (!job->launch) return BL_OK;
     if (c->ranks != n_processes)
         return BL_FAIL(BL_EUSAGE, "ranks: %lld, but %d processes were started, and each is a rank: leave the key out",
                        (long long)c->ranks, n_processes);
     job->n_here = 1;
     job->first_here = bl_launch_rank(job->launch);
+    bl_launch_read(&info);
+    job->first_on_host = info.local_rank;
+    job->n_on_host = info.n_local;
     return bl_launch_create_comm(job->launch, c->step_deadline_s, &job->world);
 }
 
@@ -311,20 +315,14 @@ static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
 
 /* ---- the two jobs ---- */
 
-static void print_plan(const bl_job *job, const bl_memory_ledger *m)
+static void print_model(const bl_job *job)
 {
     const bl_train_config *c = job->config;
-    double mb = 1.0 / (1 << 20);
 
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x %lld threads, shards of %lld",
                 (double)bl_llama_config_n_params(&job->host->config) * 1e-6, (long long)job->host->config.n_layers,
                 (long long)job->lora.options.r, (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6, job->n_ranks,
                 (long long)c->threads, (long long)c->shard_size);
-    bl_log_info("memory predicted: %.1f MiB (a rank: frozen base %.1f, ring %.1f, LoRA and AdamW %.1f, activations %.1f)",
-                (double)m->total * mb, (double)m->frozen * mb, (double)m->ring * mb, (double)m->adapter * mb,
-                (double)m->activations * mb);
-    if (m->disk > 0)
-        bl_log_info("on disk: %.1f MiB a rank of the frozen base, in %s", (double)m->disk * mb, c->offload_dir);
 }
 
 static bl_status prepare_output(bl_job *job)
@@ -378,8 +376,9 @@ static bl_status train_locked(bl_job *job)
     BL_TRY(bl_job_choose_placement(job));
     BL_TRY(bl_job_choose_saving(job));
     BL_TRY(bl_job_predict_memory(job, &memory));
-    print_plan(job, &memory);
-    BL_TRY(bl_job_check_memory(&memory));
+    print_model(job);
+    bl_job_print_memory(job, &memory);
+    BL_TRY(bl_job_check_memory(job, &memory));
     bl_status st = run_ranks(job, &peak_bytes);
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB", (double)peak_bytes / (1 << 20),
                 (double)memory.total / (1 << 20));
@@ -413,6 +412,16 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
+static bl_status plan_evaluation(bl_job *job)
+{
+    bl_memory_ledger memory;
+
+    BL_TRY(bl_job_choose_placement(job));
+    BL_TRY(bl_job_predict_memory(job, &memory));
+    bl_job_print_memory(job, &memory);
+    return bl_job_check_memory(job, &memory);
+}
+
 bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_result *out)
 {
     bl_job job = {.config = config, .launch = launch, .evaluate_only = true};
@@ -421,7 +430,7 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     bl_status st = place_ranks(&job);
     if (st == BL_OK) st = open_job(&job);
     if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
-    if (st == BL_OK) st = bl_job_choose_placement(&job);
+    if (st == BL_OK) st = plan_evaluation(&job);
     if (st == BL_OK) st = run_ranks(&job, &peak_bytes);
     *out = job.final_result;
     bl_error error;

@@ -106,6 +106,38 @@ static void test_nested(void **state)
     assert_int_equal(bl_memory_available_bytes_of(root), 30000);
 }
 
+/* Version 1: a tree of memory's own, where no limit is a large number. */
+static void test_version_1(void **state)
+{
+    (void)state;
+    clear();
+    put("proc/meminfo", MEMINFO);
+    put("proc/self/cgroup", "9:name=systemd:/\n8:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job/step\n0::/\n");
+    put("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "9223372036854771712\n");
+    put("sys/fs/cgroup/memory/job/step/memory.usage_in_bytes", "400000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
+    put("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "700000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 300000);
+    /* Cached files make room for memory; those of children count as well. */
+    put("sys/fs/cgroup/memory/job/step/memory.stat", "cache 1\ninactive_file 7\nactive_file 7\nhierarchical_memory_limit "
+                                                     "9223372036854771712\ntotal_inactive_file 20000\ntotal_active_file 5000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 325000);
+    put("sys/fs/cgroup/memory/job/step/memory.stat", "hierarchical_memory_limit 600000\n"); /* of a parent out of sight */
+    assert_int_equal(bl_memory_available_bytes_of(root), 200000);
+    put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "500000\n");
+    put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "450000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 50000);
+    put("proc/self/cgroup", "8:cpuset:/job\n5:memory_other:/job\n"); /* of other controllers: the root's counts */
+    assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 30000);
+    /* A container without a name space of its own is told the host's path, which it does not see. */
+    put("proc/self/cgroup", "4:memory:/docker/0123\n");
+    assert_int_equal(bl_memory_available_bytes_of(root), 30000);
+    put("sys/fs/cgroup/memory.max", "20000\n"); /* both versions at once: the least counts */
+    assert_int_equal(bl_memory_available_bytes_of(root), 20000);
+}
+
 /* This system: what is taken shows, to within a quarter, for other processes come and go. */
 static void test_this_process(void **state)
 {
@@ -131,6 +163,7 @@ int main(void)
         cmocka_unit_test(test_meminfo),
         cmocka_unit_test(test_container),
         cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_version_1),
         cmocka_unit_test(test_this_process),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -263,6 +263,9 @@ static void test_folders(void **state)
     assert_int_equal(bl_dir_free_bytes(folder, &free_bytes), BL_OK);
     assert_true(free_bytes > 0);
     assert_int_equal(bl_dir_free_bytes(in_folder("absent"), &free_bytes), BL_EINPUT);
+    assert_false(bl_dir_is_in_memory(in_folder("absent")));
+    assert_false(bl_dir_is_in_memory("/proc"));
+    assert_true(bl_dir_is_in_memory("/dev/shm"));
 }
 
 /* The holder is another process; after its SIGKILL the lock is free though its file is still there. */

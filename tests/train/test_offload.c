@@ -377,6 +377,45 @@ static void test_auto_ratio(void **state)
     }
 }
 
+static bool auto_keeps_all_in_memory(const char *checkpointing, int64_t available_bytes)
+{
+    char **names;
+    size_t n_names;
+    golden_args args = {0};
+
+    offload_args(&args, runs_path("auto"), 1);
+    runs_set(&args, "max_steps", "1");
+    runs_set(&args, "activation_checkpointing", "%s", checkpointing);
+    runs_set(&args, "offload_tier", "disk");
+    runs_set(&args, "offload_dir", "%s", runs_path("auto-pages"));
+    assert_int_equal(bl_tree_remove(runs_path("auto-pages")), BL_OK);
+    assert_int_equal(bl_dir_create(runs_path("auto-pages")), BL_OK);
+    first_available_bytes = available_bytes;
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_int_equal(bl_dir_list(runs_path("auto-pages"), &names, &n_names), BL_OK);
+    bl_names_free(names, n_names);
+    golden_args_free(&args);
+    return n_names == 0;
+}
+
+/* The memory that auto wants before it leaves the base in memory, to within 16 KiB. */
+static int64_t memory_auto_wants(const char *checkpointing)
+{
+    int64_t too_little = 1 << 20, enough = 1 << 26;
+    while (enough - too_little > 16 << 10) {
+        int64_t half = (too_little + enough) / 2;
+        *(auto_keeps_all_in_memory(checkpointing, half) ? &enough : &too_little) = half;
+    }
+    return enough;
+}
+
+/* What layers are told to keep counts when auto decides about the base. */
+static void test_auto_ratio_counts_what_is_kept(void **state)
+{
+    (void)state;
+    assert_true(memory_auto_wants("none") > memory_auto_wants("full") + (64 << 10));
+}
+
 static void test_wrong_keys(void **state)
 {
     golden_args args = {0};
@@ -386,11 +425,16 @@ static void test_wrong_keys(void **state)
     runs_set(&args, "offload_tier", "disk");
     assert_int_equal(golden_train(&args), BL_EUSAGE);
     assert_error_has("offload_dir");
-    runs_set(&args, "offload_ratio", "1");
-    runs_set(&args, "offload_dir", "%s", runs_path("no/such/folder"));
-    bl_status st = golden_train(&args);
-    assert_true(st == BL_EIO || st == BL_EUSAGE || st == BL_EINPUT);
-    assert_error_has("no/such/folder");
+    for (int ratio = 0; ratio <= 1; ratio++) {
+        runs_set(&args, "offload_ratio", "%d", ratio);
+        runs_set(&args, "offload_dir", "%s", runs_path("no/such/folder"));
+        assert_int_equal(golden_train(&args), BL_EUSAGE);
+        assert_error_has("offload_dir: ");
+        assert_error_has("no/such/folder: No such file or directory");
+    }
+    runs_set(&args, "offload_dir", "%s", GOLDEN_DIR "/models/tiny-gqa/config.json");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_error_has("config.json: is no folder");
     runs_set(&args, "offload_tier", "host");
     assert_int_equal(golden_train(&args), BL_EUSAGE);
     assert_error_has("offload_dir");
@@ -435,7 +479,7 @@ int main(void)
         cmocka_unit_test(test_offloaded_activations_change_no_bit), cmocka_unit_test(test_bytes_are_counted),
         cmocka_unit_test(test_read_error_names_its_page), cmocka_unit_test(test_damaged_page_is_found),
         cmocka_unit_test(test_one_rank_finds_damage), cmocka_unit_test(test_auto_ratio),
-        cmocka_unit_test(test_wrong_keys), cmocka_unit_test(test_trace_can_be_read),
+        cmocka_unit_test(test_auto_ratio_counts_what_is_kept), cmocka_unit_test(test_wrong_keys), cmocka_unit_test(test_trace_can_be_read),
     };
     return cmocka_run_group_tests_name("offload", tests, runs_set_up, runs_tear_down);
 }
