@@ -526,8 +526,7 @@ static int bind_to_one_node(bl_device *device)
     return 0;
 }
 
-/* Two cores called two nodes, and hwloc told to believe it. Of the memory's nodes only the first need exist.
- */
+/* Two cores called two nodes, and hwloc told to believe it. Only the first of the memory's need exist. */
 static int bind_for_real(bl_device *device)
 {
     bl_arena *arena;
