@@ -167,6 +167,25 @@ static void request_event(uring_state *state)
     io_uring_sqe_set_data(sqe, NULL);
 }
 
+/* A first read, of the eventfd: a kernel before 5.6 cannot, and a filter of system calls may let a ring be made
+ * that nothing can be asked of. */
+static bl_status try_ring(uring_state *state)
+{
+    struct io_uring_cqe *cqe;
+
+    request_event(state);
+    int rc = io_uring_submit(&state->ring);
+    if (rc >= 0)
+        while ((rc = io_uring_wait_cqe(&state->ring, &cqe)) == -EINTR) continue;
+    if (rc >= 0) {
+        rc = ring_result(cqe);
+        io_uring_cqe_seen(&state->ring, cqe);
+    }
+    if (rc >= 0) return BL_OK;
+    errno = -rc;
+    return bl_fail_errno(BL_ELIMIT, "io_uring_enter");
+}
+
 static void take_completions(bl_reader *reader, uring_state *state)
 {
     struct io_uring_cqe *cqe;
@@ -215,6 +234,7 @@ static void *thread_main(void *argument)
     uring_state *state = reader->engine_state;
 
     bl_status st = create_ring(reader, &state->ring);
+    if (st == BL_OK && (st = try_ring(state)) != BL_OK) io_uring_queue_exit(&state->ring);
     if (st == BL_OK) {
         register_buffers(reader, state);
         register_files(reader, state);
@@ -272,7 +292,7 @@ static bl_status start(bl_reader *reader)
     reader->engine_state = state;
     pthread_cond_init(&state->started, NULL);
     state->batch = calloc((size_t)reader->options.queue_depth + 1, sizeof(bl_io_piece *));
-    state->event_fd = eventfd(0, EFD_CLOEXEC);
+    state->event_fd = eventfd(1, EFD_CLOEXEC); /* for try_ring to find */
     if (!state->batch || state->event_fd < 0) {
         st = bl_fail_errno(BL_ELIMIT, "eventfd");
         goto failed;

@@ -484,11 +484,11 @@ static int read_as_child(bl_io_engine engine, const char *expected_engine)
     return rc;
 }
 
-static bool refuse_io_uring(int error)
+static bool refuse(int system_call, int error)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)system_call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ((unsigned)error & SECCOMP_RET_DATA)),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -536,7 +536,14 @@ static int run_child(int (*fn)(int), int arg, char text[4096])
 
 static int child_refused(int error)
 {
-    return refuse_io_uring(error) ? read_as_child(BL_IO_AUTO, "pread") : CHILD_CANNOT;
+    return refuse(SYS_io_uring_setup, error) ? read_as_child(BL_IO_AUTO, "pread") : CHILD_CANNOT;
+}
+
+/* A ring can be made, and not be used. */
+static int child_refused_later(int error)
+{
+    alarm(10);
+    return refuse(SYS_io_uring_enter, error) ? read_as_child(BL_IO_AUTO, "pread") : CHILD_CANNOT;
 }
 
 static void test_uring_refused(void **state)
@@ -546,13 +553,15 @@ static void test_uring_refused(void **state)
     char text[4096];
 
     if (!uring_is_here()) skip();
-    for (size_t i = 0; i < BL_COUNT(errors); i++) {
-        int rc = run_child(child_refused, errors[i], text);
+    for (size_t i = 0; i < 2 * BL_COUNT(errors); i++) {
+        bool later = i >= BL_COUNT(errors);
+        int error = errors[i % BL_COUNT(errors)];
+        int rc = run_child(later ? child_refused_later : child_refused, error, text);
         if (rc == CHILD_CANNOT) skip();
         assert_int_equal(rc, CHILD_OK);
-        assert_non_null(
-            strstr(text, "warning: io_uring is not used, files are read with pread: io_uring_setup"));
-        assert_non_null(strstr(text, strerror(errors[i])));
+        assert_non_null(strstr(text, "warning: io_uring is not used, files are read with pread: io_uring_"));
+        assert_non_null(strstr(text, later ? "io_uring_enter: " : "io_uring_setup: "));
+        assert_non_null(strstr(text, strerror(error)));
         assert_null(strstr(strchr(text, '\n') + 1, "\n")); /* one line */
     }
 }
