@@ -11,6 +11,7 @@
 #include "base/sizes.h"
 #include "llama/weights_internal.h"
 #include "offload/arena.h"
+#include "offload/page_folder.h"
 
 enum { STAGING_BYTES = 32 << 20 };
 
@@ -190,6 +191,17 @@ static bl_status choose_key(const bl_llama_weights *w, uint64_t *key)
     return BL_OK;
 }
 
+/* Page files are kept for other runs, and how many there are is easily forgotten. */
+static void report_others(const char *dir, uint64_t key)
+{
+    int64_t n_files, n_bytes;
+
+    if (bl_page_folder_others(dir, key, &n_files, &n_bytes) != BL_OK || n_files == 0) return;
+    bl_log_info("%s: %lld page files of other models, formats or numbers of ranks lie there, %.1f MiB; what does not begin with "
+                "base-%016llx may be deleted",
+                dir, (long long)n_files, (double)n_bytes / (1 << 20), (unsigned long long)key);
+}
+
 static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_placement *placement)
 {
     const bl_base_layout *layout = &w->layout;
@@ -215,6 +227,7 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
     if (has_disk) specs[n_pages] = (bl_page_spec){"scales", (size_t)w->n_scales * sizeof(float), BL_TIER_DISK};
     if (st == BL_OK && has_disk) st = choose_key(w, &options.key);
     if (st == BL_OK) st = bl_pages_create(&options, n_pages + (has_disk ? 1 : 0), specs, &w->pages);
+    if (st == BL_OK && has_disk && placement->index == 0) report_others(placement->dir, options.key);
     free(tiers);
     free(names);
     free(specs);

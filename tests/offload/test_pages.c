@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "offload/page_folder.h"
 
 static void test_tiers(void **state)
 {
@@ -146,6 +147,36 @@ static void test_used_again(void **state)
     free(expected);
 }
 
+/* Of other keys, finished or not; whatever else lies there is not counted. */
+static void test_files_of_other_keys(void **state)
+{
+    const char *dir = pages_new_dir();
+    const char *const not_pages[] = {"d/base-0000000000001235-0-of-4.json", "d/base-0000000000001235.pages",
+                                     "d/base-0000000000001235-0-of-4.pages.old",
+                                     "d/other-0000000000001235-0-of-4.pages"};
+    int64_t n_files, n_bytes;
+    struct stat info;
+
+    (void)state;
+    pages_assert_made(dir, false);
+    assert_int_equal(bl_page_folder_others(dir, PAGES_KEY, &n_files, &n_bytes), BL_OK);
+    assert_int_equal(n_files, 0);
+    assert_int_equal(n_bytes, 0);
+    for (size_t i = 0; i < sizeof not_pages / sizeof not_pages[0]; i++)
+        assert_int_equal(bl_file_write_atomic(pages_path_of(not_pages[i]), "x", 1), BL_OK);
+    bl_pages_destroy(pages_made_with(dir, PAGES_KEY + 1, false));
+    assert_int_equal(
+        bl_file_write_atomic(pages_path_of("d/base-0000000000001235-0-of-4.pages.tmp-1-0"), "x", 1), BL_OK);
+    assert_int_equal(bl_page_folder_others(dir, PAGES_KEY, &n_files, &n_bytes), BL_OK);
+    assert_int_equal(n_files, 2);
+    assert_int_equal(stat(pages_in_dir(".pages"), &info), 0); /* as large as its neighbour */
+    assert_in_range(n_bytes, info.st_size, info.st_size + 65536);
+    assert_int_equal(bl_page_folder_others(dir, PAGES_KEY + 1, &n_files, &n_bytes), BL_OK);
+    assert_int_equal(n_files, 1);
+    assert_int_equal(bl_page_folder_others(pages_path_of("absent"), PAGES_KEY, &n_files, &n_bytes),
+                     BL_EINPUT);
+}
+
 /* The list of one file beside the pages of another of the same size. */
 static void test_list_of_another_file(void **state)
 {
@@ -272,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_writing_in_place),
         cmocka_unit_test(test_order_of_writes),
         cmocka_unit_test(test_used_again),
+        cmocka_unit_test(test_files_of_other_keys),
         cmocka_unit_test(test_list_of_another_file),
         cmocka_unit_test(test_two_writers),
         cmocka_unit_test(test_damaged_lists),
