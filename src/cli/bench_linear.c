@@ -260,7 +260,8 @@ const bl_bench bl_bench_linear = {
         "an fp32\n"
         "GEMM of the frozen matrix's shape, alternating in one run; the best of --runs. Backward is dx, dA and "
         "dB; its GEMM is\n"
-        "dx's alone. On a GPU the GEMM is cuBLASLt's in bf16, FP8 formats are measured decoded and as FP8, and the "
-        "parts' times are given.\n",
+        "dx's alone. On a GPU FP8 formats are measured decoded and as FP8, beside the fastest bf16 and FP8 GEMMs that "
+        "cuBLASLt\n"
+        "offers; docs/gpu.md explains the fields.\n",
     .run = run,
 };

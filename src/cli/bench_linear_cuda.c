@@ -1,22 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The linear layer of one matrix on a GPU. In each run, one after the other and each between two stamps of
- * the stream: the plain bf16 GEMM of the same shape, the layer, the frozen product alone, and what that is
- * made of besides its GEMM (decoding W, quantising the input, turning W over). What the layer takes beyond
- * the frozen product is the adapter's. */
+ * the stream: the plain GEMM of the same shape in bf16 and, beside an FP8 layer, in FP8; the layer, the
+ * frozen product alone, and what that is made of besides its GEMM (decoding W, quantising the input, turning
+ * W over). What the layer takes beyond the frozen product is the adapter's.
+ *
+ * The plain GEMMs are the yardstick: each is the fastest of the algorithms that cuBLASLt offers, found in the
+ * first run. The layer is measured as it is (the first algorithm offered) and with the fastest as well. */
 #include "cli/bench_linear_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <xxhash.h>
 
 #include "base/sizes.h"
 #include "cli/bench.h"
 #include "fp8/fp8_cuda.h"
+#include "ops/gemm_cuda.h"
 
 enum { PATTERN_BYTES = 1 << 22, N_BUFFERS = 24 };
 
 typedef enum step {
-    STEP_GEMM,
+    STEP_GEMM,       /* bf16 */
+    STEP_GEMM_FIRST, /* the algorithm that the layer would take */
+    STEP_FP8_GEMM_FULL,
+    STEP_FP8_GEMM_FAST, /* with sums of fewer bits */
     STEP_LAYER,
+    STEP_LAYER_TIMED, /* with the fastest algorithms */
     STEP_FROZEN,
     STEP_DECODE,
     STEP_QUANTISE,
@@ -34,11 +43,14 @@ typedef struct linear_bench {
     int64_t T, N, K;
     void *pattern; /* host: random bf16 values, then random codes */
     void *x, *dy, *out, *dense, *turned, *input_codes;
-    float *input_scales;
+    float *input_scales, *one_scale;
     uint8_t *codes;
     bl_lora_linear linear;
     bool forward;
-    double *seconds[N_STEPS]; /* of each run */
+    double *seconds[N_STEPS];      /* of each run */
+    bool is_fp8_gemm_served[2];    /* with full and with fast sums */
+    XXH64_hash_t bits, timed_bits; /* of what the layer wrote */
+    double bf16_s[2];              /* the layer in bf16: forward, backward */
 } linear_bench;
 
 static bl_status take(linear_bench *b, size_t bytes, void **out)
@@ -102,7 +114,10 @@ static bl_status make_memory(linear_bench *b)
     BL_TRY(take(b, (size_t)b->T * larger * 2, &b->out));
     BL_TRY(take_filled(b, (size_t)(b->N * b->K) * 2, b->pattern, &b->dense));
     BL_TRY(take(b, (size_t)(b->N * b->K), &b->turned));
-    BL_TRY(take(b, (size_t)b->T * larger, &b->input_codes));
+    BL_TRY(
+        take_filled(b, (size_t)b->T * larger, (const uint8_t *)b->pattern + PATTERN_BYTES, &b->input_codes));
+    BL_TRY(take(b, sizeof *b->one_scale, (void **)&b->one_scale));
+    BL_TRY(fp8_cuda_fill(b->stream, b->one_scale, 1, 0x1p-10f));
     BL_TRY(take(b, (size_t)b->T * larger * sizeof(float) / BL_FP8_BLOCK + (size_t)b->T * sizeof(float),
                 (void **)&b->input_scales));
     for (int p = 0; p < b->linear.n_parts; p++) {
@@ -143,6 +158,33 @@ static bl_status plain_gemm(linear_bench *b)
                                                   .scratch_bytes = BL_MATMUL_SCRATCH_BYTES});
 }
 
+/* FP8 as fast as the GPU has it: a scale a matrix, codes along the sum on both sides. */
+static bl_status plain_fp8_gemm(linear_bench *b, bool fast_sums)
+{
+    int64_t inner = b->forward ? b->K : b->N, outer = b->forward ? b->N : b->K;
+    bool *is_served = &b->is_fp8_gemm_served[fast_sums];
+    ops_gemm gemm = {.kind = OPS_GEMM_FP8_TENSOR,
+                     .transpose_a = true,
+                     .fast_sums = fast_sums,
+                     .d_type = BL_ACT_BF16,
+                     .alpha = 1,
+                     .m = outer,
+                     .n = b->T,
+                     .k = inner,
+                     .lda = inner,
+                     .ldb = inner,
+                     .ldd = outer,
+                     .a = b->codes,
+                     .b = b->input_codes,
+                     .a_scale = b->one_scale,
+                     .b_scale = b->one_scale,
+                     .d = b->out,
+                     .workspace = b->linear.workspace,
+                     .workspace_bytes = BL_MATMUL_SCRATCH_BYTES};
+    BL_TRY(ops_cuda_gemm_is_served(b->stream, &gemm, is_served));
+    return *is_served ? ops_cuda_gemm(b->stream, &gemm) : BL_OK;
+}
+
 static bl_status frozen_product(linear_bench *b)
 {
     return bl_matmul_weight(b->stream, &(bl_matmul_weight_args){.forward = b->forward,
@@ -175,8 +217,13 @@ static bl_status run_step(linear_bench *b, step what)
 
     switch (what) {
     case STEP_GEMM:
+    case STEP_GEMM_FIRST:
         return plain_gemm(b);
+    case STEP_FP8_GEMM_FULL:
+    case STEP_FP8_GEMM_FAST:
+        return is_fp8 ? plain_fp8_gemm(b, what == STEP_FP8_GEMM_FAST) : BL_OK;
     case STEP_LAYER:
+    case STEP_LAYER_TIMED:
         return b->forward ? bl_lora_linear_forward(b->stream, &b->linear, b->T, b->x, b->out)
                           : bl_lora_linear_backward(b->stream, &b->linear, b->T, b->x, b->dy, b->out);
     case STEP_FROZEN:
@@ -194,6 +241,9 @@ static bl_status run_step(linear_bench *b, step what)
 
 static bl_status time_step(linear_bench *b, step what, double *seconds)
 {
+    BL_TRY(ops_cuda_gemm_choose_by_time(b->stream, what == STEP_GEMM || what == STEP_FP8_GEMM_FULL ||
+                                                       what == STEP_FP8_GEMM_FAST ||
+                                                       what == STEP_LAYER_TIMED));
     BL_TRY(bl_stamp_record(b->begin, b->stream));
     BL_TRY(run_step(b, what));
     BL_TRY(bl_stamp_record(b->end, b->stream));
@@ -202,30 +252,88 @@ static bl_status time_step(linear_bench *b, step what, double *seconds)
     return BL_OK;
 }
 
+static bl_status hash(linear_bench *b, XXH3_state_t *state, const void *memory, size_t bytes)
+{
+    for (size_t done = 0, n; done < bytes; done += n) {
+        n = bl_min_i64((int64_t)(bytes - done), 2 * PATTERN_BYTES);
+        BL_TRY(bl_stream_copy(b->stream, b->pattern, (const char *)memory + done, n));
+        BL_TRY(bl_stream_synchronize(b->stream));
+        XXH3_64bits_update(state, b->pattern, n);
+    }
+    return BL_OK;
+}
+
+/* Of y, or of dx and all dA and dB. */
+static bl_status hash_results(linear_bench *b, XXH64_hash_t *out)
+{
+    XXH3_state_t *state = XXH3_createState();
+    bl_status st;
+
+    if (!state) return BL_FAIL(BL_ENOMEM, "bench linear: a hash");
+    XXH3_64bits_reset(state);
+    BL_TRY_GOTO(st, done, hash(b, state, b->out, (size_t)(b->T * (b->forward ? b->N : b->K)) * 2));
+    for (int p = 0; p < b->linear.n_parts && !b->forward; p++) {
+        const bl_lora_part *part = &b->linear.part[p];
+        BL_TRY_GOTO(st, done, hash(b, state, part->dA, (size_t)(part->r * b->K) * sizeof(float)));
+        BL_TRY_GOTO(st, done, hash(b, state, part->dB, (size_t)(part->rows * part->r) * sizeof(float)));
+    }
+    *out = XXH3_64bits_digest(state);
+done:
+    XXH3_freeState(state);
+    return st;
+}
+
+static void print_fp8(const linear_bench *b, const double *best, double flops)
+{
+    bool has_fast = b->is_fp8_gemm_served[true], has_full = b->is_fp8_gemm_served[false];
+    double full_s = has_full ? best[STEP_FP8_GEMM_FULL] : 0, fast_s = has_fast ? best[STEP_FP8_GEMM_FAST] : 0;
+    bool is_fast = has_fast && (!has_full || fast_s < full_s);
+    double gemm_s = is_fast ? fast_s : full_s;
+
+    printf(
+        "\"fp8_gemm_seconds\":%.7f,\"fp8_gemm_tflops\":%.1f,\"fp8_gemm_sums\":\"%s\","
+        "\"fp8_gemm_full_sums_seconds\":%.7f,\"percent_of_fp8_gemm\":%.1f,\"timed_percent_of_fp8_gemm\":%.1f,"
+        "\"times_bf16\":%.2f,",
+        gemm_s, gemm_s > 0 ? flops / gemm_s * 1e-12 : 0,
+        is_fast    ? "fast"
+        : has_full ? "full"
+                   : "none",
+        full_s, 100.0 * gemm_s / best[STEP_LAYER], 100.0 * gemm_s / best[STEP_LAYER_TIMED],
+        b->bf16_s[!b->forward] / best[STEP_LAYER]);
+}
+
 static void print_line(linear_bench *b)
 {
     double flops = 2.0 * (double)b->T * (double)b->N * (double)b->K;
     double best[N_STEPS], median[N_STEPS];
+    bool is_fp8 = b->linear.mode == BL_MATMUL_FP8;
 
     for (int s = 0; s < N_STEPS; s++) {
         bl_bench_times times = bl_bench_summarise(b->seconds[s], b->shape->runs);
         best[s] = times.best_s;
         median[s] = times.median_s;
     }
+    if (!is_fp8) b->bf16_s[!b->forward] = best[STEP_LAYER];
     printf(
         "{\"bench\":\"linear\",\"device\":\"cuda\",\"model\":\"%s\",\"matrix\":\"%s\",\"rows\":%lld,\"cols\":"
         "%lld,"
         "\"tokens\":%lld,\"format\":\"%s\",\"mode\":\"%s\",\"lora_r\":%lld,\"pass\":\"%s\","
-        "\"seconds\":%.6f,\"median_seconds\":%.6f,\"tflops\":%.1f,\"gemm_seconds\":%.6f,\"gemm_tflops\":%.1f,"
-        "\"percent_of_gemm\":%.1f,\"frozen_seconds\":%.6f,\"adapter_seconds\":%.6f,\"decode_seconds\":%.6f,"
-        "\"quantise_seconds\":%.6f,\"transpose_seconds\":%.6f}\n",
+        "\"seconds\":%.7f,\"median_seconds\":%.7f,\"tflops\":%.1f,\"gemm_seconds\":%.7f,\"gemm_tflops\":%.1f,"
+        "\"percent_of_gemm\":%.1f,\"gemm_first_seconds\":%.7f,\"timed_seconds\":%.7f,\"timed_percent_of_"
+        "gemm\":%.1f,",
         b->shape->model, b->shape->matrix, (long long)b->N, (long long)b->K, (long long)b->T,
-        bl_format_name(b->shape->format), b->linear.mode == BL_MATMUL_FP8 ? "fp8" : "bf16",
-        (long long)b->linear.part[0].r, b->forward ? "forward" : "backward", best[STEP_LAYER],
-        median[STEP_LAYER], flops / best[STEP_LAYER] * 1e-12, best[STEP_GEMM],
-        flops / best[STEP_GEMM] * 1e-12, 100.0 * best[STEP_GEMM] / best[STEP_LAYER], best[STEP_FROZEN],
-        median[STEP_LAYER] - median[STEP_FROZEN], best[STEP_DECODE], best[STEP_QUANTISE],
-        best[STEP_TRANSPOSE]);
+        bl_format_name(b->shape->format), is_fp8 ? "fp8" : "bf16", (long long)b->linear.part[0].r,
+        b->forward ? "forward" : "backward", best[STEP_LAYER], median[STEP_LAYER],
+        flops / best[STEP_LAYER] * 1e-12, best[STEP_GEMM], flops / best[STEP_GEMM] * 1e-12,
+        100.0 * best[STEP_GEMM] / best[STEP_LAYER], best[STEP_GEMM_FIRST], best[STEP_LAYER_TIMED],
+        100.0 * best[STEP_GEMM] / best[STEP_LAYER_TIMED]);
+    if (is_fp8) print_fp8(b, best, flops);
+    printf("\"frozen_seconds\":%.7f,\"adapter_seconds\":%.7f,\"decode_seconds\":%.7f,"
+           "\"quantise_seconds\":%.7f,\"transpose_seconds\":%.7f,\"bits\":\"%016llx\",\"timed_bits\":\"%"
+           "016llx\"}\n",
+           best[STEP_FROZEN], median[STEP_LAYER] - median[STEP_FROZEN], best[STEP_DECODE],
+           best[STEP_QUANTISE], best[STEP_TRANSPOSE], (unsigned long long)b->bits,
+           (unsigned long long)b->timed_bits);
     fflush(stdout);
 }
 
@@ -236,6 +344,8 @@ static bl_status measure(linear_bench *b)
             double seconds;
             BL_TRY(time_step(b, (step)s, &seconds));
             if (run >= 0) b->seconds[s][run] = seconds;
+            if (run == -1 && s == STEP_LAYER) BL_TRY(hash_results(b, &b->bits));
+            if (run == -1 && s == STEP_LAYER_TIMED) BL_TRY(hash_results(b, &b->timed_bits));
         }
     print_line(b);
     return BL_OK;

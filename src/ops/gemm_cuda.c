@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The one caller of cuBLASLt. What a device keeps is a handle and a table of plans: descriptors and the
- * algorithm that cuBLASLt's heuristic gave for a shape, found again by everything the heuristic looks at. An
- * entry without an algorithm records a refusal. The table has a fixed size; when it is full the plan that was
- * made first goes.
+ * algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by everything the
+ * heuristic looks at. The first is used, so that every process computes the same bits
+ * (docs/design/0013-algorithms-of-products.md). An entry without an algorithm records a refusal. The table
+ * has a fixed size; when it is full the plan that was made first goes.
  *
  * Setting a descriptor's attribute validates nothing: whether a scale mode exists on this GPU is told by the
  * number of results that the heuristic returns, and so each FP8 kind is tried once when the table is made.
@@ -13,6 +14,7 @@
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,34 +22,44 @@
 #include "base/log.h"
 #include "device/cuda/cuda_stream.h"
 
-enum { N_PLANS = 256, N_RESULTS = 4, VERSION_MIN = 120900, ALIGNMENT_MAX = 256, FP8_CAPABILITY = 90 };
+enum {
+    N_PLANS = 256,
+    N_CANDIDATES = 8,
+    TIMED_ROUNDS = 3,
+    VERSION_MIN = 120900,
+    ALIGNMENT_MAX = 256,
+    FP8_CAPABILITY = 90
+};
 
 /* All of one type: compared as bytes. */
 typedef struct plan_key {
-    int64_t kind, transpose_a, transpose_b, d_type, accumulates;
+    int64_t kind, transpose_a, transpose_b, fast_sums, d_type, accumulates;
     int64_t m, n, k, lda, ldb, ldd;
     int64_t align_a, align_b, align_d, workspace_bytes;
 } plan_key;
 
 typedef struct plan {
     plan_key key;
-    bool is_served;
     cublasLtMatmulDesc_t operation; /* NULL: an empty place */
     cublasLtMatrixLayout_t a, b, d;
-    cublasLtMatmulAlgo_t algorithm;
+    cublasLtMatmulAlgo_t candidates[N_CANDIDATES];
+    int n_candidates; /* 0: refused */
+    bool is_timed;
+    int fastest; /* once is_timed */
 } plan;
 
 typedef struct gemm_state {
     pthread_mutex_t lock;
     cublasLtHandle_t handle;
     int capability;
+    bool by_time;
     bool is_refusal_told[OPS_N_GEMM_KINDS];
     int next_plan; /* where the next one goes */
     plan plans[N_PLANS];
 } gemm_state;
 
-static const char *const kind_names[OPS_N_GEMM_KINDS] = {"bf16", "FP8 with a scale a row",
-                                                         "FP8 with a scale a block"};
+static const char *const kind_names[OPS_N_GEMM_KINDS] = {
+    "bf16", "FP8 with a scale a row", "FP8 with a scale a block", "FP8 with a scale a matrix"};
 
 static bl_status check(cublasStatus_t status, const char *call)
 {
@@ -65,7 +77,7 @@ static void clear_plan(plan *p)
     if (p->a) cublasLtMatrixLayoutDestroy(p->a);
     if (p->b) cublasLtMatrixLayoutDestroy(p->b);
     if (p->d) cublasLtMatrixLayoutDestroy(p->d);
-    *p = (plan){.is_served = false};
+    *p = (plan){.n_candidates = 0};
 }
 
 /* ---- a plan ---- */
@@ -82,6 +94,7 @@ static plan_key key_of(const ops_gemm *g)
     return (plan_key){.kind = g->kind,
                       .transpose_a = g->transpose_a,
                       .transpose_b = g->transpose_b,
+                      .fast_sums = g->fast_sums,
                       .d_type = g->d_type,
                       .accumulates = g->beta != 0,
                       .m = g->m,
@@ -106,20 +119,22 @@ static bl_status describe_operation(const plan_key *key, cublasLtMatmulDesc_t op
 {
     int32_t transpose_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
             transpose_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    int8_t fast_sums =
-        0; /* FP8 alone looks at it: sums over tens of thousands of products need all their bits */
-    int32_t scale_a = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
-            scale_b = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int8_t fast_sums = (int8_t)key->fast_sums;
+    static const int32_t scale_modes[OPS_N_GEMM_KINDS][2] = {
+        [OPS_GEMM_FP8_ROW] = {CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+                              CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F},
+        [OPS_GEMM_FP8_BLOCK] = {CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                                CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F},
+        [OPS_GEMM_FP8_TENSOR] = {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                                 CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F},
+    };
+    const int32_t *modes = scale_modes[key->kind];
 
     BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof transpose_a));
     BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof transpose_b));
     if (key->kind == OPS_GEMM_BF16) return BL_OK;
-    if (key->kind == OPS_GEMM_FP8_BLOCK) {
-        scale_a = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-        scale_b = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-    }
-    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale_a, sizeof scale_a));
-    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale_b, sizeof scale_b));
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &modes[0], sizeof modes[0]));
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &modes[1], sizeof modes[1]));
     return set_operation(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast_sums, sizeof fast_sums);
 }
 
@@ -160,30 +175,28 @@ static bl_status prefer(const plan_key *key, cublasLtMatmulPreference_t preferen
     return BL_OK;
 }
 
-/* Fills in the plan's algorithm, or leaves is_served false. */
-static bl_status choose_algorithm(const gemm_state *state, plan *p)
+/* Fills in the plan's candidates, or leaves it without any. */
+static bl_status find_candidates(const gemm_state *state, plan *p)
 {
-    cublasLtMatmulHeuristicResult_t results[N_RESULTS];
+    cublasLtMatmulHeuristicResult_t results[N_CANDIDATES];
     cublasLtMatmulPreference_t preference = NULL;
     int n_results = 0;
 
     bl_status st = CHECK(cublasLtMatmulPreferenceCreate(&preference));
     if (st == BL_OK) st = prefer(&p->key, preference);
     if (st == BL_OK) {
-        cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-            state->handle, p->operation, p->a, p->b, p->d, p->d, preference, N_RESULTS, results, &n_results);
+        cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(state->handle, p->operation, p->a, p->b, p->d, p->d, preference,
+                                           N_CANDIDATES, results, &n_results);
         if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
             n_results = 0;
         else
             st = check(status, "cublasLtMatmulAlgoGetHeuristic");
     }
-    for (int i = 0; st == BL_OK && i < n_results && !p->is_served; i++) {
-        if (results[i].state != CUBLAS_STATUS_SUCCESS ||
-            results[i].workspaceSize > (size_t)p->key.workspace_bytes)
-            continue;
-        p->algorithm = results[i].algo;
-        p->is_served = true;
-    }
+    for (int i = 0; st == BL_OK && i < n_results; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS &&
+            results[i].workspaceSize <= (size_t)p->key.workspace_bytes)
+            p->candidates[p->n_candidates++] = results[i].algo;
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     return st;
 }
@@ -206,7 +219,7 @@ static bl_status make_plan(const gemm_state *state, const plan_key *key, plan *p
         if (state->capability != FP8_CAPABILITY) return BL_OK;
         BL_TRY_GOTO(st, failed, set_scales(p->operation, somewhere, somewhere));
     }
-    BL_TRY_GOTO(st, failed, choose_algorithm(state, p));
+    BL_TRY_GOTO(st, failed, find_candidates(state, p));
     return BL_OK;
 failed:
     clear_plan(p);
@@ -217,7 +230,9 @@ failed:
 
 static void tell_refusal(gemm_state *state, const plan *p)
 {
-    if (p->key.kind == OPS_GEMM_BF16 || state->is_refusal_told[p->key.kind]) return;
+    if (p->key.kind == OPS_GEMM_BF16 || p->key.kind == OPS_GEMM_FP8_TENSOR ||
+        state->is_refusal_told[p->key.kind])
+        return;
     state->is_refusal_told[p->key.kind] = true;
     bl_log_info("cuBLASLt %zu has no %s for %lld x %lld x %lld on this GPU: bf16 instead",
                 cublasLtGetVersion(), kind_names[p->key.kind], (long long)p->key.m, (long long)p->key.n,
@@ -237,7 +252,7 @@ static bl_status find_plan(gemm_state *state, const ops_gemm *gemm, plan **out)
     clear_plan(*out);
     BL_TRY(make_plan(state, &key, *out));
     state->next_plan = (state->next_plan + 1) % N_PLANS;
-    if (!(*out)->is_served) tell_refusal(state, *out);
+    if ((*out)->n_candidates == 0) tell_refusal(state, *out);
     return BL_OK;
 }
 
@@ -255,7 +270,7 @@ static void destroy_state(void *extension)
 static bl_status probe_kinds(gemm_state *state)
 {
     void *aligned = (void *)(uintptr_t)ALIGNMENT_MAX;
-    for (int kind = OPS_GEMM_FP8_ROW; kind < OPS_N_GEMM_KINDS; kind++) {
+    for (int kind = OPS_GEMM_FP8_ROW; kind <= OPS_GEMM_FP8_BLOCK; kind++) {
         plan *p;
         BL_TRY(find_plan(state,
                          &(ops_gemm){.kind = (ops_gemm_kind)kind,
@@ -319,32 +334,81 @@ bl_status ops_cuda_gemm_is_served(bl_stream *stream, const ops_gemm *gemm, bool 
     BL_TRY(get_state(stream, &state));
     pthread_mutex_lock(&state->lock);
     bl_status st = find_plan(state, gemm, &p);
-    if (st == BL_OK) *out = p->is_served;
+    if (st == BL_OK) *out = p->n_candidates > 0;
     pthread_mutex_unlock(&state->lock);
     return st;
 }
 
-static bl_status run_plan(const gemm_state *state, const plan *p, void *handle, const ops_gemm *g)
+bl_status ops_cuda_gemm_choose_by_time(bl_stream *stream, bool by_time)
 {
-    if (!p->is_served)
+    gemm_state *state;
+
+    BL_TRY(get_state(stream, &state));
+    pthread_mutex_lock(&state->lock);
+    state->by_time = by_time;
+    pthread_mutex_unlock(&state->lock);
+    return BL_OK;
+}
+
+static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candidate, void *handle,
+                               const ops_gemm *g)
+{
+    return cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta, g->d,
+                          p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
+                          (size_t)p->key.workspace_bytes, handle);
+}
+
+/* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's advantage.
+ */
+static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g)
+{
+    void *handle = bl_cuda_stream_handle(stream);
+    double best_s = INFINITY;
+    bl_stamp *begin = NULL, *end = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_stamp_create(bl_stream_device(stream), &begin));
+    BL_TRY_GOTO(st, done, bl_stamp_create(bl_stream_device(stream), &end));
+    for (int round = -1; round < TIMED_ROUNDS; round++) /* the first warms up */
+        for (int i = 0; i < p->n_candidates; i++) {
+            BL_TRY_GOTO(st, done, bl_stamp_record(begin, stream));
+            cublasStatus_t status = multiply(state, p, i, handle, g);
+            BL_TRY_GOTO(st, done, bl_stamp_record(end, stream));
+            BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
+            double seconds = bl_stamp_elapsed_s(begin, end);
+            if (status != CUBLAS_STATUS_SUCCESS || round < 0 || seconds >= best_s) continue;
+            best_s = seconds;
+            p->fastest = i;
+        }
+    p->is_timed = true;
+done:
+    bl_stamp_destroy(begin);
+    bl_stamp_destroy(end);
+    return st;
+}
+
+static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g)
+{
+    void *handle = bl_cuda_stream_handle(stream);
+
+    if (p->n_candidates == 0)
         return BL_FAIL(BL_ELIMIT, "cuBLASLt has no algorithm for %s, %lld x %lld x %lld", kind_names[g->kind],
                        (long long)g->m, (long long)g->n, (long long)g->k);
     if (g->kind != OPS_GEMM_BF16) BL_TRY(set_scales(p->operation, g->a_scale, g->b_scale));
-    return CHECK(cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta,
-                                g->d, p->d, g->d, p->d, &p->algorithm, g->workspace,
-                                (size_t)p->key.workspace_bytes, handle));
+    if (state->by_time && !p->is_timed) BL_TRY(time_candidates(state, p, stream, g));
+    return check(multiply(state, p, state->by_time ? p->fastest : 0, handle, g), "cublasLtMatmul");
 }
 
 bl_status ops_cuda_gemm(bl_stream *stream, const ops_gemm *gemm)
 {
-    void *handle = bl_cuda_stream_handle(stream);
     gemm_state *state;
     plan *p;
 
+    (void)bl_cuda_stream_handle(stream);
     BL_TRY(get_state(stream, &state));
     pthread_mutex_lock(&state->lock);
     bl_status st = find_plan(state, gemm, &p);
-    if (st == BL_OK) st = run_plan(state, p, handle, gemm);
+    if (st == BL_OK) st = run_plan(state, p, stream, gemm);
     pthread_mutex_unlock(&state->lock);
     return st;
 }

@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "fp8/fp8_cuda.h"
 #include "ops/ops_cuda.h"
@@ -36,6 +37,7 @@ typedef struct fake_operation {
     cublasLtMatmulDesc_t real;
     int32_t transpose_a, transpose_b, scale_mode_a, scale_mode_b;
     const float *scale_a, *scale_b;
+    int8_t fast_sums;
 } fake_operation;
 
 typedef struct fake_matrix {
@@ -51,10 +53,24 @@ typedef struct fake_product {
     float alpha, beta;
     const void *A, *B;
     void *D;
+    bool is_slow;
 } fake_product;
 
-static atomic_bool refuses_fp8;
-static atomic_int n_fp8_products;
+/* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
+enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_NS = 20000000 };
+
+static atomic_bool refuses_fp8, is_first_slow;
+static atomic_int n_fp8_products, n_fast_sums, last_candidate;
+
+void fake_cublaslt_slow_first(bool slow)
+{
+    atomic_store(&is_first_slow, slow);
+}
+
+int fake_cublaslt_last_candidate(void)
+{
+    return atomic_load(&last_candidate);
+}
 
 void fake_cublaslt_refuse_fp8(bool refuse)
 {
@@ -64,6 +80,11 @@ void fake_cublaslt_refuse_fp8(bool refuse)
 int fake_cublaslt_fp8_products(void)
 {
     return atomic_load(&n_fp8_products);
+}
+
+int fake_cublaslt_fast_sums(void)
+{
+    return atomic_load(&n_fast_sums);
 }
 
 size_t cublasLtGetVersion(void)
@@ -116,6 +137,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
                : attribute == CUBLASLT_MATMUL_DESC_B_SCALE_MODE    ? (void *)&o->scale_mode_b
                : attribute == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER ? (void *)&o->scale_a
                : attribute == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER ? (void *)&o->scale_b
+               : attribute == CUBLASLT_MATMUL_DESC_FAST_ACCUM      ? (void *)&o->fast_sums
                                                                    : NULL;
     if (to) memcpy(to, value, bytes);
     return REAL(cublasLtMatmulDescSetAttribute, o->real, attribute, value, bytes);
@@ -155,13 +177,13 @@ static void demand(bool is_met, const char *what)
 static void demand_what_the_manual_says(const fake_operation *o, const fake_matrix *A, const fake_matrix *B, const fake_matrix *D)
 {
     int32_t outer = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, block = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
-            vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, a = o->scale_mode_a, b = o->scale_mode_b;
+            vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, scalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, a = o->scale_mode_a, b = o->scale_mode_b;
 
     demand(o->transpose_a == CUBLAS_OP_T && o->transpose_b == CUBLAS_OP_N, "A is transposed and B is not");
     demand(A->rows % 16 == 0 && A->ld % 16 == 0 && B->ld % 16 == 0, "k and the leading dimensions are multiples of 16 bytes");
     demand(D->rows % 8 == 0 && D->ld % 8 == 0 && D->type == CUDA_R_16BF, "D is bf16 in columns of 16 bytes");
-    demand((a == outer && b == outer) || (a == block && b == vector), "these modes of scaling go together");
-    demand(a == outer || (D->rows % 4 == 0 && D->cols % 4 == 0), "M and N are multiples of 4 for blocks of 128");
+    demand((a == outer && b == outer) || (a == block && b == vector) || (a == scalar && b == scalar), "these modes of scaling go together");
+    demand(a != block || (D->rows % 4 == 0 && D->cols % 4 == 0), "M and N are multiples of 4 for blocks of 128");
     demand(o->scale_a && (uintptr_t)o->scale_a % 16 == 0 && o->scale_b && (uintptr_t)o->scale_b % 16 == 0, "scales begin at 16 bytes");
 }
 
@@ -174,14 +196,15 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const fake_operation *o = (const fake_operation *)(const void *)operation;
     const fake_matrix *A = (const fake_matrix *)(const void *)a, *B = (const fake_matrix *)(const void *)b,
                       *D = (const fake_matrix *)(const void *)d;
-    (void)handle, (void)preference, (void)n_wanted;
-    if (c != d) return CUBLAS_STATUS_INVALID_VALUE;
+    (void)handle, (void)preference;
+    if (c != d || n_wanted < N_CANDIDATES) return CUBLAS_STATUS_INVALID_VALUE;
     if (is_fp8(A)) demand_what_the_manual_says(o, A, B, D);
     bool served = !is_fp8(A) || !atomic_load(&refuses_fp8);
-    *n_results = served ? 1 : 0;
-    if (served) {
-        results[0].state = CUBLAS_STATUS_SUCCESS;
-        results[0].workspaceSize = 0;
+    *n_results = served ? N_CANDIDATES : 0;
+    for (int i = 0; i < *n_results; i++) {
+        results[i].state = CUBLAS_STATUS_SUCCESS;
+        results[i].workspaceSize = 0;
+        results[i].algo.data[0] = (uint64_t)i;
     }
     return served ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -200,6 +223,8 @@ static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t 
 {
     int64_t stride = ((n_inner + 127) / 128 + 3) / 4 * 4;
     switch (mode) {
+    case CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F:
+        return scales ? scales[0] : 1.0f;
     case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
         return scales[outer];
     case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
@@ -207,7 +232,7 @@ static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t 
     case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
         return scales[outer / 128 * stride + inner / 128];
     default:
-        return 1.0f;
+        abort();
     }
 }
 
@@ -217,6 +242,7 @@ static void multiply(void *argument)
     const fake_operation *o = &p->operation;
     int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
     int64_t k = (int64_t)(o->transpose_a == CUBLAS_OP_T ? p->a.rows : p->a.cols);
+    if (p->is_slow) nanosleep(&(struct timespec){.tv_nsec = SLOW_NS}, NULL);
     for (int64_t col = 0; col < n; col++)
         for (int64_t row = 0; row < m; row++) {
             double sum = 0;
@@ -247,8 +273,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
                               cudaStream_t stream)
 {
+    int candidate = (int)algorithm->data[0];
+    (void)handle, (void)workspace_bytes;
+    if (candidate == REFUSED_CANDIDATE) return CUBLAS_STATUS_NOT_SUPPORTED;
+    atomic_store(&last_candidate, candidate);
     fake_product *p = malloc(sizeof *p);
-    (void)handle, (void)algorithm, (void)workspace_bytes;
     *p = (fake_product){*(const fake_operation *)(const void *)operation,
                         *(const fake_matrix *)(const void *)a,
                         *(const fake_matrix *)(const void *)b,
@@ -257,12 +286,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                         *(const float *)beta,
                         A,
                         B,
-                        D};
+                        D,
+                        candidate == 0 && atomic_load(&is_first_slow)};
     if (C != D || c != d || (uintptr_t)workspace % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     if (is_fp8(&p->a)) {
         demand((uintptr_t)A % 16 == 0 && (uintptr_t)B % 16 == 0 && (uintptr_t)D % 16 == 0, "matrices begin at 16 bytes");
         demand_what_the_manual_says(&p->operation, &p->a, &p->b, &p->d);
         atomic_fetch_add(&n_fp8_products, 1);
+        atomic_fetch_add(&n_fast_sums, p->operation.fast_sums);
     }
     return cudaLaunchHostFunc(stream, multiply, p) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                                   : CUBLAS_STATUS_EXECUTION_FAILED;

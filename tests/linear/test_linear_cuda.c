@@ -19,6 +19,7 @@
 
 #include "base/dtype.h"
 #include "linear/lora_linear.h"
+#include "ops/gemm_cuda.h"
 #ifdef FAKE_CUDA
 #include "fake_cuda_math.h"
 #endif
@@ -368,6 +369,96 @@ static void test_runs_repeat_bit_for_bit(void **state)
     }
 }
 
+/* The algorithms that cuBLASLt offers first compute the same bits before and after others were chosen by
+ * time, and those repeat themselves. The first run by time leaves garbage, by contract. */
+static void test_choice_by_time(void **state)
+{
+    fixture *f = *state;
+    for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
+        const layer_shape *shape = &shapes[1];
+        side s = create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
+        side cpu = create_side(f->cpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
+        int64_t n = shape->T * s.linear.weight.rows;
+        double *y[4];
+        run(&cpu, shape->T);
+#ifdef FAKE_CUDA
+        fake_cublaslt_slow_first(true);
+#endif
+        for (int i = 0; i < 4; i++) { /* first, by time twice, first */
+            check_status(ops_cuda_gemm_choose_by_time(f->gpu.stream, i == 1 || i == 2));
+            if (i == 1) run(&s, shape->T);
+            run(&s, shape->T);
+#ifdef FAKE_CUDA
+            assert_int_equal(fake_cublaslt_last_candidate(), i == 1 || i == 2 ? 2 : 0);
+#endif
+            y[i] = fetch(&s, s.y, n, true);
+            compare(shape->name, "y", &s, s.y, &cpu, cpu.y, n, false,
+                    mode == BL_MATMUL_FP8 ? FP8_ERROR : BF16_ERROR);
+        }
+#ifdef FAKE_CUDA
+        fake_cublaslt_slow_first(false);
+#endif
+        assert_memory_equal(y[0], y[3], (size_t)n * sizeof *y[0]);
+        assert_memory_equal(y[1], y[2], (size_t)n * sizeof *y[0]);
+        for (int i = 0; i < 4; i++) free(y[i]);
+        destroy_side(&s);
+        destroy_side(&cpu);
+    }
+}
+
+/* The plain FP8 product that the layer is measured against. An element may be off by bf16's rounding and, for
+ * sums in the tensor cores' 13 bits, by 2^-12 of its terms' sizes an addition of 32 terms; a wrong scale is a
+ * factor. */
+static void test_plain_fp8_product(void **state)
+{
+    enum { M = 48, N = 24, K = 128 };
+    static const float scales[2] = {0.5f, 4.0f};
+    fixture *f = *state;
+    side s = {.d = f->gpu, .is_cuda = true};
+    uint8_t a[M * K], b[N * K];
+    bool is_served;
+
+    for (int i = 0; i < M * K; i++) a[i] = (uint8_t)(i * 37 % 0x7e | (i % 3 == 0 ? 0x80 : 0));
+    for (int i = 0; i < N * K; i++) b[i] = (uint8_t)(i * 53 % 0x7e | (i % 5 == 0 ? 0x80 : 0));
+    ops_gemm gemm = {.kind = OPS_GEMM_FP8_TENSOR,
+                     .transpose_a = true,
+                     .d_type = BL_ACT_BF16,
+                     .alpha = 1,
+                     .m = M,
+                     .n = N,
+                     .k = K,
+                     .lda = K,
+                     .ldb = K,
+                     .ldd = M,
+                     .a = device_copy(&s, a, sizeof a),
+                     .b = device_copy(&s, b, sizeof b),
+                     .a_scale = device_copy(&s, &scales[0], sizeof scales[0]),
+                     .b_scale = device_copy(&s, &scales[1], sizeof scales[1]),
+                     .d = device_copy(&s, NULL, M * N * 2)};
+    check_status(ops_cuda_gemm_is_served(s.d.stream, &gemm, &is_served));
+    if (!is_served) printf("skip: no plain FP8 product on this GPU\n");
+    for (int fast = 0; is_served && fast < 2; fast++) {
+        gemm.fast_sums = fast;
+        check_status(ops_cuda_gemm(s.d.stream, &gemm));
+#ifdef FAKE_CUDA
+        assert_int_equal(fake_cublaslt_fast_sums(), fast);
+#endif
+        double *d = fetch(&s, gemm.d, M * N, true);
+        for (int i = 0; i < M * N; i++) {
+            double want = 0, size = 0;
+            for (int k = 0; k < K; k++) {
+                double term =
+                    2.0 * (double)bl_e4m3_to_f32(a[i % M * K + k]) * (double)bl_e4m3_to_f32(b[i / M * K + k]);
+                want += term;
+                size += fabs(term);
+            }
+            assert_true(fabs(d[i] - want) <= 0x1p-8 * fabs(want) + K / 32 * 0x1p-12 * size);
+        }
+        free(d);
+    }
+    destroy_side(&s);
+}
+
 static void test_what_makes_no_sense_is_refused(void **state)
 {
     fixture *f = *state;
@@ -435,11 +526,16 @@ int main(void)
     bl_device_destroy(device);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_bf16_equals_the_cpu),           TEST(test_fp8_is_as_near_as_fp8_is),
-        TEST(test_runs_repeat_bit_for_bit),       TEST(test_what_makes_no_sense_is_refused),
+        TEST(test_bf16_equals_the_cpu),
+        TEST(test_fp8_is_as_near_as_fp8_is),
+        TEST(test_runs_repeat_bit_for_bit),
+        TEST(test_what_makes_no_sense_is_refused),
+        TEST(test_choice_by_time),
+        TEST(test_plain_fp8_product),
         TEST(test_scratch_does_not_shrink),
 #ifdef FAKE_CUDA
-        TEST(test_fp8_products_are_fp8_products), TEST(test_refused_fp8_falls_back),
+        TEST(test_fp8_products_are_fp8_products),
+        TEST(test_refused_fp8_falls_back),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
