@@ -6,19 +6,17 @@
 /* ---- decoding ---- */
 
 enum {
-    CODES = 16,   /* of one 16-byte access: one scale's, as 128 is a multiple */
-    ACCESSES = 2, /* a thread's, both under way before the first is used */
+    CODES = 8,    /* of a thread's access; 16 bytes of bf16, so that a warp's stores leave no gaps. One scale's, as 128 is a multiple */
+    ACCESSES = 4, /* a thread's, all under way before the first is used */
     ROW_STEP = BL_BLOCK_THREADS * CODES
 };
 
-__device__ static inline void decode_codes(uint4 raw, float scale, uint32_t out[CODES / 2])
+__device__ static inline uint4 decode_codes(uint2 raw, float scale)
 {
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < CODES / 2; i++) {
-        float2 pair = bl_e4m3_pair_to_f32(words[i / 2] >> (16 * (i % 2)) & 0xffffu);
-        out[i] = bl_bf16_pair(pair.x * scale, pair.y * scale);
-    }
+    float2 a = bl_e4m3_pair_to_f32(raw.x & 0xffffu), b = bl_e4m3_pair_to_f32(raw.x >> 16),
+           c = bl_e4m3_pair_to_f32(raw.y & 0xffffu), d = bl_e4m3_pair_to_f32(raw.y >> 16);
+    return make_uint4(bl_bf16_pair(a.x * scale, a.y * scale), bl_bf16_pair(b.x * scale, b.y * scale),
+                      bl_bf16_pair(c.x * scale, c.y * scale), bl_bf16_pair(d.x * scale, d.y * scale));
 }
 
 /* scales: of the row's first column; one for the whole row, or one for 128 columns. */
@@ -42,19 +40,20 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
                 dst[first + col] = bl_e4m3_decode_bf16(codes[first + col], scale_at(scales, is_row, col));
         return;
     }
-    uint4 raw[ACCESSES];
-#pragma unroll
-    for (int k = 0; k < ACCESSES; k++)
-        if (begin + k * ROW_STEP < cols) raw[k] = *(const uint4 *)(codes + first + begin + k * ROW_STEP);
+    uint2 raw[ACCESSES];
+    float scale[ACCESSES];
 #pragma unroll
     for (int k = 0; k < ACCESSES; k++) {
         int64_t col = begin + k * ROW_STEP;
         if (col >= cols) break;
-        uint32_t out[CODES / 2];
-        decode_codes(raw[k], scale_at(scales, is_row, col), out);
-        uint4 *to = (uint4 *)(dst + first + col);
-        __stwb(to, make_uint4(out[0], out[1], out[2], out[3]));
-        __stwb(to + 1, make_uint4(out[4], out[5], out[6], out[7]));
+        raw[k] = __ldcs((const uint2 *)(codes + first + col));
+        scale[k] = scale_at(scales, is_row, col);
+    }
+#pragma unroll
+    for (int k = 0; k < ACCESSES; k++) {
+        int64_t col = begin + k * ROW_STEP;
+        if (col >= cols) break;
+        __stwb((uint4 *)(dst + first + col), decode_codes(raw[k], scale[k]));
     }
 }
 

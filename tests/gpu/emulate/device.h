@@ -7,6 +7,10 @@
 #include "ops/ops_cuda.h"
 
 bl_status emulated_device_create(int index, bl_device **out);
+/* Of the bytes in the sectors that warps loaded and stored since they were forgotten, the share that they asked for. */
+void emulated_forget_accesses(void);
+double emulated_share_of_sectors(void);
+
 bl_status ops_cuda_accumulate(bl_stream *stream, const void *args);
 
 #endif

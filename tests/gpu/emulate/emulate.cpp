@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
+#include <set>
 #include <vector>
 
 enum class waits_for { nothing, block, warp, cluster, end };
@@ -61,6 +62,49 @@ unsigned emulated_cluster_blocks()
 void *emulated_map_shared(void *mine, unsigned rank)
 {
     return rank == current_rank ? mine : images[rank].data() + ((char *)mine - __start_emulated_shared);
+}
+
+/* ---- how accesses fill sectors: a thread's n-th load or store goes with those of its warp ---- */
+
+enum { SECTOR_BYTES = 32 };
+
+static std::vector<std::vector<const char *>> accesses[2]; /* of loads and stores, of each thread of the block */
+static std::vector<unsigned> access_bytes[2];              /* of the n-th */
+static double bytes_accessed, bytes_of_sectors;
+
+void emulated_note_access(const void *p, unsigned bytes, bool is_store)
+{
+    auto &mine = accesses[is_store][threadIdx.x];
+    auto &sizes = access_bytes[is_store];
+    if (sizes.size() <= mine.size()) sizes.push_back(bytes);
+    mine.push_back((const char *)p);
+}
+
+extern "C" void emulated_forget_accesses(void)
+{
+    bytes_accessed = bytes_of_sectors = 0;
+}
+
+extern "C" double emulated_share_of_sectors(void)
+{
+    return bytes_of_sectors > 0 ? bytes_accessed / bytes_of_sectors : 1;
+}
+
+static void count_sectors(bool is_store)
+{
+    auto &threads = accesses[is_store];
+    for (size_t first = 0; first < threads.size(); first += WARP)
+        for (size_t n = 0; n < access_bytes[is_store].size(); n++) {
+            std::set<uintptr_t> sectors;
+            for (size_t t = first; t < first + WARP && t < threads.size(); t++) {
+                if (threads[t].size() <= n) continue;
+                bytes_accessed += access_bytes[is_store][n];
+                sectors.insert((uintptr_t)threads[t][n] / SECTOR_BYTES);
+            }
+            bytes_of_sectors += (double)(sectors.size() * SECTOR_BYTES);
+        }
+    for (auto &thread : threads) thread.clear();
+    access_bytes[is_store].clear();
 }
 
 static void run_body()
@@ -148,7 +192,10 @@ static void run_cluster(unsigned first_block, bool *forwards)
             memcpy(__start_emulated_shared, images[rank].data(), images[rank].size());
             current_rank = rank;
             blockIdx = {first_block + rank, 0, 0};
+            for (auto &of_threads : accesses) of_threads.resize(n);
             run_block(&coroutines[(size_t)rank * n], forwards);
+            count_sectors(false);
+            count_sectors(true);
             memcpy(images[rank].data(), __start_emulated_shared, images[rank].size());
         }
         unsigned n_all = (unsigned)coroutines.size(),

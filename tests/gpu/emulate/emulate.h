@@ -110,9 +110,31 @@ template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mas
     return other;
 }
 
+/* Loads and stores of a warp should cover whole sectors of 32 bytes: of those that go through these, the tests ask which share does. */
+void emulated_note_access(const void *p, unsigned bytes, bool is_store);
+
+static inline void emulated_note(const uint4 *p, bool is_store)
+{
+    emulated_note_access(p, sizeof *p, is_store);
+}
+
+static inline void emulated_note(const uint2 *p, bool is_store)
+{
+    emulated_note_access(p, sizeof *p, is_store);
+}
+
+static inline void emulated_note(const void *, bool) {} /* eight floats of a thread are two stores, with gaps */
+
 template <typename T> static inline void __stwb(T *p, T value)
 {
+    emulated_note(p, true);
     *p = value;
+}
+
+template <typename T> static inline T __ldcs(const T *p)
+{
+    emulated_note(p, false);
+    return *p;
 }
 
 /* ---- the runtime ---- */
