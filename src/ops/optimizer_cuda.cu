@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own order. */
-#include <cooperative_groups.h>
-
 #include "fp8/vector.cuh"
 #include "ops/element.h"
 #include "ops/ops_cuda.h"
-
-namespace cg = cooperative_groups;
 
 /* ---- AdamW ---- */
 
@@ -46,53 +42,41 @@ extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const void *args)
 
 /* ---- the sum of squares ---- */
 
-/* There is no scratch for partial sums of a whole grid, and need be none: n is a rank's share of the LoRA
- * gradients. The elements are cut into SLICES; on Hopper a cluster of as many blocks takes one each and adds
- * up through distributed shared memory, elsewhere one block takes them all, one after the other. The order is
- * the same. */
-enum { SLICES = 8, SUM_THREADS = 1024 };
+/* The elements are cut into at most SLICES of whole block strides; a block sums one, and one block adds the slices' sums in
+ * order. How n is cut depends on n alone, and so do the bits. */
+enum {
+    SLICES = BL_CUDA_STREAM_SCRATCH_BYTES / sizeof(double),
+    UNROLL = 2, /* groups of a thread under way: 64 bytes each of 2048 threads */
+    STRIDE = BL_BLOCK_ELEMENTS * UNROLL
+};
 
-__device__ static inline double square_sum_of_slice(const float *x, int64_t begin, int64_t end, bool aligned)
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    square_slices_kernel(const float *x, int64_t n, int64_t per_slice, bool aligned, double *of_slice)
 {
+    __shared__ double partial[BL_BLOCK_THREADS / BL_WARP];
+    int64_t begin = blockIdx.x * per_slice, end = min(begin + per_slice, n);
     double sum = 0.0;
-#pragma unroll 2
-    for (int64_t i = begin + (int64_t)threadIdx.x * BL_GROUP; i < end; i += (int64_t)SUM_THREADS * BL_GROUP) {
-        float values[BL_GROUP];
-        bl_load(x + i, end - i, aligned, values);
+    for (int64_t i = begin + (int64_t)threadIdx.x * BL_GROUP; i < end; i += STRIDE) {
+        float values[UNROLL][BL_GROUP];
 #pragma unroll
-        for (int k = 0; k < BL_GROUP; k++) sum += (double)values[k] * (double)values[k];
+        for (int u = 0; u < UNROLL; u++)
+            bl_load(x + i + u * BL_BLOCK_ELEMENTS, end - i - u * BL_BLOCK_ELEMENTS, aligned, values[u]);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+            for (int k = 0; k < BL_GROUP; k++) sum += (double)values[u][k] * (double)values[u][k];
     }
-    return sum;
+    sum = bl_block_sum(sum, partial);
+    if (threadIdx.x == 0) of_slice[blockIdx.x] = sum;
 }
 
-/* The slices' sums in order, added to *sum, by one thread. */
-__global__ void __launch_bounds__(SUM_THREADS)
-    sum_squares_kernel(const float *x, int64_t n, int64_t per_slice, bool aligned, double *sum)
+__global__ void __launch_bounds__(BL_BLOCK_THREADS) add_slices_kernel(const double *of_slice, int n_slices, double *sum)
 {
-    __shared__ double partial[SUM_THREADS / BL_WARP], of_slice[SLICES];
-    for (int slice = (int)blockIdx.x; slice < SLICES; slice += (int)gridDim.x) {
-        int64_t begin = slice * per_slice, end = min(begin + per_slice, n);
-        double value = bl_block_sum(square_sum_of_slice(x, begin, end, aligned), partial);
-        if (threadIdx.x == 0) of_slice[slice] = value;
-        __syncthreads();
-    }
-#if __CUDA_ARCH__ >= 900
-    cg::cluster_group cluster = cg::this_cluster();
-    cluster.sync();
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        double total = 0.0;
-        for (int slice = 0; slice < SLICES; slice++)
-            total += cluster.map_shared_rank(of_slice, slice % gridDim.x)[slice];
-        *sum += total;
-    }
-    cluster.sync(); /* nobody leaves while its shared memory may be read */
-#else
-    if (threadIdx.x == 0) {
-        double total = 0.0;
-        for (int slice = 0; slice < SLICES; slice++) total += of_slice[slice];
-        *sum += total;
-    }
-#endif
+    __shared__ double partial[BL_BLOCK_THREADS / BL_WARP];
+    double mine = 0.0;
+    for (int i = (int)threadIdx.x; i < n_slices; i += BL_BLOCK_THREADS) mine += of_slice[i];
+    mine = bl_block_sum(mine, partial);
+    if (threadIdx.x == 0) *sum += mine;
 }
 
 extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const void *args)
@@ -100,10 +84,13 @@ extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const void *args)
     const bl_sum_squares_args *a = (const bl_sum_squares_args *)args;
     if (a->n < 0) return BL_FAIL(BL_EINTERNAL, "sum_squares: %lld elements", (long long)a->n);
     if (a->n == 0) return BL_OK;
-    int64_t per_slice = bl_blocks_for(bl_blocks_for(a->n, SLICES), BL_GROUP) * BL_GROUP;
-    unsigned n_blocks = bl_cuda_device_properties(bl_stream_device(stream))->capability >= 90 ? SLICES : 1;
-    return bl_launch("sum_squares", stream, {n_blocks, SUM_THREADS, n_blocks}, sum_squares_kernel, a->x, a->n,
-                     per_slice, bl_is_aligned(a->x), a->sum);
+    int64_t per_slice = bl_blocks_for(bl_blocks_for(a->n, SLICES), STRIDE) * STRIDE;
+    int64_t n_slices = bl_blocks_for(a->n, per_slice);
+    double *of_slice = (double *)bl_cuda_stream_scratch(stream);
+    BL_TRY(bl_launch("sum_squares", stream, {n_slices, BL_BLOCK_THREADS, 1}, square_slices_kernel, a->x, a->n,
+                     per_slice, bl_is_aligned(a->x), of_slice));
+    return bl_launch("sum_squares", stream, {1, BL_BLOCK_THREADS, 1}, add_slices_kernel, (const double *)of_slice,
+                     (int)n_slices, a->sum);
 }
 
 /* ---- clipping ---- */

@@ -372,9 +372,10 @@ static void check_adamw(gpu_test *t, shape s)
     buffer_free(t, &w), buffer_free(t, &m), buffer_free(t, &v), buffer_free(t, &grad), buffer_free(t, &scale);
 }
 
+/* The first shape stands for gradients so many that a block's slice of them takes it several rounds. */
 static void check_norm_of_gradients(gpu_test *t, shape s)
 {
-    int64_t n = s.rows * s.cols;
+    int64_t n = s.rows == 1 && s.cols == 16384 ? 10000019 : s.rows * s.cols;
     double want = 0.25, got, results[2], before[3] = {0.25, 0, 0};
     buffer x, sum = bytes_input(t, before, sizeof before);
     float *cx = f32_inputs(t, n, s.shift, 26, &x);

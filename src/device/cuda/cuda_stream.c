@@ -50,6 +50,7 @@ typedef struct cuda_stream {
     bl_stream base;
     cudaStream_t handle;
     bool is_owned;
+    void *scratch; /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory */
     int lane;
     cudaEvent_t end;  /* for synchronize: a thread sleeps on an event, but spins on a stream */
     cuda_clock clock; /* of the stream's end; the own lane's entry is the number of tasks given */
@@ -130,25 +131,35 @@ static void leave_lane(cuda_device *device, int index, uint64_t n_tasks)
     pthread_mutex_unlock(&device->lock);
 }
 
+static void release(cuda_stream *stream)
+{
+    if (stream->end) cudaEventDestroy(stream->end);
+    if (stream->scratch) cudaFree(stream->scratch);
+    if (stream->is_owned) cudaStreamDestroy(stream->handle);
+    free(stream);
+}
+
 /* On failure an owned handle is destroyed. */
 static bl_status make_stream(bl_device *device, const char *name, cudaStream_t handle, bool is_owned,
                              bl_stream **out)
 {
     cuda_device *owner = (cuda_device *)device;
     cuda_stream *stream = calloc(1, sizeof *stream);
-    bl_status st = stream ? BL_OK : BL_FAIL(BL_ENOMEM, "stream %s", name);
 
-    if (st == BL_OK)
-        st = CHECK(cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
-    if (st == BL_OK && (st = take_lane(owner, name, &stream->lane)) != BL_OK) cudaEventDestroy(stream->end);
-    if (st != BL_OK) {
+    if (!stream) {
         if (is_owned) cudaStreamDestroy(handle);
-        free(stream);
-        return st;
+        return BL_FAIL(BL_ENOMEM, "stream %s", name);
     }
     stream->base.device = device;
     stream->handle = handle;
     stream->is_owned = is_owned;
+    bl_status st = CHECK(cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
+    if (st == BL_OK) st = CHECK(cudaMalloc(&stream->scratch, BL_CUDA_STREAM_SCRATCH_BYTES));
+    if (st == BL_OK) st = take_lane(owner, name, &stream->lane);
+    if (st != BL_OK) {
+        release(stream);
+        return st;
+    }
     stream->clock.n_tasks[stream->lane] = owner->lanes[stream->lane].n_tasks_before;
     bl_counter_init(&stream->done);
     bl_counter_advance(&stream->done, stream->clock.n_tasks[stream->lane]);
@@ -180,21 +191,22 @@ void cuda_stream_destroy(bl_stream *stream)
 {
     cuda_stream *self = (cuda_stream *)stream;
 
-    if (cuda_enter(stream->device) == BL_OK) {
-        (void)cudaStreamSynchronize(
-            self->handle); /* an error says that its host functions will not run any more: as good */
-        cudaEventDestroy(self->end);
-        if (self->is_owned) cudaStreamDestroy(self->handle);
-        (void)cudaGetLastError();
-    }
+    if (cuda_enter(stream->device) == BL_OK)
+        (void)cudaStreamSynchronize(self->handle); /* an error says that its host functions will not run any more: as good */
     leave_lane(device_of(stream), self->lane, self->clock.n_tasks[self->lane]);
-    free(self);
+    release(self);
+    (void)cudaGetLastError();
 }
 
 void *bl_cuda_stream_handle(bl_stream *stream)
 {
     (void)cuda_enter(stream->device); /* a failure shows at the launch */
     return ((cuda_stream *)stream)->handle;
+}
+
+void *bl_cuda_stream_scratch(bl_stream *stream)
+{
+    return ((cuda_stream *)stream)->scratch;
 }
 
 static void run_task(void *argument)

@@ -17,6 +17,11 @@ extern "C" {
 /* The CUDA stream under a stream of a CUDA device; its device is made the calling thread's current one. */
 void *bl_cuda_stream_handle(bl_stream *stream);
 
+/* BL_CUDA_STREAM_SCRATCH_BYTES of device memory, 256-byte aligned, that belong to the stream: for what the kernels of one call hand to
+ * each other. Calls queued later on the same stream may use it again. */
+enum { BL_CUDA_STREAM_SCRATCH_BYTES = 8192 };
+void *bl_cuda_stream_scratch(bl_stream *stream);
+
 /* To be called after a kernel launch: BL_OK, or the error that cudaGetLastError reports, with `what` (the op) in its text. */
 bl_status bl_cuda_launched(const char *what);
 

@@ -17,6 +17,13 @@ void *bl_cuda_stream_handle(bl_stream *stream)
     return stream;
 }
 
+void *bl_cuda_stream_scratch(bl_stream *stream)
+{
+    static _Alignas(256) unsigned char scratch[BL_CUDA_STREAM_SCRATCH_BYTES];
+    (void)stream;
+    return scratch;
+}
+
 bl_status bl_cuda_launched(const char *what)
 {
     (void)what;
