@@ -2,7 +2,10 @@
 /* Activations to E4M3. A row is read once: its groups stay in registers between the search for absmax and
  * encoding. A row that is too long for one block's registers is shared by a cluster of up to eight, which
  * exchange their absmax through distributed shared memory; what still does not fit (and on devices before
- * Hopper, whatever does not fit one block) is read a second time. The codes are the same all three ways. */
+ * Hopper, whatever does not fit one block) is read a second time. The codes are the same all three ways.
+ *
+ * Factors of columns are four bytes for two of x. Were they fetched anew for every row, that would be more than the
+ * L2 gives; so a block takes its columns of several rows, one after the other, and finds them in its own cache. */
 #include <cooperative_groups.h>
 
 #include "fp8/fp8_cuda.h"
@@ -14,12 +17,13 @@ enum {
     ROW_THREADS = 512,
     KEPT = 4, /* groups a thread keeps: 16 registers */
     PIECE_MAX = ROW_THREADS * KEPT * BL_GROUP,
-    CLUSTER_MAX = 8 /* the most that every Hopper device grants */
+    CLUSTER_MAX = 8, /* the most that every Hopper device grants */
+    ROWS_WITH_FACTORS = 8
 };
 
 typedef struct rows_task {
     const bl_bf16 *x;
-    int64_t ld, cols, piece; /* a block's columns, a multiple of BL_GROUP */
+    int64_t ld, T, cols, n_rows, piece; /* a block's rows, and its columns, a multiple of BL_GROUP */
     const float *column_factor;
     uint8_t *codes;
     float *scales;
@@ -53,8 +57,8 @@ __device__ static inline void encode_group(bl_e4m3_divisor divisor, float values
     bl_store_codes(codes, n_valid, aligned, values);
 }
 
-/* The largest of all threads' bits, in the block, then in its cluster. */
-__device__ static inline uint32_t row_max(uint32_t bits)
+/* The largest of all threads' bits, in the block, then in its cluster. is_odd: of every other row. */
+__device__ static inline uint32_t row_max(uint32_t bits, bool is_odd)
 {
     __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_row;
     int lane = (int)threadIdx.x % BL_WARP, warp = (int)threadIdx.x / BL_WARP;
@@ -68,12 +72,12 @@ __device__ static inline uint32_t row_max(uint32_t bits)
 #if __CUDA_ARCH__ >= 900
     cg::cluster_group cluster = cg::this_cluster();
     if (cluster.num_blocks() > 1) {
-        __shared__ uint32_t of_block; /* read by the others while of_row is written */
-        if (threadIdx.x == 0) of_block = bits;
+        __shared__ uint32_t of_block[2]; /* the others may read a row's while the next one's is written */
+        if (threadIdx.x == 0) of_block[is_odd] = bits;
         cluster.sync();
         if (warp == 0) {
             bits = 0;
-            if (lane < (int)cluster.num_blocks()) bits = *cluster.map_shared_rank(&of_block, lane);
+            if (lane < (int)cluster.num_blocks()) bits = *cluster.map_shared_rank(&of_block[is_odd], lane);
             bits = bl_warp_max_bits(bits);
             if (lane == 0) of_row = bits;
         }
@@ -83,10 +87,8 @@ __device__ static inline uint32_t row_max(uint32_t bits)
     return of_row;
 }
 
-/* The pieces of a row are neighbours in the grid, and one cluster. */
-__global__ void __launch_bounds__(ROW_THREADS, 2) quantise_rows_kernel(rows_task task, unsigned n_pieces)
+__device__ static inline void quantise_piece(const rows_task &task, int64_t row, int64_t begin)
 {
-    int64_t row = blockIdx.x / n_pieces, begin = (int64_t)(blockIdx.x % n_pieces) * task.piece;
     int64_t end = min(begin + task.piece, task.cols);
     const bl_bf16 *x = task.x + row * task.ld;
     uint8_t *codes = task.codes + row * task.cols;
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) quantise_rows_kernel(rows_task
         largest = group_absmax(values, largest);
     }
 
-    float scale = bl_e4m3_scale(bl_f32_from_bits(row_max(largest)));
+    float scale = bl_e4m3_scale(bl_f32_from_bits(row_max(largest, row % 2 != 0)));
     bl_e4m3_divisor divisor = bl_e4m3_divisor_of(scale);
     if (begin == 0 && threadIdx.x == 0) task.scales[row] = scale;
 #pragma unroll
@@ -126,6 +128,14 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) quantise_rows_kernel(rows_task
         scaled_group(task, bl_load_raw(x + col, end - col, task.aligned), col, end - col, values);
         encode_group(divisor, values, codes + col, end - col, task.aligned);
     }
+}
+
+/* The pieces of a row are neighbours in the grid, and one cluster. */
+__global__ void __launch_bounds__(ROW_THREADS, 2) quantise_rows_kernel(rows_task task, unsigned n_pieces)
+{
+    int64_t first = blockIdx.x / n_pieces * task.n_rows;
+    for (int64_t row = first; row < min(first + task.n_rows, task.T); row++)
+        quantise_piece(task, row, (int64_t)(blockIdx.x % n_pieces) * task.piece);
 #if __CUDA_ARCH__ >= 900
     if (n_pieces > 1) cg::this_cluster().sync(); /* nobody leaves while its shared memory may be read */
 #endif
@@ -173,6 +183,8 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
     rows_task task;
     task.x = (const bl_bf16 *)x;
     task.ld = ld;
+    task.T = T;
+    task.n_rows = column_factor ? ROWS_WITH_FACTORS : 1;
     task.cols = cols;
     task.piece = bl_blocks_for(bl_blocks_for(cols, n_pieces), BL_GROUP) * BL_GROUP;
     task.column_factor = column_factor;
@@ -182,7 +194,7 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
                    (!column_factor || bl_is_aligned(column_factor)) && ld % BL_GROUP == 0 &&
                    cols % BL_GROUP == 0;
     return bl_launch("quantise_rows", stream,
-                     {T * n_pieces, bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
+                     {bl_blocks_for(T, task.n_rows) * n_pieces, bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
                      quantise_rows_kernel, task, (unsigned)n_pieces);
 }
 
