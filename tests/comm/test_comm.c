@@ -72,36 +72,65 @@ static void test_deadline(void **state)
 {
     (void)state;
     bl_error errors[4];
-    assert_int_equal(test_ranks_run(4, 1, 0.2, comm_case_two_ranks_stay_away, NULL, errors), BL_ERANK);
+    double start_s = test_now_s();
+    assert_int_equal(test_ranks_run(4, 1, COMM_CASE_DEADLINE_S, comm_case_two_ranks_stay_away, NULL, errors),
+                     BL_ERANK);
+    assert_true(test_now_s() - start_s > 0.9 * COMM_CASE_DEADLINE_S);
     for (int r = 0; r < 4; r++) {
         assert_int_equal(errors[r].status, BL_ERANK);
-        assert_string_equal(errors[r].text, "ranks 1, 3 did not reach all_reduce within 0.2 s");
+        assert_string_equal(errors[r].text, "ranks 1, 3 did not reach all_reduce within 2.0 s");
     }
+}
+
+/* Rank 1 is late: it says so to `told`, and comes soon after it has been asked to. */
+typedef struct late_case {
+    int told[2], asked[2]; /* pipes */
+} late_case;
+
+static bl_status rank_is_late(test_rank *self)
+{
+    late_case *late = self->arg;
+    char byte = 0;
+
+    if (self->rank == 1) {
+        TEST_CHECK(write(late->told[1], &byte, 1) == 1 && read(late->asked[0], &byte, 1) == 1);
+        usleep(100 * 1000); /* a wait that counts the time of the stop is over by then */
+    }
+    BL_TRY(bl_comm_barrier(self->comm, self->stream));
+    return bl_stream_synchronize(self->stream);
 }
 
 /* The time for which the whole process was stopped is not the missing rank's. */
 static void test_deadline_of_a_stopped_process(void **state)
 {
+    late_case late;
     int status = 0;
+    char byte = 0;
 
     (void)state;
+    assert_int_equal(pipe(late.told) | pipe(late.asked), 0);
     pid_t child = fork();
     assert_true(child >= 0);
-    if (child == 0) _exit(test_ranks_run(3, 1, 1.0, comm_case_rank_is_late, NULL, NULL) == BL_OK ? 0 : 1);
-    usleep(150 * 1000);
+    if (child == 0)
+        _exit(test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, rank_is_late, &late, NULL) == BL_OK ? 0 : 1);
+    assert_int_equal(read(late.told[0], &byte, 1), 1);
+    usleep(100 * 1000); /* the others come */
     assert_int_equal(kill(child, SIGSTOP), 0);
-    usleep(2000 * 1000);
+    usleep((useconds_t)(1.5e6 * COMM_CASE_DEADLINE_S));
     assert_int_equal(kill(child, SIGCONT), 0);
+    assert_int_equal(write(late.asked[1], &byte, 1), 1);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(close(late.told[i]) | close(late.asked[i]), 0);
 }
 
 static void test_deadline_names_job_rank(void **state)
 {
     (void)state;
-    assert_int_equal(test_ranks_run(3, 1, 0.1, comm_case_split_rank_stays_away, NULL, NULL), BL_ERANK);
-    assert_string_equal(bl_error_text(), "rank 2 did not reach barrier within 0.1 s");
+    assert_int_equal(test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, comm_case_split_rank_stays_away, NULL, NULL),
+                     BL_ERANK);
+    assert_string_equal(bl_error_text(), "rank 2 did not reach barrier within 2.0 s");
 }
 
 static void test_mismatch(void **state)

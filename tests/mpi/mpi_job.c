@@ -4,10 +4,13 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/files.h"
 
 enum { MAX_WORDS = GOLDEN_MAX_ARGS + 16 };
 
@@ -112,7 +115,7 @@ static pid_t find_rank(pid_t mpirun, int rank)
 
 pid_t mpi_process_of(const runs_child *child, int rank)
 {
-    double deadline = runs_now_s() + 10;
+    double deadline = runs_now_s() + 60;
     pid_t pid = 0;
     while (pid == 0 && runs_now_s() < deadline) {
         pid = find_rank(child->pid, rank);
@@ -120,6 +123,41 @@ pid_t mpi_process_of(const runs_child *child, int rank)
     }
     if (pid == 0) fail_msg("rank %d was not started", rank);
     return pid;
+}
+
+void mpi_wait_for_text(const runs_child *child, const char *text, int n)
+{
+    for (int found = 0; found < n; runs_sleep_s(0.005)) {
+        bool is_alive = runs_is_alive(child);
+        char *log = bl_file_exists(child->log) ? runs_read(child->log, NULL) : NULL;
+        found = 0;
+        for (const char *at = log; at && (at = strstr(at, text)); at++) found++;
+        if (found < n && !is_alive)
+            fail_msg("the job ended without saying '%s' %d times: %s", text, n, log ? log : "");
+        free(log);
+    }
+}
+
+void mpi_assert_gone(const pid_t *pids, int n)
+{
+    double deadline = runs_now_s() + 10;
+    for (int i = 0; i < n; i++) {
+        while (mpi_is_running(pids[i]) && runs_now_s() < deadline) runs_sleep_s(0.01);
+        if (mpi_is_running(pids[i])) fail_msg("rank %d is still running", i);
+    }
+}
+
+int mpi_wait_after_kill(runs_child *child, const pid_t *ranks, int n_ranks, double limit_s)
+{
+    double deadline = runs_now_s() + limit_s;
+
+    while (runs_is_alive(child) && runs_now_s() < deadline) runs_sleep_s(0.01);
+    mpi_assert_gone(ranks, n_ranks);
+    if (runs_is_alive(child)) {
+        printf("mpirun is still there after %g s, and none of its processes: it is killed\n", limit_s);
+        kill(child->pid, SIGKILL);
+    }
+    return runs_wait(child, limit_s);
 }
 
 void mpi_assert_error(const runs_child *child, const char *text)

@@ -58,16 +58,6 @@ static void wait_for_moment(const runs_child *child, const char *output, bool in
     while (in_save && runs_is_alive(child) && !find_unfinished(output, false) && runs_now_s() < deadline) runs_sleep_s(0.0005);
 }
 
-static void wait_until_gone(const pid_t *ranks)
-{
-    double deadline = runs_now_s() + 5;
-
-    for (int i = 0; i < N_RANKS; i++) {
-        while (mpi_is_running(ranks[i]) && runs_now_s() < deadline) runs_sleep_s(0.01);
-        assert_false(mpi_is_running(ranks[i]));
-    }
-}
-
 /* The newest checkpoint can be used, and at most one interval is lost. */
 static void check_newest(const char *output, int64_t logged)
 {
@@ -104,8 +94,7 @@ static void test_killed_at_any_moment(void **state)
         wait_for_moment(&child, output, n % 2);
         n_in_save += find_unfinished(output, false);
         kill(n % 4 == 3 ? child.pid : ranks[n % N_RANKS], SIGKILL);
-        int code = runs_wait(&child, 10);
-        wait_until_gone(ranks);
+        int code = mpi_wait_after_kill(&child, ranks, N_RANKS, 15);
         if (code == 0) { /* it was through before the signal came */
             assert_true(runs_are_same(whole, output));
             assert_int_equal(bl_tree_remove(output), BL_OK);

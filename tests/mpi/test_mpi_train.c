@@ -170,17 +170,18 @@ static void test_stop_and_go_on(void **state)
         long_run(&args, output, 2);
         runs_set(&args, "grace_s", "%s", grace[i]);
         mpi_start_ballast(&child, 2, NULL, "train", &args);
-        wait_for_steps(&child, output, 100);
+        wait_for_steps(&child, output, 45);
         kill(child.pid, SIGUSR1); /* mpirun passes it on to all */
-        assert_int_equal(runs_wait(&child, 30), 75);
+        assert_int_equal(runs_wait(&child, LIMIT_S), 75);
         mpi_assert_error(&child, "stopped");
         assert_true(runs_logged_steps(output) < LONG_STEPS);
 
         runs_set(&args, "resume_from_checkpoint", "true");
         mpi_start_ballast(&child, 2, NULL, "train", &args);
-        wait_for_steps(&child, output, 120);
+        mpi_wait_for_text(&child, "memory predicted", 1); /* by then the log ends where the checkpoint does */
+        wait_for_steps(&child, output, runs_logged_steps(output) + 20);
         kill(mpi_process_of(&child, 1), SIGUSR1); /* one rank's request is enough */
-        assert_int_equal(runs_wait(&child, 30), 75);
+        assert_int_equal(runs_wait(&child, LIMIT_S), 75);
         assert_trained(&args, 2);
         assert_true(runs_are_same(whole, output));
         golden_args_free(&args);
@@ -202,12 +203,8 @@ static void test_a_rank_dies(void **state)
         for (int i = 0; i < 3; i++) ranks[i] = mpi_process_of(&child, i);
         wait_for_steps(&child, output, 45);
         kill(which == 0 ? ranks[1] : child.pid, SIGKILL);
-        assert_int_equal(runs_wait(&child, 5), which == 0 ? 128 + SIGKILL : -SIGKILL);
-        double deadline = runs_now_s() + 5;
-        for (int i = 0; i < 3; i++) {
-            while (mpi_is_running(ranks[i]) && runs_now_s() < deadline) runs_sleep_s(0.02);
-            assert_false(mpi_is_running(ranks[i]));
-        }
+        assert_int_equal(runs_wait(&child, LIMIT_S), which == 0 ? 128 + SIGKILL : -SIGKILL);
+        mpi_assert_gone(ranks, 3);
         assert_true(bl_file_exists(runs_path("dies-%d/checkpoints/step-40/manifest.json", which)));
         golden_args_free(&args);
     }
@@ -222,14 +219,18 @@ static void test_a_rank_hangs(void **state)
     (void)state;
     long_run(&args, output, 3);
     runs_set(&args, "max_steps", "100000");
-    runs_set(&args, "step_deadline_s", "2");
+    runs_set(&args, "step_deadline_s", "5");
     mpi_start_ballast(&child, 3, NULL, "train", &args);
     pid_t hung = mpi_process_of(&child, 0);
     wait_for_steps(&child, output, 5);
     kill(hung, SIGSTOP);
-    assert_int_equal(runs_wait(&child, 15), 7);
-    mpi_assert_error(&child, "rank 0 ");
-    assert_false(mpi_is_running(hung));
+    assert_int_equal(runs_wait(&child, LIMIT_S), 7);
+    mpi_assert_error(&child, "rank");
+    /* Rank 2 may wait for rank 0 in the middle of a collective that the one who speaks is through with. */
+    char *log = runs_read(child.log, NULL);
+    assert_true(strstr(log, "error: rank 0 ") || strstr(log, "error: ranks 0, 2 "));
+    free(log);
+    mpi_assert_gone(&hung, 1);
     golden_args_free(&args);
 }
 
