@@ -337,17 +337,16 @@ static void pace_next_transfer(fixture *f, bl_event *here, unsigned pause_us)
     assert_ok(bl_stream_call(f->copy, sleep_task, &pause_us, sizeof pause_us));
 }
 
-/* Two slots, transfers that take three quarters of a visit: compute hardly ever stands still. With one slot
- * it would each time. The bound, half of the time that transfers take, leaves a loaded machine 7.5 ms a visit
- * to be late. */
-static void test_transfers_are_hidden(void **state)
+enum { HIDDEN_ENTRIES = 8, VISIT_US = 20000, TRANSFER_US = 15000 };
+
+/* How long compute stands still for transfers that take three quarters of a visit, with two slots. */
+static double measure_stalls(void)
 {
-    enum { N = 8, VISIT_US = 20000, TRANSFER_US = 15000 };
+    enum { N = HIDDEN_ENTRIES };
     fixture f;
     bl_event *here;
     bl_timeline_totals totals;
     unsigned visit_us = VISIT_US;
-    (void)state;
 
     open_fixture(&f, (shape){N, 2, N - 2});
     assert_ok(bl_event_create(f.device, &here));
@@ -367,10 +366,21 @@ static void test_transfers_are_hidden(void **state)
     finish(&f);
     bl_timeline_collect(f.timeline);
     bl_timeline_get_totals(f.timeline, &totals);
-    double transfers_s = 2 * (N - 2) * TRANSFER_US * 1e-6;
-    assert_true(totals.lane[BL_LANE_ACTIVATIONS].stall_s < 0.5 * transfers_s);
     bl_event_destroy(here);
     close_fixture(&f);
+    return totals.lane[BL_LANE_ACTIVATIONS].stall_s;
+}
+
+/* Compute hardly ever stands still; with one slot it would at each transfer. Half of the time that transfers
+ * take leaves 7.5 ms a visit to be late; a loaded machine, which only adds to that, may try again. */
+static void test_transfers_are_hidden(void **state)
+{
+    enum { MAX_TRIES = 20 };
+    double transfers_s = 2 * (HIDDEN_ENTRIES - 2) * TRANSFER_US * 1e-6, stall_s = transfers_s;
+
+    (void)state;
+    for (int n = 0; n < MAX_TRIES && stall_s >= 0.5 * transfers_s; n++) stall_s = measure_stalls();
+    assert_true(stall_s < 0.5 * transfers_s);
 }
 
 /* ---- what is refused ---- */
