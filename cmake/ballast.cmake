@@ -33,7 +33,7 @@ function(ballast_test name)
   target_link_libraries(${name} PRIVATE ballast_options ${ARG_LINKS} cmocka)
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900) # a hang; a loaded machine and a sanitizer make the longest take minutes
   endif()
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
   if("gpu" IN_LIST ARG_LABELS)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "store/safetensors.h"
@@ -61,14 +62,16 @@ static bool grow_model(const json_t *model, const char *data, char path[GOLDEN_P
     snprintf(path, GOLDEN_PATH_BYTES, "/tmp/ballast-golden-%s", json_string_value(json_object_get(model, "path")));
     snprintf(config, sizeof config, "%s/config.json", path);
     if (bl_file_exists(config)) return true;
-    used = (size_t)snprintf(command, sizeof command, "%s %s %s/%s %s.making", python, tool, data,
-                            json_string_value(json_object_get(model, "grow_source")), path);
+    used = (size_t)snprintf(command, sizeof command, "%s %s %s/%s %s.making-%d", python, tool, data,
+                            json_string_value(json_object_get(model, "grow_source")), path, (int)getpid());
     size_t i;
     json_t *word;
     json_array_foreach(json_object_get(model, "grow_arguments"), i, word)
         used += (size_t)snprintf(command + used, sizeof command - used, " %s", json_string_value(word));
-    snprintf(command + used, sizeof command - used, " >/dev/null && mv %s.making %s", path, path);
-    require(system(command) == 0, command);
+    snprintf(command + used, sizeof command - used,
+             " >/dev/null && { mv -T %s.making-%d %s || rm -r %s.making-%d; }", path, (int)getpid(), path,
+             path, (int)getpid()); /* another test may make it, too */
+    require(system(command) == 0 && bl_file_exists(config), command);
     return true;
 }
 

@@ -47,11 +47,13 @@ static bool have_model(void)
     snprintf(config, sizeof config, "%s/config.json", model);
     if (bl_file_exists(config)) return true;
     snprintf(command, sizeof command,
-             "%s %s %s/models/stories260K %s.making --hidden 1024 --inter 4096 --layers 18 --heads 16 --kv 8 "
-             "--head-dim 64 --dense "
-             ">/dev/null && mv %s.making %s",
-             python, tool, data, model, model, model);
+             "making=%s.making-%d; %s %s %s/models/stories260K $making --hidden 1024 --inter 4096 --layers "
+             "18 --heads 16 --kv 8 "
+             "--head-dim 64 --dense >/dev/null && { mv -T $making %s || rm -r $making; }", /* another test may
+                                                                                              make it, too */
+             model, (int)getpid(), python, tool, data, model);
     run(command);
+    assert_true(bl_file_exists(config));
     return true;
 }
 

@@ -17,6 +17,9 @@
 
 enum { STEPS = 3, MAX_RANKS = 8 };
 
+static const double SOON_S =
+    60; /* nobody waits for a rank that has failed; the deadline of others is half an hour */
+
 /* ---- hooks ---- */
 
 /* Sleeps and short reads, different for each call; an error at one of them. */
@@ -234,7 +237,7 @@ static void test_read_error_names_its_page(void **state)
             hooks = disturbing_hooks(&d);
             double start = runs_now_s();
             bl_status st = golden_train_hooked(&args, &hooks);
-            assert_true(runs_now_s() - start < 10.0);
+            assert_true(runs_now_s() - start < SOON_S);
             assert_true(st == BL_EIO || st == BL_ENOMEM);
             assert_error_has(".pages");
             if (!strstr(bl_error_text(), "page lm_head")) assert_error_has("page model.layers."); /* whichever it was */
@@ -331,7 +334,7 @@ static void test_one_rank_finds_damage(void **state)
         hooks.pace_user = &s;
         double start = runs_now_s();
         assert_int_equal(golden_train_hooked(&args, &hooks), BL_EINPUT);
-        assert_true(runs_now_s() - start < 10.0);
+        assert_true(runs_now_s() - start < SOON_S);
         assert_error_has("-1-of-4.pages: page model.layers.0.self_attn.q_proj+k_proj+v_proj at 0: checksum");
         runs_unset(&args, "overwrite_output_dir");
         runs_set(&args, "resume_from_checkpoint", "true");
