@@ -78,7 +78,7 @@ static void warn_buffers(const bl_reader *reader, size_t n_bytes, int rc)
 {
     struct rlimit limit;
 
-    if (atomic_exchange(&reader->files->has_warned, true)) return;
+    if (atomic_exchange(reader->files->warned, true)) return;
     if (rc == -ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         bl_log_warning("RLIMIT_MEMLOCK is %llu bytes and registering the read buffers needs %zu (ulimit -l "
                        "%zu): they stay "

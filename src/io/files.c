@@ -27,12 +27,19 @@ bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, b
     if (!files) return BL_FAIL(BL_ENOMEM, "%d open files", n_files);
     for (int i = 0; i < n_files; i++) files->file[i].fd = -1;
     files->n_files = n_files;
+    atomic_init(&files->has_warned, false);
+    files->warned = &files->has_warned;
     for (int i = 0; i < n_files; i++) BL_TRY_GOTO(st, done, open_file(paths[i], direct, &files->file[i]));
     *out = files;
     files = NULL;
 done:
     bl_io_files_close(files);
     return st;
+}
+
+void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other)
+{
+    files->warned = other->warned;
 }
 
 void bl_io_files_close(bl_io_files *files)

@@ -215,7 +215,7 @@ static bl_status start_engine(bl_reader *reader)
     if (wanted != BL_IO_PREAD) {
         reader->engine = &bl_io_engine_uring;
         if (reader->engine->start(reader) == BL_OK) return BL_OK;
-        if (!atomic_exchange(&reader->files->has_warned, true))
+        if (!atomic_exchange(reader->files->warned, true))
             bl_log_warning("io_uring is not used, files are read with pread: %s", bl_error_text());
     }
     reader->engine = &bl_io_engine_pread;

@@ -39,6 +39,9 @@ typedef struct bl_io_files bl_io_files;
 
 /* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has it. */
 bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, bl_io_files **out);
+/* How files are read is warned of once; with this, once for both. `other` must outlive `files`; before readers
+ * of `files` are made. */
+void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
 void bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
 
 /* ---- the reader ---- */

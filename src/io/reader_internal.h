@@ -27,6 +27,7 @@ typedef struct bl_io_file {
 
 struct bl_io_files {
     atomic_bool has_warned; /* of how these files are read */
+    atomic_bool *warned;    /* that one, or other files' */
     int n_files;
     bl_io_file file[];
 };

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/memory.h"
 #include "base/sizes.h"
 #include "llama/weights.h"
 #include "llama/weights_internal.h"
@@ -99,6 +100,10 @@ static bl_status read_embedding(bl_llama_host *host)
     if (!t) t = head; /* tied, and stored under the head's name */
     host->embedding_dtype = t->dtype;
     host->head_dtype = head ? head->dtype : t->dtype;
+    int64_t available = bl_memory_available_bytes(); /* where there is less the system would end us while we read */
+    if (available >= 0 && t->n_bytes > available)
+        return BL_FAIL(BL_ENOMEM, "%s: takes %lld bytes of memory, %lld are available", t->name, (long long)t->n_bytes,
+                       (long long)available);
     host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
     if (!host->embedding) return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
     BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));

@@ -171,5 +171,6 @@ bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_op
     bl_pager_options options = {.device = w->device, .comm = bl_comm_size(o->shards) > 1 ? o->shards : NULL, .copy = o->copy,
                                 .gather = o->gather, .ring_depth = o->ring_depth, .queue_depth = o->queue_depth, .io_engine = w->host->io_engine,
                                 .verify_always = o->verify_always, .timeline = o->timeline, .hooks = o->hooks};
+    if (bl_pages_files(w->pages)) bl_io_files_warn_with(bl_pages_files(w->pages), w->host->io_files); /* and all ranks' */
     return bl_base_create_paged(&w->layout, w->pages, &options, out);
 }

@@ -132,9 +132,9 @@ bl_status bl_job_choose_placement(bl_job *job)
 bl_status bl_job_choose_saving(bl_job *job)
 {
     bl_activation_checkpointing asked = job->config->activation_checkpointing;
-    int64_t available = bl_memory_available_bytes();
 
     if (asked != BL_CHECKPOINT_AUTO) return BL_OK;
+    int64_t available = bl_memory_available_bytes();
     for (size_t i = 0; i < BL_COUNT(savings); i++) {
         bl_memory_ledger ledger;
         job->save = savings[i].save;

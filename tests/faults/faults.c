@@ -20,7 +20,7 @@
 static const double LIMIT_S =
     60; /* a training here takes a tenth of a second; a sanitizer and strace on a loaded machine, ten */
 
-static const char *const job_names[FAULTS_JOBS] = {"fresh", "resume", "text"};
+static const char *const job_names[FAULTS_JOBS] = {"fresh", "resume", "text", "offload"};
 
 typedef struct shared_run {
     faults_outcome outcome;
@@ -60,6 +60,14 @@ static void job_keys(faults_job job, const char *folder, golden_args *args)
     runs_set(args, "warmup_steps", "1");
     runs_set(args, "eval_steps", "2");
     runs_set(args, "resume_from_checkpoint", "true");
+    if (job == FAULTS_OFFLOAD) {
+        runs_set(args, "offload_ratio", "0.7");
+        runs_set(args, "offload_tier", "disk");
+        runs_set(args, "offload_dir", "%s", runs_path("pages"));
+        runs_set(args, "io_engine", "pread"); /* strace does not see the other one's reads */
+        runs_set(args, "activation_offload", "true");
+        runs_set(args, "verify_base", "save");
+    }
     if (job != FAULTS_TEXT) return;
     runs_set(args, "model_name_or_path", "%s", runs_path("model"));
     runs_set(args, "train_file", "%s", runs_path("rows.jsonl"));
@@ -99,6 +107,8 @@ static void make_resume_job(void)
 static void prepare(faults_job job)
 {
     assert_int_equal(bl_tree_remove(output(job)), BL_OK);
+    assert_int_equal(bl_tree_remove(runs_path("pages")), BL_OK);
+    assert_int_equal(bl_dir_create(runs_path("pages")), BL_OK);
     if (job == FAULTS_RESUME) runs_copy(runs_path("resume-from"), output(job));
 }
 
@@ -227,6 +237,18 @@ static bool final_file_is_whole(faults_job job, const char *name)
     return same;
 }
 
+static bool page_files_are_whole(void)
+{
+    char **names;
+    size_t n_names;
+    bool whole = true;
+
+    assert_int_equal(bl_dir_list(runs_path("pages"), &names, &n_names), BL_OK);
+    for (size_t i = 0; i < n_names; i++) whole = whole && !strstr(names[i], ".tmp-");
+    bl_names_free(names, n_names);
+    return whole;
+}
+
 bool faults_check(faults_job job, const char *what, const int *codes, const faults_outcome *outcome)
 {
     faults_outcome again;
@@ -243,12 +265,12 @@ bool faults_check(faults_job job, const char *what, const int *codes, const faul
     if (!final_file_is_whole(job, "adapter_model.safetensors") ||
         !final_file_is_whole(job, "adapter_config.json"))
         return complain(job, what, outcome, "left a damaged adapter");
+    if (!page_files_are_whole()) return complain(job, what, outcome, "left half a page file");
     if (outcome->code != 0) {
         run_child(job, output(job), NULL, &again);
         if (again.code != 0) return complain(job, what, &again, "cannot be resumed");
     }
-    if (!runs_are_same(whole(job), output(job))) complain(job, what, outcome, "led to another result");
-    return true;
+    return runs_are_same(whole(job), output(job)) || complain(job, what, outcome, "led to another result");
 }
 
 /* ---- fixtures ---- */
@@ -260,6 +282,7 @@ int faults_set_up(void **state)
     if (runs_set_up(state) != 0) return -1;
     run = faults_shared(sizeof *run);
     make_text_job();
+    if (bl_dir_create(runs_path("pages")) != BL_OK) return -1;
     for (faults_job job = 0; job < FAULTS_JOBS; job++) {
         run_child(job, whole(job), NULL, &outcome);
         if (outcome.code != 0 && !complain(job, "undisturbed", &outcome, "failed")) return -1;

@@ -4,8 +4,8 @@
  * A training runs in a child of fork; the test says what goes wrong there. Whatever it was: the child ends
  * within 10 s, either with the result of an undisturbed run, bit for bit, or with a failure of an allowed
  * status whose text says something; the checkpoints that have their final name verify; a final adapter is
- * whole or absent; and the same command, undisturbed and with resume_from_checkpoint, then gives the
- * undisturbed result. */
+ * whole or absent; no page file is half written; and the same command, undisturbed and with
+ * resume_from_checkpoint, then gives the undisturbed result. */
 #ifndef BALLAST_TESTS_FAULTS_H
 #define BALLAST_TESTS_FAULTS_H
 
@@ -13,9 +13,10 @@
 
 /* What is trained: all read the same model and differ in what they read and write besides. */
 typedef enum faults_job {
-    FAULTS_FRESH,  /* 2 ranks, 2 steps, a checkpoint after each, validation */
-    FAULTS_RESUME, /* the same from the checkpoint of step 1 */
-    FAULTS_TEXT,   /* 2 ranks, 1 step, a tokenizer and rows of text, bad ones among them */
+    FAULTS_FRESH,   /* 2 ranks, 2 steps, a checkpoint after each, validation */
+    FAULTS_RESUME,  /* the same from the checkpoint of step 1 */
+    FAULTS_TEXT,    /* 2 ranks, 1 step, a tokenizer and rows of text, bad ones among them */
+    FAULTS_OFFLOAD, /* as FRESH, with most of the base in page files and activations in host memory */
     FAULTS_JOBS
 } faults_job;
 

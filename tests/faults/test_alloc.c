@@ -217,12 +217,19 @@ static void test_text(void **state)
     check_job(FAULTS_TEXT);
 }
 
+static void test_offload(void **state)
+{
+    (void)state;
+    check_job(FAULTS_OFFLOAD);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fresh),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_offload),
     };
 
     if (argc > 1) n_points = atoi(argv[1]);

@@ -58,7 +58,8 @@ static const fault faults[] = {
     {"unlink", EIO, false, false},     {"rmdir", EIO, false, false},
     {"close", EIO, false, false},      {"close", EINTR, true, false},
     {"fcntl", EIO, false, false},      {"madvise", EAGAIN, true, true},
-    {"clone3", EAGAIN, false, true},
+    {"clone3", EAGAIN, false, true},   {"fallocate", ENOSPC, false, false},
+    {"fallocate", EINTR, true, false}, {"mlock", ENOMEM, true, true},
 };
 
 static int n_points = 60;
@@ -236,6 +237,12 @@ static void test_text(void **state)
     check_job(FAULTS_TEXT);
 }
 
+static void test_offload(void **state)
+{
+    (void)state;
+    check_job(FAULTS_OFFLOAD);
+}
+
 /* strace attaches to a process of its own making, as it will to the trainings. */
 static bool can_trace(void)
 {
@@ -259,6 +266,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_fresh),
         cmocka_unit_test(test_resume),
         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_offload),
     };
 
     if (!can_trace()) {

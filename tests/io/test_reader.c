@@ -3,9 +3,6 @@
  * offset, so that each byte is checked for its place. */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -14,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -26,6 +21,7 @@
 
 #include "base/sizes.h"
 #include "io/reader.h"
+#include "refusals.h"
 
 enum { N_FILES = 6, CHUNK = 64 << 10, DEPTH = 4, SPARSE = 5 };
 
@@ -484,30 +480,6 @@ static int read_as_child(bl_io_engine engine, const char *expected_engine)
     return rc;
 }
 
-static bool refuse(int system_call, int error)
-{
-    struct sock_filter code[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)system_call, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ((unsigned)error & SECCOMP_RET_DATA)),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {BL_COUNT(code), code};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
-static bool limit_memlock(rlim_t n_bytes)
-{
-    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-    struct __user_cap_data_struct data[2];
-    struct rlimit limit = {n_bytes, n_bytes};
-
-    if (syscall(SYS_capget, &header, data) != 0) return false;
-    data[CAP_IPC_LOCK / 32].effective &= ~(1u << CAP_IPC_LOCK % 32);
-    return setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && syscall(SYS_capset, &header, data) == 0;
-}
-
 /* Runs in a child with its stderr in `text`; returns its exit code. */
 static int run_child(int (*fn)(int), int arg, char text[4096])
 {
@@ -538,7 +510,7 @@ static int run_child(int (*fn)(int), int arg, char text[4096])
 static int child_refused(int error)
 {
     alarm(10);
-    bool refused = refuse(error > 0 ? SYS_io_uring_setup : SYS_io_uring_enter, abs(error));
+    bool refused = refuse_system_call(error > 0 ? SYS_io_uring_setup : SYS_io_uring_enter, abs(error));
     return refused ? read_as_child(BL_IO_AUTO, "pread") : CHILD_CANNOT;
 }
 
@@ -562,7 +534,7 @@ static void test_uring_refused(void **state)
 
 static int child_memlock(int n_bytes)
 {
-    return limit_memlock((rlim_t)n_bytes) ? read_as_child(BL_IO_URING, "uring") : CHILD_CANNOT;
+    return refuse_locked_memory((size_t)n_bytes) ? read_as_child(BL_IO_URING, "uring") : CHILD_CANNOT;
 }
 
 static void test_memlock(void **state)

@@ -236,6 +236,7 @@ static void run_program(const runs_child *child, char **argv)
 
     if (log < 0 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log, 2) < 0) _exit(126);
     if (child->max_file_bytes > 0 && setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(126);
+    if (child->prepare && !child->prepare(child->arg)) _exit(126);
     setenv("TSAN_OPTIONS", "report_thread_leaks=0", 0); /* a second request to stop leaves its threads */
     execv(argv[0], argv);
     _exit(126);

@@ -344,16 +344,73 @@ static void test_one_rank_finds_damage(void **state)
     }
 }
 
+/* A byte in memory of the first page of the pages that were made last, at one of the verifications. */
+static bl_pages *made_pages;
+static int n_verified, flips_at; /* 0: never */
+
+bl_status __real_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units,
+                                 bl_pager **out);
+bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units,
+                                 bl_pager **out);
+bl_status __real_bl_pager_verify(bl_pager *pager);
+bl_status __wrap_bl_pager_verify(bl_pager *pager);
+
+bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units,
+                                 bl_pager **out)
+{
+    if (flips_at > 0) made_pages = pages; /* then there is one rank */
+    return __real_bl_pager_create(options, pages, n_units, units, out);
+}
+
+bl_status __wrap_bl_pager_verify(bl_pager *pager)
+{
+    if (flips_at > 0 && ++n_verified == flips_at) ((char *)bl_pages_memory(made_pages, 0))[100] ^= 4;
+    return __real_bl_pager_verify(pager);
+}
+
+static void test_damage_in_memory_is_not_saved(void **state)
+{
+    (void)state;
+    for (int is_host = 0; is_host < 2; is_host++) {
+        golden_args args = {0};
+        offload_args(&args, runs_path("flipped"), 1);
+        runs_set(&args, "save_steps", "1");
+        runs_set(&args, "verify_base", "save");
+        runs_set(&args, "offload_ratio", "%d", is_host);
+        n_verified = 0;
+        flips_at = 2;
+        assert_int_equal(golden_train(&args), BL_EINPUT);
+        flips_at = 0;
+        assert_int_equal(n_verified, 2);
+        assert_error_has("memory of page model.layers.0.self_attn.q_proj+k_proj+v_proj: checksum ");
+        assert_true(bl_file_exists(runs_path("flipped/checkpoints/step-1")));
+        assert_false(bl_file_exists(runs_path("flipped/checkpoints/step-2")));
+        runs_unset(&args, "overwrite_output_dir");
+        runs_set(&args, "resume_from_checkpoint", "true");
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_true(runs_are_same(plain_run(1), runs_path("flipped")));
+        golden_args_free(&args);
+    }
+}
+
 /* ---- auto ---- */
 
-static _Atomic int64_t first_available_bytes; /* what the system has to say first; 0: the truth */
+static _Atomic int64_t planted_bytes; /* what the system has to say once; 0: the truth */
+static atomic_int n_true_answers;     /* before that; the first is about the embedding, the next about all */
+
+static void answer_once(int64_t n_bytes, int n_before)
+{
+    n_true_answers = n_before;
+    planted_bytes = n_bytes;
+}
 
 int64_t __real_bl_memory_available_bytes(void);
 int64_t __wrap_bl_memory_available_bytes(void);
 
 int64_t __wrap_bl_memory_available_bytes(void)
 {
-    int64_t said = atomic_exchange(&first_available_bytes, 0);
+    if (planted_bytes && atomic_fetch_sub(&n_true_answers, 1) > 0) return __real_bl_memory_available_bytes();
+    int64_t said = atomic_exchange(&planted_bytes, 0);
     return said ? said : __real_bl_memory_available_bytes();
 }
 
@@ -370,7 +427,7 @@ static void test_auto_ratio(void **state)
         runs_set(&args, "offload_tier", "disk");
         runs_set(&args, "offload_dir", "%s", runs_path("auto-pages"));
         assert_int_equal(bl_dir_create(runs_path("auto-pages")), BL_OK);
-        first_available_bytes = is_short ? 1 << 20 : 0;
+        answer_once(is_short ? 1 << 20 : 0, 1);
         assert_int_equal(golden_train(&args), BL_OK);
         assert_true(runs_are_same(plain_run(2), runs_path("auto")));
         assert_int_equal(bl_dir_list(runs_path("auto-pages"), &names, &n_names), BL_OK);
@@ -378,6 +435,34 @@ static void test_auto_ratio(void **state)
         bl_names_free(names, n_names);
         golden_args_free(&args);
     }
+}
+
+/* A run that does not fit says so with both numbers, and names the keys that make it fit, if there are any left. */
+static void test_too_little_memory_names_keys(void **state)
+{
+    (void)state;
+    for (int ratio = 0; ratio <= 1; ratio++) {
+        golden_args args = {0};
+        offload_args(&args, runs_path("small"), 2);
+        runs_set(&args, "activation_checkpointing", "full");
+        runs_set(&args, "offload_ratio", "%d", ratio);
+        runs_set(&args, "offload_tier", "disk");
+        runs_set(&args, "offload_dir", "%s", pages_dir(2));
+        answer_once(3 << 19, 1);
+        assert_int_equal(golden_train(&args), BL_ENOMEM);
+        assert_error_has("this run needs about ");
+        assert_error_has(" MiB of memory, 1.5 MiB are available; ");
+        assert_error_has("per_device_train_batch_size, max_seq_length or visit_tokens");
+        assert_int_equal(strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL, ratio == 0);
+        golden_args_free(&args);
+    }
+    answer_once(1, 0);
+    golden_args args = {0};
+    offload_args(&args, runs_path("small"), 2);
+    assert_int_equal(golden_train(&args), BL_ENOMEM);
+    assert_error_has("model.embed_tokens.weight: takes ");
+    assert_error_has(" bytes of memory, 1 are available");
+    golden_args_free(&args);
 }
 
 static bool auto_keeps_all_in_memory(const char *checkpointing, int64_t available_bytes)
@@ -393,7 +478,7 @@ static bool auto_keeps_all_in_memory(const char *checkpointing, int64_t availabl
     runs_set(&args, "offload_dir", "%s", runs_path("auto-pages"));
     assert_int_equal(bl_tree_remove(runs_path("auto-pages")), BL_OK);
     assert_int_equal(bl_dir_create(runs_path("auto-pages")), BL_OK);
-    first_available_bytes = available_bytes;
+    answer_once(available_bytes, 1);
     assert_int_equal(golden_train(&args), BL_OK);
     assert_int_equal(bl_dir_list(runs_path("auto-pages"), &names, &n_names), BL_OK);
     bl_names_free(names, n_names);
@@ -481,8 +566,10 @@ int main(void)
         cmocka_unit_test(test_no_placement_changes_a_bit), cmocka_unit_test(test_no_overlap_changes_no_bit),
         cmocka_unit_test(test_offloaded_activations_change_no_bit), cmocka_unit_test(test_bytes_are_counted),
         cmocka_unit_test(test_read_error_names_its_page), cmocka_unit_test(test_damaged_page_is_found),
-        cmocka_unit_test(test_one_rank_finds_damage), cmocka_unit_test(test_auto_ratio),
-        cmocka_unit_test(test_auto_ratio_counts_what_is_kept), cmocka_unit_test(test_wrong_keys), cmocka_unit_test(test_trace_can_be_read),
+        cmocka_unit_test(test_one_rank_finds_damage), cmocka_unit_test(test_damage_in_memory_is_not_saved),
+        cmocka_unit_test(test_auto_ratio), cmocka_unit_test(test_too_little_memory_names_keys),
+        cmocka_unit_test(test_auto_ratio_counts_what_is_kept), cmocka_unit_test(test_wrong_keys),
+        cmocka_unit_test(test_trace_can_be_read),
     };
     return cmocka_run_group_tests_name("offload", tests, runs_set_up, runs_tear_down);
 }
