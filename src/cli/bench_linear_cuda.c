@@ -102,6 +102,30 @@ static bl_status make_weight(linear_bench *b, const uint8_t *codes)
     return BL_OK;
 }
 
+/* The parts' A's one behind the other, and their dA's. */
+static bl_status make_parts(linear_bench *b)
+{
+    int64_t r = 0;
+    char *A;
+    float *dA;
+
+    for (int p = 0; p < b->linear.n_parts; p++) r += b->linear.part[p].r;
+    BL_TRY(take_filled(b, (size_t)(r * b->K) * 2, b->pattern, (void **)&A));
+    BL_TRY(take(b, (size_t)(r * b->K) * sizeof *dA, (void **)&dA));
+    b->linear.is_stacked = true;
+    for (int p = 0; p < b->linear.n_parts; p++) {
+        bl_lora_part *part = &b->linear.part[p];
+        size_t n = (size_t)(part->rows * part->r);
+        void *B;
+        BL_TRY(take_filled(b, n * 2, b->pattern, &B));
+        BL_TRY(take(b, n * sizeof(float), (void **)&part->dB));
+        part->A = A, part->B = B, part->dA = dA;
+        A += (size_t)(part->r * b->K) * 2;
+        dA += part->r * b->K;
+    }
+    return BL_OK;
+}
+
 static bl_status make_memory(linear_bench *b)
 {
     size_t larger = (size_t)bl_max_i64(b->N, b->K);
@@ -120,16 +144,7 @@ static bl_status make_memory(linear_bench *b)
     BL_TRY(fp8_cuda_fill(b->stream, b->one_scale, 1, 0x1p-10f));
     BL_TRY(take(b, (size_t)b->T * larger * sizeof(float) / BL_FP8_BLOCK + (size_t)b->T * sizeof(float),
                 (void **)&b->input_scales));
-    for (int p = 0; p < b->linear.n_parts; p++) {
-        bl_lora_part *part = &b->linear.part[p];
-        size_t a = (size_t)(part->r * b->K), n = (size_t)(part->rows * part->r);
-        void *A, *B;
-        BL_TRY(take_filled(b, a * 2, b->pattern, &A));
-        BL_TRY(take_filled(b, n * 2, b->pattern, &B));
-        part->A = A, part->B = B;
-        BL_TRY(take(b, a * sizeof(float), (void **)&part->dA));
-        BL_TRY(take(b, n * sizeof(float), (void **)&part->dB));
-    }
+    BL_TRY(make_parts(b));
     b->linear.mode = BL_MATMUL_FP8; /* whose workspace serves both */
     b->linear.workspace_bytes = bl_lora_linear_workspace_bytes(b->device, &b->linear, b->T);
     BL_TRY(take(b, b->linear.workspace_bytes, &b->linear.workspace));

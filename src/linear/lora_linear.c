@@ -2,6 +2,9 @@
 /* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | on CUDA: the scratch of the products. u is made again in backward instead of
  * kept: its r K T multiplications are N / r times fewer than the layer's own.
  *
+ * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that lie one behind the other are taken as
+ * one, (r_1 + r_2 + ..., K), for these products, with u and du in columns side by side: the parts are a stack. Else each is its own.
+ *
  * The updates go first and the frozen product is added to them: where y is bf16, the small term is the one that is rounded twice. Rows of
  * W without an update start at zero. */
 #include "linear/lora_linear.h"
@@ -24,12 +27,13 @@ typedef struct workspace_layout {
 /* On the CPU nothing is padded: the sizes are bl_lora_linear_workspace_floats'. */
 static workspace_layout lay_out(const bl_lora_linear *linear, int64_t T)
 {
-    int64_t alignment = linear->act == BL_ACT_F32 ? 1 : ALIGNMENT_BYTES, unit_bytes = (int64_t)bl_act_bytes(linear->act), r_max = 0;
+    bool is_f32 = linear->act == BL_ACT_F32, is_stacked = linear->is_stacked && !is_f32;
+    int64_t alignment = is_f32 ? 1 : ALIGNMENT_BYTES, unit_bytes = (int64_t)bl_act_bytes(linear->act), r = 0;
     bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
     workspace_layout at;
 
-    for (int p = 0; p < linear->n_parts; p++) r_max = bl_max_i64(r_max, linear->part[p].r);
-    size_t u_bytes = (size_t)bl_round_up(T * r_max * unit_bytes, alignment);
+    for (int p = 0; p < linear->n_parts; p++) r = is_stacked ? r + linear->part[p].r : bl_max_i64(r, linear->part[p].r);
+    size_t u_bytes = (size_t)bl_round_up(T * r * unit_bytes, alignment);
     at.du = u_bytes;
     at.masked = 2 * u_bytes;
     at.scratch = at.masked + (dropout ? (size_t)bl_round_up(T * linear->weight.cols * unit_bytes, alignment) : 0);
@@ -88,31 +92,57 @@ static bl_matmul_args small_product(const bl_lora_linear *linear, const workspac
     return (bl_matmul_args){.act = linear->act, .c_act = linear->act, .alpha = 1.0f, .scratch = ws->scratch, .scratch_bytes = bytes};
 }
 
+typedef struct stack {
+    const bl_lora_part *part; /* the first of */
+    int n_parts;
+    int64_t r; /* of all of them */
+} stack;
+
+/* The stack that begins with part p. */
+static stack stack_at(const bl_lora_linear *linear, int p)
+{
+    stack s = {.part = &linear->part[p], .n_parts = 1, .r = linear->part[p].r};
+
+    if (!linear->is_stacked || linear->act != BL_ACT_BF16) return s;
+    for (s.n_parts = 1; p + s.n_parts < linear->n_parts; s.n_parts++) s.r += s.part[s.n_parts].r;
+    return s;
+}
+
+/* Where the columns of the stack's part `index` begin in u or du (T, r of the stack). */
+static void *columns_of(const bl_lora_linear *linear, const stack *s, int index, void *u)
+{
+    int64_t column = 0;
+    for (int i = 0; i < index; i++) column += s->part[i].r;
+    return (char *)u + (size_t)column * bl_act_bytes(linear->act);
+}
+
 /* u (T,r) = input A^T */
-static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s, const workspace *ws, int64_t T,
                               const void *input)
 {
     bl_matmul_args product = small_product(linear, ws);
     int64_t K = linear->weight.cols;
 
     product.transpose_b = true;
-    product.M = T, product.N = part->r, product.K = K;
-    product.lda = K, product.ldb = K, product.ldc = part->r;
-    product.a = input, product.b = part->A, product.c = ws->u;
+    product.M = T, product.N = s->r, product.K = K;
+    product.lda = K, product.ldb = K, product.ldc = s->r;
+    product.a = input, product.b = s->part->A, product.c = ws->u;
     return bl_matmul(stream, &product);
 }
 
-/* y's columns of the part (T,rows) = s u B^T */
-static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+/* y's columns of the stack's part `index` (T,rows) = s u B^T */
+static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index, const workspace *ws, int64_t T,
                             void *y)
 {
+    const bl_lora_part *part = &s->part[index];
     bl_matmul_args product = small_product(linear, ws);
 
     product.transpose_b = true;
     product.M = T, product.N = part->rows, product.K = part->r;
-    product.lda = part->r, product.ldb = part->r, product.ldc = linear->weight.rows;
+    product.lda = s->r, product.ldb = part->r, product.ldc = linear->weight.rows;
     product.alpha = part->scale;
-    product.a = ws->u, product.b = part->B, product.c = (char *)y + (size_t)part->row_begin * bl_act_bytes(linear->act);
+    product.a = columns_of(linear, s, index, ws->u), product.b = part->B;
+    product.c = (char *)y + (size_t)part->row_begin * bl_act_bytes(linear->act);
     return bl_matmul(stream, &product);
 }
 
@@ -136,9 +166,11 @@ bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear
     }
     if (linear->n_parts > 0 && !parts_cover_rows(linear))
         BL_TRY(bl_stream_zero(stream, y, (size_t)(T * linear->weight.rows) * bl_act_bytes(linear->act)));
-    for (int p = 0; p < linear->n_parts; p++) {
-        BL_TRY(project_down(stream, linear, &linear->part[p], &ws, T, input));
-        BL_TRY(project_up(stream, linear, &linear->part[p], &ws, T, y));
+    for (int p = 0; p < linear->n_parts;) {
+        stack s = stack_at(linear, p);
+        BL_TRY(project_down(stream, linear, &s, &ws, T, input));
+        for (int i = 0; i < s.n_parts; i++) BL_TRY(project_up(stream, linear, &s, i, &ws, T, y));
+        p += s.n_parts;
     }
     return frozen_product(stream, linear, &ws, true, T, linear->n_parts > 0 ? 1.0f : 0.0f, x, y);
 }
@@ -149,48 +181,51 @@ static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int
     return bl_stream_zero(stream, part->dB, (size_t)(part->rows * part->r) * sizeof(float));
 }
 
-/* dB (rows,r) = s dy^T u, and du (T,r) = s dy B. */
-static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+/* Of the stack's part `index`: dB (rows,r) = s dy^T u, and its columns of du (T,r) = s dy B. */
+static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index, const workspace *ws, int64_t T,
                          const void *dy)
 {
+    const bl_lora_part *part = &s->part[index];
     bl_matmul_args product = small_product(linear, ws);
     int64_t r = part->r;
 
     product.a = (const char *)dy + (size_t)part->row_begin * bl_act_bytes(linear->act);
-    product.lda = linear->weight.rows, product.ldb = r, product.ldc = r;
+    product.lda = linear->weight.rows;
     product.alpha = part->scale;
 
     product.transpose_a = true;
     product.M = part->rows, product.N = r, product.K = T;
-    product.b = ws->u, product.c = part->dB, product.c_act = BL_ACT_F32;
+    product.ldb = s->r, product.ldc = r;
+    product.b = columns_of(linear, s, index, ws->u), product.c = part->dB, product.c_act = BL_ACT_F32;
     BL_TRY(bl_matmul(stream, &product));
 
     product.transpose_a = false;
     product.M = T, product.N = r, product.K = part->rows;
-    product.b = part->B, product.c = ws->du, product.c_act = linear->act;
+    product.ldb = r, product.ldc = s->r;
+    product.b = part->B, product.c = columns_of(linear, s, index, ws->du), product.c_act = linear->act;
     return bl_matmul(stream, &product);
 }
 
 /* dA (r,K) = du^T input, and unless out is NULL: out (T,K) = du A + beta out. */
-static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, const bl_lora_part *part, const workspace *ws, int64_t T,
+static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s, const workspace *ws, int64_t T,
                            const void *input, float beta, void *out)
 {
     bl_matmul_args product = small_product(linear, ws);
-    int64_t r = part->r, K = linear->weight.cols;
+    int64_t r = s->r, K = linear->weight.cols;
 
     product.a = ws->du;
     product.lda = r, product.ldb = K, product.ldc = K;
 
     product.transpose_a = true;
     product.M = r, product.N = K, product.K = T;
-    product.b = input, product.c = part->dA, product.c_act = BL_ACT_F32;
+    product.b = input, product.c = s->part->dA, product.c_act = BL_ACT_F32;
     BL_TRY(bl_matmul(stream, &product));
     if (!out) return BL_OK;
 
     product.transpose_a = false;
     product.M = T, product.N = K, product.K = r;
     product.beta = beta;
-    product.b = part->A, product.c = out, product.c_act = linear->act;
+    product.b = s->part->A, product.c = out, product.c_act = linear->act;
     return bl_matmul(stream, &product);
 }
 
@@ -208,11 +243,12 @@ bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linea
         BL_TRY(apply_dropout(stream, linear, T, x, ws.masked));
         input = ws.masked;
     }
-    for (int p = 0; p < linear->n_parts; p++) {
-        const bl_lora_part *part = &linear->part[p];
-        BL_TRY(project_down(stream, linear, part, &ws, T, input));
-        BL_TRY(pull_up(stream, linear, part, &ws, T, dy));
-        BL_TRY(pull_down(stream, linear, part, &ws, T, input, p == 0 ? 0.0f : 1.0f, dx));
+    for (int p = 0; p < linear->n_parts;) {
+        stack s = stack_at(linear, p);
+        BL_TRY(project_down(stream, linear, &s, &ws, T, input));
+        for (int i = 0; i < s.n_parts; i++) BL_TRY(pull_up(stream, linear, &s, i, &ws, T, dy));
+        BL_TRY(pull_down(stream, linear, &s, &ws, T, input, p == 0 ? 0.0f : 1.0f, dx));
+        p += s.n_parts;
     }
     if (!dx) return BL_OK;
     if (dropout) BL_TRY(apply_dropout(stream, linear, T, dx, dx)); /* the updates' input gradient alone is masked */

@@ -42,6 +42,8 @@ typedef struct bl_lora_linear {
     bl_weight weight;
     int n_parts;
     bl_lora_part part[BL_LORA_PARTS];
+    bool is_stacked; /* the parts' A's lie one behind the other, and so do their dA's: on CUDA x and dx are then gone through once for
+                        all parts instead of once for each. Not looked at on the CPU */
     bl_lora_dropout dropout;
     bl_act_type act;     /* zero: fp32 */
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
@@ -52,7 +54,7 @@ typedef struct bl_lora_linear {
 /* r_max: the largest r of a part; dropout: whether p > 0. */
 int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout);
 
-/* The same in bytes on any device. Of `linear`, the weight's shape and formats, the parts' r, dropout.p, act and mode are read. */
+/* The same in bytes on any device. Of `linear`, the weight's shape and formats, the parts' r, is_stacked, dropout.p, act and mode are read. */
 size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear, int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */

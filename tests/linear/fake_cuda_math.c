@@ -60,7 +60,7 @@ typedef struct fake_product {
 enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_NS = 20000000 };
 
 static atomic_bool refuses_fp8, is_first_slow;
-static atomic_int n_fp8_products, n_fast_sums, last_candidate;
+static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate;
 
 void fake_cublaslt_slow_first(bool slow)
 {
@@ -75,6 +75,11 @@ int fake_cublaslt_last_candidate(void)
 void fake_cublaslt_refuse_fp8(bool refuse)
 {
     atomic_store(&refuses_fp8, refuse);
+}
+
+int fake_cublaslt_products(void)
+{
+    return atomic_load(&n_products);
 }
 
 int fake_cublaslt_fp8_products(void)
@@ -289,6 +294,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                         D,
                         candidate == 0 && atomic_load(&is_first_slow)};
     if (C != D || c != d || (uintptr_t)workspace % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    atomic_fetch_add(&n_products, 1);
     if (is_fp8(&p->a)) {
         demand((uintptr_t)A % 16 == 0 && (uintptr_t)B % 16 == 0 && (uintptr_t)D % 16 == 0, "matrices begin at 16 bytes");
         demand_what_the_manual_says(&p->operation, &p->a, &p->b, &p->d);

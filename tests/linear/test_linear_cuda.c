@@ -42,10 +42,11 @@ typedef struct layer_shape {
         int64_t r, row_begin, rows;
         float scale;
     } part[MAX_PARTS];
+    bool is_stacked;
 } layer_shape;
 
 static const layer_shape shapes[] = {
-    {"the plain base in fp8_row", true, 33, 96, 1, {{BL_FORMAT_FP8_ROW, 160}}, 0, {{0}}},
+    {"the plain base in fp8_row", true, 33, 96, 1, {{BL_FORMAT_FP8_ROW, 160}}, 0, {{0}}, false},
     {"q|k|v in fp8_row, all adapted",
      true,
      40,
@@ -53,7 +54,7 @@ static const layer_shape shapes[] = {
      3,
      {{BL_FORMAT_FP8_ROW, 128}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
      3,
-     {{16, 0, 128, 0.5f}, {3, 128, 32, 0.5f}, {64, 160, 32, 0.125f}}},
+     {{16, 0, 128, 0.5f}, {3, 128, 32, 0.5f}, {64, 160, 32, 0.125f}}, false},
     {"q and v of q|k|v in fp8_row",
      true,
      7,
@@ -61,7 +62,7 @@ static const layer_shape shapes[] = {
      3,
      {{BL_FORMAT_FP8_ROW, 96}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
      2,
-     {{8, 0, 96, 0.5f}, {8, 128, 32, 0.5f}}},
+     {{8, 0, 96, 0.5f}, {8, 128, 32, 0.5f}}, false},
     {"gate|up in fp8_block",
      true,
      68,
@@ -69,8 +70,8 @@ static const layer_shape shapes[] = {
      2,
      {{BL_FORMAT_FP8_BLOCK, 256}, {BL_FORMAT_FP8_BLOCK, 144}},
      2,
-     {{17, 0, 256, 0.25f}, {5, 256, 144, 0.5f}}},
-    {"one token, fp8_block: T is no multiple of 4", false, 1, 640, 1, {{BL_FORMAT_FP8_BLOCK, 528}}, 1, {{8, 0, 528, 0.5f}}},
+     {{17, 0, 256, 0.25f}, {5, 256, 144, 0.5f}}, false},
+    {"one token, fp8_block: T is no multiple of 4", false, 1, 640, 1, {{BL_FORMAT_FP8_BLOCK, 528}}, 1, {{8, 0, 528, 0.5f}}, false},
     {"fp8_block whose grids do not stack",
      false,
      16,
@@ -78,8 +79,8 @@ static const layer_shape shapes[] = {
      2,
      {{BL_FORMAT_FP8_BLOCK, 144}, {BL_FORMAT_FP8_BLOCK, 112}},
      1,
-     {{8, 144, 112, 0.5f}}},
-    {"odd sizes", false, 9, 51, 2, {{BL_FORMAT_FP8_ROW, 33}, {BL_FORMAT_FP8_ROW, 9}}, 1, {{1, 33, 9, 1.0f}}},
+     {{8, 144, 112, 0.5f}}, false},
+    {"odd sizes", false, 9, 51, 2, {{BL_FORMAT_FP8_ROW, 33}, {BL_FORMAT_FP8_ROW, 9}}, 1, {{1, 33, 9, 1.0f}}, false},
     {"dense bf16",
      false,
      24,
@@ -87,7 +88,7 @@ static const layer_shape shapes[] = {
      2,
      {{BL_FORMAT_BF16, 64}, {BL_FORMAT_BF16, 48}},
      2,
-     {{4, 0, 64, 0.5f}, {4, 64, 48, 0.5f}}},
+     {{4, 0, 64, 0.5f}, {4, 64, 48, 0.5f}}, false},
     {"mixed formats",
      false,
      24,
@@ -95,8 +96,17 @@ static const layer_shape shapes[] = {
      3,
      {{BL_FORMAT_FP8_ROW, 96}, {BL_FORMAT_F16, 48}, {BL_FORMAT_F32, 16}},
      2,
-     {{5, 0, 96, 0.5f}, {7, 144, 16, 1.0f}}},
-    {"no tokens", true, 0, 96, 1, {{BL_FORMAT_FP8_ROW, 64}}, 1, {{4, 0, 64, 1.0f}}},
+     {{5, 0, 96, 0.5f}, {7, 144, 16, 1.0f}}, false},
+    {"no tokens", true, 0, 96, 1, {{BL_FORMAT_FP8_ROW, 64}}, 1, {{4, 0, 64, 1.0f}}, false},
+    {"q|k|v in fp8_row, their updates stacked",
+     true,
+     40,
+     272,
+     3,
+     {{BL_FORMAT_FP8_ROW, 128}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
+     3,
+     {{16, 0, 128, 0.5f}, {3, 128, 32, 0.5f}, {64, 160, 32, 0.125f}},
+     true},
 };
 
 /* A layer whose pointers are memory of one device. */
@@ -203,24 +213,47 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
     free(codes);
 }
 
+/* The parts' A's, one behind the other, and as much room in fp32 for their dA's. */
+static void add_stack(side *s, const layer_shape *shape)
+{
+    int64_t r = 0, done = 0;
+    for (int i = 0; i < shape->n_parts; i++) r += shape->part[i].r;
+    float *values = test_floats(r * shape->K);
+    for (int i = 0; i < shape->n_parts; i++) {
+        int64_t n = shape->part[i].r * shape->K;
+        float *a = bf16_values(n, 20 + (uint64_t)i, 0);
+        memcpy(values + done, a, (size_t)n * sizeof *a);
+        free(a);
+        done += n;
+    }
+    size_t unit = s->is_cuda ? 2 : 4;
+    char *A = activations(s, values, r * shape->K);
+    float *dA = device_copy(s, NULL, (size_t)(r * shape->K) * sizeof *dA);
+    for (int i = 0; i < shape->n_parts; i++) {
+        s->linear.part[i].A = A;
+        s->linear.part[i].dA = dA;
+        A += (size_t)(shape->part[i].r * shape->K) * unit;
+        dA += shape->part[i].r * shape->K;
+    }
+    free(values);
+}
+
 static void add_parts(side *s, const layer_shape *shape)
 {
     s->linear.n_parts = shape->n_parts;
+    s->linear.is_stacked = shape->is_stacked;
     for (int i = 0; i < shape->n_parts; i++) {
         int64_t r = shape->part[i].r, rows = shape->part[i].rows;
-        float *a = bf16_values(r * shape->K, 20 + (uint64_t)i, 0),
-              *b = bf16_values(rows * r, 30 + (uint64_t)i, 0);
+        float *b = bf16_values(rows * r, 30 + (uint64_t)i, 0);
         s->linear.part[i] = (bl_lora_part){.r = r,
                                            .row_begin = shape->part[i].row_begin,
                                            .rows = rows,
                                            .scale = shape->part[i].scale,
-                                           .A = activations(s, a, r * shape->K),
                                            .B = activations(s, b, rows * r),
-                                           .dA = device_copy(s, NULL, (size_t)(r * shape->K) * sizeof(float)),
                                            .dB = device_copy(s, NULL, (size_t)(rows * r) * sizeof(float))};
-        free(a);
         free(b);
     }
+    add_stack(s, shape);
 }
 
 static side create_side(test_device d, bl_pool *pool, const layer_shape *shape, float dropout,
@@ -502,6 +535,19 @@ static void test_fp8_products_are_fp8_products(void **state)
     }
 }
 
+/* Stacked, x is read by one product for all parts in each pass, dA is one, and dx is gone through once. */
+static void test_stacked_updates_share_products(void **state)
+{
+    fixture *f = *state;
+    layer_shape shape = shapes[1];
+    for (int stacked = 0; stacked < 2; stacked++) {
+        shape.is_stacked = stacked;
+        int before = fake_cublaslt_products();
+        check_shape(f->cpu, f->gpu, &shape, 0.0f, BL_MATMUL_BF16);
+        assert_int_equal(fake_cublaslt_products() - before, stacked ? (1 + 3 + 1) + (1 + 6 + 2 + 1) : (6 + 1) + (3 + 6 + 6 + 1));
+    }
+}
+
 static void test_refused_fp8_falls_back(void **state)
 {
     fixture *f = *state;
@@ -535,7 +581,7 @@ int main(void)
         TEST(test_scratch_does_not_shrink),
 #ifdef FAKE_CUDA
         TEST(test_fp8_products_are_fp8_products),
-        TEST(test_refused_fp8_falls_back),
+        TEST(test_refused_fp8_falls_back), TEST(test_stacked_updates_share_products),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
