@@ -221,18 +221,33 @@ static bool hear_word(bl_wire *w, bl_word *out)
     if (MPI_Test(&w->mpi->incoming, &has_come, &status) != MPI_SUCCESS || !has_come) return false;
     *out = w->mpi->heard;
     out->error.text[sizeof out->error.text - 1] = '\0';
-    w->heard[status.MPI_SOURCE] = true;
+    w->heard[status.MPI_SOURCE] = out->speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
     return listen_for_word(w) == BL_OK;
 }
 
 static bool all_heard(const bl_wire *w)
 {
     int n = 0;
-    for (int i = 0; i < w->size; i++) n += w->heard[i];
+    for (int i = 0; i < w->size; i++) n += w->heard[i] != BL_HEARD_NOTHING;
     return n == w->size;
 }
 
-/* Tells everybody and hears everybody. If several ranks have failed, the lowest one's error is the job's. */
+/* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up by the
+ * others: it does not blame them for its own absence, and listens first. */
+static bool notice_absence(bl_wire *w)
+{
+    double now = bl_wire_now_s();
+    bool was_absent = now - w->round_s > SPREAD_S;
+    if (was_absent) {
+        w->late_until_s = now + SPREAD_S;
+        for (bl_lane *lane = w->active; lane; lane = lane->next) lane->last_event_s = now;
+    }
+    w->round_s = now;
+    return was_absent;
+}
+
+/* Tells everybody and hears everybody. If several ranks have failed, the lowest one's error is the job's. One
+ * that was absent cannot know whether the others have told the user already, without it: they do. */
 static void spread(bl_wire *w)
 {
     double deadline = bl_wire_now_s() + SPREAD_S;
@@ -243,7 +258,9 @@ static void spread(bl_wire *w)
     pthread_mutex_lock(&w->lock);
     w->verdict = w->mpi->told = w->first;
     pthread_mutex_unlock(&w->lock);
-    w->heard[w->rank] = true;
+    notice_absence(w);
+    w->mpi->told.speaks = w->first.origin == w->rank || w->round_s >= w->late_until_s + SPREAD_S;
+    w->heard[w->rank] = w->mpi->told.speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
     for (int i = 0; i < w->size; i++) {
         w->mpi->sends[i] = MPI_REQUEST_NULL;
         if (i != w->rank)
@@ -266,14 +283,13 @@ static bool is_of_one_rank(const bl_word *what)
     return what->origin > 0 && st != BL_EUSAGE && st != BL_ESTOPPED && st != BL_ERANK;
 }
 
-/* The lowest rank that is known to answer tells the user. */
+/* The lowest of the ranks that speak, and are known to answer, tells the user. */
 static void report(bl_wire *w)
 {
     bl_error *error = &w->verdict.error;
     for (int i = 0; i < w->rank; i++)
-        if (w->heard[i]) return;
-    if (w->first.origin != w->rank && bl_wire_now_s() < w->late_until_s + SPREAD_S)
-        return; /* another one has, without us */
+        if (w->heard[i] == BL_HEARD_SPEAKING) return;
+    if (w->heard[w->rank] == BL_HEARD_SILENT) return;
     if (is_of_one_rank(&w->verdict)) {
         bl_error_restore(error);
         bl_error_save(error, bl_error_prefix(error->status, "rank %d", w->verdict.origin));
@@ -324,20 +340,6 @@ static void rest(bl_wire *w)
     if (!w->given && !(w->is_closing && !w->active) && w->first.error.status == BL_OK)
         pthread_cond_timedwait(&w->wake, &w->lock, &until);
     pthread_mutex_unlock(&w->lock);
-}
-
-/* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up by the
- * others: it does not blame them for its own absence, and listens first. */
-static bool notice_absence(bl_wire *w)
-{
-    double now = bl_wire_now_s();
-    bool was_absent = now - w->round_s > SPREAD_S;
-    if (was_absent) {
-        w->late_until_s = now + SPREAD_S;
-        for (bl_lane *lane = w->active; lane; lane = lane->next) lane->last_event_s = now;
-    }
-    w->round_s = now;
-    return was_absent;
 }
 
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */

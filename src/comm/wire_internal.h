@@ -15,9 +15,12 @@ typedef struct bl_mpi bl_mpi;
 typedef struct bl_mpi_requests bl_mpi_requests;
 
 typedef struct bl_word {
-    int origin; /* the rank that failed */
+    int origin;  /* the rank that failed */
+    bool speaks; /* whether the sender tells the user, where no lower rank does */
     bl_error error;
 } bl_word;
+
+typedef enum bl_hearing { BL_HEARD_NOTHING, BL_HEARD_SILENT, BL_HEARD_SPEAKING } bl_hearing;
 
 struct bl_wire {
     int rank, size, max_tag;
@@ -37,11 +40,11 @@ struct bl_wire {
     /* of the wire's thread alone */
     bl_lane *active; /* the lanes with an exchange under way */
     bl_mpi *mpi;
-    bool *heard; /* [size]: whose word has come */
+    bl_hearing *heard; /* [size]: whose word has come */
     bl_word verdict;
     unsigned quiet_rounds; /* since a transfer was completed or begun */
     double round_s;        /* when it last looked around */
-    double late_until_s;
+    double late_until_s;   /* it was absent not long ago */
 };
 
 /* One transfer: its pieces go one after the other. */

@@ -36,6 +36,21 @@ static bl_status rank_is_stopped(test_rank *self)
     return bl_stream_synchronize(self->stream);
 }
 
+/* Rank 0 is stopped; rank 1 says when the others have given it up. */
+static bl_status rank_is_given_up(test_rank *self)
+{
+    bl_error failure = {.status = BL_OK};
+
+    if (self->rank == 0) raise(SIGSTOP);
+    BL_TRY(bl_comm_barrier(self->comm, self->stream));
+    while (self->rank == 1 && failure.status == BL_OK) {
+        usleep(1000);
+        bl_comm_first_error(self->comm, &failure);
+    }
+    if (self->rank == 1) fputs("has given up\n", stderr);
+    return bl_stream_synchronize(self->stream);
+}
+
 /* Rank 1 computes for ever and hears nothing; the others wait for it. */
 static bl_status wait_for_ever(test_rank *self)
 {
@@ -88,6 +103,7 @@ static const struct {
     {"fail_at_the_end", fail_at_the_end, 0},
     {"two_fail", two_fail, 0},
     {"stopped", rank_is_stopped, COMM_CASE_DEADLINE_S},
+    {"given_up", rank_is_given_up, COMM_CASE_DEADLINE_S},
     {"for_ever", wait_for_ever, 0},
     {"stop_together", stop_together, 0},
     {"large", large, 60},

@@ -62,6 +62,22 @@ static void test_failures(void **state)
     }
 }
 
+/* A rank that comes back when the others have just given it up tells nobody anything, and leaves it to them
+ * to do so. */
+static void test_a_rank_comes_back(void **state)
+{
+    runs_child child = {0};
+    char *words[] = {"given_up", NULL};
+
+    (void)state;
+    mpi_start(&child, 3, MPI_RANKS_PROGRAM, words);
+    pid_t stopped = mpi_process_of(&child, 0);
+    mpi_wait_for_text(&child, "has given up\n", 1);
+    kill(stopped, SIGCONT);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 7);
+    mpi_assert_error(&child, "error: rank 0 did not reach barrier within 2.0 s");
+}
+
 enum { N_WAITING = 3 };
 
 /* Ranks in the middle of a job that does not end by itself. */
@@ -105,6 +121,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_a_rank_comes_back),
         cmocka_unit_test(test_a_rank_is_killed),
         cmocka_unit_test(test_mpirun_is_killed),
     };
