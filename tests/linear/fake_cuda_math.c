@@ -7,6 +7,7 @@
  * Descriptors, layouts and preferences need no GPU: the real cuBLASLt makes them, too, and sees every
  * attribute. */
 #include "fake_cuda_math.h"
+#include "fake_cudart.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -16,7 +17,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "fp8/fp8_cuda.h"
 #include "ops/ops_cuda.h"
@@ -57,7 +57,7 @@ typedef struct fake_product {
 } fake_product;
 
 /* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
-enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_NS = 20000000 };
+enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
 
 static atomic_bool refuses_fp8, is_first_slow;
 static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate;
@@ -247,7 +247,7 @@ static void multiply(void *argument)
     const fake_operation *o = &p->operation;
     int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
     int64_t k = (int64_t)(o->transpose_a == CUBLAS_OP_T ? p->a.rows : p->a.cols);
-    if (p->is_slow) nanosleep(&(struct timespec){.tv_nsec = SLOW_NS}, NULL);
+    if (p->is_slow) fake_cuda_pretend_ms(SLOW_MS);
     for (int64_t col = 0; col < n; col++)
         for (int64_t row = 0; row < m; row++) {
             double sum = 0;
