@@ -25,6 +25,7 @@ typedef struct range {
 
 struct CUstream_st {
     bl_stream *stream;
+    int device;
 };
 
 struct CUevent_st {
@@ -32,6 +33,7 @@ struct CUevent_st {
     bl_stamp *stamp;
     bool is_recorded, has_time;
     atomic_int pretended_ms; /* when it was reached */
+    int device;
 };
 
 typedef struct host_call {
@@ -45,11 +47,19 @@ static range registered[MAX_RANGES], memory[MAX_RANGES];
 static _Atomic cudaError_t broken = cudaSuccess;
 static int driver_version = 13000, n_devices = 1;
 static _Thread_local bool in_host_function;
+static _Thread_local int current_device;
 
 #define ENTER()                                                                                              \
     do {                                                                                                     \
         if (in_host_function) abort();                                                                       \
         if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);                                \
+    } while (0)
+
+/* Work is queued with the stream's device current: kernels have to be, and all that uses a stream here is held to it. */
+#define ENTER_STREAM(stream)                                                                                 \
+    do {                                                                                                     \
+        ENTER();                                                                                             \
+        if ((stream)->device != current_device) return cudaErrorInvalidResourceHandle;                       \
     } while (0)
 
 void fake_cuda_break(void)
@@ -139,7 +149,9 @@ cudaError_t cudaGetDeviceCount(int *count)
 cudaError_t cudaSetDevice(int device)
 {
     ENTER();
-    return device < n_devices ? cudaSuccess : cudaErrorInvalidDevice;
+    if (device >= n_devices) return cudaErrorInvalidDevice;
+    current_device = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
@@ -205,7 +217,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
     pthread_mutex_lock(&lock);
     bl_status st = cpu ? BL_OK : bl_device_create_cpu(1, &cpu);
     pthread_mutex_unlock(&lock);
-    *out = malloc(sizeof **out);
+    if ((*out = malloc(sizeof **out))) (*out)->device = current_device;
     return st == BL_OK && *out && bl_stream_create(cpu, "fake", &(*out)->stream) == BL_OK
                ? cudaSuccess
                : cudaErrorMemoryAllocation;
@@ -245,7 +257,7 @@ static bl_status call_host_function(bl_stream *stream, const void *args)
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
-    ENTER();
+    ENTER_STREAM(stream);
     (void)bl_stream_call(stream->stream, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
     return cudaSuccess;
 }
@@ -259,7 +271,7 @@ static bool is_in_one_range(const void *begin, size_t bytes)
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
-    ENTER();
+    ENTER_STREAM(stream);
     if (kind != cudaMemcpyDefault || !is_in_one_range(dst, bytes) || !is_in_one_range(src, bytes))
         return cudaErrorInvalidValue;
     (void)bl_stream_copy(stream->stream, dst, src, bytes);
@@ -268,7 +280,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
 {
-    ENTER();
+    ENTER_STREAM(stream);
     if (value != 0) return cudaErrorInvalidValue;
     (void)bl_stream_zero(stream->stream, dst, bytes);
     return cudaSuccess;
@@ -279,6 +291,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags)
     ENTER();
     if (!(*out = calloc(1, sizeof **out))) return cudaErrorMemoryAllocation;
     (*out)->has_time = !(flags & cudaEventDisableTiming);
+    (*out)->device = current_device;
     return bl_event_create(cpu, &(*out)->event) == BL_OK && bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
                ? cudaSuccess
                : cudaErrorMemoryAllocation;
@@ -310,7 +323,8 @@ static bl_status note_pretended(bl_stream *stream, const void *args)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    ENTER();
+    ENTER_STREAM(stream);
+    if (event->device != stream->device) return cudaErrorInvalidResourceHandle;
     (void)bl_stream_call(stream->stream, note_pretended, &event, sizeof event);
     (void)bl_stamp_record(event->stamp, stream->stream);
     (void)bl_event_record(event->event, stream->stream);
@@ -344,7 +358,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
 {
-    ENTER();
+    ENTER_STREAM(stream);
     (void)flags;
     (void)bl_stream_wait(stream->stream, event->event);
     return cudaSuccess;

@@ -363,6 +363,48 @@ static void test_a_broken_gpu_is_told_and_nothing_hangs(void **state)
     fake_cuda_mend();
 }
 
+/* One thread drives both, and each call is about the other one than the call before: it makes its own device current. */
+static void test_two_gpus_by_turns(void **state)
+{
+    fixture *f = *state;
+    bl_device *second;
+    bl_stream *there;
+    bl_event *event;
+    bl_stamp *stamp;
+    int *here_memory, *there_memory, list[2], n = 0;
+    fake_cuda_set_machine(13000, 2);
+    assert_ok(bl_device_create_cuda(1, &second));
+    assert_ok(bl_stream_create(second, "there", &there));
+    assert_ok(bl_event_create(second, &event));
+    assert_ok(bl_stamp_create(second, &stamp));
+    assert_ok(bl_device_alloc(f->device, BL_SPACE_DEVICE, sizeof(int), "here", (void **)&here_memory));
+    assert_ok(bl_device_alloc(second, BL_SPACE_DEVICE, sizeof(int), "there", (void **)&there_memory));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(bl_stream_zero(there, there_memory, sizeof(int)));
+        assert_ok(bl_event_record(f->event, f->a));
+        assert_ok(bl_stream_wait(there, f->event));
+        give_note(f->a, list, &n, i);
+        assert_ok(bl_event_record(event, there));
+        assert_ok(bl_stream_wait(f->a, event));
+        assert_ok(bl_stream_copy(there, there_memory, here_memory, sizeof(int)));
+        assert_ok(bl_stream_synchronize(f->a));
+        assert_ok(bl_stamp_record(stamp, there));
+        assert_ok(bl_stream_zero(f->a, here_memory, sizeof(int)));
+        assert_ok(bl_event_synchronize(event));
+        assert_ok(bl_stream_synchronize(f->a));
+        assert_ok(bl_stream_synchronize(there));
+        assert_true(bl_stamp_seconds(stamp) > 0);
+    }
+    assert_int_equal(n, 2);
+    bl_device_free(f->device, BL_SPACE_DEVICE, here_memory);
+    bl_device_free(second, BL_SPACE_DEVICE, there_memory);
+    bl_stamp_destroy(stamp);
+    bl_event_destroy(event);
+    bl_stream_destroy(there);
+    bl_device_destroy(second);
+    fake_cuda_set_machine(13000, 1);
+}
+
 static void test_machines_that_will_not_do(void **state)
 {
     bl_device *device;
@@ -406,6 +448,7 @@ int main(void)
 #ifdef FAKE_CUDA
         TEST(test_host_memory_is_registered_in_pieces),
         TEST(test_a_broken_gpu_is_told_and_nothing_hangs),
+        TEST(test_two_gpus_by_turns),
         cmocka_unit_test(test_machines_that_will_not_do),
 #endif
     };
