@@ -275,8 +275,8 @@ static void test_stamps_tell_the_time(void **state)
     double from = (double)before.tv_sec + 1e-9 * (double)before.tv_nsec,
            to = (double)after.tv_sec + 1e-9 * (double)after.tv_nsec;
     /* A base's time is known to half the round trip of its event, which a loaded machine may stretch to
-     * milliseconds. */
-    assert_true(bl_stamp_seconds(first) > from - 0.01 && bl_stamp_seconds(second) < to + 0.01);
+     * tens of milliseconds; a wrong unit or clock is further away. */
+    assert_true(bl_stamp_seconds(first) > from - 0.25 && bl_stamp_seconds(second) < to + 0.25);
     assert_true(bl_stamp_seconds(first) <= bl_stamp_seconds(second));
     assert_true(bl_stamp_elapsed_s(first, second) > 0 && bl_stamp_elapsed_s(first, second) <= to - from);
     bl_stamp_destroy(first);

@@ -261,7 +261,8 @@ static void test_killed_while_writing(void **state)
     golden_args_free(&args);
 }
 
-/* Stops it (SIGSTOP) between its first step and its last; on a loaded machine this process may come too late for that. */
+/* Stops it (SIGSTOP) between its first step and its last; on a loaded machine this process may come too late
+ * for that. */
 static void stop_in_the_middle(golden_args *args, const char *output, runs_child *child)
 {
     enum { MAX_TRIES = 20 };
