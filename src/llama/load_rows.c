@@ -209,7 +209,8 @@ static bool all_finite(bl_dtype dtype, const unsigned char *bytes, size_t n_byte
     return n_bad == 0;
 }
 
-/* A chunk on its way to its place, by the piece. */
+/* A chunk on its way to its place, by the piece: what of it goes to one huge page. Threads that come to an untouched
+ * one together would have the kernel clear it for each of them, and keep one. */
 typedef struct placement {
     bl_dtype dtype;
     const unsigned char *from;
@@ -218,18 +219,27 @@ typedef struct placement {
     atomic_bool has_bad;
 } placement;
 
-enum { PLACE_BYTES = 256 << 10 };
+enum { HUGE_PAGE_BYTES = 2 << 20, PLACE_BYTES = 256 << 10 };
+
+/* The bytes of the first piece's huge page that lie before it. */
+static int64_t bytes_before(const placement *p)
+{
+    return (int64_t)((uintptr_t)p->to % HUGE_PAGE_BYTES);
+}
 
 static void place_piece(void *arg, int64_t index, void *scratch)
 {
     placement *p = arg;
-    size_t begin = (size_t)index * PLACE_BYTES,
-           n = (size_t)bl_min_i64(PLACE_BYTES, (int64_t)(p->n_bytes - begin));
+    int64_t begin = index * HUGE_PAGE_BYTES - bytes_before(p);
+    int64_t end = bl_min_i64(begin + HUGE_PAGE_BYTES, (int64_t)p->n_bytes), n;
 
     (void)scratch;
-    memcpy(p->to + begin, p->from + begin, n);
-    if (!all_finite(p->dtype, p->to + begin, n))
-        atomic_store_explicit(&p->has_bad, true, memory_order_relaxed);
+    for (int64_t at = bl_max_i64(begin, 0); at < end; at += n) { /* looked at while it is in the cache */
+        n = bl_min_i64(PLACE_BYTES, end - at);
+        memcpy(p->to + at, p->from + at, (size_t)n);
+        if (!all_finite(p->dtype, p->to + at, (size_t)n))
+            atomic_store_explicit(&p->has_bad, true, memory_order_relaxed);
+    }
 }
 
 /* Weights kept as stored: their bytes, after a look at each. */
@@ -243,7 +253,7 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
     for (int64_t at = 0; at < n_bytes; at += (int64_t)chunk.n_bytes) {
         BL_TRY(name_tensor(&job->weight, take_chunk(loader, &chunk)));
         placement p = {tensor->dtype, chunk.bytes, (unsigned char *)job->codes + at, chunk.n_bytes, false};
-        bl_pool_run(loader->pool, bl_ceil_div((int64_t)chunk.n_bytes, PLACE_BYTES), place_piece, &p);
+        bl_pool_run(loader->pool, bl_ceil_div(bytes_before(&p) + (int64_t)p.n_bytes, HUGE_PAGE_BYTES), place_piece, &p);
         has_bad = has_bad || p.has_bad;
     }
     return has_bad ? bl_llama_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
