@@ -14,10 +14,9 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "offload/page_writer.h"
 
-enum { BOUNCE_BYTES = 4 << 20, READ_DEPTH = 4 };
-
-_Static_assert(BOUNCE_BYTES % BL_IO_ALIGN_BYTES == 0, "the bounce buffer is flushed in whole blocks");
+enum { READ_DEPTH = 4 };
 
 /* A file that has no name of its own yet. */
 typedef struct tmp_file {
@@ -32,10 +31,7 @@ struct bl_page_file {
     bl_io_files *files; /* READING */
 
     tmp_file tmp; /* WRITING */
-    bool is_direct;
-    char *bounce;
-    size_t n_filled; /* of the bounce buffer */
-    int64_t at;      /* where it goes */
+    bl_page_writer *writer;
 };
 
 /* ---- files under construction ---- */
@@ -225,69 +221,42 @@ static bl_status begin_writing(bl_page_file *file, size_t n_places, bl_page_plac
 {
     BL_TRY(place_pages(file, n_places, places));
     BL_TRY(take_space(file));
-    if (!(file->bounce = aligned_alloc(BL_IO_ALIGN_BYTES, BOUNCE_BYTES)))
-        return BL_FAIL(BL_ENOMEM, "%s: %d bytes to write it through", file->tmp.path, BOUNCE_BYTES);
-    file->is_direct = fcntl(file->tmp.fd, F_SETFL, O_DIRECT) == 0;
-    return BL_OK;
+    return bl_page_writer_create(file->tmp.fd, file->tmp.path, &file->writer);
 }
 
 static void stop_writing(bl_page_file *file)
 {
+    bl_page_writer_destroy(file->writer); /* first: it writes to the file */
+    file->writer = NULL;
     tmp_abandon(&file->tmp);
-    free(file->bounce);
-    file->bounce = NULL;
 }
 
 static bl_status check_writing(const bl_page_file *file)
 {
-    return file->bounce ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s: is not being written", file->path);
+    return file->writer ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s: is not being written", file->path);
 }
 
-/* Whole blocks only, as O_DIRECT demands. A refusal, also of what follows a short write, ends O_DIRECT: the
- * same bytes go through the page cache then. */
-static bl_status flush(bl_page_file *file)
-{
-    const tmp_file *tmp = &file->tmp;
-    bl_status st = bl_file_write_full(tmp->fd, tmp->path, file->bounce, file->n_filled, file->at);
-
-    if (st == BL_EIO && errno == EINVAL && file->is_direct && fcntl(tmp->fd, F_SETFL, 0) == 0) {
-        file->is_direct = false;
-        st = bl_file_write_full(tmp->fd, tmp->path, file->bounce, file->n_filled, file->at);
-    }
-    file->at += (int64_t)file->n_filled;
-    file->n_filled = 0;
-    if (st != BL_OK) stop_writing(file);
-    return st;
-}
-
-bl_status bl_page_file_begin(bl_page_file *file, int64_t offset_bytes)
+bl_status bl_page_file_begin(bl_page_file *file, const char *name, int64_t offset_bytes)
 {
     BL_TRY(check_writing(file));
-    file->at = offset_bytes;
+    bl_page_writer_begin(file->writer, name, offset_bytes);
     return BL_OK;
 }
 
 bl_status bl_page_file_append(bl_page_file *file, const void *bytes, size_t n_bytes)
 {
     BL_TRY(check_writing(file));
-    for (const char *from = bytes; n_bytes > 0;) {
-        size_t n = (size_t)bl_min_i64((int64_t)n_bytes, BOUNCE_BYTES - (int64_t)file->n_filled);
-        memcpy(file->bounce + file->n_filled, from, n);
-        file->n_filled += n;
-        from += n;
-        n_bytes -= n;
-        if (file->n_filled == BOUNCE_BYTES) BL_TRY(flush(file));
-    }
-    return BL_OK;
+    bl_status st = bl_page_writer_append(file->writer, bytes, n_bytes);
+    if (st != BL_OK) stop_writing(file);
+    return st;
 }
 
 bl_status bl_page_file_end(bl_page_file *file)
 {
     BL_TRY(check_writing(file));
-    size_t padded = (size_t)bl_round_up((int64_t)file->n_filled, BL_IO_ALIGN_BYTES);
-    memset(file->bounce + file->n_filled, 0, padded - file->n_filled);
-    file->n_filled = padded;
-    return flush(file);
+    bl_status st = bl_page_writer_end(file->writer);
+    if (st != BL_OK) stop_writing(file);
+    return st;
 }
 
 /* The pages, the list, each durable before its rename. */
@@ -319,9 +288,10 @@ bl_status bl_page_file_publish(bl_page_file *file, size_t n_places, const bl_pag
     BL_TRY_GOTO(st, done,
                 bl_page_list_write(&file->owner, file->n_bytes, n_places, places, &text, &list_hash));
     make_seal(list_hash, seal);
-    BL_TRY_GOTO(st, done, bl_page_file_begin(file, file->n_bytes - BL_IO_ALIGN_BYTES));
+    BL_TRY_GOTO(st, done, bl_page_file_begin(file, NULL, file->n_bytes - BL_IO_ALIGN_BYTES));
     BL_TRY_GOTO(st, done, bl_page_file_append(file, seal, sizeof seal));
     BL_TRY_GOTO(st, done, bl_page_file_end(file));
+    BL_TRY_GOTO(st, done, bl_page_writer_wait(file->writer));
     BL_TRY_GOTO(st, done, rename_both(file, text));
     st = open_sealed(file, list_hash);
     if (st == BL_EINPUT)

@@ -27,11 +27,13 @@ bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, size_t 
                             bl_page_place *places, bool *is_whole, bl_page_file **out);
 void bl_page_file_close(bl_page_file *file); /* removes what was not published; NULL is fine */
 
-/* Writes one page after the other, in any order: begin, all its bytes, end. A failure removes the file. */
-bl_status bl_page_file_begin(bl_page_file *file, int64_t offset_bytes);
+/* Writes one page after the other, in any order: begin, all its bytes, end; `name` is borrowed until the file is published or
+ * closed. The bytes are on their way when these return (page_writer.h), and a failure, which names its page, may be that of
+ * an earlier one. It removes the file. */
+bl_status bl_page_file_begin(bl_page_file *file, const char *name, int64_t offset_bytes);
 bl_status bl_page_file_append(bl_page_file *file, const void *bytes, size_t n_bytes);
 bl_status bl_page_file_end(bl_page_file *file);
-/* Makes file and list durable, gives them their names and opens the file for readers. */
+/* Waits for all writes, makes file and list durable, gives them their names and opens the file for readers. */
 bl_status bl_page_file_publish(bl_page_file *file, size_t n_places, const bl_page_place *places);
 
 bl_io_files *bl_page_file_files(const bl_page_file *file); /* of one; NULL while it is written */

@@ -222,7 +222,7 @@ static bl_status begin_page(bl_pages *pages, int64_t index)
     XXH3_64bits_reset(pages->hash);
     pages->current = index;
     if (pages->page[index].spec.tier != BL_TIER_DISK) return BL_OK;
-    return bl_page_file_begin(pages->file, pages->page[index].offset_bytes);
+    return bl_page_file_begin(pages->file, pages->page[index].spec.name, pages->page[index].offset_bytes);
 }
 
 static bl_status store(bl_pages *pages, const held_page *page, size_t offset, const void *bytes,
@@ -258,7 +258,8 @@ bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const vo
         page->is_whole = st == BL_OK;
         pages->current = -1;
     }
-    return st == BL_OK ? BL_OK : bl_error_prefix(st, "page %s", page->spec.name);
+    /* A write to the disk names its page itself: it may be an earlier one that failed. */
+    return st == BL_OK || page->spec.tier == BL_TIER_DISK ? st : bl_error_prefix(st, "page %s", page->spec.name);
 }
 
 static bl_status publish_disk(bl_pages *pages)

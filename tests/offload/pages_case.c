@@ -97,8 +97,7 @@ bl_status pages_create_some(const char *dir, uint64_t key, int64_t n_pages, cons
     return bl_pages_create(&options, n_pages, some, out);
 }
 
-/* Writes all pages that are wanted, in pieces. */
-bl_status pages_fill(bl_pages *pages)
+bl_status pages_fill_only(bl_pages *pages)
 {
     bl_status st = BL_OK;
 
@@ -111,6 +110,12 @@ bl_status pages_fill(bl_pages *pages)
                                 spec->n_bytes - at < PIECE_BYTES ? spec->n_bytes - at : PIECE_BYTES);
         free(bytes);
     }
+    return st;
+}
+
+bl_status pages_fill(bl_pages *pages)
+{
+    bl_status st = pages_fill_only(pages);
     return st == BL_OK ? bl_pages_seal(pages) : st;
 }
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +17,15 @@
 
 #include "base/files.h"
 
-enum { ANOTHER_USER = 65534 };
+enum { ANOTHER_USER = 65534, BLOCK_BYTES = 4 << 20, OF_LIST = -1 };
 
-/* ---- fault injection (the linker's --wrap) ---- */
+/* ---- fault injection (the linker's --wrap); page files are written by several threads ---- */
 
-static int pwrite_error, n_pwrites_before_error, fsync_error, fallocate_error;
-static bool pwrite_is_short, pwrite_refuses_direct;
+static atomic_int pwrite_error, n_held;
+static int64_t error_offset; /* writes of pages from there on fail; OF_LIST: of the list */
+static int fsync_error, fallocate_error;
+static bool pwrite_is_short, pwrite_refuses_direct, first_block_is_slow;
+static atomic_bool pwrite_is_held;
 static pid_t killed_at_pwrite; /* this process */
 
 ssize_t __real_pwrite(int fd, const void *src, size_t n_bytes, off_t offset);
@@ -31,11 +35,23 @@ int __wrap_fsync(int fd);
 int __real_fallocate(int fd, int mode, off_t offset, off_t n_bytes);
 int __wrap_fallocate(int fd, int mode, off_t offset, off_t n_bytes);
 
+/* The list's bytes are not whole blocks. */
+static bool is_to_fail(size_t n_bytes, off_t offset)
+{
+    bool of_list = n_bytes % BL_IO_ALIGN_BYTES != 0;
+    return of_list ? error_offset == OF_LIST : error_offset != OF_LIST && offset >= error_offset;
+}
+
 ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
 {
-    if (pwrite_error && n_pwrites_before_error-- <= 0) {
-        errno = pwrite_error;
-        if (pwrite_error == EINTR) pwrite_error = 0;
+    int error = pwrite_error;
+
+    atomic_fetch_add(&n_held, 1);
+    while (pwrite_is_held) usleep(100);
+    if (first_block_is_slow && offset == 0) usleep(50 * 1000);
+    if (error && is_to_fail(n_bytes, offset)) {
+        if (error == EINTR && atomic_exchange(&pwrite_error, 0) == 0) return __real_pwrite(fd, src, n_bytes, offset);
+        errno = error;
         return -1;
     }
     if (pwrite_refuses_direct && fcntl(fd, F_GETFL) & O_DIRECT) {
@@ -106,16 +122,18 @@ static void assert_refused(const char *dir, bl_status expected, const char *part
 static void test_disk_full(void **state)
 {
     static const struct {
-        int error, n_writes_before;
+        int error;
+        int64_t offset;
         bl_status status;
         const char *part;
     } failures[] = {
         {ENOSPC, 0, BL_ELIMIT, "page layer 0 o: "},
-        {ENOSPC, 1, BL_ELIMIT, "writing 8192 bytes at offset 4194304: No space left on device"},
-        {EDQUOT, 3, BL_ELIMIT, "page scales: "},
-        {ENOSPC, 7, BL_ELIMIT, "writing 4096 bytes at offset "}, /* the seal */
-        {ENOSPC, 8, BL_ELIMIT, ".json.tmp-"},
-        {EIO, 2, BL_EIO, "Input/output error"},
+        {ENOSPC, 4194304, BL_ELIMIT, "writing 8192 bytes at offset 4194304: No space left on device"},
+        {EDQUOT, 4206592, BL_ELIMIT, "page scales: "},
+        {EIO, 4202496, BL_EIO, "page layer 1 \"o\": "},
+        {EIO, 12603392, BL_EIO, "writing 1048576 bytes at offset 12603392: Input/output error"}, /* the last page's end */
+        {ENOSPC, 13651968, BL_ELIMIT, "writing 4096 bytes at offset 13651968"},                 /* the seal */
+        {ENOSPC, OF_LIST, BL_ELIMIT, ".json.tmp-"},
     };
     const char *dir = pages_new_dir();
     const struct rlimit small = {3 << 20, RLIM_INFINITY};
@@ -124,7 +142,7 @@ static void test_disk_full(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
         pwrite_error = failures[i].error;
-        n_pwrites_before_error = failures[i].n_writes_before;
+        error_offset = failures[i].offset;
         assert_refused(dir, failures[i].status, failures[i].part);
         pwrite_error = 0;
         assert_int_equal(pages_count_files(dir), 0);
@@ -174,9 +192,46 @@ static void test_odd_writes(void **state)
     pwrite_refuses_direct = false;
     dir = pages_new_dir();
     pwrite_error = EINTR;
-    n_pwrites_before_error = 1;
+    error_offset = BLOCK_BYTES;
     pages_assert_made(dir, false);
     assert_int_equal(pwrite_error, 0);
+}
+
+/* All pages are fewer blocks than may wait: while none has been written, the caller gets on, and the first ones are all
+ * with the system. A run that is given up leaves nothing. */
+static void test_writes_are_not_waited_for(void **state)
+{
+    for (int seals = 0; seals < 2; seals++) {
+        const char *dir = pages_new_dir();
+        bl_pages *pages;
+
+        (void)state;
+        n_held = 0;
+        pwrite_is_held = true;
+        assert_int_equal(pages_create_some(dir, PAGES_KEY, N_PAGES, pages_specs, &pages), BL_OK);
+        assert_int_equal(pages_fill_only(pages), BL_OK);
+        while (n_held < 4) usleep(100);
+        pwrite_is_held = false;
+        if (seals) assert_int_equal(bl_pages_seal(pages), BL_OK);
+        if (seals) pages_assert_contents(pages);
+        bl_pages_destroy(pages);
+        assert_int_equal(pages_count_files(dir), seals ? 2 : 0);
+    }
+}
+
+/* Later blocks fail before the first does: the message is the first one's. */
+static void test_first_failure(void **state)
+{
+    const char *dir = pages_new_dir();
+
+    (void)state;
+    first_block_is_slow = true;
+    error_offset = 0;
+    pwrite_error = EIO;
+    assert_refused(dir, BL_EIO, "page layer 0 o: ");
+    pages_assert_error_has("at offset 0: Input/output error");
+    pwrite_error = 0;
+    first_block_is_slow = false;
 }
 
 static void test_folder(void **state)
@@ -205,6 +260,8 @@ int main(void)
         cmocka_unit_test(test_killed_while_writing),
         cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_odd_writes),
+        cmocka_unit_test(test_writes_are_not_waited_for),
+        cmocka_unit_test(test_first_failure),
         cmocka_unit_test(test_folder),
     };
     return cmocka_run_group_tests(tests, pages_set_up, pages_tear_down);
