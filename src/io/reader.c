@@ -236,6 +236,7 @@ static bl_status allocate(bl_reader *reader)
     reader->stream.order = calloc((size_t)depth, sizeof *reader->stream.order);
     reader->buffers = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (reader->buffers == MAP_FAILED) reader->buffers = NULL;
+    if (reader->buffers) madvise(reader->buffers, n_bytes, MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
     if (!reader->pieces || !reader->free_slots || !reader->stream.order || !reader->buffers)
         return BL_FAIL(BL_ENOMEM, "%zu bytes of buffers for reading", n_bytes);
     for (int slot = 0; slot < depth; slot++) {
