@@ -358,11 +358,12 @@ bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
     return st;
 }
 
-/* The loaders of a host share one queue's depth. */
+/* The loaders of a host share one queue. 64 MiB cover a disk's latency and what the threads do between two chunks; more
+ * would take longer to get than to fill. */
 static int64_t queue_depth(int n_readers)
 {
-    enum { MIN_DEPTH = 4 };
-    return bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / n_readers);
+    enum { MIN_DEPTH = 4, LOAD_DEPTH = 16 };
+    return bl_max_i64(MIN_DEPTH, LOAD_DEPTH / n_readers);
 }
 
 int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards)
