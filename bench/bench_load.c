@@ -175,29 +175,41 @@ static void print_load(const char *name, const load_result *r, double bound)
            1e-6 * (double)(r->rss_bytes - r->kept_bytes));
 }
 
+/* The bound of a load: the least of the rates at which bytes are read, quantised, and room is made for what is kept of them. */
 static double least(double a, double b)
 {
     return b > 0 && b < a ? b : a;
 }
 
-/* The least of the rates at which bytes are read, quantised, and room is made for what is kept of them. */
+static bool remove_page_files(const char *dir)
+{
+    char command[COMMAND_BYTES];
+    snprintf(command, sizeof command, "rm -f '%s'/base-*.pages '%s'/base-*.json", dir, dir);
+    return system(command) == 0;
+}
+
+/* A shared disk's speed changes within seconds: a load is held against fio just before and just after it. */
 static bool run_round(const char *model, const char *dir, int round)
 {
-    load_result fp8 = load_in_child(model, BL_BASE_FP8_ROW, NULL), stored = load_in_child(model, BL_BASE_STORED, NULL), disk = {0};
+    double fio[4] = {run_fio(model)};
+    load_result fp8 = load_in_child(model, BL_BASE_FP8_ROW, NULL), disk = {0};
+    fio[1] = run_fio(model);
+    load_result stored = load_in_child(model, BL_BASE_STORED, NULL);
+    double touch = run_touch((size_t)stored.kept_bytes);
+    fio[2] = run_fio(model);
     if (dir) {
-        char command[COMMAND_BYTES];
-        snprintf(command, sizeof command, "rm -f '%s'/base-*.pages '%s'/base-*.json", dir, dir);
-        if (system(command) != 0) return false;
+        if (!remove_page_files(dir)) return false;
         disk = load_in_child(model, BL_BASE_FP8_ROW, dir);
+        fio[3] = run_fio(model);
     }
     if (fp8.status != BL_OK || stored.status != BL_OK || disk.status != BL_OK) return false;
-    double fio = run_fio(model), quantiser = run_quantiser(), touch = run_touch((size_t)stored.kept_bytes);
-    double touch_fp8 = touch * (double)fp8.stored_bytes / (double)fp8.kept_bytes;
-    printf("{\"bench\":\"load\",\"round\":%d,\"stored_bytes\":%lld,\"fio_gb_per_s\":%.3f,\"quantiser_gb_per_s\":%.3f,\"touch_gb_per_s\":%.3f",
-           round, (long long)fp8.stored_bytes, fio, quantiser, touch);
-    print_load("fp8_row", &fp8, least(least(quantiser, fio), touch_fp8));
-    print_load("stored", &stored, least(touch, fio));
-    if (dir) print_load("fp8_row_to_disk", &disk, least(quantiser, fio));
+    double quantiser = run_quantiser(), touch_fp8 = touch * (double)fp8.stored_bytes / (double)fp8.kept_bytes;
+    printf("{\"bench\":\"load\",\"round\":%d,\"stored_bytes\":%lld,\"fio_gb_per_s\":[%.3f,%.3f,%.3f,%.3f],\"quantiser_gb_per_s\":%.3f,"
+           "\"touch_gb_per_s\":%.3f",
+           round, (long long)fp8.stored_bytes, fio[0], fio[1], fio[2], fio[3], quantiser, touch);
+    print_load("fp8_row", &fp8, least(least(quantiser, (fio[0] + fio[1]) / 2), touch_fp8));
+    print_load("stored", &stored, least(touch, (fio[1] + fio[2]) / 2));
+    if (dir) print_load("fp8_row_to_disk", &disk, least(quantiser, (fio[2] + fio[3]) / 2));
     printf("}\n");
     fflush(stdout);
     return true;
