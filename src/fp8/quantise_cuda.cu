@@ -18,7 +18,9 @@ enum {
     KEPT = 4, /* groups a thread keeps: 16 registers */
     PIECE_MAX = ROW_THREADS * KEPT * BL_GROUP,
     CLUSTER_MAX = 8, /* the most that every Hopper device grants */
-    ROWS_WITH_FACTORS = 8
+    ROWS_MIN = 2,    /* of a block, where there are factors */
+    ROWS_MAX = 8,
+    BLOCKS_WANTED = 8 /* of a multiprocessor, where two are at a time: the last ones are then few */
 };
 
 typedef struct rows_task {
@@ -175,16 +177,18 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
 {
     BL_TRY(check_rows("quantise_rows", ld, T, cols));
     if (cols == 0) return BL_OK;
+    const bl_cuda_properties *gpu = bl_cuda_device_properties(bl_stream_device(stream));
     int64_t n_pieces = 1;
-    if (bl_cuda_device_properties(bl_stream_device(stream))->capability >= 90)
-        n_pieces = bl_blocks_for(cols, PIECE_MAX);
+    if (gpu->capability >= 90) n_pieces = bl_blocks_for(cols, PIECE_MAX);
     if (n_pieces > CLUSTER_MAX) n_pieces = CLUSTER_MAX;
 
     rows_task task;
     task.x = (const bl_bf16 *)x;
     task.ld = ld;
     task.T = T;
-    task.n_rows = column_factor ? ROWS_WITH_FACTORS : 1;
+    int64_t n_rows = T * n_pieces / ((int64_t)gpu->n_multiprocessors * BLOCKS_WANTED);
+    n_rows = n_rows > ROWS_MAX ? ROWS_MAX : n_rows < ROWS_MIN ? ROWS_MIN : n_rows;
+    task.n_rows = column_factor ? n_rows : 1;
     task.cols = cols;
     task.piece = bl_blocks_for(bl_blocks_for(cols, n_pieces), BL_GROUP) * BL_GROUP;
     task.column_factor = column_factor;
