@@ -210,8 +210,7 @@ static bl_status prefetch(bl_llama_pass *pass, int64_t at)
             if (tied) continue;
             return bl_base_prefetch(pass->base, unit);
         }
-        /* First LoRA's weights: on the stream they share they would wait for the base's bytes, however slowly those come. They may
-         * change between passes. */
+        /* LoRA's weights may change between passes. */
         if (pass->options.lora_ring && at + ahead < pass->n_visits)
             BL_TRY(bl_gather_ring_prefetch(pass->options.lora_ring, unit));
         BL_TRY(bl_base_prefetch(pass->base, unit));

@@ -66,10 +66,11 @@ struct bl_rank {
     bl_status status;
     bl_error error;
 
-    bl_comm *world, *shards; /* shards is world itself when all ranks form one shard group */
+    bl_comm *world, *shards; /* of all ranks, on `communication`; of this rank's shard group, on `gather` */
     bl_device *device;
-    bl_stream *compute, *communication, *copy, *activations; /* the last: NULL unless activations are offloaded */
-    bl_stream *gather; /* of the base: communication itself, or, where each rank has it all, a stream of its own */
+    bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */
+    bl_stream *communication;                /* LoRA's weights, gradients, sums */
+    bl_stream *gather;                       /* the base */
     bl_timeline *timeline;
     bl_trace_rank trace_lane;
     bl_llama_weights *weights;

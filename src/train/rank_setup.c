@@ -31,7 +31,7 @@ static bl_status create_base(bl_rank *r)
     bl_llama_placement placement = r->job->placement;
 
     placement.index = index_on_host(r);
-    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->communication, &placement, &r->weights));
+    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->gather, &placement, &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
 
@@ -95,16 +95,13 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
+    BL_TRY(bl_stream_create(r->device, "gather", &r->gather));
     BL_TRY(bl_stream_create(r->device, "copy", &r->copy));
     if (c->activation_offload && !job->evaluate_only) BL_TRY(bl_stream_create(r->device, "activations", &r->activations));
     r->trace_lane = (bl_trace_rank){job->trace, r->index};
     BL_TRY(create_timeline(r));
-    r->shards = r->world;
-    if (c->shard_size < job->n_ranks) BL_TRY(bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards));
-    /* Collectives must come in one order on all ranks, so they share a stream. Pages that nobody gathers need not: there, gradients do
-     * not wait for what comes from a slow disk. */
-    r->gather = r->communication;
-    if (bl_comm_size(r->shards) == 1) BL_TRY(bl_stream_create(r->device, "gather", &r->gather));
+    /* Also where one shard group has all ranks: what comes from a slow disk must not hold up gradients (comm/README.md). */
+    BL_TRY(bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards));
     measure_peak(r);
     BL_TRY(create_base(r));
     BL_TRY(create_state(r));
@@ -138,11 +135,11 @@ void bl_rank_free(bl_rank *r)
     bl_timeline_collect(r->timeline);
     bl_timeline_destroy(r->timeline);
     bl_stream_destroy(r->compute);
-    if (r->gather != r->communication) bl_stream_destroy(r->gather);
     bl_stream_destroy(r->communication);
+    bl_stream_destroy(r->gather);
     bl_stream_destroy(r->copy);
     bl_stream_destroy(r->activations);
     bl_device_destroy(r->device);
-    if (r->shards != r->world) bl_comm_destroy(r->shards);
+    bl_comm_destroy(r->shards);
     bl_comm_destroy(r->world);
 }

@@ -152,6 +152,13 @@ static void close_job(bl_job *job)
 
 /* ---- running ---- */
 
+/* Waits for the gathers of a pass that does not come: a rank whose own has failed must say so, or the others wait for it. */
+static bl_status end_gathers(bl_rank *r, bl_status st)
+{
+    if (st == BL_OK || st == BL_ESTOPPED) BL_TRY(bl_stream_synchronize(r->gather));
+    return st;
+}
+
 static void *rank_main(void *argument)
 {
     bl_rank *r = argument;
@@ -165,6 +172,7 @@ static void *rank_main(void *argument)
     } else if (r->status == BL_OK) {
         r->status = bl_rank_train(r);
     }
+    r->status = end_gathers(r, r->status);
     if (r->status != BL_OK) bl_error_save(&r->error, r->status);
     if (r->status != BL_OK && r->status != BL_ESTOPPED) bl_comm_abort(r->world, &r->error); /* to stop is agreed on */
     atomic_fetch_sub(&job->n_running, 1);

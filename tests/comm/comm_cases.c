@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm_cases.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -189,11 +190,19 @@ typedef struct round_args {
     int rank, size, round;
 } round_args;
 
+/* Now and then up to 0.3 ms, at another time on each rank and stream. */
+static void pause_at_random(const round_args *a, uint64_t stream)
+{
+    float x = test_value(a->rank, a->round, 1000 + stream);
+    if (x > 0.7f) usleep((unsigned)((x - 0.7f) * 1000));
+}
+
 /* Consumes round r's gather: checks it, then leaves the input of the reduction. */
 static bl_status consume_round(bl_stream *stream, const void *args)
 {
     const round_args *a = args;
     (void)stream;
+    pause_at_random(a, 0);
     for (int r = 0; r < a->size; r++)
         for (int64_t i = 0; i < ROUND_FLOATS; i++)
             TEST_CHECK(a->gathered[r * ROUND_FLOATS + i] == test_value(r, i, (uint64_t)a->round));
@@ -205,6 +214,7 @@ static bl_status check_sums(bl_stream *stream, const void *args)
 {
     const round_args *a = args;
     (void)stream;
+    pause_at_random(a, 1);
     for (int64_t i = 0; i < ROUND_FLOATS; i++)
         TEST_CHECK(a->sums[i] == serial_sum(a->size, i, (uint64_t)a->round + 77));
     return BL_OK;
@@ -214,6 +224,7 @@ static bl_status produce_round(bl_stream *stream, const void *args)
 {
     const round_args *a = args;
     (void)stream;
+    pause_at_random(a, 2);
     for (int64_t i = 0; i < ROUND_FLOATS; i++)
         a->gathered[a->rank * ROUND_FLOATS + i] = test_value(a->rank, i, (uint64_t)a->round);
     return BL_OK;
@@ -255,8 +266,6 @@ static bl_status give_rounds(pipeline *p)
     return bl_stream_synchronize(p->reduce);
 }
 
-/* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third, over a ring
- * of buffers. */
 bl_status comm_case_run_pipeline(test_rank *self)
 {
     pipeline p = {.gather_comm = self->comm, .compute = self->stream};
@@ -296,6 +305,75 @@ done:
     bl_device_free(self->device, BL_SPACE_DEVICE, p.slots);
     bl_device_free(self->device, BL_SPACE_DEVICE, p.sums);
     bl_comm_destroy(p.reduce_comm);
+    return st;
+}
+
+typedef struct gate {
+    atomic_bool is_open;
+} gate;
+
+static bl_status open_gate(bl_stream *stream, const void *args)
+{
+    gate *const *g = args;
+    (void)stream;
+    atomic_store(&(*g)->is_open, true);
+    return BL_OK;
+}
+
+static bl_status pass_gate(bl_stream *stream, const void *args)
+{
+    enum { PAUSE_US = 1000, TRIES = 20 * 1000 };
+    gate *const *g = args;
+    (void)stream;
+    for (int i = 0; i < TRIES && !atomic_load(&(*g)->is_open); i++) usleep(PAUSE_US);
+    TEST_CHECK(atomic_load(&(*g)->is_open));
+    return BL_OK;
+}
+
+/* Rank 0 does not come to the gather before its reductions, which are called after it, are over. */
+static bl_status hold_gather(test_rank *self, bl_comm *gathers, bl_stream *stream, gate *g, float *gathered)
+{
+    enum { N_SUMS = 20 };
+    int64_t sum[N_SUMS];
+    gate *own = g;
+
+    if (self->rank == 0) BL_TRY(bl_stream_call(stream, pass_gate, &own, sizeof own));
+    BL_TRY(bl_comm_all_gather(gathers, stream, gathered + self->rank, gathered, sizeof *gathered));
+    for (int i = 0; i < N_SUMS; i++) {
+        sum[i] = self->rank + i;
+        BL_TRY(bl_comm_all_reduce_i64(self->comm, self->stream, &sum[i], 1));
+    }
+    BL_TRY(bl_stream_call(self->stream, open_gate, &own, sizeof own));
+    BL_TRY(bl_stream_synchronize(self->stream));
+    BL_TRY(bl_stream_synchronize(stream));
+    for (int64_t i = 0; i < N_SUMS; i++) TEST_CHECK(sum[i] == self->n_ranks * (self->n_ranks - 1) / 2 + i * self->n_ranks);
+    for (int r = 0; r < self->n_ranks; r++) TEST_CHECK(gathered[r] == test_value(r, 0, 3));
+    return BL_OK;
+}
+
+bl_status comm_case_gather_is_held(test_rank *self)
+{
+    float *gathered = alloc_bytes((size_t)self->n_ranks * sizeof *gathered);
+    bl_comm *gathers = NULL;
+    bl_stream *stream = NULL;
+    gate g = {false};
+    bl_status st;
+
+    gathered[self->rank] = test_value(self->rank, 0, 3);
+    BL_TRY_GOTO(st, done, bl_comm_split(self->comm, 0, &gathers));
+    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "gather", &stream));
+    st = hold_gather(self, gathers, stream, &g, gathered);
+done:
+    if (st != BL_OK) { /* before the streams are waited for */
+        bl_error error;
+        bl_error_save(&error, st);
+        bl_comm_abort(self->comm, &error);
+        bl_error_restore(&error);
+    }
+    bl_stream_destroy(stream);
+    (void)bl_stream_synchronize(self->stream);
+    bl_comm_destroy(gathers);
+    free(gathered);
     return st;
 }
 

@@ -12,8 +12,11 @@ comm_case_negative_zero(test_rank *self); /* 0 + -0 is +0: the sum starts from z
 bl_status comm_case_split_values(test_rank *self); /* the same in groups */
 
 /* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third, over a ring
- * of buffers. */
+ * of buffers; each is late now and then. */
 bl_status comm_case_run_pipeline(test_rank *self);
+
+/* Two communicators of the same ranks: a gather that waits for a rank holds up no reduction. */
+bl_status comm_case_gather_is_held(test_rank *self);
 
 /* Rank 1's task fails with BL_EIO after ten rounds; the others check that they are cancelled everywhere, and
  * return BL_ECANCELLED "all cancelled". */

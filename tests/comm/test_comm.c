@@ -50,6 +50,13 @@ static void test_pipeline(void **state)
     assert_ok(test_ranks_run(4, 1, 60, comm_case_run_pipeline, NULL, NULL));
 }
 
+static void test_communicators_do_not_wait_for_each_other(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(rank_counts); i++)
+        assert_ok(test_ranks_run(rank_counts[i], 1, 60, comm_case_gather_is_held, NULL, NULL));
+}
+
 static void test_abort(void **state)
 {
     (void)state;
@@ -191,6 +198,7 @@ int main(void)
         cmocka_unit_test(test_negative_zero),
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_communicators_do_not_wait_for_each_other),
         cmocka_unit_test(test_abort),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_mismatch),

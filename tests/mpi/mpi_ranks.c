@@ -93,6 +93,7 @@ static const struct {
     {"negative_zero", comm_case_negative_zero, 60},
     {"split", comm_case_split_values, 60},
     {"pipeline", comm_case_run_pipeline, 60},
+    {"gather_is_held", comm_case_gather_is_held, 60},
     {"abort", comm_case_one_rank_fails, 0},
     {"deadline", comm_case_two_ranks_stay_away, COMM_CASE_DEADLINE_S},
     {"deadline_of_group", comm_case_split_rank_stays_away, COMM_CASE_DEADLINE_S},

@@ -20,7 +20,7 @@ static int run(const char *name, int n_ranks, runs_child *child)
 
 static void test_values(void **state)
 {
-    static const char *const cases[] = {"values", "negative_zero", "split", "pipeline"};
+    static const char *const cases[] = {"values", "negative_zero", "split", "pipeline", "gather_is_held"};
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++)
