@@ -202,7 +202,7 @@ static bl_status queue_item(bl_gather_ring *ring, int64_t unit, int i, int slot)
 
     if (is_lent(item, ring->group_size)) return BL_OK;
     if (!item->shard) BL_TRY(bl_stream_wait(stream, ring->slots[slot].brought[i]));
-    BL_TRY(bl_timeline_begin(ring->options.timeline, BL_LANE_GATHER, "gather", unit, i, stream, &span));
+    BL_TRY(bl_timeline_begin(ring->options.timeline, ring->options.lane, "gather", unit, i, stream, &span));
     if (item->shard) BL_TRY(bl_stream_copy(stream, own, item->shard, item->shard_bytes));
     if (ring->options.comm)
         BL_TRY(bl_comm_all_gather(ring->options.comm, stream, own, item_memory(ring, unit, i, slot), item->shard_bytes));
@@ -252,7 +252,7 @@ static bl_status wait_for_item(bl_gather_ring *ring, int64_t unit, int i, int sl
 
     if (is_lent(item, ring->group_size)) return BL_OK;
     if (!item->shard) BL_TRY(bl_timeline_wait(timeline, item->lane, "wait", unit, i, stream, ring->slots[slot].brought[i]));
-    return bl_timeline_wait(timeline, BL_LANE_GATHER, "wait", unit, i, stream, ring->slots[slot].ready[i]);
+    return bl_timeline_wait(timeline, ring->options.lane, "wait", unit, i, stream, ring->slots[slot].ready[i]);
 }
 
 /* Nothing is brought before `stream` has come here, and all of it is before the stream goes on. */

@@ -62,6 +62,7 @@ typedef struct bl_gather_ring_options {
     int depth;               /* slots, >= 1 */
     bool is_synchronous;     /* for comparisons: a unit is brought at its acquire, after all that was queued there, and waited for whole */
     bl_timeline *timeline;   /* borrowed; NULL: none */
+    bl_lane lane;            /* of the gathers, on the timeline */
 } bl_gather_ring_options;
 
 typedef struct bl_gather_ring bl_gather_ring;

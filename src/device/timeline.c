@@ -24,7 +24,7 @@ struct bl_timeline {
 
 const char *bl_lane_name(bl_lane lane)
 {
-    static const char *const names[BL_N_LANES] = {"compute", "gather", "copy", "disk", "activations"};
+    static const char *const names[BL_N_LANES] = {"compute", "gather", "copy", "disk", "activations", "lora"};
     return names[lane];
 }
 

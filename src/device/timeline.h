@@ -12,10 +12,11 @@
 
 typedef enum bl_lane {
     BL_LANE_COMPUTE,
-    BL_LANE_GATHER,      /* between ranks */
+    BL_LANE_GATHER,      /* the frozen base, between ranks */
     BL_LANE_COPY,        /* host memory to device memory */
     BL_LANE_DISK,
     BL_LANE_ACTIVATIONS, /* device memory to host memory and back */
+    BL_LANE_LORA,        /* LoRA's weights and gradients, between ranks */
     BL_N_LANES
 } bl_lane;
 

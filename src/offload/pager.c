@@ -311,7 +311,8 @@ static bl_status create_ring(bl_pager *pager)
                                       .source = {pager, source_start, source_finish},
                                       .depth = o->ring_depth,
                                       .is_synchronous = pager->hooks.is_synchronous,
-                                      .timeline = o->timeline};
+                                      .timeline = o->timeline,
+                                      .lane = BL_LANE_GATHER};
 
     pager->gather_units = lay_out(pager->specs, pager->group_size, pager->n_units, pager->units);
     if (!pager->gather_units) return BL_FAIL(BL_ENOMEM, "a pager of %lld units", (long long)pager->n_units);

@@ -3,11 +3,19 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "ops/optimizer.h"
 
-enum { LOSS, SQUARES, NORM, SCALE, N_SUMS };
+/* sums: BL_N_LANES numbers of bytes, added up; BL_N_LANES stalls of each rank, which leaves the others' zero: a sum is enough. */
+enum { LOSS, SQUARES, LANE_BYTES, LANE_STALLS = LANE_BYTES + BL_N_LANES };
+enum { NORM, SCALE, N_CLIP }; /* clip */
+
+static int64_t n_sums(const bl_adapter_state *s)
+{
+    return LANE_STALLS + (int64_t)bl_comm_size(s->world) * BL_N_LANES;
+}
 
 static size_t shard_bytes(const bl_adapter_state *s)
 {
@@ -17,9 +25,8 @@ static size_t shard_bytes(const bl_adapter_state *s)
 static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float **gradients)
 {
     bl_adapter_state *s = user;
-    (void)layer;
     *gradients = s->full[s->turn];
-    return bl_stream_wait(stream, s->reduced[s->turn]);
+    return bl_timeline_wait(s->timeline, BL_LANE_LORA, "wait", layer, -1, stream, s->reduced[s->turn]);
 }
 
 typedef struct add_shard_args {
@@ -40,15 +47,18 @@ static bl_status add_shard(bl_stream *stream, const void *arguments)
 static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
 {
     bl_adapter_state *s = user;
-    int turn = s->turn;
+    int turn = s->turn, span;
+    int64_t received = s->chunk * (bl_comm_size(s->world) - 1);
 
     s->turn ^= 1;
     BL_TRY(bl_event_record(s->written[turn], stream));
     BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
+    BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", layer, -1, s->communication, &span));
     BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, s->full[turn], s->partial, s->chunk));
     BL_TRY(bl_event_record(s->reduced[turn], s->communication));
     add_shard_args add = {s->partial, s->grad + layer * s->chunk, s->chunk};
-    return bl_stream_call(s->communication, add_shard, &add, sizeof add);
+    BL_TRY(bl_stream_call(s->communication, add_shard, &add, sizeof add));
+    return bl_timeline_end(s->timeline, span, s->communication, received * (int64_t)sizeof(float));
 }
 
 static bl_status allocate(bl_adapter_state *s)
@@ -69,7 +79,10 @@ static bl_status allocate(bl_adapter_state *s)
     }
     BL_TRY(bl_event_create(s->device, &s->joined));
     BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, part, "reduced gradients", (void **)&s->partial));
-    return bl_device_alloc(s->device, BL_SPACE_DEVICE, N_SUMS * sizeof(double), "sums", (void **)&s->sums);
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale", (void **)&s->clip));
+    s->host_sums = calloc((size_t)n_sums(s), sizeof *s->host_sums);
+    if (!s->host_sums) return BL_FAIL(BL_ENOMEM, "adapter state");
+    return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_sums(s) * sizeof(double), "sums", (void **)&s->sums);
 }
 
 static bl_status create_ring(bl_adapter_state *s, int depth)
@@ -80,16 +93,20 @@ static bl_status create_ring(bl_adapter_state *s, int depth)
         units[l] = (bl_gather_unit){.n_items = 1,
                                     .item = {{.shard = s->w + l * s->chunk,
                                               .shard_bytes = (size_t)s->chunk * sizeof(float)}}};
-    bl_gather_ring_options options = {
-        .device = s->device, .comm = s->world, .stream = s->communication, .depth = depth};
+    bl_gather_ring_options options = {.device = s->device,
+                                      .comm = s->world,
+                                      .stream = s->communication,
+                                      .depth = depth,
+                                      .timeline = s->timeline,
+                                      .lane = BL_LANE_LORA};
     bl_status st = bl_gather_ring_create(&options, s->n_layers, units, &s->ring);
     free(units);
     return st;
 }
 
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
-                                  bl_stream *communication, const bl_lora_layout *layout, int64_t n_layers,
-                                  int ring_depth, bl_adapter_state **out)
+                                  bl_stream *communication, bl_timeline *timeline, const bl_lora_layout *layout,
+                                  int64_t n_layers, int ring_depth, bl_adapter_state **out)
 {
     *out = NULL;
     bl_adapter_state *s = calloc(1, sizeof *s);
@@ -99,6 +116,7 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                             .world = world,
                             .compute = compute,
                             .communication = communication,
+                            .timeline = timeline,
                             .n_layers = n_layers,
                             .chunk = bl_ceil_div(layout->n_floats, bl_comm_size(world))};
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
@@ -119,6 +137,8 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
     float *const blocks[] = {s->w, s->m, s->v, s->grad, s->full[0], s->full[1], s->partial};
     for (size_t i = 0; i < BL_COUNT(blocks); i++) bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
     bl_device_free(s->device, BL_SPACE_DEVICE, s->sums);
+    bl_device_free(s->device, BL_SPACE_DEVICE, s->clip);
+    free(s->host_sums);
     for (int i = 0; i < 2; i++) {
         bl_event_destroy(s->written[i]);
         bl_event_destroy(s->reduced[i]);
@@ -141,28 +161,55 @@ void bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
                                   s->w + l * s->chunk);
 }
 
-bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double *grad_norm)
+bl_status bl_adapter_state_join(bl_adapter_state *s)
 {
-    BL_TRY(bl_event_record(s->joined, s->compute));
-    BL_TRY(bl_stream_wait(s->communication, s->joined));
+    BL_TRY(bl_event_record(s->joined, s->communication));
+    BL_TRY(bl_timeline_wait(s->timeline, BL_LANE_LORA, "wait", -1, -1, s->compute, s->joined));
+    return bl_stream_synchronize(s->compute);
+}
+
+static void put_lanes(bl_adapter_state *s, const bl_lane_totals *lanes)
+{
+    double *stalls = s->host_sums + LANE_STALLS;
+
+    memset(stalls, 0, (size_t)(n_sums(s) - LANE_STALLS) * sizeof *stalls);
+    for (int i = 0; i < BL_N_LANES; i++) {
+        s->host_sums[LANE_BYTES + i] = (double)lanes[i].n_bytes;
+        stalls[bl_comm_rank(s->world) * BL_N_LANES + i] = lanes[i].stall_s;
+    }
+}
+
+static void take_lanes(const bl_adapter_state *s, bl_lane_totals *lanes)
+{
+    for (int i = 0; i < BL_N_LANES; i++) {
+        lanes[i].n_bytes = (int64_t)s->host_sums[LANE_BYTES + i];
+        for (int64_t at = LANE_STALLS + i; at < n_sums(s); at += BL_N_LANES)
+            lanes[i].stall_s = fmax(lanes[i].stall_s, s->host_sums[at]);
+    }
+}
+
+bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double *grad_norm, bl_lane_totals *lanes)
+{
+    size_t n_bytes = (size_t)n_sums(s) * sizeof(double), n_first = LANE_BYTES * sizeof(double);
+
+    put_lanes(s, lanes);
+    BL_TRY(bl_stream_copy(s->communication, s->sums + LANE_BYTES, s->host_sums + LANE_BYTES, n_bytes - n_first));
     BL_TRY(bl_sum_squares(s->communication,
                           &(bl_sum_squares_args){s->n_layers * s->chunk, s->grad, &s->sums[SQUARES]}));
-    BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, 2));
-    BL_TRY(bl_event_record(s->joined, s->communication));
-    BL_TRY(bl_stream_wait(s->compute, s->joined));
-    double sums[2];
-    BL_TRY(bl_stream_copy(s->communication, sums, s->sums, sizeof sums));
+    BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, n_sums(s)));
+    BL_TRY(bl_stream_copy(s->communication, s->host_sums, s->sums, n_bytes));
     BL_TRY(bl_stream_synchronize(s->communication));
-    *loss_sum = sums[LOSS];
-    *grad_norm = sqrt(sums[SQUARES]);
+    *loss_sum = s->host_sums[LOSS];
+    *grad_norm = sqrt(s->host_sums[SQUARES]);
+    take_lanes(s, lanes);
     return BL_OK;
 }
 
 bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, double beta1, double beta2,
                                   double eps, double weight_decay, double max_grad_norm)
 {
-    BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES], &s->sums[NORM],
-                                                           &s->sums[SCALE]}));
+    BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES], &s->clip[NORM],
+                                                           &s->clip[SCALE]}));
     BL_TRY(bl_adamw(s->compute, &(bl_adamw_args){.n = s->n_layers * s->chunk,
                                                  .step = step,
                                                  .lr = lr,
@@ -170,7 +217,7 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
                                                  .beta2 = beta2,
                                                  .eps = eps,
                                                  .weight_decay = weight_decay,
-                                                 .grad_scale = &s->sums[SCALE],
+                                                 .grad_scale = &s->clip[SCALE],
                                                  .grad = s->grad,
                                                  .w = s->w,
                                                  .m = s->m,

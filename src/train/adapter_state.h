@@ -26,15 +26,18 @@ typedef struct bl_adapter_state {
     bl_event *written[2], *reduced[2]; /* full[i] complete / free again */
     bl_event *joined;
     int turn;
-    double *sums; /* [4], device memory: loss sum, sum of squared gradients, norm, clipping scale */
+    double *sums;      /* device memory: loss sum, sum of squared gradients; then what the ranks report of their lanes */
+    double *host_sums; /* the same in host memory */
+    double *clip;      /* [2], device memory: norm, clipping scale */
+    bl_timeline *timeline;
     bl_gather_ring *ring;
     bl_gradient_sink sink;
 } bl_adapter_state;
 
-/* Everything zero. layout, comm and streams are borrowed. */
+/* Everything zero. layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
-                                  bl_stream *communication, const bl_lora_layout *layout, int64_t n_layers,
-                                  int ring_depth, bl_adapter_state **out);
+                                  bl_stream *communication, bl_timeline *timeline, const bl_lora_layout *layout,
+                                  int64_t n_layers, int ring_depth, bl_adapter_state **out);
 void bl_adapter_state_destroy(bl_adapter_state *state); /* after both streams are idle; NULL is fine */
 int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks, int ring_depth);
 
@@ -43,9 +46,12 @@ int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, i
 void bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
 bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_llama_config *config, const char *dir);
 
-/* Queues: sums[0..1] = loss sum and squared gradient norm over all ranks; returns after they have arrived on
- * the host. *loss_sum, *grad_norm in host memory. Ends the step's communication. */
-bl_status bl_adapter_state_reduce(bl_adapter_state *state, double *loss_sum, double *grad_norm);
+/* Returns when what is queued of the step has run, its gradients are summed and its spans can be collected. */
+bl_status bl_adapter_state_join(bl_adapter_state *state);
+
+/* After join: sums[0..1] = loss sum and squared gradient norm over all ranks, which are returned, too. lanes[BL_N_LANES], of this rank,
+ * become those of all: stall_s the longest, n_bytes the sum; busy_s stays. One collective. */
+bl_status bl_adapter_state_reduce(bl_adapter_state *state, double *loss_sum, double *grad_norm, bl_lane_totals *lanes);
 
 /* Queues clipping, AdamW with step number `step` (from 1) and clearing the gradients and the loss sum for the
  * next step. */

@@ -72,6 +72,7 @@ struct bl_rank {
     bl_stream *communication;                /* LoRA's weights, gradients, sums */
     bl_stream *gather;                       /* the base */
     bl_timeline *timeline;
+    bl_timeline_totals counted; /* the part of the timeline's that metrics have had */
     bl_trace_rank trace_lane;
     bl_llama_weights *weights;
     bl_base *base;

@@ -76,7 +76,7 @@ static bl_status append(bl_metrics *m, const char *line)
 }
 
 /* The lanes that move bytes for compute. */
-static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK, BL_LANE_ACTIVATIONS};
+static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK, BL_LANE_ACTIVATIONS, BL_LANE_LORA};
 
 /* "  stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step. */
 static void append_stalls(const bl_step_metrics *s, char *line, size_t line_bytes)

@@ -5,6 +5,7 @@
  * While a step runs, the rows of the next one are read and tokenised. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "base/sizes.h"
@@ -108,21 +109,21 @@ static double step_flops(const bl_rank *r, int64_t n_tokens, int64_t n_labels)
     return per_token * (double)n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * (double)n_labels;
 }
 
-/* What the lanes have done since `before`. */
-static void count_lanes(bl_rank *r, const bl_timeline_totals *before, bl_lane_totals lanes[BL_N_LANES])
+/* What this rank's lanes have done since the last call. */
+static void count_lanes(bl_rank *r, bl_lane_totals lanes[BL_N_LANES])
 {
-    bl_timeline_totals now;
+    bl_timeline_totals before = r->counted, *now = &r->counted;
 
     bl_timeline_collect(r->timeline);
-    bl_timeline_get_totals(r->timeline, &now);
+    bl_timeline_get_totals(r->timeline, now);
     for (int i = 0; i < BL_N_LANES; i++)
-        lanes[i] = (bl_lane_totals){.busy_s = now.lane[i].busy_s - before->lane[i].busy_s,
-                                    .stall_s = now.lane[i].stall_s - before->lane[i].stall_s,
-                                    .n_bytes = now.lane[i].n_bytes - before->lane[i].n_bytes};
+        lanes[i] = (bl_lane_totals){.busy_s = now->lane[i].busy_s - before.lane[i].busy_s,
+                                    .stall_s = now->lane[i].stall_s - before.lane[i].stall_s,
+                                    .n_bytes = now->lane[i].n_bytes - before.lane[i].n_bytes};
 }
 
 static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm, const int64_t totals[3], double started,
-                             const bl_timeline_totals *before)
+                             const bl_lane_totals *lanes)
 {
     const bl_train_config *c = r->job->config;
     bl_job *job = r->job;
@@ -133,7 +134,7 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
                                .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)job->n_train_rows,
                                .tokens = totals[1], .label_tokens = totals[0], .step_s = bl_now_s() - started,
                                .flops = step_flops(r, totals[1], totals[0]), .peak_flops = r->peak_flops * job->n_ranks};
-    count_lanes(r, before, metrics.lanes);
+    memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     return bl_metrics_step(job->metrics, &metrics);
 }
 
@@ -143,24 +144,24 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     bl_job *job = r->job;
     double started = bl_now_s(), loss_sum, grad_norm;
     bl_batches *batches = r->batches[step & 1];
-    bl_timeline_totals before;
+    bl_lane_totals lanes[BL_N_LANES];
 
-    bl_timeline_collect(r->timeline);
-    bl_timeline_get_totals(r->timeline, &before);
     if (totals[0] == 0)
         return BL_FAIL(BL_EINPUT, "%s: step %lld has no label that carries loss: all its labels are masked", c->train_file,
                        (long long)step + 1);
     bl_pass_input input = step_input(r, step, totals[0]);
     BL_TRY(run_groups(r, batches, &input));
     if (step + 1 < job->total_steps) BL_TRY(fill_step(r, step + 1, r->batches[(step + 1) & 1]));
-    BL_TRY(bl_adapter_state_reduce(r->state, &loss_sum, &grad_norm));
+    BL_TRY(bl_adapter_state_join(r->state));
+    count_lanes(r, lanes);
+    BL_TRY(bl_adapter_state_reduce(r->state, &loss_sum, &grad_norm, lanes));
     double loss = loss_sum / (double)totals[0];
     if (!isfinite(loss) || !isfinite(grad_norm)) return report_not_finite(r, step, loss, grad_norm, &input);
     if (c->dump_gradients && step == job->start_step) BL_TRY(bl_adapter_state_write_gradients(r->state, c->dump_gradients));
     BL_TRY(bl_adapter_state_update(r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1, c->adam_beta2,
                                    c->adam_epsilon, c->weight_decay, c->max_grad_norm));
     r->steps_done = step + 1;
-    return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started, &before) : BL_OK;
+    return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started, lanes) : BL_OK;
 }
 
 static bool due(int64_t step, int64_t every)
@@ -184,9 +185,11 @@ static bl_status evaluate_if_due(bl_rank *r, int64_t step)
     bl_job *job = r->job;
     double started = bl_now_s();
     bl_eval_result result;
+    bl_lane_totals of_no_step[BL_N_LANES];
 
     if (r->evaluated_step >= step || !evaluation_is_due(job, step)) return BL_OK;
     BL_TRY(bl_rank_evaluate(r, &result));
+    count_lanes(r, of_no_step);
     if (r->index == 0) {
         if (step == 0) job->base_result = result;
         job->final_result = result;

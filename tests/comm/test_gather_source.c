@@ -136,7 +136,8 @@ static bl_status open_fetched(test_rank *self, int depth, int fetched_mask, bool
                                       .source = {c, fetch_start, fetch_finish},
                                       .depth = depth,
                                       .is_synchronous = is_synchronous,
-                                      .timeline = timeline};
+                                      .timeline = timeline,
+                                      .lane = BL_LANE_GATHER};
     size_t before = bl_device_bytes(self->device);
     BL_TRY(bl_gather_ring_create(&options, FETCHED_UNITS, units, &c->ring));
     TEST_CHECK(bl_device_bytes(self->device) - before ==

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What ranks say of a step when it ends: loss and gradient norm over all of them, the bytes that their lanes
+ * moved and the longest stalls; and that LoRA's own lane counts what its ring and its gradients move, and who
+ * waits for them. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <unistd.h>
+
+#include "test_ranks.h"
+#include "train/adapter_state.h"
+
+enum { N_LAYERS = 3, DEPTH = 2, LATE_US = 100 * 1000 };
+
+static const bl_llama_config config = {.hidden_size = 24,
+                                       .intermediate_size = 40,
+                                       .n_layers = N_LAYERS,
+                                       .n_heads = 4,
+                                       .n_kv_heads = 2,
+                                       .head_dim = 8};
+
+typedef struct state_case {
+    test_rank *self;
+    bl_lora_layout layout;
+    bl_stream *communication;
+    bl_timeline *timeline;
+    bl_adapter_state *state;
+} state_case;
+
+static bl_status open_case(test_rank *self, state_case *c)
+{
+    bl_lora_options options = {.r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
+
+    *c = (state_case){.self = self};
+    bl_lora_layout_init(&config, &options, &c->layout);
+    BL_TRY(bl_stream_create(self->device, "comm", &c->communication));
+    BL_TRY(bl_timeline_create(self->device, 256, NULL, NULL, &c->timeline));
+    return bl_adapter_state_create(self->device, self->comm, self->stream, c->communication, c->timeline,
+                                   &c->layout, N_LAYERS, DEPTH, &c->state);
+}
+
+static bl_status close_case(state_case *c, bl_status st)
+{
+    bl_error error;
+
+    bl_error_save(&error, st);
+    if (st != BL_OK) bl_comm_abort(c->self->comm, &error); /* before the streams are waited for */
+    (void)bl_stream_synchronize(c->self->stream);
+    if (c->communication) (void)bl_stream_synchronize(c->communication);
+    bl_adapter_state_destroy(c->state);
+    bl_timeline_destroy(c->timeline);
+    bl_stream_destroy(c->communication);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}
+
+/* Rank r's lane i has moved 2^40 (r + 1) + i bytes, above what a float counts, and stood still longest on
+ * rank i mod n. */
+static bl_lane_totals lane_of(int rank, int n_ranks, int i)
+{
+    return (bl_lane_totals){.busy_s = 9.0,
+                            .stall_s = i % n_ranks == rank ? 1.0 + i / 3.0 : 0.5 / (rank + 1),
+                            .n_bytes = ((int64_t)(rank + 1) << 40) + i};
+}
+
+static bl_status check_lanes(const bl_lane_totals *lanes, int n)
+{
+    for (int i = 0; i < BL_N_LANES; i++) {
+        TEST_CHECK(lanes[i].n_bytes == ((int64_t)n * (n + 1) / 2 << 40) + (int64_t)n * i);
+        TEST_CHECK(lanes[i].stall_s == 1.0 + i / 3.0);
+    }
+    return BL_OK;
+}
+
+static bl_status reduce_twice(state_case *c)
+{
+    int rank = c->self->rank, n = c->self->n_ranks;
+
+    for (int step = 1; step <= 2; step++) { /* the first one's numbers leave nothing behind */
+        bl_lane_totals lanes[BL_N_LANES];
+        double loss, norm, own = rank + step;
+        for (int i = 0; i < BL_N_LANES; i++) lanes[i] = lane_of(rank, n, i);
+        for (int64_t i = 0; i < N_LAYERS * c->state->chunk; i++) c->state->grad[i] = 2.0f;
+        BL_TRY(bl_stream_copy(c->self->stream, c->state->sums, &own, sizeof own));
+        BL_TRY(bl_adapter_state_join(c->state));
+        BL_TRY(bl_adapter_state_reduce(c->state, &loss, &norm, lanes));
+        TEST_CHECK(loss == n * (n - 1) / 2 + n * step);
+        TEST_CHECK(norm == sqrt(4.0 * (double)(N_LAYERS * c->state->chunk * n)));
+        BL_TRY(check_lanes(lanes, n));
+        BL_TRY(bl_adapter_state_update(c->state, step, 0.1, 0.9, 0.99, 1e-8, 0.0, 0.0));
+        BL_TRY(bl_stream_synchronize(c->self->stream));
+    }
+    return BL_OK;
+}
+
+static bl_status reduce_lanes(test_rank *self)
+{
+    state_case c;
+    bl_status st = open_case(self, &c);
+    if (st == BL_OK) st = reduce_twice(&c);
+    return close_case(&c, st);
+}
+
+static void assert_ranks(int n_ranks, test_rank_fn fn)
+{
+    bl_status st = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);
+    if (st != BL_OK) fail_msg("%d ranks: %s", n_ranks, bl_error_text());
+}
+
+static void test_lanes_of_all_ranks(void **state)
+{
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 4; n_ranks++) assert_ranks(n_ranks, reduce_lanes);
+}
+
+static bl_status be_late(bl_stream *stream, const void *args)
+{
+    (void)stream, (void)args;
+    usleep(LATE_US);
+    return BL_OK;
+}
+
+/* Rank 0 comes late to LoRA's weights of layer 0, and again to the gradients of the last of three layers: the
+ * others wait. */
+static bl_status use_weights_and_gradients(state_case *c)
+{
+    bl_adapter_state *s = c->state;
+    const void *weights;
+    float *gradients;
+
+    if (c->self->rank == 0) BL_TRY(bl_stream_call(c->communication, be_late, NULL, 0));
+    BL_TRY(bl_gather_ring_acquire(s->ring, 0, 0, c->self->stream, &weights));
+    BL_TRY(bl_gather_ring_release(s->ring, 0, c->self->stream));
+    for (int64_t layer = N_LAYERS - 1; layer >= 0; layer--) {
+        BL_TRY(s->sink.begin(s->sink.user, layer, c->self->stream, &gradients));
+        if (c->self->rank == 0 && layer == 0) BL_TRY(bl_stream_call(c->self->stream, be_late, NULL, 0));
+        BL_TRY(s->sink.end(s->sink.user, layer, c->self->stream));
+    }
+    return bl_adapter_state_join(s);
+}
+
+static bl_status check_lane(state_case *c)
+{
+    bl_timeline_totals totals;
+    int64_t chunk_bytes = c->state->chunk * (int64_t)sizeof(float);
+
+    bl_timeline_collect(c->timeline);
+    bl_timeline_get_totals(c->timeline, &totals);
+    const bl_lane_totals *lora = &totals.lane[BL_LANE_LORA];
+    TEST_CHECK(lora->n_bytes == (1 + N_LAYERS) * chunk_bytes * (c->self->n_ranks - 1));
+    if (c->self->n_ranks == 1) return BL_OK;
+    /* Rank 0's compute stood still while its communication was late; the others' for both. Half of that for
+     * clocks and scheduling. */
+    TEST_CHECK(lora->stall_s > (c->self->rank == 0 ? 0.5e-6 : 1.5e-6) * LATE_US);
+    for (int i = 0; i < BL_N_LANES; i++)
+        TEST_CHECK(i == BL_LANE_LORA || (totals.lane[i].stall_s == 0 && totals.lane[i].n_bytes == 0));
+    return BL_OK;
+}
+
+static bl_status use_lane(test_rank *self)
+{
+    state_case c;
+    bl_status st = open_case(self, &c);
+    if (st == BL_OK) st = use_weights_and_gradients(&c);
+    if (st == BL_OK) st = check_lane(&c);
+    return close_case(&c, st);
+}
+
+static void test_own_lane(void **state)
+{
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 3; n_ranks++) assert_ranks(n_ranks, use_lane);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_lanes_of_all_ranks),
+                                       cmocka_unit_test(test_own_lane)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
