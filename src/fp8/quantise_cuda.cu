@@ -187,7 +187,8 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
     task.ld = ld;
     task.T = T;
     int64_t n_rows = T * n_pieces / ((int64_t)gpu->n_multiprocessors * BLOCKS_WANTED);
-    n_rows = n_rows > ROWS_MAX ? ROWS_MAX : n_rows < ROWS_MIN ? ROWS_MIN : n_rows;
+    if (n_rows < ROWS_MIN) n_rows = ROWS_MIN;
+    if (n_rows > ROWS_MAX) n_rows = ROWS_MAX;
     task.n_rows = column_factor ? n_rows : 1;
     task.cols = cols;
     task.piece = bl_blocks_for(bl_blocks_for(cols, n_pieces), BL_GROUP) * BL_GROUP;
