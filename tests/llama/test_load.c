@@ -6,6 +6,9 @@
 #include "test_ranks.h"
 #include "tmp_dir.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include "base/files.h"
 #include "llama/config.h"
 #include "llama/weights.h"
@@ -294,6 +297,10 @@ static void check_model(const made *m, bl_base_format choice, bl_format format)
         if (st != BL_OK) print_error("%s, %d ranks: %s\n", bl_format_name(format), ranks[i], bl_error_text());
         assert_int_equal(st, BL_OK);
     }
+    /* A model that was written again, whatever its bytes, has page files of its own. */
+    const struct timespec long_ago[2] = {{1, 0}, {1, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(host->files, 0)), long_ago, 0), 0);
+    assert_int_equal(test_ranks_run(ranks[0], 1, 60, load_shard, &load, NULL), BL_OK);
     bl_llama_weights_free(whole);
     bl_llama_host_close(host);
     bl_comm_destroy(comm);
@@ -434,6 +441,10 @@ static void test_layout_of_405b(void **state)
     assert_int_equal(layout.units[0].slot_bytes, (size_t)per_layer);
     assert_int_equal(bl_base_sharded_ring_bytes(&layout, 2),
                      (size_t)(2 * per_layer)); /* more than the head */
+    bool *is_resident = calloc((size_t)bl_base_page_count(&layout), sizeof *is_resident);
+    assert_non_null(is_resident);
+    assert_int_equal(bl_base_paged_ring_bytes(&layout, is_resident, 2), (size_t)(2 * per_layer));
+    free(is_resident);
     assert_int_equal(layout.units[125].offset, (size_t)(125 * per_layer) / 8);
     bl_base_layout_free(&layout);
     free(formats);

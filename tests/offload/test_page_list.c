@@ -157,6 +157,7 @@ static void test_damaged_lists(void **state)
          "key bytes"}, /* the first page is in the seal's block */
         {"first", "\"offset\": ", "\"offset\": 4096, \"x\": ", "overlaps page first"},
         {"scales", "\"offset\": ", "\"offset\": 4096, \"x\": ", "page scales overlaps page first"},
+        {"first", "\"bytes\": 5000", "\"bytes\": 8193", "page scales overlaps page first"}, /* by a byte */
         {"scales", "\"offset\": ", "\"offset\": -4096, \"x\": ", "key offset"},
         {"scales", "\"offset\": ", "\"offset\": 8193, \"x\": ", "key offset: expected a multiple of 4096"},
         {"scales", "\"offset\": ", "\"offset\": 16384, \"x\": ", "key bytes"}, /* the seal's */

@@ -24,6 +24,7 @@ enum { ANOTHER_USER = 65534, BLOCK_BYTES = 4 << 20, OF_LIST = -1 };
 static atomic_int pwrite_error, n_held;
 static int64_t error_offset; /* writes of pages from there on fail; OF_LIST: of the list */
 static int fsync_error, fallocate_error;
+static atomic_int n_fsyncs, n_fsyncs_before_error;
 static bool pwrite_is_short, pwrite_refuses_direct, first_block_is_slow;
 static atomic_bool pwrite_is_held;
 static pid_t killed_at_pwrite; /* this process */
@@ -66,7 +67,8 @@ ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
 
 int __wrap_fsync(int fd)
 {
-    if (!fsync_error) return __real_fsync(fd);
+    n_fsyncs++;
+    if (!fsync_error || n_fsyncs_before_error-- > 0) return __real_fsync(fd);
     errno = fsync_error;
     return -1;
 }
@@ -147,15 +149,23 @@ static void test_disk_full(void **state)
         pwrite_error = 0;
         assert_int_equal(pages_count_files(dir), 0);
     }
-    fsync_error = EIO;
-    assert_refused(dir, BL_EIO, "fsync: Input/output error");
-    fsync_error = 0;
-    assert_int_equal(pages_count_files(dir), 0);
+    /* The list and the pages are durable before their names are. */
+    static const char *const synced[] = {".json.tmp-", ".pages.tmp-"};
+    for (int i = 0; i < 2; i++) {
+        fsync_error = EIO;
+        n_fsyncs_before_error = i;
+        assert_refused(dir, BL_EIO, "fsync: Input/output error");
+        pages_assert_error_has(synced[i]);
+        fsync_error = 0;
+        assert_int_equal(pages_count_files(dir), 0);
+    }
     fallocate_error = ENOSPC;
     assert_refused(dir, BL_ELIMIT, "the page file takes 13656064 bytes, the disk had ");
     assert_int_equal(pages_count_files(dir), 0);
     fallocate_error = EOPNOTSUPP;
+    n_fsyncs = 0;
     pages_assert_made(dir, false);
+    assert_int_equal(n_fsyncs, 3); /* and the folder's */
     fallocate_error = 0;
 
     dir = pages_new_dir();
