@@ -140,7 +140,7 @@ void mpi_wait_for_text(const runs_child *child, const char *text, int n)
 
 void mpi_assert_gone(const pid_t *pids, int n)
 {
-    double deadline = runs_now_s() + 10;
+    double deadline = runs_now_s() + 60;
     for (int i = 0; i < n; i++) {
         while (mpi_is_running(pids[i]) && runs_now_s() < deadline) runs_sleep_s(0.01);
         if (mpi_is_running(pids[i])) fail_msg("rank %d is still running", i);

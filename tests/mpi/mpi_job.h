@@ -27,7 +27,7 @@ void mpi_wait_for_text(const runs_child *child, const char *text, int n);
 /* Whether the process exists and is no zombie. */
 bool mpi_is_running(pid_t pid);
 
-/* Fails unless none of the processes is running any more, or within 10 s. */
+/* Fails unless none of the processes is running any more, or within a minute. */
 void mpi_assert_gone(const pid_t *pids, int n);
 
 /* Ends like runs_wait, after a rank has been killed at any moment. One that dies while MPI starts may leave

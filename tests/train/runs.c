@@ -270,7 +270,7 @@ int runs_wait(runs_child *child, double limit_s)
     bool late = runs_is_alive(child);
     if (late) kill(child->pid, SIGKILL);
     assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
-    if (late) fail_msg("the program was still running after %g s", limit_s);
+    if (late) fail_msg("the program was still running after %g s: %s", limit_s, runs_read(child->log, NULL));
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 

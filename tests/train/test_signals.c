@@ -23,7 +23,7 @@ enum { EXIT_USAGE = 2, EXIT_LIMIT = 4, EXIT_STOPPED = 75, STEPS = 60, SAVE_STEPS
 /* Where this process may come too late: on a loaded machine a run can be through by then. */
 enum { MAX_TRIES = 20 };
 
-static const double LIMIT_S = 120; /* for a child; a sanitizer makes it 20 times slower */
+static const double LIMIT_S = 600; /* for a child; a sanitizer makes it 20 times slower */
 
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
 
