@@ -188,15 +188,16 @@ static bool remove_page_files(const char *dir)
     return system(command) == 0;
 }
 
-/* A shared disk's speed changes within seconds: a load is held against fio just before and just after it. */
+/* A shared disk's speed changes within seconds: a load is held against fio just before and just after it. Memory that a load gave
+ * back a moment ago is touched faster than what a virtual machine has to get from its host: fio comes between the two. */
 static bool run_round(const char *model, const char *dir, int round)
 {
     double fio[4] = {run_fio(model)};
     load_result fp8 = load_in_child(model, BL_BASE_FP8_ROW, NULL), disk = {0};
     fio[1] = run_fio(model);
     load_result stored = load_in_child(model, BL_BASE_STORED, NULL);
-    double touch = run_touch((size_t)stored.kept_bytes);
     fio[2] = run_fio(model);
+    double touch = run_touch((size_t)stored.kept_bytes);
     if (dir) {
         if (!remove_page_files(dir)) return false;
         disk = load_in_child(model, BL_BASE_FP8_ROW, dir);

@@ -21,11 +21,11 @@ enum { ANOTHER_USER = 65534, BLOCK_BYTES = 4 << 20, OF_LIST = -1 };
 
 /* ---- fault injection (the linker's --wrap); page files are written by several threads ---- */
 
-static atomic_int pwrite_error, n_held;
+static atomic_int pwrite_error, n_held, n_failed;
 static int64_t error_offset; /* writes of pages from there on fail; OF_LIST: of the list */
 static int fsync_error, fallocate_error;
 static atomic_int n_fsyncs, n_fsyncs_before_error;
-static bool pwrite_is_short, pwrite_refuses_direct, first_block_is_slow;
+static bool pwrite_is_short, pwrite_refuses_direct, first_block_fails_second;
 static atomic_bool pwrite_is_held;
 static pid_t killed_at_pwrite; /* this process */
 
@@ -49,9 +49,10 @@ ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
 
     atomic_fetch_add(&n_held, 1);
     while (pwrite_is_held) usleep(100);
-    if (first_block_is_slow && offset == 0) usleep(50 * 1000);
+    while (first_block_fails_second && offset == 0 && n_failed == 0) usleep(100);
     if (error && is_to_fail(n_bytes, offset)) {
         if (error == EINTR && atomic_exchange(&pwrite_error, 0) == 0) return __real_pwrite(fd, src, n_bytes, offset);
+        atomic_fetch_add(&n_failed, 1);
         errno = error;
         return -1;
     }
@@ -229,19 +230,20 @@ static void test_writes_are_not_waited_for(void **state)
     }
 }
 
-/* Later blocks fail before the first does: the message is the first one's. */
+/* A later block fails before the first does: the message is the first one's. */
 static void test_first_failure(void **state)
 {
     const char *dir = pages_new_dir();
 
     (void)state;
-    first_block_is_slow = true;
+    first_block_fails_second = true;
+    n_failed = 0;
     error_offset = 0;
     pwrite_error = EIO;
     assert_refused(dir, BL_EIO, "page layer 0 o: ");
     pages_assert_error_has("at offset 0: Input/output error");
     pwrite_error = 0;
-    first_block_is_slow = false;
+    first_block_fails_second = false;
 }
 
 static void test_folder(void **state)
