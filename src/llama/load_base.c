@@ -13,8 +13,6 @@
 #include "offload/arena.h"
 #include "offload/page_folder.h"
 
-enum { STAGING_BYTES = 32 << 20 };
-
 /* What a job's codes are: the next n_bytes of a page. */
 typedef struct job_target {
     int64_t page;
@@ -207,7 +205,7 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
     const bl_base_layout *layout = &w->layout;
     int64_t n_pages = bl_base_page_count(layout), n_layers = w->host->config.n_layers;
     bl_pages_options options = {.device = w->device, .pin = placement->pin, .node = placement->n > 0 ? bl_arena_node_of(placement->index, placement->n) : -1, .dir = placement->dir,
-                                .shard = shard, .n_shards = layout->n_shards};
+                                .shard = shard, .n_shards = layout->n_shards, .n_on_host = placement->n};
     bl_page_spec *specs = calloc((size_t)n_pages + 1, sizeof *specs);
     char(*names)[BL_PAGE_NAME_BYTES] = calloc((size_t)n_pages + 1, sizeof *names);
     bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
@@ -252,7 +250,7 @@ static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards, const bl_llama_
 {
     const bl_llama_host *host = w->host;
     load_plan plan = {.weights = w, .shard = bl_comm_rank(shards),
-                      .max_staging_bytes = placement->staging_bytes ? placement->staging_bytes : STAGING_BYTES};
+                      .max_staging_bytes = bl_llama_staging_bytes(placement)};
     bl_row_loader *loader = NULL;
     bl_status st = BL_OK;
 

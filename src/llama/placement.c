@@ -54,10 +54,19 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
     out->reader = bl_base_paged_reader_bytes(layout, is, false, bl_llama_pager_queue_depth(placement->n));
+    out->writing = (size_t)(bl_min_i64((int64_t)out->disk, (int64_t)bl_llama_staging_bytes(placement)) +
+                            bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
 done:
     free(is);
     free(tiers);
     return st;
+}
+
+size_t bl_llama_staging_bytes(const bl_llama_placement *placement)
+{
+    enum { MAX_BYTES = 32 << 20, MIN_BYTES = 4 << 20 };
+    if (placement->staging_bytes) return placement->staging_bytes;
+    return (size_t)bl_max_i64(MIN_BYTES, MAX_BYTES / bl_max_i64(1, placement->n));
 }
 
 int bl_llama_pager_queue_depth(int n)

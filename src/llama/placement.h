@@ -13,17 +13,21 @@ typedef struct bl_llama_placement {
     const char *dir; /* of page files; for BL_TIER_DISK */
     bool pin;        /* the host tier's memory */
     int index, n;    /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
-    size_t staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB. At least 128
-                             rows are taken at a time, whatever they need */
+    size_t staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB for the n
+                             ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they need */
 } bl_llama_placement;
+
+/* staging_bytes, chosen. */
+size_t bl_llama_staging_bytes(const bl_llama_placement *placement);
 
 /* The tier of each page of the layout (bl_base_page_count of them; offload/tier.h says how they are chosen). */
 bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers);
 
 /* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
- * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n. */
+ * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what disk pages are
+ * written through while the model is loaded, when none of the ring is there yet. */
 typedef struct bl_llama_placed_bytes {
-    size_t device, host, disk, ring, reader;
+    size_t device, host, disk, ring, reader, writing;
 } bl_llama_placed_bytes;
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
                                bl_llama_placed_bytes *out);

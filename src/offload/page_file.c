@@ -217,11 +217,11 @@ static bl_status take_space(bl_page_file *file)
     return BL_OK; /* other refusals: a file system that cannot tell in advance */
 }
 
-static bl_status begin_writing(bl_page_file *file, size_t n_places, bl_page_place *places)
+static bl_status begin_writing(bl_page_file *file, int n_writers, size_t n_places, bl_page_place *places)
 {
     BL_TRY(place_pages(file, n_places, places));
     BL_TRY(take_space(file));
-    return bl_page_writer_create(file->tmp.fd, file->tmp.path, &file->writer);
+    return bl_page_writer_create(file->tmp.fd, file->tmp.path, n_writers, &file->writer);
 }
 
 static void stop_writing(bl_page_file *file)
@@ -341,7 +341,7 @@ static bl_status name_files(bl_page_file *file, const char *dir)
                           owner->shard, owner->n_shards);
 }
 
-bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, size_t n_places,
+bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers, size_t n_places,
                             bl_page_place *places, bool *is_whole, bl_page_file **out)
 {
     bl_status st = BL_OK;
@@ -360,7 +360,7 @@ bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, size_t 
         if (st != BL_OK && st != BL_EINPUT && st != BL_EIO) goto done;
         if (st != BL_OK) bl_log_info("the page file is written anew: %s", bl_error_text());
     }
-    if (!*is_whole) BL_TRY_GOTO(st, done, begin_writing(file, n_places, places));
+    if (!*is_whole) BL_TRY_GOTO(st, done, begin_writing(file, n_writers, n_places, places));
     *out = file;
     file = NULL;
 done:

@@ -16,12 +16,7 @@
 
 /* The disk has a reader's whole queue before it meanwhile: a single write would wait for its turn most of the
  * time. */
-enum {
-    WRITER_BLOCKS = 8,
-    WRITER_THREADS = 4,
-    BLOCK_BYTES = 4 << 20,
-    ALL_BYTES = WRITER_BLOCKS * BLOCK_BYTES
-};
+enum { MAX_BLOCKS = 8, MIN_BLOCKS = 2, MAX_THREADS = 4, BLOCK_BYTES = 4 << 20 };
 
 _Static_assert(BLOCK_BYTES % BL_IO_ALIGN_BYTES == 0, "what is written is whole blocks of the disk");
 
@@ -43,19 +38,20 @@ struct bl_page_writer {
     size_t n_filled;
     pthread_mutex_t lock; /* guards what follows; bytes of a block that is not busy are the caller's */
     pthread_cond_t queued, written;
-    block blocks[WRITER_BLOCKS]; /* block n is blocks[n % WRITER_BLOCKS] */
+    int n_blocks;
+    block blocks[MAX_BLOCKS]; /* block n is blocks[n % n_blocks] */
     uint64_t n_queued, n_taken;
     int n_writing;
     bool quit;
     bl_error error;
     uint64_t failed; /* if there is an error: the block */
     int n_threads;
-    pthread_t threads[WRITER_THREADS];
+    pthread_t threads[MAX_THREADS];
 };
 
 static block *block_of(bl_page_writer *writer, uint64_t number)
 {
-    return &writer->blocks[number % WRITER_BLOCKS];
+    return &writer->blocks[number % (uint64_t)writer->n_blocks];
 }
 
 /* ---- the threads ---- */
@@ -190,7 +186,9 @@ bl_status bl_page_writer_wait(bl_page_writer *writer)
 
 static bl_status start_threads(bl_page_writer *writer)
 {
-    for (; writer->n_threads < WRITER_THREADS; writer->n_threads++) {
+    int n_most = writer->n_blocks < MAX_THREADS ? writer->n_blocks : MAX_THREADS;
+
+    for (; writer->n_threads < n_most; writer->n_threads++) {
         errno = pthread_create(&writer->threads[writer->n_threads], NULL, thread_main, writer);
         if (errno == 0) continue;
         if (writer->n_threads > 0) break; /* fewer will do */
@@ -199,8 +197,20 @@ static bl_status start_threads(bl_page_writer *writer)
     return BL_OK;
 }
 
-bl_status bl_page_writer_create(int fd, const char *path, bl_page_writer **out)
+static int count_blocks(int n_writers)
 {
+    int n = MAX_BLOCKS / (n_writers < 1 ? 1 : n_writers);
+    return n < MIN_BLOCKS ? MIN_BLOCKS : n;
+}
+
+size_t bl_page_writer_bytes(int n_writers)
+{
+    return (size_t)count_blocks(n_writers) * BLOCK_BYTES;
+}
+
+bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page_writer **out)
+{
+    size_t n_bytes = bl_page_writer_bytes(n_writers);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -208,17 +218,18 @@ bl_status bl_page_writer_create(int fd, const char *path, bl_page_writer **out)
     if (!writer) return BL_FAIL(BL_ENOMEM, "%s: a writer", path);
     writer->fd = fd;
     writer->path = path;
+    writer->n_blocks = count_blocks(n_writers);
     pthread_mutex_init(&writer->lock, NULL);
     pthread_cond_init(&writer->queued, NULL);
     pthread_cond_init(&writer->written, NULL);
-    writer->memory = mmap(NULL, ALL_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    writer->memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (writer->memory == MAP_FAILED) {
         writer->memory = NULL;
-        st = bl_fail_errno(BL_ENOMEM, "%s: %d bytes to write it through", path, ALL_BYTES);
+        st = bl_fail_errno(BL_ENOMEM, "%s: %zu bytes to write it through", path, n_bytes);
         goto done;
     }
-    madvise(writer->memory, ALL_BYTES, MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
-    for (size_t i = 0; i < WRITER_BLOCKS; i++) writer->blocks[i].bytes = writer->memory + i * BLOCK_BYTES;
+    madvise(writer->memory, n_bytes, MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
+    for (int i = 0; i < writer->n_blocks; i++) writer->blocks[i].bytes = writer->memory + (size_t)i * BLOCK_BYTES;
     atomic_init(&writer->is_direct, fcntl(fd, F_SETFL, O_DIRECT) == 0);
     BL_TRY_GOTO(st, done, start_threads(writer));
     *out = writer;
@@ -239,6 +250,6 @@ void bl_page_writer_destroy(bl_page_writer *writer)
     pthread_cond_destroy(&writer->written);
     pthread_cond_destroy(&writer->queued);
     pthread_mutex_destroy(&writer->lock);
-    if (writer->memory) munmap(writer->memory, ALL_BYTES);
+    if (writer->memory) munmap(writer->memory, (size_t)writer->n_blocks * BLOCK_BYTES);
     free(writer);
 }

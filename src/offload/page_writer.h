@@ -8,7 +8,7 @@
  *   QUEUED    the same                                  a thread, in the order of the blocks
  *   WRITING   a thread                                  that thread
  *
- * Invariants, under the lock: n_taken <= n_queued <= n_taken + WRITER_BLOCKS; blocks [n_taken, n_queued) are
+ * Invariants, under the lock: n_taken <= n_queued <= n_taken + n_blocks; blocks [n_taken, n_queued) are
  * QUEUED, and those of them and of the ones before that are not written yet are busy. After a failure nothing
  * is written that was QUEUED; the error is that of the first block, in their order, that failed. */
 #ifndef BALLAST_OFFLOAD_PAGE_WRITER_H
@@ -21,9 +21,13 @@
 
 typedef struct bl_page_writer bl_page_writer;
 
+/* What the buffers of one of the n_writers of a host take: 32 MiB in all while they are few, never less than
+ * two blocks of 4 MiB each. */
+size_t bl_page_writer_bytes(int n_writers);
+
 /* fd and path are borrowed. Writes go past the page cache (O_DIRECT) until the file system refuses it. Takes
- * 32 MiB, as they are used. BL_ENOMEM, BL_ELIMIT. */
-bl_status bl_page_writer_create(int fd, const char *path, bl_page_writer **out);
+ * bl_page_writer_bytes, as they are used. BL_ENOMEM, BL_ELIMIT. */
+bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page_writer **out);
 /* Waits for writes that are under way and drops the others; NULL is fine. */
 void bl_page_writer_destroy(bl_page_writer *writer);
 

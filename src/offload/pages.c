@@ -9,6 +9,7 @@
 #include "base/sizes.h"
 #include "offload/arena.h"
 #include "offload/page_file.h"
+#include "offload/page_writer.h"
 
 _Static_assert((int)BL_DEVICE_ALIGNMENT_BYTES == (int)BL_IO_ALIGN_BYTES, "a page takes the same in every tier");
 
@@ -108,6 +109,11 @@ static bl_status list_places(const bl_pages *pages, bl_page_place **out, size_t 
     return BL_OK;
 }
 
+size_t bl_pages_writing_bytes(int n_on_host)
+{
+    return bl_page_writer_bytes(n_on_host);
+}
+
 static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
 {
     const bl_page_owner owner = {options->key, options->shard, options->n_shards};
@@ -121,7 +127,8 @@ static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
         goto done;
     }
     BL_TRY_GOTO(st, done,
-                bl_page_file_open(options->dir, &owner, n_places, places, &pages->has_disk, &pages->file));
+                bl_page_file_open(options->dir, &owner, options->n_on_host, n_places, places,
+                                  &pages->has_disk, &pages->file));
     for (int64_t i = 0, j = 0; i < pages->n_pages; i++) {
         held_page *page = &pages->page[i];
         if (page->spec.tier != BL_TIER_DISK) continue;

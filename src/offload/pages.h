@@ -30,7 +30,11 @@ typedef struct bl_pages_options {
     const char *dir;    /* of page files; must exist. NULL when no page is on disk */
     uint64_t key;       /* of the contents: another model, format or layout has another key */
     int shard, n_shards;
+    int n_on_host;      /* how many of them this host writes at a time: they share memory for that. 0: one */
 } bl_pages_options;
+
+/* What writing a page file takes beside the pages, until they are sealed: of one of n_on_host. */
+size_t bl_pages_writing_bytes(int n_on_host);
 
 typedef struct bl_pages bl_pages;
 

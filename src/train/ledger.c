@@ -58,7 +58,7 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
     out->total = (out->frozen + out->ring + out->adapter + out->activations + out->batches + out->scratch) * job->n_here +
                  out->embedding + out->other;
     /* While weights are read, most of the rest is not there yet; with little of the rest, that is the peak. */
-    int64_t loading = (out->frozen + out->scratch + bl_llama_load_bytes(job->host, shards)) * job->n_here + out->embedding + out->other;
+    int64_t loading = (out->frozen + out->scratch + bl_llama_load_bytes(job->host, shards) + (int64_t)placed.writing) * job->n_here + out->embedding + out->other;
     out->total = bl_max_i64(out->total, loading);
     return BL_OK;
 }

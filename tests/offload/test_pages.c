@@ -42,6 +42,25 @@ static void test_tiers(void **state)
     bl_pages_destroy(pages);
 }
 
+/* The ranks of a host share what they write through; with less of it blocks are used again sooner. */
+static void test_one_of_many_ranks(void **state)
+{
+    const bl_pages_options options = {.device = pages_device, .node = -1, .dir = pages_new_dir(), .key = PAGES_KEY, .shard = 1,
+                                      .n_shards = 4, .n_on_host = 8};
+    bl_pages *pages;
+
+    (void)state;
+    assert_int_equal(bl_pages_create(&options, N_PAGES, pages_specs, &pages), BL_OK);
+    assert_int_equal(pages_fill(pages), BL_OK);
+    pages_assert_contents(pages);
+    bl_pages_destroy(pages);
+    assert_int_equal(bl_pages_writing_bytes(0), 32 << 20);
+    assert_int_equal(bl_pages_writing_bytes(1), 32 << 20);
+    assert_int_equal(bl_pages_writing_bytes(2), 16 << 20);
+    assert_int_equal(bl_pages_writing_bytes(8), 8 << 20);
+    assert_int_equal(bl_pages_writing_bytes(1000), 8 << 20);
+}
+
 static void test_writing_in_place(void **state)
 {
     static const bl_page_spec two[] = {{"a", 5000, BL_TIER_DEVICE}, {"b", 5000, BL_TIER_HOST}};
@@ -299,7 +318,7 @@ static void test_damaged_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_tiers), cmocka_unit_test(test_one_of_many_ranks),
         cmocka_unit_test(test_writing_in_place),
         cmocka_unit_test(test_order_of_writes),
         cmocka_unit_test(test_used_again),
