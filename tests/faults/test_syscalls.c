@@ -21,7 +21,7 @@
 
 #include "base/sizes.h"
 
-enum { EXIT_INPUT = 3, EXIT_LIMIT = 4, EXIT_CHECKPOINT = 5, EXIT_SKIPPED = 77, MAX_THREADS = 64 };
+enum { EXIT_INPUT = 3, EXIT_LIMIT = 4, EXIT_CHECKPOINT = 5, EXIT_SKIPPED = 77, MAX_THREADS = 256 };
 
 typedef struct error_name {
     int code;

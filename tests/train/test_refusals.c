@@ -139,6 +139,13 @@ static bool lower_locked_memory(const int *limit_bytes)
     return refuse_locked_memory((size_t)*limit_bytes);
 }
 
+/* The sanitizers' mlock does nothing, and says so to nobody: no warning then. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { N_UNLOCKED = 0 };
+#else
+enum { N_UNLOCKED = RANKS };
+#endif
+
 static void test_little_locked_memory(void **state)
 {
     static const int limit_bytes = 4096;
@@ -151,9 +158,9 @@ static void test_little_locked_memory(void **state)
     runs_set(&args, "activation_offload", "true");
     assert_int_equal(run(&args, &child), 0);
     assert_result(&args, runs_path("unlocked"), &child);
-    assert_int_equal(count(&child, "warning: offloaded weights: cannot lock "), RANKS);
-    assert_true(count(&child, "RLIMIT_MEMLOCK allows 4096 ") >= RANKS);
-    assert_true(count(&child, "ulimit -l ") >= RANKS);
+    assert_int_equal(count(&child, "warning: offloaded weights: cannot lock "), N_UNLOCKED);
+    assert_true(count(&child, "RLIMIT_MEMLOCK allows 4096 ") >= N_UNLOCKED);
+    assert_true(count(&child, "ulimit -l ") >= N_UNLOCKED);
     golden_args_free(&args);
 }
 
