@@ -156,7 +156,7 @@ static double run_touch(size_t n_bytes)
     bl_pool *pool = NULL;
     double start = 0, end = 0;
 
-    if (args.memory == MAP_FAILED) return 0;
+    if (args.memory == MAP_FAILED) return 0; /* of nothing, too */
     madvise(args.memory, n_bytes, MADV_HUGEPAGE);
     if (bl_pool_create(n_threads(), &pool) == BL_OK) {
         start = now_s();
@@ -188,18 +188,26 @@ static bool remove_page_files(const char *dir)
     return system(command) == 0;
 }
 
-/* A shared disk's speed changes within seconds: a load is held against fio just before and just after it. Memory that a load gave
- * back a moment ago is touched faster than what a virtual machine has to get from its host: fio comes between the two. */
+/* A shared disk's speed changes within seconds: a load is held against fio just before and just after it. What a virtual machine's
+ * system has given back its host has to find again, at a tenth of the speed, and the next program pays: so as much memory as a load may
+ * take is touched and given back right before it, and before the touch that is measured. */
 static bool run_round(const char *model, const char *dir, int round)
 {
+    enum { WARM_BYTES_MORE = 1 << 28 };
+    static size_t warm_bytes; /* known after the first load */
     double fio[4] = {run_fio(model)};
+    run_touch(warm_bytes);
     load_result fp8 = load_in_child(model, BL_BASE_FP8_ROW, NULL), disk = {0};
+    warm_bytes = (size_t)fp8.stored_bytes + WARM_BYTES_MORE;
     fio[1] = run_fio(model);
+    run_touch(warm_bytes);
     load_result stored = load_in_child(model, BL_BASE_STORED, NULL);
     fio[2] = run_fio(model);
+    run_touch(warm_bytes);
     double touch = run_touch((size_t)stored.kept_bytes);
     if (dir) {
         if (!remove_page_files(dir)) return false;
+        run_touch(warm_bytes);
         disk = load_in_child(model, BL_BASE_FP8_ROW, dir);
         fio[3] = run_fio(model);
     }
