@@ -445,6 +445,21 @@ static void test_layout_of_405b(void **state)
     assert_non_null(is_resident);
     assert_int_equal(bl_base_paged_ring_bytes(&layout, is_resident, 2), (size_t)(2 * per_layer));
     free(is_resident);
+    /* What all disk pages are written through, 32 MiB twice for a host and 4 and 8 MiB a rank at least; nothing in memory. */
+    static const struct {
+        int n;
+        size_t writing;
+    } hosts[] = {{0, 64 << 20}, {1, 64 << 20}, {2, 32 << 20}, {8, 12 << 20}, {16, 12 << 20}};
+    for (size_t i = 0; i < BL_COUNT(hosts); i++) {
+        bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .n = hosts[i].n};
+        bl_llama_placed_bytes placed;
+        assert_int_equal(bl_llama_place_bytes(&layout, &placement, 2, &placed), BL_OK);
+        assert_int_equal(placed.disk, layout.shard_bytes);
+        assert_int_equal(placed.writing, hosts[i].writing);
+        placement.tier = BL_TIER_HOST;
+        assert_int_equal(bl_llama_place_bytes(&layout, &placement, 2, &placed), BL_OK);
+        assert_int_equal(placed.writing, 0);
+    }
     assert_int_equal(layout.units[125].offset, (size_t)(125 * per_layer) / 8);
     bl_base_layout_free(&layout);
     free(formats);
