@@ -250,6 +250,34 @@ bl_status bl_llama_config_fit_kv_heads(bl_llama_config *config, const bl_hf_mode
     return BL_OK;
 }
 
+static json_t *describe_rope(const bl_llama_config *c)
+{
+    if (c->rope_kind == BL_ROPE_DEFAULT) return json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta", c->rope_theta);
+    if (c->rope_kind == BL_ROPE_LINEAR)
+        return json_pack("{s:s, s:f, s:f}", "rope_type", "linear", "rope_theta", c->rope_theta, "factor", c->rope_factor);
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "rope_theta", c->rope_theta, "factor", c->rope_factor,
+                     "low_freq_factor", c->rope_low_freq_factor, "high_freq_factor", c->rope_high_freq_factor,
+                     "original_max_position_embeddings", (json_int_t)c->rope_original_max_positions);
+}
+
+bl_status bl_llama_config_describe(const bl_llama_config *c, json_t **out)
+{
+    bl_json_watch_memory();
+    json_t *eos = json_array(), *rope = describe_rope(c);
+
+    for (int i = 0; i < c->n_eos_token_ids; i++) json_array_append_new(eos, json_integer(c->eos_token_ids[i]));
+    *out = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:I, s:o, s:o}", "vocab_size", (json_int_t)c->vocab_size,
+                     "hidden_size", (json_int_t)c->hidden_size, "intermediate_size", (json_int_t)c->intermediate_size,
+                     "num_hidden_layers", (json_int_t)c->n_layers, "num_attention_heads", (json_int_t)c->n_heads,
+                     "num_key_value_heads", (json_int_t)c->n_kv_heads, "head_dim", (json_int_t)c->head_dim, "rms_norm_eps",
+                     c->rms_norm_eps, "tie_word_embeddings", (int)c->tie_word_embeddings, "bos_token_id", (json_int_t)c->bos_token_id,
+                     "eos_token_id", eos, "rope_parameters", rope);
+    if (*out && !bl_json_ran_out()) return BL_OK;
+    json_decref(*out);
+    *out = NULL;
+    return BL_FAIL(BL_ENOMEM, "out of memory: the model's configuration");
+}
+
 int64_t bl_llama_config_n_params(const bl_llama_config *config)
 {
     int64_t hidden = config->hidden_size;

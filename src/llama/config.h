@@ -7,6 +7,7 @@
 #ifndef BALLAST_LLAMA_CONFIG_H
 #define BALLAST_LLAMA_CONFIG_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -48,6 +49,10 @@ bl_status bl_llama_config_preset(const char *name, bl_llama_config *out);
  * Sets n_kv_heads by its rows. BL_EINPUT when they are no number of heads that divides n_heads. A model
  * without that tensor is left to the check of all tensors. */
 bl_status bl_llama_config_fit_kv_heads(bl_llama_config *config, const bl_hf_model *model);
+
+/* All that config.json says and a result depends on, by its newest key: {"rope_theta": 500000.0, ...}; two of them are json_equal when the
+ * configurations mean the same. max_position_embeddings only leads to a warning and is not in it. The caller's to json_decref; BL_ENOMEM. */
+bl_status bl_llama_config_describe(const bl_llama_config *config, json_t **out);
 
 /* Parameters of the whole model; a tied head counts once. */
 int64_t bl_llama_config_n_params(const bl_llama_config *config);

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "base/hash.h"
 #include "base/memory.h"
 #include "base/sizes.h"
 #include "llama/weights.h"
@@ -107,6 +107,7 @@ static bl_status read_embedding(bl_llama_host *host)
     host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
     if (!host->embedding) return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
     BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
+    host->embedding_checksum = bl_hash_bytes(host->embedding, (size_t)t->n_bytes, 0);
     return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
 }
 
@@ -129,35 +130,6 @@ bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max
     host = NULL;
 done:
     bl_llama_host_close(host);
-    return st;
-}
-
-/* A tensor's name, stored format and shape, and its first and last bytes. */
-static bl_status add_to_fingerprint(XXH3_state_t *hash, const bl_tensor *t)
-{
-    enum { SAMPLE_BYTES = 4096 };
-    char sample[SAMPLE_BYTES];
-    size_t n = (size_t)bl_min_i64(SAMPLE_BYTES, t->n_bytes);
-
-    XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
-    XXH3_64bits_update(hash, bl_dtype_name(t->dtype), strlen(bl_dtype_name(t->dtype)));
-    XXH3_64bits_update(hash, t->shape, (size_t)t->n_dims * sizeof t->shape[0]);
-    BL_TRY(bl_tensor_read(t, 0, n, sample));
-    XXH3_64bits_update(hash, sample, n);
-    BL_TRY(bl_tensor_read(t, t->n_bytes - (int64_t)n, n, sample));
-    XXH3_64bits_update(hash, sample, n);
-    return BL_OK;
-}
-
-bl_status bl_llama_fingerprint(const bl_llama_host *host, uint64_t *fingerprint)
-{
-    XXH3_state_t *hash = XXH3_createState();
-    bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "the model's fingerprint");
-
-    if (hash) XXH3_64bits_reset(hash);
-    for (size_t i = 0; st == BL_OK && i < bl_hf_count(host->files); i++) st = add_to_fingerprint(hash, bl_hf_at(host->files, i));
-    if (st == BL_OK) *fingerprint = XXH3_64bits_digest(hash);
-    XXH3_freeState(hash);
     return st;
 }
 

@@ -149,18 +149,22 @@ static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
 
     for (int64_t page = 0; page < n_pages; page++) {
         size_t written = 0;
+        uint64_t checksum = 0, rows;
         if (bl_pages_spec(pages, page)->tier == BL_TIER_DISK && bl_pages_has_disk(pages)) continue;
         for (; j < plan->n_jobs && plan->targets[j].page == page; j++) {
-            BL_TRY(bl_row_loader_next(loader));
+            BL_TRY(bl_row_loader_next(loader, &rows));
+            checksum += rows;
             BL_TRY(bl_pages_write(pages, page, written, plan->jobs[j].codes, plan->targets[j].n_bytes));
             written += plan->targets[j].n_bytes;
         }
         BL_TRY(pad_page(plan, page, written));
+        bl_pages_set_tag(pages, page, checksum);
     }
     return BL_OK;
 }
 
-/* When the model's files were last written: the fingerprint does not see every byte of them. */
+/* When the model's files were last changed: the fingerprint does not see every byte of them. A change that keeps size and time of
+ * writing (cp -p, rsync -t, touch -r) still shows in the time of the inode's change, which no program can set. */
 static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
 {
     *hash = 0;
@@ -168,7 +172,7 @@ static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
         const char *path = bl_safetensors_path(bl_hf_file(files, i));
         struct stat info;
         if (stat(path, &info) != 0) return bl_fail_errno(BL_EIO, "stat %s", path);
-        int64_t parts[] = {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+        int64_t parts[] = {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec};
         *hash = XXH3_64bits_withSeed(parts, sizeof parts, *hash);
     }
     return BL_OK;
@@ -181,7 +185,7 @@ static bl_status choose_key(const bl_llama_weights *w, uint64_t *key)
     size_t n_formats = (size_t)host->config.n_layers * BL_PROJECTIONS;
     uint64_t parts[4];
 
-    BL_TRY(bl_llama_fingerprint(host, &parts[0]));
+    BL_TRY(bl_llama_fingerprint(host, 0, &parts[0]));
     BL_TRY(hash_times(host->files, &parts[1]));
     parts[2] = XXH3_64bits(host->formats, n_formats * sizeof *host->formats);
     parts[3] = (uint64_t)w->layout.n_shards;
@@ -280,6 +284,7 @@ bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards, const bl_llam
     BL_TRY(load_jobs(w, shards, placement));
     if (!bl_pages_has_disk(w->pages)) BL_TRY(keep_scales(w));
     BL_TRY(bl_pages_seal(w->pages));
+    for (int64_t page = 0; page < bl_pages_count(w->pages); page++) w->checksum += bl_pages_tag(w->pages, page);
     bool is_all_on_device = bl_pages_tier_bytes(w->pages, BL_TIER_HOST) == 0 && bl_pages_tier_bytes(w->pages, BL_TIER_DISK) == 0;
     w->shards = is_all_on_device && bl_pages_count(w->pages) > 0 ? bl_pages_memory(w->pages, 0) : NULL;
     return BL_OK;

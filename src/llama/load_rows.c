@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "llama/weights_internal.h"
@@ -23,6 +24,8 @@ struct bl_row_loader {
     void *bounce; /* for a range that comes in several chunks */
     size_t bounce_bytes;
     bool reports;
+    bool hashes; /* the job under way, into `sum` */
+    atomic_uint_fast64_t sum;
     int64_t n_bytes, n_bytes_done;
     double start_s, told_s;
 };
@@ -90,10 +93,9 @@ static bool is_quantised(const bl_row_job *job)
 static step step_at(const bl_row_job *job, int64_t row)
 {
     const bl_hf_weight *w = &job->weight;
-    step s = {row, job->end, row, job->end};
+    step s = {row, row, row, row};
 
-    if (!is_quantised(job)) return s;
-    if (job->format == BL_FORMAT_FP8_ROW) {
+    if (!is_quantised(job) || job->format == BL_FORMAT_FP8_ROW) {
         int64_t n_rows = bl_max_i64(1, BL_IO_CHUNK_BYTES / bl_max_i64(1, row_bytes(w)));
         s.stop = s.last = bl_min_i64(row + n_rows, job->end);
     } else { /* a row of blocks, whole, for its absmax */
@@ -182,6 +184,57 @@ static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const s
                        take_range(loader, (s->last - s->first) * row_bytes(&job->weight), bytes));
 }
 
+/* ---- checksums: a sum over rows, whatever their order and whoever reads them ---- */
+
+/* Rows of a step, by the piece. */
+typedef struct hashed_rows {
+    const char *bytes;
+    int64_t n_rows, row_bytes;
+    uint64_t seed; /* of the first of them; each next one's is one more */
+    atomic_uint_fast64_t *sum;
+} hashed_rows;
+
+enum { HASH_BYTES = 256 << 10 };
+
+static int64_t rows_a_piece(const hashed_rows *rows)
+{
+    return bl_max_i64(1, HASH_BYTES / bl_max_i64(1, rows->row_bytes));
+}
+
+static void hash_piece(void *arg, int64_t index, void *scratch)
+{
+    const hashed_rows *rows = arg;
+    int64_t begin = index * rows_a_piece(rows), end = bl_min_i64(begin + rows_a_piece(rows), rows->n_rows);
+    uint64_t sum = 0;
+
+    (void)scratch;
+    for (int64_t r = begin; r < end; r++)
+        sum += bl_hash_bytes(rows->bytes + r * rows->row_bytes, (size_t)rows->row_bytes, rows->seed + (uint64_t)r);
+    atomic_fetch_add_explicit(rows->sum, sum, memory_order_relaxed);
+}
+
+/* Rows [row, stop) of the weight as they are stored. */
+static void add_rows(bl_row_loader *loader, const bl_hf_weight *w, int64_t row, int64_t stop, const void *bytes)
+{
+    hashed_rows rows = {bytes, stop - row, row_bytes(w), bl_llama_tensor_seed(w->codes->name) + (uint64_t)row, &loader->sum};
+
+    if (loader->hashes) bl_pool_run(loader->pool, bl_ceil_div(rows.n_rows, rows_a_piece(&rows)), hash_piece, &rows);
+}
+
+/* Scales [begin, end) of the weight. */
+static void add_scales(bl_row_loader *loader, const bl_hf_weight *w, int64_t begin, int64_t end, const float *scales)
+{
+    uint64_t seed = bl_llama_tensor_seed(w->scale->name), sum = 0;
+
+    for (int64_t i = begin; loader->hashes && i < end; i++) sum += bl_hash_bytes(&scales[i], sizeof *scales, seed + (uint64_t)i);
+    loader->sum += sum;
+}
+
+uint64_t bl_llama_tensor_seed(const char *name)
+{
+    return bl_hash_bytes(name, strlen(name), 0);
+}
+
 /* ---- jobs ---- */
 
 /* Whether none of the n_bytes of weights is NaN or infinite: loops that the compiler can turn into vectors.
@@ -246,15 +299,19 @@ static void place_piece(void *arg, int64_t index, void *scratch)
 static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
 {
     const bl_tensor *tensor = job->weight.codes;
-    int64_t n_bytes = (job->end - job->begin) * row_bytes(&job->weight);
+    int64_t width = row_bytes(&job->weight);
     bool has_bad = false;
-    bl_io_chunk chunk;
+    const void *bytes;
 
-    for (int64_t at = 0; at < n_bytes; at += (int64_t)chunk.n_bytes) {
-        BL_TRY(name_tensor(&job->weight, take_chunk(loader, &chunk)));
-        placement p = {tensor->dtype, chunk.bytes, (unsigned char *)job->codes + at, chunk.n_bytes, false};
+    for (int64_t row = job->begin; row < job->end;) {
+        step s = step_at(job, row);
+        BL_TRY(take_step(loader, job, &s, &bytes));
+        add_rows(loader, &job->weight, row, s.stop, bytes);
+        placement p = {tensor->dtype, bytes, (unsigned char *)job->codes + (row - job->begin) * width,
+                       (size_t)((s.stop - row) * width), false};
         bl_pool_run(loader->pool, bl_ceil_div(bytes_before(&p) + (int64_t)p.n_bytes, HUGE_PAGE_BYTES), place_piece, &p);
         has_bad = has_bad || p.has_bad;
+        row = s.stop;
     }
     return has_bad ? bl_llama_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
 }
@@ -268,12 +325,15 @@ static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
     if (!stored) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
     bl_status st = bl_hf_read_scales(w, stored);
     if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW) {
-        for (int64_t r = job->begin; r < job->end; r++)
-            job->scales[r] = stored[w->scale_kind == BL_SCALE_ROW ? r : 0];
+        bool is_row = w->scale_kind == BL_SCALE_ROW;
+        for (int64_t r = job->begin; r < job->end; r++) job->scales[r] = stored[is_row ? r : 0];
+        if (is_row) add_scales(loader, w, job->begin, job->end, stored);
+        else if (job->begin == 0) add_scales(loader, w, 0, 1, stored);
     } else if (st == BL_OK) {
         int64_t first = bl_ceil_div(job->begin, BL_FP8_BLOCK), last = bl_ceil_div(job->end, BL_FP8_BLOCK);
         memcpy(job->scales + first * w->scale_cols, stored + first * w->scale_cols,
                (size_t)((last - first) * w->scale_cols) * sizeof *stored);
+        add_scales(loader, w, first * w->scale_cols, last * w->scale_cols, stored);
     }
     free(stored);
     return st;
@@ -288,6 +348,7 @@ static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
         step s = step_at(job, row);
         uint8_t *codes = (uint8_t *)job->codes + (row - job->begin) * w->cols;
         BL_TRY(take_step(loader, job, &s, &bytes));
+        add_rows(loader, w, row, s.stop, bytes);
         BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop, w->cols,
                                                   codes, job->scales + row)));
         row = s.stop;
@@ -309,6 +370,7 @@ static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, co
         w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first, s->last, w->cols, local)));
     for (int64_t c = 0; c < grid_cols; c++) local[c] = bl_fp8_scale(local[c]);
     const char *own = (const char *)bytes + (s->row - s->first) * row_bytes(w);
+    add_rows(loader, w, s->row, s->stop, own);
     uint8_t *codes = (uint8_t *)job->codes + (s->row - job->begin) * w->cols;
     BL_TRY(name_tensor(
         w, bl_fp8_block_encode(loader->pool, w->codes->dtype, own, s->row, s->stop, w->cols, local, codes)));
@@ -332,15 +394,23 @@ static bl_status quantise_blocks(bl_row_loader *loader, const bl_row_job *job)
     return st;
 }
 
-bl_status bl_row_loader_next(bl_row_loader *loader)
+static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
 {
-    if (loader->next_job == loader->n_jobs) return BL_FAIL(BL_EINTERNAL, "no rows are left to load");
-    const bl_row_job *job = &loader->jobs[loader->next_job++];
     if (job->begin >= job->end) return BL_OK;
     if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
     if (job->format == BL_FORMAT_FP8_ROW) return quantise_rows(loader, job);
     if (job->format == BL_FORMAT_FP8_BLOCK) return quantise_blocks(loader, job);
     return load_stored(loader, job);
+}
+
+bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
+{
+    if (loader->next_job == loader->n_jobs) return BL_FAIL(BL_EINTERNAL, "no rows are left to load");
+    loader->hashes = checksum != NULL;
+    loader->sum = 0;
+    BL_TRY(run_job(loader, &loader->jobs[loader->next_job++]));
+    if (checksum) *checksum = loader->sum;
+    return BL_OK;
 }
 
 /* ---- the loader ---- */

@@ -174,7 +174,7 @@ static bl_status write_projections(const bl_quantize_options *options, const bl_
                 bl_row_loader_create(model, files, options->io_engine, 1, options->pool, list.jobs,
                                      list.n_jobs, true, &loader));
     for (size_t j = 0; j < list.n_jobs; j++) {
-        BL_TRY_GOTO(st, done, bl_row_loader_next(loader));
+        BL_TRY_GOTO(st, done, bl_row_loader_next(loader, NULL));
         BL_TRY_GOTO(st, done, write_job(&list, j, plan, writer));
     }
 done:

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/hash.h"
 #include "base/sizes.h"
 #include "llama/weights_internal.h"
 #include "offload/pager.h"
@@ -69,7 +70,7 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
     return used;
 }
 
-static bl_status load_norm(const bl_llama_weights *w, const char *name, float *out)
+static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
 {
     const bl_tensor *t = bl_hf_find(w->host->files, name);
 
@@ -77,6 +78,7 @@ static bl_status load_norm(const bl_llama_weights *w, const char *name, float *o
     for (int64_t i = 0; i < w->host->config.hidden_size; i++)
         if (!isfinite(out[i]))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)i);
+    w->checksum += bl_hash_bytes(out, (size_t)w->host->config.hidden_size * sizeof *out, bl_llama_tensor_seed(name));
     return BL_OK;
 }
 
@@ -122,6 +124,20 @@ static bl_status allocate(bl_llama_weights *w)
     return BL_OK;
 }
 
+/* What the ranks have read of the base, together; then what each reads whole. */
+static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shards, bl_stream *stream)
+{
+    int64_t *sum;
+
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, sizeof *sum, "a checksum", (void **)&sum));
+    *sum = (int64_t)w->checksum;
+    bl_status st = bl_comm_all_reduce_i64(shards, stream, sum, 1);
+    if (st == BL_OK) st = bl_stream_synchronize(stream);
+    w->checksum = (uint64_t)*sum + w->host->embedding_checksum;
+    bl_device_free(w->device, BL_SPACE_DEVICE, sum);
+    return st;
+}
+
 bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
                                 const bl_llama_placement *placement, bl_llama_weights **out)
 {
@@ -137,6 +153,7 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     BL_TRY_GOTO(st, done, bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement));
+    BL_TRY_GOTO(st, done, sum_checksums(w, shards, stream));
     BL_TRY_GOTO(st, done, load_norms(w));
     BL_TRY_GOTO(st, done, make_rope_tables(w));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */

@@ -28,6 +28,7 @@ typedef struct bl_llama_host {
     bl_hf_model *files;
     bl_dtype embedding_dtype;
     void *embedding;     /* (vocab, hidden); host memory */
+    uint64_t embedding_checksum;
     bl_dtype head_dtype; /* of the untied head */
     bl_format *formats;  /* [layer * BL_PROJECTIONS + projection] */
     int64_t n_positions; /* of the RoPE tables */
@@ -52,6 +53,8 @@ typedef struct bl_llama_weights {
     float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit of its own */
+    uint64_t checksum;   /* of every weight and scale that the shard group has read, as they are stored: the same for any number of
+                            ranks, formats and tiers. Pages from a page file count as what they were made from */
 } bl_llama_weights;
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
@@ -73,9 +76,11 @@ typedef struct bl_llama_base_options {
 } bl_llama_base_options;
 bl_status bl_llama_base_create(const bl_llama_weights *weights, const bl_llama_base_options *options, bl_base **out);
 
-/* What the frozen model is: a number over every tensor's name, stored format and shape, and its first and last bytes (all of it would be as
- * much to read as the model). */
-bl_status bl_llama_fingerprint(const bl_llama_host *host, uint64_t *fingerprint);
+/* What the frozen model is, as far as can be said before it is read: a number over the configuration (bl_llama_config_describe) and over every
+ * tensor's name, stored format and shape, its first and last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors
+ * together (0: none). All of a model of up to 8 probe_bytes is read: that takes no longer than to read so many places of a larger one.
+ * bl_llama_weights.checksum covers every byte, once they are read. */
+bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes, uint64_t *fingerprint);
 /* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
 int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */

@@ -27,6 +27,8 @@ typedef struct bl_row_job {
                       first row, lies in [begin, end) */
 } bl_row_job;
 
+uint64_t bl_llama_tensor_seed(const char *name); /* of checksums of its rows */
+
 /* Carries out jobs in their order while the rows of the next ones are being read. */
 typedef struct bl_row_loader bl_row_loader;
 
@@ -39,7 +41,10 @@ bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out);
 bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,
                                int n_readers, bl_pool *pool, const bl_row_job *jobs, size_t n_jobs,
                                bool reports, bl_row_loader **out);
-bl_status bl_row_loader_next(bl_row_loader *loader); /* the next job; BL_EINTERNAL after the last */
+/* The next job; BL_EINTERNAL after the last. *checksum (NULL: none is made): a sum modulo 2^64 over the job's rows of XXH3-64 of a
+ * row's stored bytes, seeded by tensor and row, and over the scales that the job sets: over all rows of a tensor the same however they
+ * are dealt out to jobs. */
+bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
 void bl_row_loader_destroy(bl_row_loader *loader);   /* NULL is fine */
 
 /* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */

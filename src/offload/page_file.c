@@ -144,7 +144,7 @@ bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void
 static void make_seal(uint64_t list_hash, char seal[BL_IO_ALIGN_BYTES])
 {
     memset(seal, 0, BL_IO_ALIGN_BYTES);
-    snprintf(seal, BL_IO_ALIGN_BYTES, "ballast-pages-1 %016" PRIx64 "\n", list_hash);
+    snprintf(seal, BL_IO_ALIGN_BYTES, "ballast-pages-2 %016" PRIx64 "\n", list_hash);
 }
 
 /* Opens the file for readers; BL_EINPUT when it is not the one of the list. */

@@ -13,7 +13,7 @@
 
 enum { MAX_LIST_BYTES = 64 << 20, HASH_TEXT_BYTES = 17 };
 
-static const char LIST_FORMAT[] = "ballast-pages-1";
+static const char LIST_FORMAT[] = "ballast-pages-2";
 
 /* ---- checksums as text: 16 hexadecimal digits ---- */
 
@@ -85,7 +85,7 @@ bl_status bl_page_list_write(const bl_page_owner *owner, int64_t file_bytes, siz
                              const bl_page_place *places, char **text, uint64_t *xxh3_64)
 {
     bl_status st = BL_OK;
-    char hash[HASH_TEXT_BYTES];
+    char hash[HASH_TEXT_BYTES], tag[HASH_TEXT_BYTES];
     json_t *root = NULL;
 
     *text = NULL;
@@ -94,9 +94,10 @@ bl_status bl_page_list_write(const bl_page_owner *owner, int64_t file_bytes, siz
     for (size_t i = 0; list && i < n_places; i++) {
         const bl_page_place *place = &places[i];
         hash_text(place->xxh3_64, hash);
-        json_t *entry =
-            json_pack("{s:s, s:I, s:I, s:s}", "name", place->name, "offset", (json_int_t)place->offset_bytes,
-                      "bytes", (json_int_t)place->n_bytes, "xxh3_64", hash);
+        hash_text(place->tag, tag);
+        json_t *entry = json_pack("{s:s, s:I, s:I, s:s, s:s}", "name", place->name, "offset",
+                                  (json_int_t)place->offset_bytes, "bytes", (json_int_t)place->n_bytes, "xxh3_64",
+                                  hash, "tag", tag);
         if (json_array_append_new(list, entry) == 0) continue;
         st = bl_json_ran_out() ? BL_FAIL(BL_ENOMEM, "a list of pages")
                                : BL_FAIL(BL_EINTERNAL, "page %zu: a name that is no UTF-8", i);
@@ -149,6 +150,7 @@ static bl_status read_entry(const char *path, const json_t *entry, int64_t file_
     BL_TRY(bl_json_get_int(path, entry, "offset", BL_JSON_REQUIRED, 0, end, &offset));
     BL_TRY(bl_json_get_int(path, entry, "bytes", BL_JSON_REQUIRED, 0, end - offset, &n_bytes));
     BL_TRY(get_hash(path, entry, "xxh3_64", &out->xxh3_64));
+    BL_TRY(get_hash(path, entry, "tag", &out->tag));
     if (offset % BL_IO_ALIGN_BYTES != 0)
         return bl_json_fail(path, "offset", "a multiple of 4096", json_object_get(entry, "offset"));
     out->offset_bytes = offset;
@@ -180,6 +182,7 @@ static bl_status pick_places(const char *path, size_t n_found, const bl_page_pla
                            at->n_bytes, places[i].n_bytes);
         places[i].offset_bytes = at->offset_bytes;
         places[i].xxh3_64 = at->xxh3_64;
+        places[i].tag = at->tag;
     }
     return BL_OK;
 }

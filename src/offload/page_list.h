@@ -2,8 +2,8 @@
 /* page_list.h -- the list of a page file: a JSON document that says which page lies where, and with which
  * checksum.
  *
- *   {"format": "ballast-pages-1", "key": "0123456789abcdef", "shard": 0, "n_shards": 8, "file_bytes": 12288,
- *    "pages": [{"name": "layer 3 qkv", "offset": 0, "bytes": 5000, "xxh3_64": "0123456789abcdef"}]}
+ *   {"format": "ballast-pages-2", "key": "0123456789abcdef", "shard": 0, "n_shards": 8, "file_bytes": 12288,
+ *    "pages": [{"name": "layer 3 qkv", "offset": 0, "bytes": 5000, "xxh3_64": "0123456789abcdef", "tag": "0123456789abcdef"}]}
  *
  * Offsets are multiples of BL_IO_ALIGN_BYTES, pages do not overlap, names are unique. The last
  * BL_IO_ALIGN_BYTES of the page file are its seal: the XXH3-64 of the list. A list that was damaged, or that
@@ -26,6 +26,7 @@ typedef struct bl_page_place {
     size_t n_bytes;
     int64_t offset_bytes;
     uint64_t xxh3_64; /* of the page's bytes */
+    uint64_t tag;     /* the writer's: offload/pages.h */
 } bl_page_place;
 
 /* The text of a list (the caller frees it) and its checksum. BL_ENOMEM; BL_EINTERNAL for a name that is no

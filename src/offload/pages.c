@@ -18,7 +18,7 @@ typedef struct held_page {
     void *memory;      /* NULL: on disk */
     size_t n_written;
     bool is_whole; /* then its checksum is known */
-    uint64_t xxh3_64;
+    uint64_t xxh3_64, tag;
     int64_t offset_bytes; /* on disk */
 } held_page;
 
@@ -103,8 +103,8 @@ static bl_status list_places(const bl_pages *pages, bl_page_place **out, size_t 
     for (int64_t i = 0; i < pages->n_pages; i++) {
         const held_page *page = &pages->page[i];
         if (page->spec.tier == BL_TIER_DISK)
-            places[(*n_places)++] =
-                (bl_page_place){page->spec.name, page->spec.n_bytes, page->offset_bytes, page->xxh3_64};
+            places[(*n_places)++] = (bl_page_place){page->spec.name, page->spec.n_bytes, page->offset_bytes,
+                                                    page->xxh3_64, page->tag};
     }
     return BL_OK;
 }
@@ -134,6 +134,7 @@ static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
         if (page->spec.tier != BL_TIER_DISK) continue;
         page->offset_bytes = places[j].offset_bytes;
         page->xxh3_64 = places[j].xxh3_64;
+        page->tag = places[j].tag;
         page->is_whole |= pages->has_disk;
         j++;
     }
@@ -267,6 +268,16 @@ bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const vo
     }
     /* A write to the disk names its page itself: it may be an earlier one that failed. */
     return st == BL_OK || page->spec.tier == BL_TIER_DISK ? st : bl_error_prefix(st, "page %s", page->spec.name);
+}
+
+void bl_pages_set_tag(bl_pages *pages, int64_t index, uint64_t tag)
+{
+    pages->page[index].tag = tag;
+}
+
+uint64_t bl_pages_tag(const bl_pages *pages, int64_t index)
+{
+    return pages->page[index].tag;
 }
 
 static bl_status publish_disk(bl_pages *pages)

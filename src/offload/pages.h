@@ -7,7 +7,7 @@
  *   SEALED    seal                                    memory, check, verify, file
  *
  * The page file of a rank lies in `dir`: NAME.pages holds the disk pages one after the other, each aligned to BL_IO_ALIGN_BYTES, and a last
- * block with the checksum of the list; NAME.json, written last and renamed into place, lists them with offset, size and checksum. NAME comes
+ * block with the checksum of the list; NAME.json, written last and renamed into place, lists them with offset, size, checksum and tag. NAME comes
  * from `key`, shard and n_shards. A file that fits its list and has all pages that are needed is used again: its pages are not written.
  * Any that are missing: all are written anew. Without its .json a .pages file means nothing, so a crash while writing costs only the work. */
 #ifndef BALLAST_OFFLOAD_PAGES_H
@@ -50,6 +50,10 @@ bool bl_pages_has_disk(const bl_pages *pages);
  * a page in memory that the host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then.
  * Another order is BL_EINTERNAL. After a failure the page file is gone. */
 bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes, size_t n_bytes);
+/* A number of the caller's beside each page, 0 at first: what the page was made from, say. It is set before seal, and kept in the list of
+ * the page file, where a later run finds it with the page. */
+void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
+uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);
 /* All pages are written: makes the page file durable, opens it for readers. BL_EUSAGE: meanwhile a run with other tiers wrote the same file. */
 bl_status bl_pages_seal(bl_pages *pages);
 

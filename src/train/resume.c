@@ -349,7 +349,7 @@ bl_status bl_job_prepare_resume(bl_job *job)
 {
     job->start_evaluated_step = -1;
     BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
-    BL_TRY(bl_llama_fingerprint(job->host, &job->model_fingerprint));
+    BL_TRY(bl_llama_fingerprint(job->host, 0, &job->model_fingerprint));
     if (job->launch) BL_TRY(bl_job_check_processes(job));
     if (job->first_here == 0) BL_TRY(prepare_folder(job));
     return job->launch ? bl_job_share_start(job) : BL_OK;

@@ -22,7 +22,7 @@ static void put_seal(fuzz_part list, char *seal)
     char *dump = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
 
     if (dump)
-        snprintf(seal, BL_IO_ALIGN_BYTES, "ballast-pages-1 %016" PRIx64 "\n",
+        snprintf(seal, BL_IO_ALIGN_BYTES, "ballast-pages-2 %016" PRIx64 "\n",
                  (uint64_t)XXH3_64bits(dump, strlen(dump)));
     free(dump);
     json_decref(root);

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "llama/config.h"
@@ -234,6 +235,7 @@ static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weigh
             }
     size_t n_scale_bytes = (size_t)whole->n_scales * sizeof(float);
     TEST_CHECK(mine->n_scales == whole->n_scales);
+    TEST_CHECK(mine->checksum == whole->checksum);
     TEST_CHECK(memcmp(mine->scales, whole->scales, n_scale_bytes) == 0);
     TEST_CHECK(memcmp(mine->norms, whole->norms, (2 * LAYERS + 1) * HIDDEN * sizeof(float)) == 0);
     return BL_OK;
@@ -259,6 +261,7 @@ static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
         }
         if (st == BL_OK && memcmp(paged->scales, mine->scales, (size_t)mine->n_scales * sizeof(float)) != 0)
             st = BL_FAIL(BL_EINTERNAL, "scales differ");
+        if (st == BL_OK && paged->checksum != mine->checksum) st = BL_FAIL(BL_EINTERNAL, "checksums differ: load %d", again);
         bl_llama_weights_free(paged);
         BL_TRY(st);
     }
@@ -276,7 +279,8 @@ static bl_status load_shard(test_rank *self)
     return st;
 }
 
-static void check_model(const made *m, bl_base_format choice, bl_format format)
+/* Returns the checksum of the weights. */
+static uint64_t check_model(const made *m, bl_base_format choice, bl_format format)
 {
     static const int ranks[] = {2, 3, 5, 8};
     bl_llama_host *host = open_host(make_model(m), choice);
@@ -301,10 +305,12 @@ static void check_model(const made *m, bl_base_format choice, bl_format format)
     const struct timespec long_ago[2] = {{1, 0}, {1, 0}};
     assert_int_equal(utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(host->files, 0)), long_ago, 0), 0);
     assert_int_equal(test_ranks_run(ranks[0], 1, 60, load_shard, &load, NULL), BL_OK);
+    uint64_t checksum = whole->checksum;
     bl_llama_weights_free(whole);
     bl_llama_host_close(host);
     bl_comm_destroy(comm);
     test_device_destroy(d);
+    return checksum;
 }
 
 static void test_formats_and_ranks(void **state)
@@ -314,10 +320,10 @@ static void test_formats_and_ranks(void **state)
     (void)state;
     for (int i = 0; i < 3; i++) {
         made m = {.dtype = dtypes[i], .tied = i == 1, .has_embedding = true, .has_head = i != 1};
-        check_model(&m, BL_BASE_AUTO, BL_FORMAT_FP8_ROW);
-        check_model(&m, BL_BASE_FP8_ROW, BL_FORMAT_FP8_ROW);
-        check_model(&m, BL_BASE_FP8_BLOCK, BL_FORMAT_FP8_BLOCK);
-        check_model(&m, BL_BASE_STORED, stored[i]);
+        uint64_t checksum = check_model(&m, BL_BASE_AUTO, BL_FORMAT_FP8_ROW);
+        assert_true(check_model(&m, BL_BASE_FP8_ROW, BL_FORMAT_FP8_ROW) == checksum);
+        assert_true(check_model(&m, BL_BASE_FP8_BLOCK, BL_FORMAT_FP8_BLOCK) == checksum);
+        assert_true(check_model(&m, BL_BASE_STORED, stored[i]) == checksum);
     }
 }
 
@@ -328,13 +334,104 @@ static void test_fp8_checkpoints(void **state)
     for (int kind = BL_SCALE_TENSOR; kind <= BL_SCALE_BLOCK; kind++) {
         made m = {.dtype = BL_BF16, .scales = (bl_scale_kind)kind, .has_embedding = true, .has_head = true};
         bl_llama_host *host;
-        check_model(&m, BL_BASE_AUTO, kept[kind]);
-        check_model(&m, BL_BASE_STORED, kept[kind]);
+        uint64_t checksum = check_model(&m, BL_BASE_AUTO, kept[kind]);
+        assert_true(check_model(&m, BL_BASE_STORED, kept[kind]) == checksum);
         bl_base_format other = kind == BL_SCALE_BLOCK ? BL_BASE_FP8_ROW : BL_BASE_FP8_BLOCK;
         assert_int_equal(bl_llama_host_open(tmp_path("model"), other, 16, &host), BL_EUSAGE);
         assert_error_has("would lose by being quantised again");
         assert_null(host);
     }
+}
+
+/* ---- the checksum is of every tensor ---- */
+
+static uint64_t checksum_of(const char *dir, bl_base_format format)
+{
+    test_device d = test_device_create(2);
+    bl_llama_host *host = open_host(dir, format);
+    bl_llama_weights *weights;
+    bl_comm *comm;
+
+    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
+    assert_int_equal(bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &weights), BL_OK);
+    uint64_t checksum = weights->checksum;
+    bl_llama_weights_free(weights);
+    bl_llama_host_close(host);
+    bl_comm_destroy(comm);
+    test_device_destroy(d);
+    return checksum;
+}
+
+/* Turns one bit over: the lowest of the element in the middle. */
+static void flip_middle(const char *path, const bl_tensor *t)
+{
+    int64_t width = (int64_t)bl_dtype_bytes(t->dtype), at = t->offset_bytes + t->n_bytes / width / 2 * width;
+    int fd = open(path, O_RDWR);
+    uint8_t byte;
+
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    assert_int_equal(close(fd), 0);
+}
+
+static void check_flips(const made *m, bl_base_format format)
+{
+    const char *dir = make_model(m), *path = tmp_path("model/model.safetensors");
+    uint64_t checksum = checksum_of(dir, format);
+    bl_safetensors *file;
+
+    assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
+    for (size_t i = 0; i < bl_safetensors_count(file); i++) {
+        const bl_tensor *t = bl_safetensors_at(file, i);
+        flip_middle(path, t);
+        if (checksum_of(dir, format) == checksum) fail_msg("a bit of %s is not seen", t->name);
+        flip_middle(path, t);
+    }
+    assert_true(checksum_of(dir, format) == checksum);
+    bl_safetensors_close(file);
+}
+
+static void test_every_tensor_is_in_the_checksum(void **state)
+{
+    const made plain = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
+    const made tied = {.dtype = BL_F32, .tied = true, .has_embedding = true};
+
+    (void)state;
+    check_flips(&plain, BL_BASE_FP8_ROW);
+    check_flips(&plain, BL_BASE_FP8_BLOCK);
+    check_flips(&plain, BL_BASE_STORED);
+    check_flips(&tied, BL_BASE_AUTO);
+    for (int kind = BL_SCALE_TENSOR; kind <= BL_SCALE_BLOCK; kind++) {
+        const made fp8 = {.dtype = BL_BF16, .scales = (bl_scale_kind)kind, .has_embedding = true, .has_head = true};
+        check_flips(&fp8, BL_BASE_AUTO);
+    }
+}
+
+/* Rows that change places, within a tensor or between two of one shape, are another model. */
+static void test_places_are_in_the_checksum(void **state)
+{
+    const made m = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
+    const char *dir = make_model(&m), *path = tmp_path("model/model.safetensors");
+    static const char *const names[] = {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"};
+    uint64_t checksum = checksum_of(dir, BL_BASE_STORED);
+    bl_safetensors *file;
+    char rows[2][HIDDEN * 2];
+
+    (void)state;
+    assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
+    const bl_tensor *gate = bl_safetensors_find(file, names[0]), *up = bl_safetensors_find(file, names[1]);
+    const int64_t places[][2] = {{gate->offset_bytes, gate->offset_bytes + HIDDEN * 2}, {gate->offset_bytes, up->offset_bytes}};
+    int fd = open(path, O_RDWR);
+    for (size_t i = 0; i < BL_COUNT(places); i++)
+        for (int turn = 0; turn < 2; turn++) {
+            for (int k = 0; k < 2; k++) assert_int_equal(pread(fd, rows[k], sizeof rows[k], places[i][k]), sizeof rows[k]);
+            for (int k = 0; k < 2; k++) assert_int_equal(pwrite(fd, rows[1 - k], sizeof rows[k], places[i][k]), sizeof rows[k]);
+            assert_true((checksum_of(dir, BL_BASE_STORED) == checksum) == (turn == 1));
+        }
+    close(fd);
+    bl_safetensors_close(file);
 }
 
 /* ---- bad weights ---- */
@@ -470,6 +567,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_and_ranks),
         cmocka_unit_test(test_fp8_checkpoints),
+        cmocka_unit_test(test_every_tensor_is_in_the_checksum),
+        cmocka_unit_test(test_places_are_in_the_checksum),
         cmocka_unit_test(test_weights_that_are_not_finite),
         cmocka_unit_test(test_tied_table_under_either_name),
         cmocka_unit_test(test_layout_of_405b),

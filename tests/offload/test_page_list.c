@@ -23,7 +23,7 @@ enum { N_PLACES = 3, FILE_BYTES = 20480 };
 static const bl_page_owner owner = {0x1234, 1, 4};
 /* Sizes of more and of less than a block, and none. */
 static const bl_page_place places[N_PLACES] = {
-    {"first", 5000, 0, 0x0123456789abcdef}, {"scales", 1, 8192, 7}, {"nothing \"\xc3\xa4\"", 0, 12288, 0}};
+    {"first", 5000, 0, 0x0123456789abcdef, 0xfedcba9876543210}, {"scales", 1, 8192, 7, 0}, {"nothing \"\xc3\xa4\"", 0, 12288, 0, 9}};
 
 static char folder[] = "/tmp/ballast-test-XXXXXX";
 static char path[64];
@@ -87,6 +87,7 @@ static void test_what_was_written(void **state)
         const bl_page_place *expected = &places[N_PLACES - 1 - i];
         assert_int_equal(found[i].offset_bytes, expected->offset_bytes);
         assert_true(found[i].xxh3_64 == expected->xxh3_64);
+        assert_true(found[i].tag == expected->tag);
     }
     free(text);
 }
@@ -142,7 +143,7 @@ static void test_damaged_lists(void **state)
     } edits[] = {
         {"", "{", "[", "expected"},
         {"", "\"format\"", "\"other\"", "format"},
-        {"", "ballast-pages-1", "ballast-pages-2", "key format: expected ballast-pages-1"},
+        {"", "ballast-pages-2", "ballast-pages-1", "key format: expected ballast-pages-2"},
         {"", "\"pages\": [", "\"pages\": 7, \"x\": [", "pages"},
         {"", "\"pages\": [", "\"pages\": [7,", "object"},
         {"", "\"shard\": 1", "\"shard\": 2", "key shard"},
