@@ -3,8 +3,10 @@
 #ifndef BALLAST_TRAIN_JOB_H
 #define BALLAST_TRAIN_JOB_H
 
+#include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "comm/launch.h"
 #include "linear/base.h"
@@ -44,7 +46,9 @@ typedef struct bl_job {
     char *resume_dir;     /* NULL: from the start */
     int resume_ranks;     /* of the run that made it */
     char *checkpoint_dir; /* output_dir/checkpoints */
-    uint64_t model_fingerprint;
+    uint64_t model_fingerprint, train_fingerprint, validation_fingerprint;
+    uint64_t resume_weights; /* bl_llama_weights.checksum of the run that made resume_dir, if it says so */
+    bool resume_has_weights;
 
     atomic_int stop;    /* a signal came: end after the step */
     atomic_int abandon; /* the grace is over: end inside the step */
@@ -82,6 +86,7 @@ struct bl_rank {
     bl_batches *evaluation; /* one micro-batch; NULL without validation data */
     int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
     bl_checkpoint_file *files; /* [n_ranks], device memory: what the ranks have written into a checkpoint */
+    bool start_differs;     /* from the checkpoint that was resumed: in its weights */
     int64_t steps_done;     /* optimizer steps in `state` */
     int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step; /* of the newest evaluation; -1: none */
@@ -100,6 +105,18 @@ bl_status bl_rank_train(bl_rank *rank);
 /* evaluate.c: the mean loss over the job's validation rows; collective, the same result on every rank. */
 bl_status bl_rank_evaluate(bl_rank *rank, bl_eval_result *out);
 
+/* identity.c: what a result depends on beside the run's own keys. */
+
+/* The fingerprints of model and data. */
+bl_status bl_job_identify(bl_job *job);
+/* Adds them, the model's configuration and the checksum of its weights to a checkpoint's state; for rank 0, after its weights were read. */
+bl_status bl_job_describe_identity(const bl_job *job, json_t *state);
+/* Prints what differs from a checkpoint's state to `out`, each with "; " after it, and keeps what its weights were. */
+bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out);
+/* After the weights were read; collective over the job. BL_EUSAGE: ranks have read different ones. BL_ECHECKPOINT: the checkpoint that is
+ * resumed was made with others, and allow_resume_mismatch is off; else a warning. */
+bl_status bl_rank_check_weights(bl_rank *rank);
+
 /* resume.c: training checkpoints. */
 
 /* Chooses job->resume_dir, start_step, ... by config->resume_from_checkpoint; refuses an output_dir that holds a run, a checkpoint
@@ -113,7 +130,8 @@ bl_status bl_rank_load(bl_rank *rank);
 
 /* processes.c: what a job of several processes, with a rank each, agrees on before its ranks start. Collective over the processes. */
 
-/* Whether all see the same output_dir (a shared file system), model, data and configuration. */
+/* Whether all see the same output_dir (a shared file system; not for an evaluation), model, data and configuration. Of the model each host
+ * reads all, if it is small, or some blocks everywhere (bl_llama_fingerprint): ranks of one shard group read each row but once. */
 bl_status bl_job_check_processes(bl_job *job);
 /* Gives the other processes what rank 0's has chosen: resume_dir, start_step and what goes with them. */
 bl_status bl_job_share_start(bl_job *job);

@@ -19,6 +19,7 @@ struct bl_metrics {
     int fd;
     char *path;
     int64_t bytes, logging_steps;
+    bool is_cut;              /* nothing lies behind `bytes` */
     bool terminal, line_open; /* a progress line without its newline is on the screen */
     double mean_step_s;       /* smoothed, for the time left */
 };
@@ -58,7 +59,6 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
                        (long long)info.st_size, (long long)keep_bytes);
         m->bytes = info.st_size;
     }
-    if (st == BL_OK && ftruncate(m->fd, m->bytes) != 0) st = bl_fail_errno(BL_EIO, "cut %s", path);
     if (st != BL_OK) {
         bl_metrics_close(m);
         return st;
@@ -67,9 +67,18 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     return BL_OK;
 }
 
+/* Not when it is opened: a run that is then refused leaves the log as it was. */
+static bl_status cut(bl_metrics *m)
+{
+    if (!m->is_cut && ftruncate(m->fd, m->bytes) != 0) return bl_fail_errno(BL_EIO, "cut %s", m->path);
+    m->is_cut = true;
+    return BL_OK;
+}
+
 static bl_status append(bl_metrics *m, const char *line)
 {
     size_t n = strlen(line);
+    BL_TRY(cut(m));
     BL_TRY(bl_file_write_full(m->fd, m->path, line, n, m->bytes));
     m->bytes += (int64_t)n;
     return BL_OK;
@@ -148,6 +157,7 @@ bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t
 bl_status bl_metrics_sync(bl_metrics *m, int64_t *bytes)
 {
     *bytes = m->bytes;
+    BL_TRY(cut(m));
     return bl_file_sync(m->fd, m->path);
 }
 

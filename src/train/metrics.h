@@ -19,7 +19,7 @@ typedef struct bl_step_metrics {
     double peak_flops;            /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
 } bl_step_metrics;
 
-/* Opens `path` for appending after cutting it to keep_bytes (0: a fresh log; a log that is shorter is warned about and kept). logging_steps: how often a line is printed. */
+/* Opens `path` for appending; the first line cuts it to keep_bytes (0: a fresh log; a log that is shorter is warned about and kept). logging_steps: how often a line is printed. */
 bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps, bl_metrics **out);
 bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);
 bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens, double seconds);

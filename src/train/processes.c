@@ -45,7 +45,7 @@ static bl_status broadcast(const talk *t, void *bytes, size_t n_bytes)
 /* ---- the same folder, model, data and configuration ---- */
 
 typedef struct view {
-    uint64_t folder, model, train, validation, config;
+    uint64_t folder, model, weights, train, validation, config;
 } view;
 
 static bl_status read_probe(const char *path, uint64_t *token)
@@ -82,15 +82,25 @@ static bl_status write_probe(const char *path, uint64_t *token)
     return bl_file_write_atomic(path, text, strlen(text));
 }
 
-static bl_status look(const bl_job *job, const talk *t, const char *probe, view *own)
+/* About this much of the model each process reads once more, so that hosts with different ones do not train together; what those of one host
+ * read is in its page cache after the first. */
+enum { PROBE_BYTES = 128 << 20 };
+
+static bl_status look_at_folder(const talk *t, const char *probe, view *own)
 {
     uint64_t token = 0;
 
     if (bl_comm_rank(t->world) == 0) BL_TRY(write_probe(probe, &token));
     BL_TRY(broadcast(t, &token, sizeof token));
-    *own = (view){.folder = find_token(probe, token), .model = job->model_fingerprint};
-    own->train = bl_dataset_fingerprint(job->train);
-    own->validation = job->validation ? bl_dataset_fingerprint(job->validation) : 0;
+    own->folder = find_token(probe, token);
+    return BL_OK;
+}
+
+static bl_status look(const bl_job *job, const talk *t, const char *probe, view *own)
+{
+    *own = (view){.model = job->model_fingerprint, .train = job->train_fingerprint, .validation = job->validation_fingerprint};
+    if (probe) BL_TRY(look_at_folder(t, probe, own));
+    BL_TRY(bl_llama_fingerprint(job->host, PROBE_BYTES, &own->weights));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
 }
 
@@ -109,10 +119,14 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
 static bl_status compare_views(const bl_job *job, const view *views)
 {
     char folder[512];
-    snprintf(folder, sizeof folder, "output_dir %.400s (it must lie on a file system that all hosts share) is", job->config->output_dir);
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, folder), folder));
+    if (!job->evaluate_only) {
+        snprintf(folder, sizeof folder, "output_dir %.400s (it must lie on a file system that all hosts share) is",
+                 job->config->output_dir);
+        BL_TRY(compare(views, job->n_ranks, offsetof(view, folder), folder));
+    }
     BL_TRY(compare(views, job->n_ranks, offsetof(view, config), "the configuration is"));
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, model), "the model's tensors are"));
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, model), "the model's config.json, or its tensors, are"));
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, weights), "the model's weights are"));
     BL_TRY(compare(views, job->n_ranks, offsetof(view, train), "the training data are"));
     return compare(views, job->n_ranks, offsetof(view, validation), "the validation data are");
 }
@@ -126,7 +140,7 @@ bl_status bl_job_check_processes(bl_job *job)
 
     if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->n_ranks);
     if ((st = talk_open(job, &t)) != BL_OK) goto done;
-    BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
+    if (!job->evaluate_only) BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
     BL_TRY_GOTO(st, closed, look(job, &t, probe, &own));
     BL_TRY_GOTO(st, closed, bl_comm_all_gather(t.world, t.stream, &own, views, sizeof own));
     BL_TRY_GOTO(st, closed, bl_stream_synchronize(t.stream));
@@ -147,7 +161,8 @@ enum { MAX_PATH_BYTES = 4096 };
 typedef struct start {
     int64_t step, evaluated_step;
     int resume_ranks;
-    bool is_saved;
+    uint64_t resume_weights;
+    bool is_saved, has_weights;
     char resume_dir[MAX_PATH_BYTES]; /* "": from the start */
 } start;
 
@@ -156,7 +171,9 @@ bl_status bl_job_share_start(bl_job *job)
     start s = {.step = job->start_step,
                .evaluated_step = job->start_evaluated_step,
                .resume_ranks = job->resume_ranks,
-               .is_saved = job->start_is_saved};
+               .resume_weights = job->resume_weights,
+               .is_saved = job->start_is_saved,
+               .has_weights = job->resume_has_weights};
     talk t;
 
     if (job->resume_dir && strlen(job->resume_dir) >= MAX_PATH_BYTES)
@@ -169,6 +186,8 @@ bl_status bl_job_share_start(bl_job *job)
     job->start_step = s.step;
     job->start_evaluated_step = s.evaluated_step;
     job->resume_ranks = s.resume_ranks;
+    job->resume_weights = s.resume_weights;
+    job->resume_has_weights = s.has_weights;
     job->start_is_saved = s.is_saved;
     if (s.resume_dir[0] && !(job->resume_dir = strdup(s.resume_dir))) return BL_FAIL(BL_ENOMEM, "a path");
     return BL_OK;

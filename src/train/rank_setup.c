@@ -104,6 +104,7 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards));
     measure_peak(r);
     BL_TRY(create_base(r));
+    BL_TRY(bl_rank_check_weights(r));
     BL_TRY(create_state(r));
     r->group = options.max_group;
     options.lora_ring = r->state ? r->state->ring : NULL;

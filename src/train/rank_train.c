@@ -224,7 +224,7 @@ bl_status bl_rank_train(bl_rank *r)
     int64_t totals[3];
 
     r->steps_done = job->start_step;
-    r->saved_step = job->start_is_saved ? job->start_step : -1;
+    r->saved_step = job->start_is_saved && !r->start_differs ? job->start_step : -1;
     r->evaluated_step = job->start_evaluated_step;
     BL_TRY(evaluate_if_due(r, job->start_step)); /* before the first step; or one that a stop cut short */
     if (job->start_step < job->total_steps) BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));

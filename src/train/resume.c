@@ -38,12 +38,9 @@ static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
 
 static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
 {
-    char model[20], data[20];
-    snprintf(model, sizeof model, "%016" PRIx64, job->model_fingerprint);
-    snprintf(data, sizeof data, "%016" PRIx64, bl_dataset_fingerprint(job->train));
-    return json_pack("{s:I, s:i, s:I, s:I, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step, "ranks", job->n_ranks,
-                     "n_layers", (json_int_t)job->host->config.n_layers, "floats_per_layer", (json_int_t)job->lora.n_floats, "model",
-                     model, "data", data, "metrics_bytes", (json_int_t)metrics_bytes, "evaluated_step",
+    return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step, "ranks", job->n_ranks,
+                     "n_layers", (json_int_t)job->host->config.n_layers, "floats_per_layer", (json_int_t)job->lora.n_floats,
+                     "metrics_bytes", (json_int_t)metrics_bytes, "evaluated_step",
                      (json_int_t)job->ranks[0].evaluated_step, "first_loss", job->first_loss, "last_loss", job->last_loss, "base_loss",
                      job->base_result.loss, "validation_loss", job->final_result.loss);
 }
@@ -104,9 +101,11 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
     }
     BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
     json_t *state = describe(job, step, metrics_bytes);
-    if (!state) return BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
-    bl_status st = bl_checkpoint_commit(job->saving, state);
-    job->saving = NULL;
+    bl_status st = state ? bl_job_describe_identity(job, state) : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
+    if (st == BL_OK) {
+        st = bl_checkpoint_commit(job->saving, state);
+        job->saving = NULL;
+    }
     json_decref(state);
     if (st != BL_OK) return st;
     return bl_checkpoint_prune(job->checkpoint_dir, job->config->save_total_limit);
@@ -216,21 +215,16 @@ static bl_status start_over(const bl_job *job)
 }
 
 /* The keys, the data and the model that differ from the checkpoint's; "" when none. */
-static bl_status list_differences(const bl_job *job, const json_t *state, char **text)
+static bl_status list_differences(bl_job *job, const json_t *state, char **text)
 {
     bl_train_config *before = NULL;
-    char *path = NULL, *keys = NULL, model[20], data[20];
-    const char *old_model = "", *old_data = "";
+    char *path = NULL, *keys = NULL;
     size_t n_bytes = 0;
     bl_status st = BL_OK;
 
-    snprintf(model, sizeof model, "%016" PRIx64, job->model_fingerprint);
-    snprintf(data, sizeof data, "%016" PRIx64, bl_dataset_fingerprint(job->train));
     BL_TRY(bl_path_join(job->resume_dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_load(BL_CONFIG_TRAIN, path, 0, NULL, &before));
     BL_TRY_GOTO(st, done, bl_train_config_diff(before, job->config, BL_EFFECT_RESULT, &keys));
-    BL_TRY_GOTO(st, done, bl_json_get_string(job->resume_dir, state, "model", BL_JSON_REQUIRED, &old_model));
-    BL_TRY_GOTO(st, done, bl_json_get_string(job->resume_dir, state, "data", BL_JSON_REQUIRED, &old_data));
     FILE *out = open_memstream(text, &n_bytes);
     if (!out) {
         st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
@@ -239,9 +233,8 @@ static bl_status list_differences(const bl_job *job, const json_t *state, char *
     for (const char *c = keys; *c; c++)
         if (*c != '\n') fputc(*c, out);
         else fputs("; ", out);
-    if (strcmp(old_model, model) != 0) fputs("the model's tensors differ; ", out);
-    if (strcmp(old_data, data) != 0) fputs("the training data differ; ", out);
-    if (fclose(out) != 0) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
+    st = bl_job_list_identity(job, state, out);
+    if (fclose(out) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
     if (st == BL_OK && n_bytes > 0) (*text)[n_bytes - 2] = '\0';
 done:
     bl_train_config_free(before);
@@ -349,7 +342,7 @@ bl_status bl_job_prepare_resume(bl_job *job)
 {
     job->start_evaluated_step = -1;
     BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
-    BL_TRY(bl_llama_fingerprint(job->host, 0, &job->model_fingerprint));
+    BL_TRY(bl_job_identify(job));
     if (job->launch) BL_TRY(bl_job_check_processes(job));
     if (job->first_here == 0) BL_TRY(prepare_folder(job));
     return job->launch ? bl_job_share_start(job) : BL_OK;

@@ -438,6 +438,8 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     bl_status st = place_ranks(&job);
     if (st == BL_OK) st = open_job(&job);
     if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
+    if (st == BL_OK) st = bl_job_identify(&job);
+    if (st == BL_OK && job.launch) st = bl_job_check_processes(&job);
     if (st == BL_OK) st = plan_evaluation(&job);
     if (st == BL_OK) st = run_ranks(&job, &peak_bytes);
     *out = job.final_result;

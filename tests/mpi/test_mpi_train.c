@@ -90,14 +90,14 @@ static void test_resume_across_kinds(void **state)
 
 /* ---- what one process gets wrong, all end with ---- */
 
-/* A script that starts the program, with `word` on rank 1 only. */
-static const char *with_word_on_rank_1(const char *word)
+/* A script that starts the program, with `word` on rank 1, and `others` on the others. */
+static const char *with_words(const char *word, const char *others)
 {
     char text[2 * GOLDEN_PATH_BYTES + 160];
     const char *path = runs_path("program.sh");
     snprintf(text, sizeof text,
-             "#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK = 1 ] && exec %s \"$@\" %s\nexec %s \"$@\"\n",
-             BALLAST_PROGRAM, word, BALLAST_PROGRAM);
+             "#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK = 1 ] && exec %s \"$@\" %s\nexec %s \"$@\" %s\n",
+             BALLAST_PROGRAM, word, BALLAST_PROGRAM, others);
     runs_write(path, text);
     assert_int_equal(chmod(path, 0755), 0);
     return path;
@@ -127,10 +127,55 @@ static void test_one_process_differs(void **state)
         runs_child child = {0};
         golden_args args = {0};
         runs_standard(&args, runs_path("differs-%zu", i), 3);
-        mpi_start_ballast(&child, 3, with_word_on_rank_1(cases[i].word), "train", &args);
+        mpi_start_ballast(&child, 3, with_words(cases[i].word, ""), "train", &args);
         int code = runs_wait(&child, LIMIT_S);
         if (code != cases[i].code) fail_msg("%s: exit %d, not %d", cases[i].word, code, cases[i].code);
         mpi_assert_error(&child, cases[i].text);
+        golden_args_free(&args);
+    }
+}
+
+/* Hosts with models of the same shapes and names: a bit in the middle of a matrix, a key of config.json. */
+static void test_models_differ(void **state)
+{
+    static const char *const shard_sizes[] = {"2", "1"};
+    const struct {
+        const char *model, *text;
+    } cases[] = {
+        {runs_path("flipped"), "error: the model's weights are not the same on rank 0 and on rank 1"},
+        {runs_path("turned"), "error: the model's config.json, or its tensors, are not the same on rank 0 and on rank 1"},
+    };
+    enum { IN_A_MATRIX = 700000 };
+    char word[GOLDEN_PATH_BYTES + 32];
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) runs_copy("demo/base", cases[i].model);
+    runs_flip_bit(runs_path("flipped/model.safetensors"), IN_A_MATRIX);
+    char *config = runs_read(runs_path("turned/config.json"), NULL), *theta = strstr(config, "10000.0");
+    assert_non_null(theta);
+    theta[0] = '2';
+    runs_write(runs_path("turned/config.json"), config);
+    free(config);
+    for (size_t i = 0; i < 2 * BL_COUNT(cases) * BL_COUNT(shard_sizes); i++) {
+        size_t which = i / 2 % BL_COUNT(cases);
+        bool evaluates = i % 2;
+        runs_child child = {0};
+        golden_args args = {0};
+        if (evaluates) {
+            golden_args_add(&args, "validation_file", GOLDEN_DIR "/tokens/tiny-validation.jsonl");
+            golden_args_add(&args, "data_format", "tokens");
+            golden_args_add(&args, "max_seq_length", "64");
+        } else {
+            runs_standard(&args, runs_path("models-%zu", i), 2);
+            runs_unset(&args, "model_name_or_path");
+            runs_unset(&args, "ranks");
+        }
+        runs_set(&args, "shard_size", "%s", shard_sizes[i / 4]);
+        snprintf(word, sizeof word, "--model_name_or_path %s", cases[which].model);
+        mpi_start_ballast(&child, 2, with_words(word, "--model_name_or_path demo/base"), evaluates ? "eval" : "train", &args);
+        int code = runs_wait(&child, LIMIT_S);
+        if (code != 2) fail_msg("case %zu: exit %d, not 2", i, code);
+        mpi_assert_error(&child, cases[which].text);
         golden_args_free(&args);
     }
 }
@@ -261,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_same_as_local),
         cmocka_unit_test(test_resume_across_kinds),
         cmocka_unit_test(test_one_process_differs),
+        cmocka_unit_test(test_models_differ),
         cmocka_unit_test(test_stop_and_go_on),
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_a_rank_hangs),

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* identity.c -- what a result depends on beside the run's own keys: the model's configuration and weights, the data. A checkpoint keeps it,
+ * and the ranks compare their weights. Where it is another one when a run is resumed, what differs is named. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "train/job.h"
+
+enum { HASH_TEXT_BYTES = 17 };
+
+static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
+{
+    snprintf(text, HASH_TEXT_BYTES, "%016" PRIx64, hash);
+    return text;
+}
+
+bl_status bl_job_identify(bl_job *job)
+{
+    job->train_fingerprint = job->train ? bl_dataset_fingerprint(job->train) : 0;
+    job->validation_fingerprint = job->validation ? bl_dataset_fingerprint(job->validation) : 0;
+    return bl_llama_fingerprint(job->host, 0, &job->model_fingerprint);
+}
+
+bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
+{
+    char model[HASH_TEXT_BYTES], weights[HASH_TEXT_BYTES], data[HASH_TEXT_BYTES], validation[HASH_TEXT_BYTES];
+    json_t *config;
+
+    BL_TRY(bl_llama_config_describe(&job->host->config, &config));
+    json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model", hash_text(job->model_fingerprint, model), "weights",
+                            hash_text(job->ranks[0].weights->checksum, weights), "data", hash_text(job->train_fingerprint, data),
+                            "validation_data", hash_text(job->validation_fingerprint, validation));
+    bool is_done = own && json_object_update(state, own) == 0;
+    json_decref(own);
+    return is_done ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
+}
+
+/* ---- differences ---- */
+
+static void print_value(FILE *out, const json_t *value)
+{
+    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
+    fputs(text ? text : "absent", out);
+    free(text);
+}
+
+/* Key by key; whether any differs. */
+static bool list_config(const json_t *before, const json_t *now, FILE *out)
+{
+    const char *key;
+    json_t *value;
+    bool differ = false;
+
+    json_object_foreach((json_t *)now, key, value) {
+        const json_t *old = json_object_get(before, key);
+        if (old && json_equal(old, value)) continue;
+        fprintf(out, "%s of the model's config.json is ", key);
+        print_value(out, value);
+        fputs(", was ", out);
+        print_value(out, old);
+        fputs("; ", out);
+        differ = true;
+    }
+    return differ;
+}
+
+/* Whether state[key] is that number; false where there is none. */
+static bool is_same(const json_t *state, const char *key, uint64_t hash)
+{
+    char text[HASH_TEXT_BYTES];
+    const char *old = json_string_value(json_object_get(state, key));
+    return old && !strcmp(old, hash_text(hash, text));
+}
+
+bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
+{
+    const char *weights = json_string_value(json_object_get(state, "weights"));
+    json_t *config;
+
+    BL_TRY(bl_llama_config_describe(&job->host->config, &config));
+    bool differ = list_config(json_object_get(state, "model_config"), config, out);
+    json_decref(config);
+    if (!differ && !is_same(state, "model", job->model_fingerprint)) fputs("the model's tensors differ; ", out);
+    if (!is_same(state, "data", job->train_fingerprint)) fputs("the training data differ; ", out);
+    if (!is_same(state, "validation_data", job->validation_fingerprint)) fputs("the validation data differ; ", out);
+    if (!weights) fputs("it does not say which weights it was made with; ", out);
+    job->resume_has_weights = weights != NULL;
+    job->resume_weights = weights ? strtoull(weights, NULL, 16) : 0;
+    return BL_OK;
+}
+
+/* ---- weights, once they have been read ---- */
+
+/* Each shard group has read a copy of the base, and each rank the norms and the embedding, of its host's files. */
+static bl_status compare_ranks(bl_rank *r)
+{
+    int n_ranks = r->job->n_ranks, other = 0;
+    uint64_t *all;
+
+    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)n_ranks * sizeof *all, "checksums", (void **)&all));
+    bl_status st = bl_comm_all_gather(r->world, r->communication, &r->weights->checksum, all, sizeof *all);
+    if (st == BL_OK) st = bl_stream_synchronize(r->communication);
+    while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
+    bl_device_free(r->device, BL_SPACE_DEVICE, all);
+    if (st != BL_OK || other == n_ranks) return st;
+    return BL_FAIL(BL_EUSAGE, "the model's weights are not the same on rank 0 and on rank %d", other);
+}
+
+bl_status bl_rank_check_weights(bl_rank *r)
+{
+    const bl_job *job = r->job;
+
+    if (job->n_ranks > 1) BL_TRY(compare_ranks(r));
+    if (!job->resume_dir || !job->resume_has_weights || job->resume_weights == r->weights->checksum) return BL_OK;
+    r->start_differs = true;
+    if (!job->config->allow_resume_mismatch)
+        return BL_FAIL(BL_ECHECKPOINT,
+                       "%s was made by another run: the model's weights differ (allow_resume_mismatch true resumes it, not "
+                       "bit-identically)",
+                       job->resume_dir);
+    if (r->index == 0)
+        bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's weights differ", job->resume_dir);
+    return BL_OK;
+}
