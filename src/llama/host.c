@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "llama/weights.h"
 #include "llama/weights_internal.h"
 
@@ -107,7 +107,7 @@ static bl_status read_embedding(bl_llama_host *host)
     host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
     if (!host->embedding) return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
     BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
-    host->embedding_checksum = bl_hash_bytes(host->embedding, (size_t)t->n_bytes, 0);
+    host->embedding_checksum = XXH3_64bits_withSeed(host->embedding, (size_t)t->n_bytes, 0);
     return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
 }
 

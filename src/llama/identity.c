@@ -2,10 +2,10 @@
 /* identity.c -- what the frozen model is, as far as can be said before it is read. */
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/json.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "llama/weights.h"
 
 enum { PROBE_BYTES = 4096, WHOLE = 8 };

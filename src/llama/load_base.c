@@ -5,10 +5,10 @@
  * jobs themselves; all others pass through one staging buffer, whose size does not depend on the model: their jobs are cut to fit it. */
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include "base/log.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "llama/weights_internal.h"
 #include "offload/arena.h"
 #include "offload/page_folder.h"

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "llama/weights_internal.h"
 
 /* A terminal is told a few times a second; a load of less than a second is not worth a line. */
@@ -209,7 +209,7 @@ static void hash_piece(void *arg, int64_t index, void *scratch)
 
     (void)scratch;
     for (int64_t r = begin; r < end; r++)
-        sum += bl_hash_bytes(rows->bytes + r * rows->row_bytes, (size_t)rows->row_bytes, rows->seed + (uint64_t)r);
+        sum += XXH3_64bits_withSeed(rows->bytes + r * rows->row_bytes, (size_t)rows->row_bytes, rows->seed + (uint64_t)r);
     atomic_fetch_add_explicit(rows->sum, sum, memory_order_relaxed);
 }
 
@@ -226,13 +226,13 @@ static void add_scales(bl_row_loader *loader, const bl_hf_weight *w, int64_t beg
 {
     uint64_t seed = bl_llama_tensor_seed(w->scale->name), sum = 0;
 
-    for (int64_t i = begin; loader->hashes && i < end; i++) sum += bl_hash_bytes(&scales[i], sizeof *scales, seed + (uint64_t)i);
+    for (int64_t i = begin; loader->hashes && i < end; i++) sum += XXH3_64bits_withSeed(&scales[i], sizeof *scales, seed + (uint64_t)i);
     loader->sum += sum;
 }
 
 uint64_t bl_llama_tensor_seed(const char *name)
 {
-    return bl_hash_bytes(name, strlen(name), 0);
+    return XXH3_64bits_withSeed(name, strlen(name), 0);
 }
 
 /* ---- jobs ---- */

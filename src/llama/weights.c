@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "base/hash.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "llama/weights_internal.h"
 #include "offload/pager.h"
 #include "ops/rope.h"
@@ -78,7 +78,7 @@ static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
     for (int64_t i = 0; i < w->host->config.hidden_size; i++)
         if (!isfinite(out[i]))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)i);
-    w->checksum += bl_hash_bytes(out, (size_t)w->host->config.hidden_size * sizeof *out, bl_llama_tensor_seed(name));
+    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->host->config.hidden_size * sizeof *out, bl_llama_tensor_seed(name));
     return BL_OK;
 }
 

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/json.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "io/reader.h"
 
 enum { MAX_LIST_BYTES = 64 << 20, HASH_TEXT_BYTES = 17 };

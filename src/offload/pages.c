@@ -4,9 +4,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/sizes.h"
+#include "base/xxh3.h"
 #include "offload/arena.h"
 #include "offload/page_file.h"
 #include "offload/page_writer.h"

@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "base/xxh3.h"
 
 enum { MAX_MANIFEST_BYTES = 64 << 20, HASH_PIECE_BYTES = 1 << 20, HASH_TEXT_BYTES = 17, MIN_KEPT = 2 };
 

@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
