@@ -2,6 +2,7 @@
 /* A run is resumed with the model and the data it was begun with, or refused: a bit in the middle of any tensor, each key of config.json.
  * Page files of a model that has changed are not used, whatever its size and time of writing say. */
 #include "runs.h"
+#include "test_ranks.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "store/safetensors.h"
+#include "train/job.h"
 
 enum { STEPS = 2, MAX_JSON_BYTES = 1 << 20 };
 
@@ -138,6 +140,27 @@ static void test_a_mismatch_is_allowed(void **state)
     /* Its checkpoint is one of the model as it is now. */
     assert_int_equal(bl_tree_remove(runs_path("allowed-run/adapter_model.safetensors")), BL_OK);
     assert_int_equal(run(model, output, 2, NULL, NULL), BL_OK);
+}
+
+/* Copies of the base that differ where no process has looked before it was read. */
+static bl_status check_as_rank(test_rank *self)
+{
+    const uint64_t *checksums = self->arg;
+    bl_job job = {.n_ranks = self->n_ranks};
+    bl_llama_weights weights = {.checksum = checksums[self->rank]};
+    bl_rank rank = {.job = &job, .index = self->rank, .world = self->comm, .device = self->device, .communication = self->stream,
+                    .weights = &weights};
+    return bl_rank_check_weights(&rank);
+}
+
+static void test_ranks_compare_their_copies(void **state)
+{
+    uint64_t same[] = {7, 7, 7}, third_differs[] = {7, 7, 8};
+
+    (void)state;
+    assert_int_equal(test_ranks_run(3, 1, 60, check_as_rank, same, NULL), BL_OK);
+    assert_int_equal(test_ranks_run(3, 1, 60, check_as_rank, third_differs, NULL), BL_EUSAGE);
+    assert_error_has("copies", "the model's weights are not the same on rank 0 and on rank 2");
 }
 
 /* ---- config.json ---- */
@@ -314,6 +337,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_bit_of_any_tensor),
         cmocka_unit_test(test_a_mismatch_is_allowed),
+        cmocka_unit_test(test_ranks_compare_their_copies),
         cmocka_unit_test(test_each_key_of_the_configuration),
         cmocka_unit_test(test_validation_data),
         cmocka_unit_test(test_page_files_of_a_changed_model),
