@@ -77,17 +77,25 @@ static bl_status choose_format(bl_base_format choice, const bl_hf_weight *w, bl_
     return BL_OK;
 }
 
-static bl_status choose_formats(bl_llama_host *host, bl_base_format choice)
+const char *bl_base_format_name(bl_base_format format)
+{
+    static const char *const names[] = {"auto", "fp8_row", "fp8_block", "stored"};
+    return names[format];
+}
+
+bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format choice)
 {
     size_t n = (size_t)host->config.n_layers * BL_PROJECTIONS;
-    host->formats = calloc(n, sizeof *host->formats);
+    if (!host->formats) host->formats = calloc(n, sizeof *host->formats);
     if (!host->formats) return BL_FAIL(BL_ENOMEM, "formats of %zu weights", n);
+    host->base_formats = (bl_llama_base_formats){0};
     for (size_t i = 0; i < n; i++) {
         char name[BL_TENSOR_NAME_BYTES];
         bl_hf_weight w;
         bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS), bl_projection_get(i % BL_PROJECTIONS)->module, name);
         BL_TRY(bl_hf_get_weight(host->files, name, &w));
         BL_TRY(choose_format(choice, &w, &host->formats[i]));
+        bl_llama_base_formats_count(&host->base_formats, &w, host->formats[i]);
     }
     return BL_OK;
 }
@@ -123,7 +131,7 @@ bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max
     BL_TRY_GOTO(st, done, bl_hf_open(dir, &host->files));
     BL_TRY_GOTO(st, done, bl_llama_config_fit_kv_heads(&host->config, host->files));
     BL_TRY_GOTO(st, done, bl_llama_check_tensors(&host->config, host->files));
-    BL_TRY_GOTO(st, done, choose_formats(host, format));
+    BL_TRY_GOTO(st, done, bl_llama_host_set_format(host, format));
     BL_TRY_GOTO(st, done, read_embedding(host));
     BL_TRY_GOTO(st, done, bl_llama_open_io_files(host->files, &host->io_files));
     *out = host;

@@ -23,6 +23,13 @@
 /* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row. STORED keeps everything as it is. */
 typedef enum bl_base_format { BL_BASE_AUTO, BL_BASE_FP8_ROW, BL_BASE_FP8_BLOCK, BL_BASE_STORED } bl_base_format;
 
+/* How many projections are stored in one way and held in another: [a bl_format, or BL_FORMAT_COUNT + a bl_scale_kind of FP8][bl_format].
+ * Norms, embedding and head are always held as they are stored and not counted. */
+enum { BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_BLOCK + 1, BL_BASE_FORMATS_TEXT_BYTES = 512 };
+typedef struct bl_llama_base_formats {
+    int64_t n[BL_STORED_FORMAT_COUNT][BL_FORMAT_COUNT], n_matrices;
+} bl_llama_base_formats;
+
 typedef struct bl_llama_host {
     bl_llama_config config;
     bl_hf_model *files;
@@ -31,6 +38,7 @@ typedef struct bl_llama_host {
     uint64_t embedding_checksum;
     bl_dtype head_dtype; /* of the untied head */
     bl_format *formats;  /* [layer * BL_PROJECTIONS + projection] */
+    bl_llama_base_formats base_formats; /* the same, counted */
     int64_t n_positions; /* of the RoPE tables */
     bl_io_files *io_files;  /* the model's shards in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
@@ -40,6 +48,17 @@ typedef struct bl_llama_host {
  * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
 bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out);
 void bl_llama_host_close(bl_llama_host *host); /* NULL is fine */
+/* Chooses the formats anew. No weights that were loaded from the host may be left. BL_EUSAGE as bl_llama_host_open. */
+bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format format);
+const char *bl_base_format_name(bl_base_format format); /* "auto" */
+
+/* base_formats.c: the counts in words. Held, stored: "fp8_row", or "26 fp8_row, 2 bf16". Described: "bf16 in the checkpoint, fp8_row in
+ * WHERE", a mixture pair by pair, each with its matrices. Text that is longer than the buffer is cut. */
+void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored, bl_format held);
+void bl_llama_base_formats_list_held(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
+void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
+void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where, char out[BL_BASE_FORMATS_TEXT_BYTES]);
+bool bl_llama_base_is_quantized(const bl_llama_base_formats *f); /* some matrix has lost bits: FP8 here, not in the checkpoint */
 
 typedef struct bl_llama_weights {
     const bl_llama_host *host;
