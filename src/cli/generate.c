@@ -72,6 +72,13 @@ static bl_status load_adapter(session *s)
     return bl_lora_read_all(s->options->adapter, &s->host->config, s->device, &s->lora, &s->lora_weights);
 }
 
+static void print_base_formats(const session *s)
+{
+    char text[BL_BASE_FORMATS_TEXT_BYTES];
+    bl_llama_base_formats_describe(&s->host->base_formats, "memory", text);
+    bl_log_info("base_format %s: %s", bl_base_format_name(s->options->base_format), text);
+}
+
 static bl_status open_session(session *s)
 {
     const generate_options *o = s->options;
@@ -93,8 +100,10 @@ static bl_status open_session(session *s)
     BL_TRY(bl_llama_weights_load(s->host, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));
     BL_TRY(load_adapter(s));
-    return bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights, capacity,
-                               &s->generator);
+    BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights, capacity,
+                               &s->generator));
+    print_base_formats(s);
+    return BL_OK;
 }
 
 static void close_session(session *s)

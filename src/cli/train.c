@@ -77,6 +77,17 @@ static void print_eval_options(FILE *out, bool as_markdown)
         bl_train_config_print_help(BL_CONFIG_EVAL, out);
 }
 
+static void print_result(const bl_eval_result *result)
+{
+    char held[BL_BASE_FORMATS_TEXT_BYTES], stored[BL_BASE_FORMATS_TEXT_BYTES];
+
+    bl_llama_base_formats_list_held(&result->base, held);
+    bl_llama_base_formats_list_stored(&result->base, stored);
+    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld,\"base_format\":\"%s\","
+           "\"checkpoint_format\":\"%s\"}\n",
+           result->loss, exp(result->loss), (long long)result->label_tokens, (long long)result->rows, held, stored);
+}
+
 static bl_status run_eval(int argc, char *const *argv)
 {
     bl_train_config *config = NULL;
@@ -90,8 +101,7 @@ static bl_status run_eval(int argc, char *const *argv)
     bl_train_config_free(config);
     st = bl_launch_close(launch, st);
     if (st != BL_OK || !prints) return st;
-    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld}\n", result.loss,
-           exp(result.loss), (long long)result.label_tokens, (long long)result.rows);
+    print_result(&result);
     return BL_OK;
 }
 
@@ -99,7 +109,8 @@ const bl_command bl_command_eval = {
     .name = "eval",
     .arguments = "--model DIR [--adapter DIR] --validation_file FILE [--key value ...]",
     .summary = "print the loss and perplexity of a model, with or without an adapter",
-    .details = "Prints one JSON line: eval_loss (mean over labels), perplexity, label_tokens, rows.\n",
+    .details = "Prints one JSON line: eval_loss (mean over labels), perplexity, label_tokens, rows, base_format (of the\n"
+               "frozen projections in memory) and checkpoint_format (in the checkpoint). docs/formats.md\n",
     .print_options = print_eval_options,
     .run = run_eval,
 };

@@ -94,6 +94,7 @@ typedef struct bl_train_config {
         save_total_limit; /* save_steps 0: only at the end; save_total_limit 0: keep all */
     bl_eval_strategy eval_strategy;
     int64_t eval_steps;
+    bool eval_stored_base;
     char *trace;          /* NULL: no */
     char *dump_gradients; /* NULL: no */
 

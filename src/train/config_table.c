@@ -129,6 +129,9 @@ const bl_option bl_train_options[] = {
      .help = "when the held-out data is evaluated"},
     {KEY(eval_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "500",
      .help = "steps between two evaluations with eval_strategy steps"},
+    {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
+     .help = "after training on a quantized base, also evaluate the adapter on the base as stored, if that needs no more memory than "
+             "training did"},
     {KEY(trace, PATH), .commands = TRAIN,
      .help = "write what every stream did, and when, to this file, for Perfetto or chrome://tracing"},
     {KEY(dump_gradients, PATH), .commands = TRAIN,

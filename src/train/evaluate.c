@@ -39,7 +39,7 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     BL_TRY(bl_stream_copy(r->communication, result, sums, sizeof result));
     BL_TRY(bl_stream_synchronize(r->communication));
     if (result[1] == 0.0) return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");
-    *out = (bl_eval_result){result[0] / result[1], (int64_t)result[1], job->n_validation_rows};
+    *out = (bl_eval_result){.loss = result[0] / result[1], .label_tokens = (int64_t)result[1], .rows = job->n_validation_rows};
     if (!isfinite(out->loss)) return BL_FAIL(BL_ENUMERIC, "the validation loss is not finite");
     return BL_OK;
 }

@@ -26,6 +26,7 @@ typedef struct bl_rank bl_rank;
 typedef struct bl_job {
     const bl_train_config *config;
     bl_llama_host *host;
+    bl_llama_base_formats base_formats; /* of the base that is trained on */
     bl_tokenizer *tokenizer;
     bl_dataset *train, *validation; /* validation may be train itself (a split), or NULL */
     int64_t first_train_row, n_train_rows, n_validation_rows; /* validation rows are the first of their data set */
@@ -58,6 +59,7 @@ typedef struct bl_job {
     bl_metrics *metrics;   /* rank 0 */
     bl_trace *trace;       /* NULL: none; ranks write to it as they please */
     bl_eval_result base_result, final_result; /* rank 0 */
+    bl_eval_result stored_result;             /* of the adapter on the base as stored; rows 0: not measured */
     double first_loss, last_loss;             /* rank 0 */
 } bl_job;
 

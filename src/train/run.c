@@ -121,17 +121,26 @@ static bl_status place_ranks(bl_job *job)
     return bl_launch_create_comm(job->launch, c->step_deadline_s, &job->world);
 }
 
+static void print_base_formats(const bl_job *job)
+{
+    char text[BL_BASE_FORMATS_TEXT_BYTES];
+    bl_llama_base_formats_describe(&job->base_formats, job->evaluate_only ? "memory" : "training", text);
+    bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
+}
+
 static bl_status open_job(bl_job *job)
 {
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
     job->host->io_engine = c->io_engine;
+    job->base_formats = job->host->base_formats;
     if (c->max_seq_length > job->host->config.max_position_embeddings)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions", (long long)c->max_seq_length,
                        (long long)job->host->config.max_position_embeddings);
     BL_TRY(open_data(job));
     BL_TRY(bl_job_choose_lora(job));
+    print_base_formats(job);
     return BL_OK;
 }
 
@@ -373,6 +382,50 @@ static bl_status close_trace(bl_job *job)
     return bl_trace_close(trace);
 }
 
+/* Evaluates the adapter that was written, on the formats that job->host now has, if that takes no more than training has taken. */
+static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training, bl_eval_result *out)
+{
+    bl_train_config config = *job->config;
+    config.base_format = BL_BASE_STORED;
+    config.init_adapter = config.output_dir;
+    config.offload_ratio = 0.0; /* a measurement writes no page files */
+    config.offload_tier = BL_OFFLOAD_HOST;
+    config.offload_dir = NULL;
+    bl_job stored = {.config = &config, .host = job->host, .validation = job->validation, .evaluate_only = true,
+                     .n_validation_rows = job->n_validation_rows, .n_ranks = job->n_ranks, .n_here = job->n_here,
+                     .n_on_host = job->n_on_host};
+    bl_memory_ledger memory;
+    int64_t peak_bytes;
+    bl_status st = BL_OK;
+
+    BL_TRY_GOTO(st, done, bl_job_choose_lora(&stored));
+    BL_TRY_GOTO(st, done, bl_job_choose_placement(&stored));
+    BL_TRY_GOTO(st, done, bl_job_predict_memory(&stored, &memory));
+    if (memory.total > training->total) {
+        bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory than training did; "
+                    "ballast eval --base_format stored does it");
+        goto done;
+    }
+    bl_log_info("evaluating the adapter on the base as stored, too (eval_stored_base)");
+    BL_TRY_GOTO(st, done, run_ranks(&stored, &peak_bytes));
+    *out = stored.final_result;
+    bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored", job->final_result.loss, out->loss);
+done:
+    free(stored.init_adapter);
+    return st;
+}
+
+/* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
+static bl_status evaluate_stored_base(bl_job *job, const bl_memory_ledger *training)
+{
+    if (!job->config->eval_stored_base || !job->validation || job->launch || !bl_llama_base_is_quantized(&job->base_formats))
+        return BL_OK;
+    bl_status st = bl_llama_host_set_format(job->host, BL_BASE_STORED);
+    if (st == BL_OK) st = evaluate_written(job, training, &job->stored_result);
+    if (st == BL_OK && job->stored_result.rows > 0) st = bl_job_write_readme(job, job->config->output_dir);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "the adapter is written; eval_stored_base");
+}
+
 static bl_status train_locked(bl_job *job)
 {
     bl_memory_ledger memory;
@@ -394,7 +447,7 @@ static bl_status train_locked(bl_job *job)
     if (st != BL_OK || job->first_here > 0) return st;
     BL_TRY(bl_job_write_readme(job, job->config->output_dir));
     bl_log_info("adapter written to %s", job->config->output_dir);
-    return BL_OK;
+    return evaluate_stored_base(job, &memory);
 }
 
 /* output_dir is the business of rank 0's process, which holds its lock for all. */
@@ -443,6 +496,7 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     if (st == BL_OK) st = plan_evaluation(&job);
     if (st == BL_OK) st = run_ranks(&job, &peak_bytes);
     *out = job.final_result;
+    out->base = job.base_formats;
     bl_error error;
     bl_error_save(&error, st);
     close_job(&job);
