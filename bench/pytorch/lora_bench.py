@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The opponent: LoRA fine-tuning speed of PyTorch + transformers + PEFT on an fp32 base, gradient checkpointing on.
+"""The opponent: LoRA fine-tuning speed of PyTorch + transformers + PEFT on an fp32 or bf16 base, with or without activation checkpointing.
 
 usage: lora_bench.py MODEL_DIR [--batch 1] [--sequence 512] [--steps 5] [--warmup 2] [--r 16] [--threads N] [--device cpu|cuda]
+                     [--rows FILE.jsonl]
 
-A step is forward, backward (which recomputes the forward), clipping and AdamW on random tokens, all labels counted. Prints one JSON
-line: tokens_per_s is that of the median step. README.md says how to compare, and how to have an idle machine's number.
+A step is forward, backward (with activation checkpointing it recomputes the forward), clipping and AdamW on random tokens, all labels
+counted; --rows takes the tokens from there instead ({"input_ids": [...]}, in order). Prints one JSON line: tokens_per_s is that of the
+median step. README.md says how to compare, and how to have an idle machine's number.
 """
 import argparse
 import json
@@ -26,7 +28,8 @@ TARGETS = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down
 
 
 def load(a):
-    model = AutoModelForCausalLM.from_pretrained(a.model, torch_dtype=getattr(torch, a.dtype), attn_implementation=a.attention)
+    key = 'dtype' if int(transformers.__version__.split('.')[0]) >= 5 else 'torch_dtype'
+    model = AutoModelForCausalLM.from_pretrained(a.model, attn_implementation=a.attention, **{key: getattr(torch, a.dtype)})
     model.config.use_cache = False
     model = peft.get_peft_model(model.to(a.device), peft.LoraConfig(r=a.r, lora_alpha=2 * a.r, lora_dropout=0.0,
                                                                     target_modules=TARGETS, task_type='CAUSAL_LM'))
@@ -45,13 +48,24 @@ def sizes(model):
     return projections, base.get_output_embeddings().weight.numel(), sum(p.numel() for _, p in named if p.requires_grad)
 
 
+def read_rows(a):
+    if not a.rows:
+        return None
+    with open(a.rows) as file:
+        return [json.loads(line)['input_ids'] for line in file]
+
+
 def timed_steps(model, a):
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-4)
     generator = torch.Generator().manual_seed(0)
     seconds, cpu_seconds, losses = [], [], []
-    for _ in range(a.warmup + a.steps):
-        ids = torch.randint(model.config.vocab_size, (a.batch, a.sequence), generator=generator).to(a.device)
+    rows = read_rows(a)
+    for step in range(a.warmup + a.steps):
+        ids = torch.randint(model.config.vocab_size, (a.batch, a.sequence), generator=generator)
+        if rows:
+            ids = torch.tensor(rows[step * a.batch:(step + 1) * a.batch])
+        ids = ids.to(a.device)
         start, cpu_start = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
         loss = model(input_ids=ids, labels=ids).loss
@@ -77,6 +91,7 @@ def arguments():
     p.add_argument('--warmup', type=int, default=2)
     p.add_argument('--r', type=int, default=16)
     p.add_argument('--threads', type=int, default=len(os.sched_getaffinity(0)), help='of PyTorch itself; default: all cores')
+    p.add_argument('--rows', help='JSON lines with input_ids, at least batch x (warmup + steps) of them; default: random tokens')
     p.add_argument('--device', default='cpu')
     p.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
     p.add_argument('--attention', default='eager', choices=('eager', 'sdpa'), help='sdpa needs torch 2.1.1 or newer')
@@ -100,6 +115,7 @@ def main():
         'base_matmul_gflops': flops / median / 1e9, 'batch': a.batch, 'sequence': a.sequence, 'r': a.r, 'dtype': a.dtype,
         'device': a.device, 'threads': torch.get_num_threads(), 'attention': a.attention, 'checkpointing': a.checkpointing,
         'projection_parameters': projections, 'head_parameters': head, 'adapter_parameters': adapter,
+        'adapter_dtype': str(next(p.dtype for p in model.parameters() if p.requires_grad)).split('.')[-1],
         'first_loss': losses[0], 'last_loss': losses[-1],
         'peak_rss_mib': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         'load_average_before': load_before, 'machine': platform.machine(), 'cores': len(os.sched_getaffinity(0)),
