@@ -111,6 +111,28 @@ done:
     return st;
 }
 
+bl_status bl_text_skip_mark(const char *path, const char **text, size_t *n_bytes)
+{
+    static const struct {
+        const char *bytes, *name;
+        size_t n_bytes;
+    } marks[] = {{"\xef\xbb\xbf", NULL, 3},
+                 {"\xff\xfe\0\0", "UTF-32", 4},
+                 {"\0\0\xfe\xff", "UTF-32", 4},
+                 {"\xff\xfe", "UTF-16", 2},
+                 {"\xfe\xff", "UTF-16", 2}};
+
+    for (size_t i = 0; i < BL_COUNT(marks); i++) {
+        if (*n_bytes < marks[i].n_bytes || memcmp(*text, marks[i].bytes, marks[i].n_bytes)) continue;
+        if (marks[i].name)
+            return BL_FAIL(BL_EINPUT, "%s: the text is %s; save it as UTF-8", path, marks[i].name);
+        *text += marks[i].n_bytes;
+        *n_bytes -= marks[i].n_bytes;
+        break;
+    }
+    return BL_OK;
+}
+
 bl_status bl_path_is_dir(const char *path, bool *is_dir)
 {
     struct stat info;

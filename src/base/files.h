@@ -29,6 +29,10 @@ bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes,
 /* The whole file, at most max_bytes, in one block the caller frees, with a NUL after its n_bytes. */
 bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, size_t *n_bytes);
 
+/* Moves *text past a byte order mark of UTF-8. Text in UTF-16 or UTF-32, which its mark tells, is BL_EINPUT.
+ */
+bl_status bl_text_skip_mark(const char *path, const char **text, size_t *n_bytes);
+
 /* Whether it is a folder, links followed; what is not there is an error, as in bl_file_open. */
 bl_status bl_path_is_dir(const char *path, bool *is_dir);
 /* Whether there is anything of that name, links followed; what cannot be looked at is an error, as in bl_file_open. */

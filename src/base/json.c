@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/json.h"
 
+#include <ctype.h>
+#include <errno.h>
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +13,8 @@
 
 #include "base/files.h"
 
-enum { SHOWN_VALUE_BYTES = 64 };
+/* Digits of the smallest integers outside int64. */
+enum { SHOWN_VALUE_BYTES = 64, BIG_INTEGER_DIGITS = 19 };
 
 /* ---- memory ---- */
 
@@ -61,6 +66,69 @@ static bl_status refuse_nul(const char *file, int64_t first_line, const char *te
     return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%td: NUL byte", file, line, nul - line_start + 1);
 }
 
+/* Writes the integer literal of n bytes at `at` as a real in its place: the 17 digits that give the nearest
+ * double back, an exponent, and spaces, so that every line and column stays. */
+static void write_as_real(char *at, size_t n)
+{
+    char digits[32], real[32], after = at[n];
+
+    at[n] = '\0';
+    double value = strtod(at, NULL);
+    at[n] = after;
+    if (isinf(value)) value = copysign(DBL_MAX, value);
+    snprintf(digits, sizeof digits, "%+.16e", value); /* +d.dddddddddddddddde+xx */
+    snprintf(real, sizeof real, "%s%c%.16se%d", value < 0 ? "-" : "", digits[1], digits + 3,
+             atoi(digits + 20) - 16);
+    size_t n_real = strlen(real);
+    memcpy(at, real, n_real);
+    memset(at + n_real, ' ', n - n_real);
+}
+
+/* Writes each integer outside int64 as a real, in place; text[n_bytes] is ours and not a digit. Text that is
+ * no JSON stays none. */
+static void widen_big_integers(char *text, size_t n_bytes)
+{
+    char *end = text + n_bytes;
+    bool in_string = false;
+
+    for (char *at = text; at < end; at++) {
+        if (in_string && *at == '\\')
+            at++;
+        else if (*at == '"')
+            in_string = !in_string;
+        if (in_string || (*at != '-' && !isdigit((unsigned char)*at))) continue;
+        char *start = at, *digits = at + (*at == '-');
+        for (at = digits; isdigit((unsigned char)*at);) at++;
+        size_t n_digits = (size_t)(at - digits);
+        bool is_integer = n_digits > 0 && *at != '.' && *at != 'e' && *at != 'E';
+        while (at < end && strchr("+-.0123456789eE", *at)) at++;
+        at--;
+        if (!is_integer || n_digits < BIG_INTEGER_DIGITS || *digits == '0') continue;
+        errno = 0;
+        strtoll(start, NULL, 10);
+        if (errno == ERANGE) write_as_real(start, (size_t)(digits - start) + n_digits);
+    }
+}
+
+/* json_loadb, but for integers outside int64, at which jansson stops: they become reals. Such texts are rare,
+ * so they are parsed twice and all others as they are. */
+static json_t *load_text(const char *text, size_t n_bytes, json_error_t *error)
+{
+    static const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL;
+    json_t *document = json_loadb(text, n_bytes, flags, error);
+
+    if (document || bl_json_ran_out() || json_error_code(error) != json_error_numeric_overflow)
+        return document;
+    char *copy = watched_malloc(n_bytes + 1);
+    if (!copy) return NULL;
+    memcpy(copy, text, n_bytes);
+    copy[n_bytes] = '\0';
+    widen_big_integers(copy, n_bytes);
+    document = json_loadb(copy, n_bytes, flags, error);
+    free(copy);
+    return document;
+}
+
 bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes, json_t **out)
 {
     json_error_t error;
@@ -68,7 +136,7 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
     *out = NULL;
     BL_TRY(refuse_nul(file, first_line, text, n_bytes));
     bl_json_watch_memory();
-    *out = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &error);
+    *out = load_text(text, n_bytes, &error);
     if (bl_json_ran_out()) {
         json_decref(*out);
         *out = NULL;
@@ -84,11 +152,14 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
 bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out)
 {
     char *text = NULL;
+    const char *json;
     size_t n_bytes = 0;
 
     *out = NULL;
     BL_TRY(bl_file_read_all(path, max_bytes, (void **)&text, &n_bytes));
-    bl_status st = bl_json_parse(path, 1, text, n_bytes, out);
+    json = text;
+    bl_status st = bl_text_skip_mark(path, &json, &n_bytes);
+    if (st == BL_OK) st = bl_json_parse(path, 1, json, n_bytes, out);
     free(text);
     return st;
 }
@@ -144,6 +215,13 @@ static bl_status find_value(const char *file, const json_t *object, const char *
     return BL_OK;
 }
 
+const char *bl_json_text(const json_t *value)
+{
+    const char *text = json_string_value(value);
+
+    return text && strlen(text) == json_string_length(value) ? text : NULL;
+}
+
 bl_status bl_json_get_int(const char *file, const json_t *object, const char *key, bl_json_need need,
                           int64_t min, int64_t max, int64_t *out)
 {
@@ -196,9 +274,8 @@ bl_status bl_json_get_string(const char *file, const json_t *object, const char 
     BL_TRY(find_value(file, object, key, need, "a string", &value));
     if (!value) return BL_OK;
     if (!json_is_string(value)) return bl_json_fail(file, key, "a string", value);
-    const char *text = json_string_value(value);
-    if (strlen(text) != json_string_length(value))
-        return bl_json_fail(file, key, "a string without NUL", value);
+    const char *text = bl_json_text(value);
+    if (!text) return bl_json_fail(file, key, "a string without NUL", value);
     *out = text;
     return BL_OK;
 }

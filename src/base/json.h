@@ -2,10 +2,14 @@
 /* json.h -- reading JSON that comes from outside: strict, size-limited, and with errors that name the place.
  *
  * Documents are jansson's json_t (borrowed and owned as jansson says: json_decref the root). Refused beyond
- * RFC 8259's errors: duplicate keys, integers outside int64, reals outside double, lone surrogates, NUL in a
+ * RFC 8259's errors: duplicate keys, reals outside double, lone surrogates, NUL in a
  * key, and nesting deeper than 2048 (jansson's bound). A top-level scalar is accepted. Different threads may
  * use different documents; jansson seeds its hash atomically on the first object, and keys keep the order of
- * the file. */
+ * the file.
+ *
+ * An integer outside int64 is read as a real, the nearest double (the largest where none is near), so that a
+ * key nobody reads stops nothing; whoever reads it as an integer refuses it, as any real. Integers of int64
+ * are exact. */
 #ifndef BALLAST_BASE_JSON_H
 #define BALLAST_BASE_JSON_H
 
@@ -21,7 +25,8 @@
  * BL_ENOMEM. */
 bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes, json_t **out);
 
-/* Parses a whole regular file of at most max_bytes; as bl_json_parse, and the errors of bl_file_read_all. */
+/* Parses a whole regular file of at most max_bytes, with or without a byte order mark; as bl_json_parse, and
+ * the errors of bl_file_read_all and bl_text_skip_mark. */
 bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out);
 
 /* For building documents. Of jansson's functions some return NULL or -1 when memory runs out, some leave a value out, and its lexer
@@ -47,6 +52,10 @@ bl_status bl_json_get_array(const char *file, const json_t *object, const char *
                             const json_t **out);
 bl_status bl_json_get_object(const char *file, const json_t *object, const char *key, bl_json_need need,
                              const json_t **out);
+
+/* The text of a string without NUL inside; NULL for any other value. For values a getter does not reach:
+ * json_string_value shows only what is before the NUL. */
+const char *bl_json_text(const json_t *value);
 
 /* Fails with "file: expected a JSON object, got V" when `value` is none. */
 bl_status bl_json_check_object(const char *file, const json_t *value);

@@ -55,7 +55,7 @@ static bl_status check_architecture(const char *file, const json_t *root)
     BL_TRY(require_false(file, root, "mlp_bias"));
     BL_TRY(bl_json_get_array(file, root, "architectures", BL_JSON_OPTIONAL, &architectures));
     for (size_t i = 0; i < json_array_size(architectures) && !found; i++) {
-        const char *name = json_string_value(json_array_get(architectures, i));
+        const char *name = bl_json_text(json_array_get(architectures, i));
         found = name && !strcmp(name, wanted);
     }
     if (architectures && !found)

@@ -157,7 +157,7 @@ static bl_status note_finished(quantization *q, size_t index, const char *path)
 static bool is_finished(const quantization *q, size_t index, const char *path)
 {
     const json_t *entry = json_object_get(json_object_get(q->manifest, "finished"), shard_name(q, index));
-    const char *expected = json_string_value(json_object_get(entry, "xxh3_64"));
+    const char *expected = bl_json_text(json_object_get(entry, "xxh3_64"));
     bl_checkpoint_file file;
     char hash[17];
 

@@ -36,13 +36,14 @@ static bl_status list_shards(const char *index_path, const json_t *map, const ch
     if (!list) return BL_FAIL(BL_ENOMEM, "%s: %zu names", index_path, json_object_size(map));
     json_object_foreach((json_t *)map, tensor, value)
     {
-        const char *name = json_string_value(value);
+        const char *name = bl_json_text(value);
         if (bl_has_controls(tensor))
             bl_problems_add(problems, "a tensor name has a control character");
-        else if (!name || strlen(name) != json_string_length(value) || !is_plain_name(name))
+        else if (!name || !is_plain_name(name))
             bl_problems_add(
                 problems, "tensor %s: file name \"%.64s\" is not a plain name in the model's folder", tensor,
-                !name                   ? "(not a string)"
+                !json_is_string(value)  ? "(not a string)"
+                : !name                 ? "(a NUL in it)"
                 : bl_has_controls(name) ? "(control characters)"
                                         : name);
         else
@@ -119,7 +120,7 @@ static void check_weight_map(const bl_hf_model *model, const json_t *map, bl_pro
     json_object_foreach((json_t *)map, name, value)
     {
         const bl_tensor *tensor = bl_hf_find(model, name);
-        const char *shard = json_string_value(value);
+        const char *shard = bl_json_text(value);
         bool is_open = false;
         for (size_t f = 0; shard && f < model->n_files && !is_open; f++)
             is_open = !strcmp(base_name(bl_safetensors_path(model->files[f])), shard);

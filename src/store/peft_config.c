@@ -57,7 +57,7 @@ double bl_peft_scale(const bl_peft_config *config)
 static bl_status parse_target_list(const char *file, const json_t *list, uint32_t *targets)
 {
     for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *name = json_string_value(json_array_get(list, i));
+        const char *name = bl_json_text(json_array_get(list, i));
         bool found = false;
         for (bl_peft_module m = 0; name && m < BL_PEFT_MODULES && !found; m++) {
             found = !strcmp(name, bl_peft_module_name(m)) || !strcmp(name, module_paths[m]);
@@ -186,10 +186,9 @@ static bl_status refuse_unsupported(const char *file, const json_t *root)
         if (!is_off(value)) return bl_json_fail(file, keys[i], "nothing: it is not supported", value);
     }
     /* PiSSA, OLoRA, LoftQ and CorDA also change the base weights, which an adapter alone cannot tell. */
+    const char *name = bl_json_text(init);
     if (init && !json_is_boolean(init) && !json_is_null(init) &&
-        !(json_is_string(init) &&
-          (!strcmp(json_string_value(init), "gaussian") || !strcmp(json_string_value(init), "eva") ||
-           !strcmp(json_string_value(init), "orthogonal"))))
+        !(name && (!strcmp(name, "gaussian") || !strcmp(name, "eva") || !strcmp(name, "orthogonal"))))
         return bl_json_fail(file, "init_lora_weights", "true, false, \"gaussian\", \"eva\" or \"orthogonal\"",
                             init);
     return BL_OK;

@@ -124,6 +124,17 @@ static bl_status fail_tensor(const bl_safetensors *file, const bl_tensor *tensor
     return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s", file->path, tensor->name, reason);
 }
 
+static bl_status fail_value(const bl_safetensors *file, const bl_tensor *tensor, const char *key,
+                            const char *expected, const json_t *value)
+{
+    char *where = NULL;
+
+    BL_TRY(bl_text_format(&where, "%s: tensor %s", file->path, tensor->name));
+    bl_status st = bl_json_fail(where, key, expected, value);
+    free(where);
+    return st;
+}
+
 static bl_status parse_shape(const bl_safetensors *file, bl_tensor *tensor, const json_t *shape)
 {
     if (!json_is_array(shape)) return fail_tensor(file, tensor, "shape is not an array");
@@ -133,7 +144,7 @@ static bl_status parse_shape(const bl_safetensors *file, bl_tensor *tensor, cons
     for (int i = 0; i < tensor->n_dims; i++) {
         const json_t *size = json_array_get(shape, (size_t)i);
         if (!json_is_integer(size) || json_integer_value(size) < 0)
-            return fail_tensor(file, tensor, "shape holds something other than sizes");
+            return fail_value(file, tensor, "shape", "sizes", size);
         tensor->shape[i] = json_integer_value(size);
     }
     return BL_OK;
@@ -149,8 +160,10 @@ static bl_status parse_tensor(const bl_safetensors *file, const char *name, cons
     if (bl_has_controls(name))
         return BL_FAIL(BL_EINPUT, "%s: a tensor name has a control character", file->path);
     if (!json_is_object(entry)) return fail_tensor(file, tensor, "is not an object");
-    const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-    if (!dtype) return fail_tensor(file, tensor, "has no dtype");
+    const json_t *type = json_object_get(entry, "dtype");
+    const char *dtype = bl_json_text(type);
+    if (!json_is_string(type)) return fail_tensor(file, tensor, "has no dtype");
+    if (!dtype) return fail_value(file, tensor, "dtype", "a string without NUL", type);
     if (!bl_dtype_parse(dtype, &tensor->dtype))
         return BL_FAIL(BL_EINPUT, "%s: tensor %s: unknown dtype %.32s", file->path, name, dtype);
     BL_TRY(parse_shape(file, tensor, json_object_get(entry, "shape")));
@@ -158,7 +171,7 @@ static bl_status parse_tensor(const bl_safetensors *file, const char *name, cons
     const json_t *begin = json_array_get(offsets, 0), *end = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         json_integer_value(begin) < 0 || json_integer_value(end) < 0)
-        return fail_tensor(file, tensor, "data_offsets is not [begin, end]");
+        return fail_value(file, tensor, "data_offsets", "[begin, end]", offsets);
     tensor->offset_bytes = json_integer_value(begin);
     if (json_integer_value(end) < tensor->offset_bytes)
         return fail_tensor(file, tensor, "ends before it begins");
@@ -297,7 +310,7 @@ const bl_tensor *bl_safetensors_find(const bl_safetensors *file, const char *nam
 
 const char *bl_safetensors_metadata(const bl_safetensors *file, const char *key)
 {
-    return json_string_value(json_object_get(json_object_get(file->header, METADATA_KEY), key));
+    return bl_json_text(json_object_get(json_object_get(file->header, METADATA_KEY), key));
 }
 
 bl_status bl_tensor_read(const bl_tensor *tensor, int64_t offset_bytes, size_t n_bytes, void *dst)

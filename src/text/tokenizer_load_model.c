@@ -23,8 +23,10 @@ static bl_status load_vocab(const json_t *vocab, bl_bpe *bpe)
     {
         json_int_t id = json_integer_value(value);
         if (!json_is_integer(value) || id < 0 || id >= BL_VOCAB_MAX_IDS) {
-            st = BL_FAIL(BL_EINPUT, "model: vocab: token %.80s: expected an id in [0, %d]", token,
-                         BL_VOCAB_MAX_IDS - 1);
+            char key[96], expected[32];
+            snprintf(key, sizeof key, "vocab, token %.80s", token);
+            snprintf(expected, sizeof expected, "an id in [0, %d]", BL_VOCAB_MAX_IDS - 1);
+            st = bl_json_fail("model", key, expected, value);
             goto done;
         }
         const char *taken = bl_strings_get(&bpe->text, (int32_t)id, NULL);
@@ -388,13 +390,14 @@ static bl_status read_chat_template(const char *file, const json_t *config, bl_t
         value = NULL;
         json_array_foreach((json_t *)list, i, entry)
         {
-            const char *name = json_string_value(json_object_get(entry, "name"));
+            const char *name = bl_json_text(json_object_get(entry, "name"));
             if (name && !strcmp(name, "default")) value = json_object_get(entry, "template");
         }
     }
     if (!value || json_is_null(value) || tokenizer->chat_template) return BL_OK;
-    if (!json_is_string(value)) return bl_json_fail(file, "chat_template", "a text", value);
-    tokenizer->chat_template = strdup(json_string_value(value));
+    const char *text = bl_json_text(value);
+    if (!text) return bl_json_fail(file, "chat_template", "a text without NUL", value);
+    tokenizer->chat_template = strdup(text);
     return tokenizer->chat_template ? BL_OK : BL_FAIL(BL_ENOMEM, "%s", file);
 }
 

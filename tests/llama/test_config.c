@@ -52,6 +52,25 @@ static bl_status load(const char *rest, bl_llama_config *config)
     return load_text(text, config);
 }
 
+static void test_big_integers(void **state)
+{
+    bl_llama_config c;
+
+    (void)state;
+    assert_int_equal(load("\"unrelated\":[18446744073709551616,-1000000000000000019884624838656]", &c),
+                     BL_OK);
+    assert_int_equal(c.hidden_size, 32);
+    assert_int_equal(load("\"max_position_embeddings\":1000000000000000019884624838656", &c), BL_EINPUT);
+    assert_non_null(
+        strstr(bl_error_text(),
+               "config.json: key max_position_embeddings: expected an integer in [1, 1073741824], got 1e30"));
+    assert_int_equal(load("\"eos_token_id\":[18446744073709551616]", &c), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "key eos_token_id: expected ids below vocab_size"));
+    assert_int_equal(load("\"architectures\":[\"LlamaForCausalLM\\u0000x\"]", &c), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "key architectures: expected"));
+    assert_int_equal(load("\"hidden_act\":\"silu\\u0000x\"", &c), BL_EINPUT);
+}
+
 static void test_defaults(void **state)
 {
     bl_llama_config c;
@@ -302,6 +321,7 @@ static void test_real_config(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_big_integers),     cmocka_unit_test(test_big_integers),
         cmocka_unit_test(test_defaults),         cmocka_unit_test(test_spellings),
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_rope_frequencies), cmocka_unit_test(test_kv_heads_follow_k_proj),

@@ -62,7 +62,11 @@ static void test_bad_indexes_list_everything(void **state)
     put_text("m/model.safetensors.index.json", "{\"weight_map\":{\"a\\nb\":\"../x\",\"c\":\"x\\ny\"}}");
     assert_open_fails(
         "m", ": a tensor name has a control character; tensor c: file name \"(control characters)\" is");
-    put_text("m/model.safetensors.index.json", "{\"weight_map\":{}}");
+    put_text("m/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"s1\\u0000x\"}}");
+    assert_open_fails("m", "tensor a: file name \"(a NUL in it)\" is not a plain name");
+    put_text("m/model.safetensors.index.json",
+             "{\"metadata\":{\"total_size\":18446744073709551616},\"weight_map\":{}}");
+    assert_open_fails("m", "key weight_map: names no tensor");
     assert_open_fails("m", "key weight_map: names no tensor");
     put_text("m/model.safetensors.index.json", "{\"weight_map\":[]}");
     assert_open_fails("m", "key weight_map: expected an object, got []");

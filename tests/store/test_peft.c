@@ -249,6 +249,7 @@ static void test_unsupported_features(void **state)
         "\"lora_bias\":true",
         "\"layer_replication\":[[0,4]]",
         "\"init_lora_weights\":\"pissa\"",
+        "\"init_lora_weights\":\"gaussian\\u0000\"",
         "\"init_lora_weights\":\"olora\"",
         "\"loftq_config\":{\"bits\":4}",
         "\"trainable_token_indices\":[1]",

@@ -147,6 +147,11 @@ static void test_text(void **state)
     dataset = open_with(&options, "{\"text\":\"ab hello\"}");
     check_sample(dataset, 0, 3, ids, ids);
     bl_dataset_close(dataset);
+
+    /* A key that nobody reads may hold an integer of any size. */
+    dataset = open_text("{\"id\":340282366920938463463374607431768211456,\"text\":\"ab hello\"}\n");
+    check_sample(dataset, 0, 4, ids, ids);
+    bl_dataset_close(dataset);
 }
 
 static void test_prompt_completion(void **state)

@@ -310,7 +310,10 @@ static void test_configurations_name_bos_and_eos(void **state)
     assert_int_equal(bl_tokenizer_eos(tokenizer, &n)[0], 2);
     bl_tokenizer_destroy(tokenizer);
 
-    write_file("tokenizer_config.json", "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\"}}");
+    /* Without a limit transformers writes int(1e30). */
+    write_file("tokenizer_config.json",
+               "{\"model_max_length\":1000000000000000019884624838656,\"bos_token\":\"<s>\","
+               "\"eos_token\":{\"content\":\"</s>\"}}");
     write_file("generation_config.json", "{\"bos_token_id\":7,\"eos_token_id\":[1,3,0]}");
     tokenizer = load(folder);
     assert_int_equal(bl_tokenizer_bos(tokenizer), 4);
@@ -325,6 +328,16 @@ static void test_configurations_name_bos_and_eos(void **state)
     assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "tokenizer_config.json"));
     assert_non_null(strstr(bl_error_text(), "<nowhere>"));
+
+    write_file("tokenizer_config.json", "{\"chat_template\":\"{{ x }}\\u0000\"}");
+    assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
+    assert_non_null(
+        strstr(bl_error_text(), "tokenizer_config.json: key chat_template: expected a text without NUL"));
+    write_file("tokenizer_config.json", "{}");
+    write_file("generation_config.json", "{\"eos_token_id\":[1,1000000000000000019884624838656]}");
+    assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
+    assert_non_null(
+        strstr(bl_error_text(), "generation_config.json: key eos_token_id: expected a token id, got 1e30"));
 }
 
 /* ignore_merges looks whole pieces up in the vocabulary, which may list special tokens too. */
@@ -391,6 +404,8 @@ static const struct {
     {"{" MODEL("{\"a\":-1}", "[]", "") "}", "token a: expected an id"},
     {"{" MODEL("{\"a\":4294967296}", "[]", "") "}", "token a: expected an id"},
     {"{" MODEL("{\"a\":1.5}", "[]", "") "}", "token a: expected an id"},
+    {"{" MODEL("{\"a\":1000000000000000019884624838656}", "[]", "") "}",
+     "model: key vocab, token a: expected an id in [0, 16777215], got 1e30"},
     {"{" MODEL("{\"a\":0,\"a\":1}", "[]", "") "}", "duplicate"},
     {"{" MODEL("[]", "[]", "") "}", "vocab"},
     {"{\"added_tokens\":[" TOKEN("9", "</s>") "]," GOOD_MODEL "}",
