@@ -12,7 +12,8 @@
 #include "base/options_internal.h"
 #include "base/sizes.h"
 
-/* Integers beyond this are not exact in the table's min and max; a bound there reads as "no bound". */
+/* Integers beyond this are not exact in the table's min and max; a bound there reads as "no bound", and is
+ * named to whoever goes beyond it. */
 static const double UNBOUNDED = 9007199254740992.0;
 
 /* ---- texts ---- */
@@ -61,9 +62,9 @@ static bool parse_int(const char *text, int64_t *value)
 {
     const char *digits = text + (*text == '-' || *text == '+');
     const char *end = skip_digits(digits);
+    errno = 0;
     if (end == digits || *end) return false;
     if (digits[0] == '0' && digits[1]) return false; /* YAML 1.1 reads 010 as 8, 1.2 as 10 */
-    errno = 0;
     *value = strtoll(text, NULL, 10);
     return errno == 0;
 }
@@ -166,10 +167,22 @@ static bl_status fail_value(const bl_option *option, const char *where, const ch
     return st;
 }
 
+/* Whether `text` is an integer above the option's maximum, be it outside int64. */
+static bool is_above(const bl_option *option, const char *text)
+{
+    int64_t integer;
+
+    if (parse_int(text, &integer)) return integer > (int64_t)option->max;
+    return errno == ERANGE && *text != '-';
+}
+
 static bl_status fail_text(const bl_option *option, const char *where, const char *text)
 {
     char quoted[BL_OPTION_KEY_BYTES];
     snprintf(quoted, sizeof quoted, "'%.100s'%s", text, strlen(text) > 100 ? "..." : "");
+    if (option->type == BL_OPTION_INT && option->max >= UNBOUNDED && is_above(option, text))
+        return BL_FAIL(BL_EUSAGE, "%s%s: expected an integer in [%.0f, %.0f], got %s", where, option->key,
+                       option->min, option->max, quoted);
     return fail_value(option, where, quoted);
 }
 
@@ -245,8 +258,9 @@ static bl_status set_number(const bl_option *option, void *values, const char *w
     if (!option->has_auto || strcasecmp(text, "auto") != 0) {
         if (is_int ? !parse_int(text, &integer) : !parse_real(text, &real))
             return fail_text(option, where, text);
-        if (is_int) real = (double)integer;
-        if (real < option->min || real > option->max) return fail_text(option, where, text);
+        bool fits = is_int ? integer >= (int64_t)option->min && integer <= (int64_t)option->max
+                           : real >= option->min && real <= option->max;
+        if (!fits) return fail_text(option, where, text);
     }
     if (is_int)
         *(int64_t *)field(option, values) = integer;

@@ -146,17 +146,23 @@ bl_status bl_options_read_yaml(const bl_options *options, const char *path)
 {
     bl_status st;
     void *bytes = NULL;
+    const char *text;
     size_t n_bytes;
     reader r = {.options = options, .path = path};
 
     st = bl_file_read_all(path, FILE_MAX_BYTES, &bytes, &n_bytes);
     if (st != BL_OK) return st == BL_EINPUT ? BL_EUSAGE : st;
+    text = bytes; /* libyaml passes over a mark only where it guesses the encoding */
+    if (bl_text_skip_mark(path, &text, &n_bytes) != BL_OK) {
+        st = BL_EUSAGE;
+        goto done;
+    }
     if (!(r.lines = calloc(options->n_options, sizeof *r.lines)) || !yaml_parser_initialize(&r.parser)) {
         st = BL_FAIL(BL_ENOMEM, "%s: reading YAML", path);
         goto done;
     }
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
-    yaml_parser_set_input_string(&r.parser, bytes, n_bytes);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, n_bytes);
     st = read_document(&r);
     yaml_event_delete(&r.event);
     yaml_parser_delete(&r.parser);

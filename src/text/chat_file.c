@@ -136,15 +136,21 @@ bl_status bl_chat_file_read(bl_chat_template *chat)
     reader r = {.chat = chat};
     yaml_parser_t parser;
     void *bytes;
+    const char *text;
     size_t n_bytes;
 
     BL_TRY(bl_file_read_all(chat->name, MAX_FILE_BYTES, &bytes, &n_bytes));
+    text = bytes;
+    if (bl_text_skip_mark(chat->name, &text, &n_bytes) != BL_OK) {
+        free(bytes);
+        return BL_EUSAGE;
+    }
     if (!yaml_parser_initialize(&parser)) {
         free(bytes);
         return BL_FAIL(BL_ENOMEM, "%s", chat->name);
     }
     yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
-    yaml_parser_set_input_string(&parser, bytes, n_bytes);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, n_bytes);
     bl_status st = BL_OK;
     if (!yaml_parser_load(&parser, &r.document)) {
         st = parser.error == YAML_MEMORY_ERROR

@@ -106,6 +106,20 @@ static void test_line_wins(void **state)
     bl_train_config_free(c);
 }
 
+/* As some editors save it: a byte order mark, lines that end in CR LF. */
+static void test_byte_order_mark(void **state)
+{
+    bl_train_config *c;
+    (void)state;
+    assert_int_equal(load("\xef\xbb\xbfmodel_name_or_path: m\r\ntrain_file: t\r\noutput_dir: o\r\n"
+                          "seed: 9007199254740992\r\n",
+                          "", &c),
+                     BL_OK);
+    assert_true(c->seed == INT64_C(9007199254740992));
+    assert_string_equal(c->output_dir, "o");
+    bl_train_config_free(c);
+}
+
 static void test_file_errors(void **state)
 {
     static const struct {
@@ -124,7 +138,15 @@ static void test_file_errors(void **state)
         {"lora_r: 010\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '010'"},
         {"lora_r: auto\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got 'auto'"},
         {"seed: 99999999999999999999\n",
-         "c.yaml:1: seed: expected an integer of at least 0, got '99999999999999999999'"},
+         "c.yaml:1: seed: expected an integer in [0, 9007199254740992], got '99999999999999999999'"},
+        {"seed: 9007199254740993\n",
+         "c.yaml:1: seed: expected an integer in [0, 9007199254740992], got '9007199254740993'"},
+        {"seed: +9007199254740994\n",
+         "c.yaml:1: seed: expected an integer in [0, 9007199254740992], got '+9007199254740994'"},
+        {"seed: -9223372036854775809\n",
+         "c.yaml:1: seed: expected an integer of at least 0, got '-9223372036854775809'"},
+        {"lora_r: 9007199254740993\n",
+         "c.yaml:1: lora_r: expected an integer in [1, 1024], got '9007199254740993'"},
         {"ranks: 0\n", "c.yaml:1: ranks: expected an integer in [1, 4096] or auto, got '0'"},
         {"learning_rate: 0x1p-3\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '0x1p-3'"},
         {"learning_rate: .nan\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '.nan'"},
@@ -148,6 +170,9 @@ static void test_file_errors(void **state)
         {"seed: 1\n---\nseed: 2\n", "c.yaml:2: a second document"},
         {"seed: 1\n\toops: [\n", "c.yaml:2: found a tab character that violates indentation"},
         {"seed: \xff\n", "c.yaml: byte 6: invalid leading UTF-8 octet"},
+        {"\xef\xbb\xbflora_rnak: 4\n", "c.yaml:1: lora_rnak: unknown key; did you mean lora_r?"},
+        {"\xff\xfes", "c.yaml: the text is UTF-16; save it as UTF-8"},
+        {"\xfe\xff", "c.yaml: the text is UTF-16; save it as UTF-8"},
     };
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) expect_error(cases[i].yaml, "", cases[i].error);
@@ -484,6 +509,7 @@ int main(void)
         cmocka_unit_test(test_defaults_are_hugging_faces),
         cmocka_unit_test(test_yaml_scalars),
         cmocka_unit_test(test_line_wins),
+        cmocka_unit_test(test_byte_order_mark),
         cmocka_unit_test(test_file_errors),
         cmocka_unit_test(test_line_errors),
         cmocka_unit_test(test_not_in_this_version),
