@@ -17,6 +17,7 @@ typedef struct writer {
     bl_ids *ids, *labels;
     bl_bytes text;   /* gathered */
     bool after_text; /* what was written last is text */
+    bool begun;      /* something was written */
 } writer;
 
 static bl_status add_bytes(writer *w, const char *text, size_t n_bytes)
@@ -28,9 +29,12 @@ static bl_status flush(writer *w)
 {
     if (!w->text.n) return BL_OK;
     BL_TRY(bl_tokenizer_encode(w->chat->tokenizer, w->text.data, w->text.n,
-                               w->after_text ? BL_CONTINUATION : 0u, w->ids));
+                               w->after_text ? BL_CONTINUATION
+                               : w->begun    ? BL_AFTER_TOKEN
+                                             : 0u,
+                               w->ids));
     w->text.n = 0;
-    w->after_text = true;
+    w->after_text = w->begun = true;
     return BL_OK;
 }
 
@@ -55,6 +59,7 @@ static bl_status add_text(writer *w, const bl_chat_text *text)
         BL_TRY(flush(w));
         BL_TRY(bl_ids_push(w->ids, text->piece[i].id));
         w->after_text = false;
+        w->begun = true;
     }
     return BL_OK;
 }

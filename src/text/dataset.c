@@ -87,6 +87,7 @@ bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer 
     BL_TRY_GOTO(st, done, bl_dataset_scan(dataset));
     dataset->rules.options.path = NULL; /* the caller's texts, borrowed until here */
     dataset->rules.options.chat_template = dataset->rules.options.template_date = NULL;
+    dataset->rules.options.no_tokenizer = NULL;
     *out = dataset;
     dataset = NULL;
 done:

@@ -60,6 +60,8 @@ typedef struct bl_dataset_options {
     int32_t eos_id;                            /* -1: the tokenizer's first */
     int32_t vocab_size;                        /* bound of ids, the model's; 0: the tokenizer's */
     const char *chat_template, *template_date; /* text/chat_template.h; NULL: the model's own, its date */
+    const bl_error *
+        no_tokenizer; /* why there is no tokenizer: fails a format that needs one; NULL: none was asked for */
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
 } bl_dataset_options;
 

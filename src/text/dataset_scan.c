@@ -62,6 +62,7 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
                    ? BL_OK
                    : BL_FAIL(BL_EUSAGE, "%s: rows of tokens need a tokenizer or vocab_size", path);
     }
+    if (!rules->tokenizer && options->no_tokenizer) return bl_error_restore(options->no_tokenizer);
     if (!rules->tokenizer)
         return BL_FAIL(BL_EUSAGE, "%s: data format %s needs a tokenizer", path,
                        bl_data_format_name(options->format));

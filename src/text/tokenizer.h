@@ -4,10 +4,10 @@
  *
  * Source: huggingface/tokenizers (models/bpe, tokenizer/added_vocabulary.rs, pre_tokenizers/byte_level.rs,
  * decoders/). Read: BPE models (byte-level or by characters, byte_fallback, fuse_unk, ignore_merges);
- * normalizers Prepend, Replace, NFC/NFD/NFKC/NFKD; pre-tokenizers Split (regex, isolated) and ByteLevel;
- * TemplateProcessing; decoders ByteLevel, Replace, ByteFallback, Fuse, Strip. A component not named here is
- * refused by name: wrong ids are worse than none. `truncation` and `padding` are call-time settings, which
- * transformers sets anew at each call; they are not read.
+ * normalizers Prepend, Replace, NFC/NFD/NFKC/NFKD; pre-tokenizers Split (regex, isolated), ByteLevel and
+ * Metaspace; TemplateProcessing; decoders ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace. A
+ * component not named here is refused by name: wrong ids are worse than none. `truncation` and `padding` are
+ * call-time settings, which transformers sets anew at each call; they are not read.
  *
  * A loaded tokenizer never changes: any number of threads may use it at once. All texts are UTF-8, lengths
  * are in bytes. */
@@ -34,8 +34,10 @@ enum {
     BL_PARSE_SPECIAL =
         2, /* a special token spelled out in the text becomes that token (the default of HF's encode);
               without it, it is plain text (HF: encode_special_tokens = True), as user data must be */
-    BL_CONTINUATION = 4 /* the text goes on where another ended: no leading-space marker is put before it, so
-                           that decoding both id lists in a row gives both texts in a row */
+    BL_CONTINUATION = 4, /* the text goes on where another ended: no leading-space marker is put before it, so
+                            that decoding both id lists in a row gives both texts in a row */
+    BL_AFTER_TOKEN = 8   /* a special token stands before the text, so it is not where a text begins (HF's
+                            Metaspace   with prepend_scheme "first" asks) */
 };
 
 /* Reads `path`, a tokenizer.json or a folder that holds one; tokenizer_config.json, generation_config.json
@@ -44,8 +46,9 @@ enum {
 bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out);
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer); /* NULL is fine; no call on it may be in progress */
 
-/* Appends the ids of text[0..n_bytes) to *out. flags: BL_ADD_SPECIAL | BL_PARSE_SPECIAL | BL_CONTINUATION.
- * Errors: BL_EINPUT (not UTF-8, over 256 MiB), BL_ENOMEM; *out then holds what it held before. */
+/* Appends the ids of text[0..n_bytes) to *out. flags: BL_ADD_SPECIAL | BL_PARSE_SPECIAL | BL_CONTINUATION |
+ * BL_AFTER_TOKEN. Errors: BL_EINPUT (not UTF-8, over 256 MiB), BL_ENOMEM; *out then holds what it held
+ * before. */
 bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
                               bl_ids *out);
 

@@ -171,6 +171,24 @@ static bl_status decode_strip(const bl_decoder_step *step, const string_list *in
     return BL_OK;
 }
 
+/* Each replacement is a space again, but for the first token's, which stand for the one that was put before
+ * the text: all of them, as HF has it. */
+static bl_status decode_metaspace(const bl_decoder_step *step, const string_list *in, string_list *out)
+{
+    size_t n_content = strlen(step->content);
+
+    for (size_t i = 0, start = 0; i < in->n; start = in->end[i++]) {
+        const char *text = in->bytes.data + start, *end = in->bytes.data + in->end[i], *found;
+        while ((found = bl_text_find(text, (size_t)(end - text), step->content, n_content)) != NULL) {
+            BL_TRY(bl_bytes_append(&out->bytes, text, (size_t)(found - text)));
+            BL_TRY(bl_bytes_append(&out->bytes, " ", i > 0 || !step->drops_first));
+            text = found + n_content;
+        }
+        BL_TRY(add_string(out, text, (size_t)(end - text)));
+    }
+    return BL_OK;
+}
+
 static bl_status apply_step(const bl_decoder_step *step, const string_list *in, string_list *out)
 {
     switch (step->kind) {
@@ -184,6 +202,8 @@ static bl_status apply_step(const bl_decoder_step *step, const string_list *in, 
         return add_string(out, in->bytes.data, in->bytes.n);
     case BL_DECODE_STRIP:
         return decode_strip(step, in, out);
+    case BL_DECODE_METASPACE:
+        return decode_metaspace(step, in, out);
     }
     return BL_FAIL(BL_EINTERNAL, "decoder step %d", (int)step->kind);
 }

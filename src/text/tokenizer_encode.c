@@ -92,23 +92,6 @@ static void return_context(bl_context_pool *pool, bl_encode_context *context)
 
 /* ---- encode ---- */
 
-/* Without a pre-tokenizer a segment is one piece; where the vocabulary allows, it is cut into a word each,
- * which the cache then knows: runs of the cut string with what follows them. */
-static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
-                              size_t n_bytes, bl_ids *out)
-{
-    size_t n_cut = strlen(tokenizer->cut), start = 0, end;
-
-    for (; start < n_bytes; start = end) {
-        size_t word = start;
-        while (n_bytes - word >= n_cut && !memcmp(text + word, tokenizer->cut, n_cut)) word += n_cut;
-        const char *next = bl_text_find(text + word, n_bytes - word, tokenizer->cut, n_cut);
-        end = next ? (size_t)(next - text) : n_bytes;
-        BL_TRY(bl_bpe_encode_piece(&tokenizer->bpe, &context->bpe, text + start, end - start, out));
-    }
-    return BL_OK;
-}
-
 /* A stretch of text between added tokens, as one of the two stages sees it. */
 typedef bl_status segment_fn(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
                              size_t n_bytes, unsigned flags, bl_ids *out);
@@ -116,8 +99,7 @@ typedef bl_status segment_fn(const bl_tokenizer *tokenizer, bl_encode_context *c
 static bl_status encode_plain(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
                               size_t n_bytes, unsigned flags, bl_ids *out)
 {
-    if (tokenizer->cut) return encode_words(tokenizer, context, text, n_bytes, out);
-    return bl_pretokenize(tokenizer, context, 0, flags & BL_CONTINUATION, text, n_bytes, out);
+    return bl_pretokenize(tokenizer, context, 0, flags, text, n_bytes, out);
 }
 
 /* Calls `gap` for each stretch without a token of `trie`, and emits the tokens between. */
@@ -132,7 +114,8 @@ static bl_status extract_added(const bl_tokenizer *tokenizer, bl_encode_context 
         if (match.start > done) BL_TRY(gap(tokenizer, context, text + done, match.start - done, flags, out));
         BL_TRY(bl_ids_push(out, match.token->id));
         done = match.end;
-        flags &= ~(unsigned)BL_CONTINUATION; /* what follows a token starts afresh */
+        flags =
+            (flags & ~(unsigned)BL_CONTINUATION) | BL_AFTER_TOKEN; /* what follows a token starts afresh */
     }
     return done < n_bytes ? gap(tokenizer, context, text + done, n_bytes - done, flags, out) : BL_OK;
 }

@@ -171,9 +171,15 @@ typedef struct bl_normalizer_step {
     int utf8proc_options;    /* unicode form */
 } bl_normalizer_step;
 
+/* Before which pieces Metaspace puts its replacement: all, the one at the beginning of the text, none. */
+typedef enum bl_prepend_scheme { BL_PREPEND_ALWAYS, BL_PREPEND_FIRST, BL_PREPEND_NEVER } bl_prepend_scheme;
+
 typedef struct bl_split {
     bool add_prefix_space; /* " " before a piece that does not start with one, before the split */
     pcre2_code *regex;     /* NULL: no split */
+    char *metaspace; /* what stands for a space, one character, malloc'd; NULL: this step is no Metaspace */
+    bl_prepend_scheme scheme;
+    bool at_metaspace; /* cut before each of them */
 } bl_split;
 
 enum { BL_MAX_STEPS = 8 };
@@ -199,8 +205,9 @@ typedef struct bl_encode_context {
 bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2], const char **text,
                        size_t *n_bytes);
+/* From `step` on. flags: BL_CONTINUATION | BL_AFTER_TOKEN, of this piece. */
 bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
-                         bool continuation, const char *text, size_t n_bytes, bl_ids *out);
+                         unsigned flags, const char *text, size_t n_bytes, bl_ids *out);
 void bl_steps_free(bl_steps *steps);
 
 /* ---- tokenizer_decode.c ---- */
@@ -210,13 +217,15 @@ typedef enum bl_decoder_kind {
     BL_DECODE_REPLACE,
     BL_DECODE_BYTE_FALLBACK,
     BL_DECODE_FUSE,
-    BL_DECODE_STRIP
+    BL_DECODE_STRIP,
+    BL_DECODE_METASPACE
 } bl_decoder_kind;
 
 typedef struct bl_decoder_step {
     bl_decoder_kind kind;
-    char *pattern, *content; /* replace: both; strip: content; malloc'd, NUL-terminated */
+    char *pattern, *content; /* replace: both; strip, metaspace: content; malloc'd, NUL-terminated */
     int64_t n_start, n_stop; /* strip */
+    bool drops_first;        /* metaspace: those of the first token stand for nothing */
 } bl_decoder_step;
 
 /* ---- the whole: tokenizer_load.c, tokenizer_load_model.c, tokenizer_encode.c ---- */

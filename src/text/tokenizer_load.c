@@ -81,6 +81,45 @@ static bl_status load_replace(const json_t *step, const char *where, char **patt
     return duplicate(text, content);
 }
 
+/* A string of one character. */
+static bl_status load_character(const json_t *step, const char *where, const char *key, char **out)
+{
+    const char *text = "";
+    size_t length = 0;
+
+    BL_TRY(bl_json_get_string(where, step, key, BL_JSON_REQUIRED, &text));
+    if (*text) bl_utf8_decode(text, strlen(text), &length);
+    if (!*text || text[length]) return BL_FAIL(BL_EINPUT, "%s: %s must be one character", where, key);
+    return duplicate(text, out);
+}
+
+/* {"replacement":C,"prepend_scheme":P,"split":S}, for the pre-tokenizer and the decoder of that name. Files
+ * of tokenizers before 0.15 say add_prefix_space, and str_rep once more. */
+static bl_status load_metaspace(const json_t *step, const char *where, char **replacement,
+                                bl_prepend_scheme *scheme, bool *split)
+{
+    static const char *const known[] = {"type",           "replacement", "str_rep", "add_prefix_space",
+                                        "prepend_scheme", "split",       NULL};
+    static const char *const schemes[] = {"always", "first", "never"}; /* as in bl_prepend_scheme */
+    const char *name = schemes[BL_PREPEND_ALWAYS];
+    bool prefix = true;
+    size_t i = 0;
+
+    *split = true;
+    BL_TRY(bl_tokenizer_check_keys(step, where, known));
+    BL_TRY(load_character(step, where, "replacement", replacement));
+    BL_TRY(bl_json_get_bool(where, step, "add_prefix_space", BL_JSON_OPTIONAL, &prefix));
+    BL_TRY(bl_json_get_string(where, step, "prepend_scheme", BL_JSON_OPTIONAL, &name));
+    BL_TRY(bl_json_get_bool(where, step, "split", BL_JSON_OPTIONAL, split));
+    while (i < BL_COUNT(schemes) && strcmp(name, schemes[i])) i++;
+    if (i == BL_COUNT(schemes))
+        return BL_FAIL(BL_EINPUT, "%s: prepend_scheme %.80s is not supported", where, name);
+    *scheme = (bl_prepend_scheme)i;
+    if (!prefix && *scheme != BL_PREPEND_NEVER)
+        return BL_FAIL(BL_EINPUT, "%s: add_prefix_space false beside prepend_scheme %s", where, name);
+    return BL_OK;
+}
+
 /* ---- normalizer ---- */
 
 static bl_status load_normalizer(const json_t *json, const char *type, bl_tokenizer *tokenizer)
@@ -156,6 +195,9 @@ static bl_status load_pre_tokenizer(const json_t *json, const char *type, bl_tok
         return BL_FAIL(BL_EINPUT, "pre_tokenizer: more than %d steps", BL_MAX_STEPS);
     bl_split *split = &steps->split[steps->n_splits++];
     if (!strcmp(type, "Split")) return load_split(json, split);
+    if (!strcmp(type, "Metaspace"))
+        return load_metaspace(json, "pre_tokenizer Metaspace", &split->metaspace, &split->scheme,
+                              &split->at_metaspace);
     if (strcmp(type, "ByteLevel"))
         return BL_FAIL(BL_EINPUT, "pre_tokenizer: type %.80s is not supported", type);
     BL_TRY(bl_tokenizer_check_keys(json, where, known)); /* trim_offsets: offsets are not computed here */
@@ -232,16 +274,11 @@ static bl_status load_strip(const json_t *json, bl_decoder_step *step)
 {
     static const char *const known[] = {"type", "content", "start", "stop", NULL};
     static const char where[] = "decoder Strip";
-    const char *text = "";
-    size_t length = 0;
 
     BL_TRY(bl_tokenizer_check_keys(json, where, known));
-    BL_TRY(bl_json_get_string(where, json, "content", BL_JSON_REQUIRED, &text));
-    if (*text) bl_utf8_decode(text, strlen(text), &length);
-    if (!*text || text[length]) return BL_FAIL(BL_EINPUT, "%s: content must be one character", where);
+    BL_TRY(load_character(json, where, "content", &step->content));
     BL_TRY(bl_json_get_int(where, json, "start", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_start));
-    BL_TRY(bl_json_get_int(where, json, "stop", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_stop));
-    return duplicate(text, &step->content);
+    return bl_json_get_int(where, json, "stop", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_stop);
 }
 
 static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer *tokenizer)
@@ -264,6 +301,14 @@ static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer
     if (!strcmp(type, "Strip")) {
         step->kind = BL_DECODE_STRIP;
         return load_strip(json, step);
+    }
+    if (!strcmp(type, "Metaspace")) {
+        bl_prepend_scheme scheme = BL_PREPEND_ALWAYS;
+        bool split;
+        step->kind = BL_DECODE_METASPACE;
+        BL_TRY(load_metaspace(json, "decoder Metaspace", &step->content, &scheme, &split));
+        step->drops_first = scheme != BL_PREPEND_NEVER;
+        return BL_OK;
     }
     if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) {
         step->kind = *type == 'F' ? BL_DECODE_FUSE : BL_DECODE_BYTE_FALLBACK;

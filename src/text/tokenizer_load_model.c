@@ -286,33 +286,42 @@ bl_status bl_tokenizer_load_added(const json_t *list, bl_tokenizer *tokenizer)
 
 /* ---- where a segment may be cut ---- */
 
-/* A segment without a pre-tokenizer may be cut before each run of the character C that stands for a space, if
+/* What stands for a space in pieces that no pre-tokenizer has cut: the last normalizer's Replace, or a lone
+ * Metaspace. */
+static const char *space_mark(const bl_steps *steps)
+{
+    const bl_normalizer_step *last =
+        steps->n_normalizers ? &steps->normalizer[steps->n_normalizers - 1] : NULL;
+
+    if (steps->n_splits == 1 && !steps->split[0].at_metaspace) return steps->split[0].metaspace;
+    if (steps->n_splits || !last || last->kind != BL_NORM_REPLACE || strcmp(last->pattern, " ")) return NULL;
+    return last->content;
+}
+
+/* A segment that is one piece may be cut before each run of the character C that stands for a space, if
  * C is in the vocabulary (so a held-back unk ends there too) and no merge makes a token with C behind another
  * character: then no merge ever joins the two sides, and each side's merges depend on its own symbols only.
  * True of Llama 2; checked, not assumed. */
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer)
 {
     const bl_bpe *bpe = &tokenizer->bpe;
-    const bl_steps *steps = &tokenizer->steps;
-    const bl_normalizer_step *last =
-        steps->n_normalizers ? &steps->normalizer[steps->n_normalizers - 1] : NULL;
+    const char *mark = space_mark(&tokenizer->steps);
     size_t length = 0, n_bytes = 0;
 
-    if (steps->n_splits || bpe->byte_level || bpe->ignore_merges) return;
-    if (!last || last->kind != BL_NORM_REPLACE || strcmp(last->pattern, " ") || !*last->content) return;
-    bl_utf8_decode(last->content, strlen(last->content), &length);
-    if (last->content[length] || bl_strings_find(&bpe->piece, last->content, length) < 0) return;
+    if (!mark || !*mark || bpe->byte_level || bpe->ignore_merges) return;
+    bl_utf8_decode(mark, strlen(mark), &length);
+    if (mark[length] || bl_strings_find(&bpe->piece, mark, length) < 0) return;
     for (size_t i = 0; i < bpe->merges.n_slots; i++) {
         const bl_merge *merge = &bpe->merges.slot[i];
         if (merge->pair == UINT64_MAX) continue;
         const char *token = bl_strings_get(&bpe->text, merge->id, &n_bytes);
-        while (n_bytes >= length && !memcmp(token, last->content, length)) {
+        while (n_bytes >= length && !memcmp(token, mark, length)) {
             token += length;
             n_bytes -= length;
         }
-        if (bl_text_find(token, n_bytes, last->content, length)) return;
+        if (bl_text_find(token, n_bytes, mark, length)) return;
     }
-    tokenizer->cut = last->content;
+    tokenizer->cut = mark;
 }
 
 /* ---- BOS and EOS ---- */

@@ -232,8 +232,61 @@ done:
 
 /* ---- pre-tokenizer ---- */
 
+/* A piece may be a whole segment; where the vocabulary allows, it is cut into a word each, which the cache
+ * then knows: runs of the cut string with what follows them. */
+static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
+                              size_t n_bytes, bl_ids *out)
+{
+    size_t n_cut = strlen(tokenizer->cut), start = 0, end;
+
+    for (; start < n_bytes; start = end) {
+        size_t word = start;
+        while (n_bytes - word >= n_cut && !memcmp(text + word, tokenizer->cut, n_cut)) word += n_cut;
+        const char *next = bl_text_find(text + word, n_bytes - word, tokenizer->cut, n_cut);
+        end = next ? (size_t)(next - text) : n_bytes;
+        BL_TRY(bl_bpe_encode_piece(&tokenizer->bpe, &context->bpe, text + start, end - start, out));
+    }
+    return BL_OK;
+}
+
+/* The flags of the piece at `offset` of one that has `flags`. */
+static unsigned piece_flags(unsigned flags, size_t offset)
+{
+    return offset ? (flags & ~(unsigned)BL_CONTINUATION) | BL_AFTER_TOKEN : flags;
+}
+
+/* huggingface/tokenizers pre_tokenizers/metaspace.rs: spaces become the replacement, one is put before, and
+ * each begins a piece. */
+static bl_status apply_metaspace(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
+                                 unsigned flags, const char *text, size_t n_bytes, bl_ids *out)
+{
+    const bl_split *split = &tokenizer->steps.split[step];
+    const bl_normalizer_step spaces = {.pattern = (char[]){" "}, .content = split->metaspace};
+    bl_bytes *replaced = &context->prefixed[step];
+    size_t length = strlen(split->metaspace), end;
+    bool has_one = text[0] == ' ' || (n_bytes >= length && !memcmp(text, split->metaspace, length));
+    bool begins = split->scheme == BL_PREPEND_ALWAYS ||
+                  (split->scheme == BL_PREPEND_FIRST && !(flags & BL_AFTER_TOKEN));
+
+    replaced->n = 0;
+    if (begins && !has_one && !(flags & BL_CONTINUATION))
+        BL_TRY(bl_bytes_append(replaced, split->metaspace, length));
+    BL_TRY(replace_all(&spaces, text, n_bytes, replaced));
+    for (size_t start = 0; start < replaced->n; start = end) {
+        size_t first = replaced->n - start < length ? replaced->n - start : length;
+        const char *next = split->at_metaspace
+                               ? bl_text_find(replaced->data + start + first, replaced->n - start - first,
+                                              split->metaspace, length)
+                               : NULL;
+        end = next ? (size_t)(next - replaced->data) : replaced->n;
+        BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, start), replaced->data + start,
+                              end - start, out));
+    }
+    return BL_OK;
+}
+
 static bl_status split_by_regex(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
-                                bool continuation, const char *text, size_t n_bytes, bl_ids *out)
+                                unsigned flags, const char *text, size_t n_bytes, bl_ids *out)
 {
     const pcre2_code *regex = tokenizer->steps.split[step].regex;
     size_t done = 0;
@@ -252,10 +305,10 @@ static bl_status split_by_regex(const bl_tokenizer *tokenizer, bl_encode_context
             return BL_FAIL(BL_ELIMIT, "tokenizer: the pre-tokenizer's regex failed with PCRE2 error %d", n);
         }
         if (start > done)
-            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, continuation && done == 0, text + done,
+            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, done), text + done,
                                   start - done, out));
         if (end > start)
-            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, continuation && start == 0, text + start,
+            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, start), text + start,
                                   end - start, out));
         done = end;
     }
@@ -263,12 +316,15 @@ static bl_status split_by_regex(const bl_tokenizer *tokenizer, bl_encode_context
 }
 
 bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
-                         bool continuation, const char *text, size_t n_bytes, bl_ids *out)
+                         unsigned flags, const char *text, size_t n_bytes, bl_ids *out)
 {
-    if (step == tokenizer->steps.n_splits)
+    if (step == tokenizer->steps.n_splits) {
+        if (tokenizer->cut) return encode_words(tokenizer, context, text, n_bytes, out);
         return bl_bpe_encode_piece(&tokenizer->bpe, &context->bpe, text, n_bytes, out);
+    }
     const bl_split *split = &tokenizer->steps.split[step];
-    if (split->add_prefix_space && !continuation && text[0] != ' ') {
+    if (split->metaspace) return apply_metaspace(tokenizer, context, step, flags, text, n_bytes, out);
+    if (split->add_prefix_space && !(flags & BL_CONTINUATION) && text[0] != ' ') {
         bl_bytes *prefixed = &context->prefixed[step];
         prefixed->n = 0;
         BL_TRY(bl_bytes_append(prefixed, " ", 1));
@@ -276,8 +332,8 @@ bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *conte
         text = prefixed->data;
         n_bytes = prefixed->n;
     }
-    if (!split->regex) return bl_pretokenize(tokenizer, context, step + 1, continuation, text, n_bytes, out);
-    return split_by_regex(tokenizer, context, step, continuation, text, n_bytes, out);
+    if (!split->regex) return bl_pretokenize(tokenizer, context, step + 1, flags, text, n_bytes, out);
+    return split_by_regex(tokenizer, context, step, flags, text, n_bytes, out);
 }
 
 void bl_steps_free(bl_steps *steps)
@@ -286,5 +342,8 @@ void bl_steps_free(bl_steps *steps)
         free(steps->normalizer[i].pattern);
         free(steps->normalizer[i].content);
     }
-    for (size_t i = 0; i < steps->n_splits; i++) pcre2_code_free(steps->split[i].regex);
+    for (size_t i = 0; i < steps->n_splits; i++) {
+        pcre2_code_free(steps->split[i].regex);
+        free(steps->split[i].metaspace);
+    }
 }

@@ -27,7 +27,8 @@ typedef struct bl_job {
     const bl_train_config *config;
     bl_llama_host *host;
     bl_llama_base_formats base_formats; /* of the base that is trained on */
-    bl_tokenizer *tokenizer;
+    bl_tokenizer *tokenizer;            /* NULL: there is none, or none that can be read */
+    bl_error tokenizer_error;           /* why not; rows of tokens need none */
     bl_dataset *train, *validation; /* validation may be train itself (a split), or NULL */
     int64_t first_train_row, n_train_rows, n_validation_rows; /* validation rows are the first of their data set */
     bl_lora_layout lora;

@@ -31,6 +31,7 @@ static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **
     options.vocab_size = (int32_t)job->host->config.vocab_size;
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
+    options.no_tokenizer = job->tokenizer_error.status == BL_OK ? NULL : &job->tokenizer_error;
     options.n_threads = (int)(c->threads * job->n_ranks);
     BL_TRY(bl_dataset_open(&options, job->tokenizer, out));
     bl_dataset_get_stats(*out, &stats);
@@ -39,6 +40,8 @@ static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **
     return BL_OK;
 }
 
+/* Whether a tokenizer is needed is known once a data set's format is; one that cannot be used stops nothing
+ * before. */
 static bl_status open_tokenizer(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -50,7 +53,12 @@ static bl_status open_tokenizer(bl_job *job)
     free(path);
     if (st != BL_OK) return st;
     if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO)) return BL_OK;
-    BL_TRY(bl_tokenizer_load(c->model_name_or_path, &job->tokenizer));
+    st = bl_tokenizer_load(c->model_name_or_path, &job->tokenizer);
+    if (st == BL_EINPUT) {
+        bl_error_save(&job->tokenizer_error, st);
+        return BL_OK;
+    }
+    BL_TRY(st);
     int64_t tokens = bl_tokenizer_vocab_size(job->tokenizer);
     if (tokens > job->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
         bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows", (long long)tokens,
@@ -98,6 +106,8 @@ static bl_status open_data(bl_job *job)
         job->first_train_row = job->n_validation_rows;
         job->n_train_rows -= job->n_validation_rows;
     }
+    if (job->tokenizer_error.status != BL_OK)
+        bl_log_warning("%s; rows of tokens need no tokenizer", job->tokenizer_error.text);
     return c->packing == BL_PACKING_NONE ? BL_OK : pack_data(job);
 }
 

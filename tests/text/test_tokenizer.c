@@ -86,7 +86,7 @@ static void test_fixtures_give_reference_ids(void **state)
         bl_tokenizer_destroy(tokenizer);
         n_fixtures++;
     }
-    assert_int_equal(n_fixtures, 8);
+    assert_int_equal(n_fixtures, 17);
     json_decref(golden);
 }
 
@@ -94,7 +94,8 @@ static void test_fixtures_give_reference_ids(void **state)
 
 static void test_continuation_adds_no_space(void **state)
 {
-    static const char *const names[] = {"fallback", "byte_level", "fallback_across"};
+    static const char *const names[] = {"fallback", "byte_level", "fallback_across", "metaspace",
+                                        "metaspace_always_split"};
     static const char first[] = "hello abc", second[] = "hello ab";
 
     (void)state;
@@ -139,6 +140,27 @@ static void test_special_text_is_plain_unless_asked(void **state)
     for (size_t i = 0; i < ids.n; i++) assert_false(bl_tokenizer_is_special(tokenizer, ids.id[i]));
     bl_ids_free(&ids);
     bl_tokenizer_destroy(tokenizer);
+}
+
+/* Text behind a special token that the caller wrote is encoded as if the token stood in the text. */
+static void test_after_token_is_no_beginning(void **state)
+{
+    static const char *const names[] = {"metaspace",       "metaspace_always", "metaspace_never_split",
+                                        "metaspace_steps", "fallback",         "byte_level"};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        bl_tokenizer *tokenizer = load_fixture(names[i]);
+        bl_ids whole = {0}, parts = {0};
+        encode(tokenizer, "<|end|>hello abc", 16, BL_PARSE_SPECIAL, &whole);
+        assert_int_equal(bl_ids_push(&parts, bl_tokenizer_token_to_id(tokenizer, "<|end|>")), BL_OK);
+        encode(tokenizer, "hello abc", 9, BL_AFTER_TOKEN, &parts);
+        if (parts.n != whole.n || memcmp(parts.id, whole.id, whole.n * sizeof *whole.id))
+            fail_msg("%s", names[i]);
+        bl_ids_free(&whole);
+        bl_ids_free(&parts);
+        bl_tokenizer_destroy(tokenizer);
+    }
 }
 
 static void test_bad_text_is_refused(void **state)
@@ -289,6 +311,8 @@ static int remove_folder(void **state)
 #define SPLIT(pattern)                                                                                       \
     "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern                               \
     "\"},\"behavior\":\"Isolated\",\"invert\":false}," GOOD_MODEL "}"
+
+#define METASPACE(rest) "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":" rest "}," GOOD_MODEL "}"
 
 static void test_configurations_name_bos_and_eos(void **state)
 {
@@ -451,6 +475,12 @@ static const struct {
      "},{\"Sequence\":{\"id\":\"A\"}}],"
      "\"special_tokens\":{}}," GOOD_MODEL "}",
      "special_tokens lacks <s>"},
+    {METASPACE("\"ab\""), "pre_tokenizer Metaspace: replacement must be one character"},
+    {METASPACE("\"\""), "replacement must be one character"},
+    {METASPACE("\"_\",\"prepend_scheme\":\"last\""), "prepend_scheme last is not supported"},
+    {METASPACE("\"_\",\"add_prefix_space\":false"), "add_prefix_space false beside prepend_scheme always"},
+    {METASPACE("\"_\",\"surprise\":1"), "unknown key surprise"},
+    {"{\"decoder\":{\"type\":\"Metaspace\"}," GOOD_MODEL "}", "decoder Metaspace: key replacement: missing"},
     {"{\"decoder\":{\"type\":\"WordPiece\"}," GOOD_MODEL "}", "decoder: type WordPiece is not supported"},
     {"{\"decoder\":{\"type\":\"Strip\",\"content\":\"ab\",\"start\":1,\"stop\":0}," GOOD_MODEL "}",
      "one character"},
@@ -490,6 +520,7 @@ int main(void)
         cmocka_unit_test(test_fixtures_give_reference_ids),
         cmocka_unit_test(test_continuation_adds_no_space),
         cmocka_unit_test(test_special_text_is_plain_unless_asked),
+        cmocka_unit_test(test_after_token_is_no_beginning),
         cmocka_unit_test(test_bad_text_is_refused),
         cmocka_unit_test(test_long_piece),
         cmocka_unit_test(test_decode_skips_what_has_no_token),

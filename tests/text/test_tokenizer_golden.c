@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ids and decoded texts of 100,000 random strings, against Hugging Face's `tokenizers`, by hash
  * (tokenizer_golden.json, made by tools/golden/text/make_tokenizer_golden.py, whose draw_string this file
- * repeats); llama.cpp's vectors; the ids in stories260K's golden.json. All need BALLAST_TEST_DATA. */
+ * repeats); llama.cpp's vectors; the ids in stories260K's golden.json; 300 texts with the tokenizers of other
+ * families. All need BALLAST_TEST_DATA. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/sizes.h"
 #include "text/tokenizer.h"
 
 static const char *data_folder;
@@ -193,6 +195,16 @@ static void test_random_llama2(void **state)
     (void)state;
     check_tokenizer("llama2");
 }
+static void test_random_llama2_tf5(void **state) /* as transformers 5 saves it again: Metaspace */
+{
+    (void)state;
+    check_tokenizer("llama2-tf5");
+}
+static void test_random_metaspace_always(void **state)
+{
+    (void)state;
+    check_tokenizer("metaspace-always-shape");
+}
 static void test_random_stories(void **state)
 {
     (void)state;
@@ -252,6 +264,96 @@ static void test_vectors_llama2(void **state)
     check_vectors("tokenizers/llama2/tokenizer.json", "ggml-vocab-llama-spm");
 }
 
+/* ---- other families: a line of JSON a text; what cannot be read is refused by the component's name ---- */
+
+static const struct {
+    const char *path, *reason;
+} unread[] = {
+    {"tokenizers/gemma-shape", "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
+    {"tokenizers/gemma-shape-tf5", "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
+    {"tokenizers/prefix-nfkc-shape", "normalizer: type Lowercase is not supported"},
+    {"tokenizers/sequence-shape", "normalizer Replace: unknown key Regex"},
+    {"tokenizers/smollm-shape", "pre_tokenizer: type Digits is not supported"},
+    {"tokenizers/split-contiguous-shape", "pre_tokenizer Split: behavior Contiguous is not supported"},
+    {"tokenizers/split-merged-prev-shape",
+     "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
+    {"tokenizers/split-removed-shape", "pre_tokenizer Split: behavior Removed is not supported"},
+    {"tokenizers/starcoder2", "pre_tokenizer: type Digits is not supported"},
+    {"tokenizers/unigram-shape", "normalizer Replace: unknown key Regex"},
+    {"tokenizers/unigram-shape-tf5", "normalizer Replace: unknown key Regex"},
+};
+
+/* NULL: it is on the list above, and refused as the list says. */
+static bl_tokenizer *load_family(const char *relative)
+{
+    for (size_t i = 0; i < BL_COUNT(unread); i++) {
+        bl_tokenizer *tokenizer;
+        if (strcmp(unread[i].path, relative)) continue;
+        char *path = data_path(relative);
+        assert_int_equal(bl_tokenizer_load(path, &tokenizer), BL_EINPUT);
+        if (!strstr(bl_error_text(), unread[i].reason)) fail_msg("%s: %s", relative, bl_error_text());
+        free(path);
+        return NULL;
+    }
+    return load(relative);
+}
+
+static void check_ids(const bl_tokenizer *tokenizer, const json_t *one, unsigned flags, const json_t *list)
+{
+    const json_t *text = json_object_get(one, "text"), *id, *decoded = json_object_get(one, "decoded");
+    bl_ids ids = {0};
+    size_t k, n_out;
+    char *out;
+
+    assert_int_equal(bl_tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text),
+                                         BL_PARSE_SPECIAL | flags, &ids),
+                     BL_OK);
+    bool same = ids.n == json_array_size(list);
+    json_array_foreach((json_t *)list, k, id) same = same && ids.id[k] == json_integer_value(id);
+    if (!same)
+        fail_msg("%s: ids of \"%s\"", json_string_value(json_object_get(one, "tokenizer")),
+                 json_string_value(text));
+    if (decoded && !flags) {
+        assert_int_equal(bl_tokenizer_decode(tokenizer, ids.id, ids.n, false, &out, &n_out), BL_OK);
+        if (n_out != json_string_length(decoded) || memcmp(out, json_string_value(decoded), n_out))
+            fail_msg("%s: \"%s\" decodes to \"%s\"", json_string_value(json_object_get(one, "tokenizer")),
+                     json_string_value(text), out);
+        free(out);
+    }
+    bl_ids_free(&ids);
+}
+
+static void test_families(void **state)
+{
+    char *path = data_path("suites/tokenizer-vectors-families.jsonl"), *lines, loaded[128] = "";
+    bl_tokenizer *tokenizer = NULL;
+    size_t n_bytes, n_checked = 0;
+
+    (void)state;
+    assert_int_equal(bl_file_read_all(path, 1 << 23, (void **)&lines, &n_bytes), BL_OK);
+    free(path);
+    for (char *line = lines, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        json_t *one;
+        assert_int_equal(bl_json_parse("line", 1, line, (size_t)(end - line), &one), BL_OK);
+        const char *name = json_string_value(json_object_get(one, "tokenizer"));
+        const json_t *ids = json_object_get(one, "ids"), *special = json_object_get(one, "ids_special");
+        if (strcmp(name, loaded)) {
+            bl_tokenizer_destroy(tokenizer);
+            tokenizer = load_family(name);
+            snprintf(loaded, sizeof loaded, "%s", name);
+        }
+        if (tokenizer) {
+            check_ids(tokenizer, one, 0, ids);
+            check_ids(tokenizer, one, BL_ADD_SPECIAL, special ? special : ids);
+            n_checked++;
+        }
+        json_decref(one);
+    }
+    assert_true(n_checked >= 16 * 300);
+    bl_tokenizer_destroy(tokenizer);
+    free(lines);
+}
+
 /* ---- stories260K: a model's folder with configurations beside the tokenizer ---- */
 
 static void check_golden_cases(const char *folder)
@@ -302,9 +404,11 @@ static void test_golden_cases(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_cases),   cmocka_unit_test(test_vectors_llama3),
-        cmocka_unit_test(test_vectors_llama2), cmocka_unit_test(test_random_stories),
-        cmocka_unit_test(test_random_llama2),  cmocka_unit_test(test_random_llama3),
+        cmocka_unit_test(test_golden_cases),      cmocka_unit_test(test_vectors_llama3),
+        cmocka_unit_test(test_vectors_llama2),    cmocka_unit_test(test_random_stories),
+        cmocka_unit_test(test_random_llama2),     cmocka_unit_test(test_random_llama3),
+        cmocka_unit_test(test_random_llama2_tf5), cmocka_unit_test(test_random_metaspace_always),
+        cmocka_unit_test(test_families),
     };
     if (!(data_folder = getenv("BALLAST_TEST_DATA"))) {
         puts("skip: BALLAST_TEST_DATA is not set: no real tokenizers to compare with");

@@ -366,6 +366,42 @@ static void test_text_without_a_tokenizer(void **state)
     check_data_refused("tokenizer", "data_format", "text");
 }
 
+/* A tokenizer that cannot be read stops what needs one, and only that. */
+static void test_a_tokenizer_that_cannot_be_read(void **state)
+{
+    static const char *const formats[] = {"tokens", "auto"};
+    const char *weights, *model = fresh_model(&weights);
+
+    (void)state;
+    runs_write(runs_path("model/tokenizer.json"), "{\"model\":{\"type\":\"WordPiece\"}}");
+    for (size_t i = 0; i < BL_COUNT(formats); i++) {
+        golden_args args = {0};
+        runs_child child = {0};
+        const char *output = runs_path("unread-%zu", i);
+        runs_standard(&args, output, 1);
+        runs_set(&args, "model_name_or_path", "%s", model);
+        runs_set(&args, "data_format", "%s", formats[i]);
+        runs_start(&child, "train", &args);
+        assert_int_equal(runs_wait(&child, SOON_S), 0);
+        char *log = runs_read(child.log, NULL);
+        assert_non_null(strstr(
+            log, "tokenizer.json: model: type WordPiece is not supported; rows of tokens need no tokenizer"));
+        free(log);
+        golden_args_free(&args);
+    }
+    runs_write(runs_path("text.jsonl"), "{\"text\":\"a\"}\n");
+    for (const char *format = "auto"; format; format = *format == 'a' ? "text" : NULL) {
+        golden_args args = {0};
+        runs_standard(&args, runs_path("refused"), 1);
+        runs_set(&args, "model_name_or_path", "%s", model);
+        runs_set(&args, "train_file", "%s", runs_path("text.jsonl"));
+        runs_set(&args, "data_format", "%s", format);
+        check_refused(&args, EXIT_INPUT, SOON_S,
+                      TEXTS("tokenizer.json: model: type WordPiece is not supported"));
+        golden_args_free(&args);
+    }
+}
+
 /* ---- numerics ---- */
 
 /* A final norm of 3e38: the logits overflow, the loss is not a number. */
@@ -449,6 +485,7 @@ int main(void)
         cmocka_unit_test(test_data_that_is_mended),
         cmocka_unit_test(test_data_that_change_during_the_run),
         cmocka_unit_test(test_text_without_a_tokenizer),
+        cmocka_unit_test(test_a_tokenizer_that_cannot_be_read),
         cmocka_unit_test(test_a_loss_that_is_no_number),
         cmocka_unit_test(test_the_bad_tensor_is_found),
         cmocka_unit_test(test_more_memory_than_there_is),

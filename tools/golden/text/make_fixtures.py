@@ -118,6 +118,27 @@ def fixtures():
         tokens = added(0, specials) + added(len(model["vocab"]), RULES)
         yield name, file(model, tokens, metaspace, None, template({"<s>": 1}, {}), decoder)
 
+    # As transformers 5 saves Llama 2's again, with merges that allow a cut and with one that does not; the other schemes, with and
+    # without a cut before each replacement; behind another step.
+    def mark(scheme, split):
+        return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": split}
+
+    cut = {"type": "Split", "pattern": {"Regex": "l+"}, "behavior": "Isolated", "invert": False}
+    for name, pre, more, decode in (
+        ("metaspace", mark("first", False), [], decoder),
+        ("metaspace_across", mark("first", False), [("b", "\u2581"), ("c", "\u2581a")], decoder),
+        ("metaspace_first_split", mark("first", True), [], mark("first", True)),
+        ("metaspace_always", mark("always", False), [("b", "\u2581")], mark("always", False)),
+        ("metaspace_always_split", mark("always", True), [("b", "\u2581")], mark("always", True)),
+        ("metaspace_never", mark("never", False), [], mark("never", False)),
+        ("metaspace_never_split", mark("never", True), [], sequence("decoders", mark("never", True), {"type": "ByteFallback"})),
+        ("metaspace_steps", sequence("pretokenizers", cut, mark("first", True), cut), [], mark("first", True)),
+        ("metaspace_steps_always", sequence("pretokenizers", cut, mark("always", False)), [], None),
+    ):
+        model = build([*chars], words + more, extra=["<unk>", "<s>", *bytes_], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        tokens = added(0, specials) + added(len(model["vocab"]), RULES)
+        yield name, file(model, tokens, None, pre, template({"<s>": 1}, {}), decode)
+
     # Byte tokens for ASCII only: other characters become unk, fused or not.
     for name, fuse in (("unk_fused", True), ("unk", False)):
         model = build([*chars], words, extra=["<unk>", *bytes_[:128]], unk_token="<unk>", fuse_unk=fuse, byte_fallback=fuse)

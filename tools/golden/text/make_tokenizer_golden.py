@@ -21,6 +21,8 @@ TOKENIZERS = {
     "llama3": "tokenizers/llama3/tokenizer.json",
     "llama2": "tokenizers/llama2/tokenizer.json",
     "stories260K": "models/stories260K/tokenizer.json",
+    "llama2-tf5": "tokenizers/llama2-tf5/tokenizer.json",
+    "metaspace-always-shape": "tokenizers/metaspace-always-shape/tokenizer.json",
 }
 N_STRINGS = 100_000
 BLOCK = 100
