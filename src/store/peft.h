@@ -32,6 +32,19 @@ typedef enum bl_peft_factor { BL_PEFT_A, BL_PEFT_B } bl_peft_factor;
 const char *bl_peft_module_name(bl_peft_module module);           /* "q_proj" */
 bool bl_peft_module_parse(const char *name, bl_peft_module *out); /* false: none of the seven */
 
+/* What `name` selects, as an item of PEFT's target_modules: the modules whose path
+ * "model.layers.{i}.{module}" it is, or ends in "." and it. *layer is -1 for those of every layer. False: no
+ * projection. */
+bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *layer);
+
+/* The modules that a list of such names selects, or a regular expression (matched as Python's re.fullmatch
+ * does, by PCRE2, against each path): bit m of *targets, module m. Refused, with `refusal` and "where:
+ * reason": a name that selects nothing, a module that is selected in some of the n_layers layers only. */
+bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names, size_t n_names,
+                              int64_t n_layers, uint32_t *targets);
+bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *pattern, int64_t n_layers,
+                                uint32_t *targets);
+
 /* The base model's shape. */
 typedef struct bl_peft_base {
     int64_t n_layers;
@@ -57,9 +70,8 @@ int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base,
 typedef struct bl_peft_adapter bl_peft_adapter;
 
 /* Reads `dir`/adapter_config.json alone. target_modules may be a list of names, "all-linear" or a regular
- * expression (matched as Python's re.fullmatch does, by PCRE2, against "model.layers.{i}.{module}" for i <
- * n_layers). BL_EINPUT names the key that is bad or not supported: DoRA, biases, modules_to_save, per-layer
- * ranks, alphas or targets, ... */
+ * expression; see bl_peft_match_names. BL_EINPUT names the key that is bad or not supported: DoRA, biases,
+ * modules_to_save, per-layer ranks, alphas or targets, ... */
 bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config *out);
 
 /* Opens the adapter in `dir` and compares its tensors with its config and the base: BL_EINPUT lists all that

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define PCRE2_CODE_UNIT_WIDTH 8
-
 #include "store/peft.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,32 +16,6 @@ enum { MAX_CONFIG_BYTES = 16 << 20, MAX_RANK = 1 << 16 };
 
 static const char CONFIG_NAME[] = "adapter_config.json";
 
-/* ---- modules ---- */
-
-static const char *const module_paths[BL_PEFT_MODULES] = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
-
-const char *bl_peft_module_path(bl_peft_module module)
-{
-    return module_paths[module];
-}
-
-const char *bl_peft_module_name(bl_peft_module module)
-{
-    return strchr(module_paths[module], '.') + 1;
-}
-
-bool bl_peft_module_parse(const char *name, bl_peft_module *out)
-{
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
-        if (strcmp(name, bl_peft_module_name(m)) != 0) continue;
-        *out = m;
-        return true;
-    }
-    return false;
-}
-
 double bl_peft_scale(const bl_peft_config *config)
 {
     double rank = (double)config->r;
@@ -53,75 +24,34 @@ double bl_peft_scale(const bl_peft_config *config)
 
 /* ---- target_modules ---- */
 
-/* A name of a list matches the modules whose path is it or ends in "." and it. */
-static bl_status parse_target_list(const char *file, const json_t *list, uint32_t *targets)
+static bl_status parse_target_list(const char *file, const json_t *list, int64_t n_layers, uint32_t *targets)
 {
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *name = bl_json_text(json_array_get(list, i));
-        bool found = false;
-        for (bl_peft_module m = 0; name && m < BL_PEFT_MODULES && !found; m++) {
-            found = !strcmp(name, bl_peft_module_name(m)) || !strcmp(name, module_paths[m]);
-            if (found) *targets |= UINT32_C(1) << m;
-        }
-        if (!found)
-            return bl_json_fail(file, "target_modules",
-                                "names among q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
-                                json_array_get(list, i));
-    }
-    return BL_OK;
-}
+    size_t n = json_array_size(list);
+    char *where = NULL;
+    bl_status st = BL_OK;
+    const char **names = calloc(n + 1, sizeof *names);
 
-/* The modules of one layer that the pattern matches whole. */
-static bl_status match_layer(const char *file, const pcre2_code *pattern, pcre2_match_data *match,
-                             int64_t layer, uint32_t *targets)
-{
-    char path[80];
-
-    *targets = 0;
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
-        snprintf(path, sizeof path, "model.layers.%" PRId64 ".%s", layer, module_paths[m]);
-        int found = pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
-        if (found >= 0)
-            *targets |= UINT32_C(1) << m;
-        else if (found != PCRE2_ERROR_NOMATCH)
-            return BL_FAIL(BL_EINPUT, "%s: key target_modules: matching \"%s\" fails (PCRE2 error %d)", file,
-                           path, found);
+    if (!names) return BL_FAIL(BL_ENOMEM, "%s: %zu target_modules", file, n);
+    for (size_t i = 0; i < n; i++) {
+        if ((names[i] = bl_json_text(json_array_get(list, i)))) continue;
+        st = bl_json_fail(file, "target_modules", "names", json_array_get(list, i));
+        goto done;
     }
-    return BL_OK;
+    BL_TRY_GOTO(st, done, bl_text_format(&where, "%s: key target_modules", file));
+    st = bl_peft_match_names(BL_EINPUT, where, names, n, n_layers, targets);
+done:
+    free(where);
+    free(names);
+    return st;
 }
 
 static bl_status parse_target_pattern(const char *file, const char *text, int64_t n_layers, uint32_t *targets)
 {
-    bl_status st = BL_OK;
-    int error;
-    PCRE2_SIZE error_offset;
-    PCRE2_UCHAR reason[128];
-    pcre2_code *pattern =
-        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF,
-                      &error, &error_offset, NULL);
-    pcre2_match_data *match = pattern ? pcre2_match_data_create_from_pattern(pattern, NULL) : NULL;
+    char *where = NULL;
 
-    if (!match) {
-        pcre2_get_error_message(error, reason, sizeof reason);
-        st = BL_FAIL(BL_EINPUT, "%s: key target_modules: \"%.100s\" is no regular expression: %s", file, text,
-                     (const char *)reason);
-        goto done;
-    }
-    for (int64_t layer = 0; layer < n_layers; layer++) {
-        uint32_t of_layer;
-        BL_TRY_GOTO(st, done, match_layer(file, pattern, match, layer, &of_layer));
-        if (layer > 0 && of_layer != *targets) {
-            st = BL_FAIL(BL_EINPUT,
-                         "%s: key target_modules: \"%.100s\" selects other modules in layer %" PRId64
-                         " than in layer 0, which is not supported",
-                         file, text, layer);
-            goto done;
-        }
-        *targets = of_layer;
-    }
-done:
-    pcre2_match_data_free(match);
-    pcre2_code_free(pattern);
+    BL_TRY(bl_text_format(&where, "%s: key target_modules", file));
+    bl_status st = bl_peft_match_pattern(BL_EINPUT, where, text, n_layers, targets);
+    free(where);
     return st;
 }
 
@@ -132,7 +62,7 @@ static bl_status parse_targets(const char *file, const json_t *root, int64_t n_l
 
     *targets = 0;
     if (json_is_array(value)) {
-        BL_TRY(parse_target_list(file, value, targets));
+        BL_TRY(parse_target_list(file, value, n_layers, targets));
     } else {
         BL_TRY(bl_json_get_string(file, root, "target_modules", BL_JSON_REQUIRED, &text));
         if (!strcmp(text, "all-linear"))

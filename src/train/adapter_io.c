@@ -163,19 +163,29 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *s, const char *path
 
 /* ---- which adapter ---- */
 
-static bl_status options_of_config(const bl_train_config *c, bl_lora_options *out)
+/* all-linear, names, or one regular expression. */
+static bl_status targets_of_config(const bl_train_config *c, int64_t n_layers, uint32_t *targets)
 {
-    *out = (bl_lora_options){.r = c->lora_r, .alpha = c->lora_alpha, .use_rslora = c->use_rslora, .dropout = c->lora_dropout};
-    for (int64_t i = 0; i < c->lora_target_modules.n_items; i++) {
-        const char *name = c->lora_target_modules.items[i];
-        bl_peft_module module;
-        if (strcmp(name, "all-linear") == 0)
-            for (int p = 0; p < BL_PROJECTIONS; p++) out->target[p] = true;
-        else if (bl_peft_module_parse(name, &module))
-            out->target[module] = true;
-        else
-            return BL_FAIL(BL_EUSAGE, "lora_target_modules: %s is none of the seven projections", name);
-    }
+    static const char where[] = "lora_target_modules";
+    const bl_string_list *list = &c->lora_target_modules;
+
+    *targets = BL_PEFT_ALL;
+    if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
+    if (!bl_train_config_targets_by_pattern(c))
+        return bl_peft_match_names(BL_EUSAGE, where, (const char *const *)list->items, (size_t)list->n_items,
+                                   n_layers, targets);
+    BL_TRY(bl_peft_match_pattern(BL_EUSAGE, where, list->items[0], n_layers, targets));
+    return *targets ? BL_OK
+                    : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
+}
+
+static bl_status options_of_config(const bl_train_config *c, int64_t n_layers, bl_lora_options *out)
+{
+    bl_peft_config peft = {
+        .r = c->lora_r, .alpha = c->lora_alpha, .use_rslora = c->use_rslora, .dropout = c->lora_dropout};
+
+    BL_TRY(targets_of_config(c, n_layers, &peft.targets));
+    bl_lora_options_of_peft(&peft, out);
     return BL_OK;
 }
 
@@ -201,7 +211,7 @@ bl_status bl_job_choose_lora(bl_job *job)
         bl_lora_layout_init(&job->host->config, NULL, &job->lora);
         return BL_OK;
     }
-    BL_TRY(options_of_config(c, &options));
+    BL_TRY(options_of_config(c, job->host->config.n_layers, &options));
     if (c->init_adapter) {
         bl_peft_config peft;
         bl_lora_options adapter;

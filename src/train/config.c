@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "comm/launch.h"
+#include "store/peft.h"
 #include "train/config_table.h"
 
 /* Options write enums as int. */
@@ -81,6 +82,13 @@ void bl_train_config_free(bl_train_config *config)
     free(config);
 }
 
+bool bl_train_config_targets_by_pattern(const bl_train_config *config)
+{
+    const bl_string_list *list = &config->lora_target_modules;
+    return list->n_items == 1 && strpbrk(list->items[0], "*+?|()[]{}^$\\") != NULL;
+}
+
+/* Whether the model has the layers that a path names is not known yet. */
 static bl_status validate_targets(const bl_string_list *targets)
 {
     static const char *const known[] = {"q_proj",    "k_proj",  "v_proj",    "o_proj",
@@ -88,8 +96,9 @@ static bl_status validate_targets(const bl_string_list *targets)
 
     for (int64_t i = 0; i < targets->n_items; i++) {
         const char *name = targets->items[i];
-        bool is_known = false;
-        for (size_t k = 0; k < BL_COUNT(known); k++) is_known |= strcmp(name, known[k]) == 0;
+        bl_peft_module module;
+        int64_t layer;
+        bool is_known = bl_peft_target_parse(name, &module, &layer) || strcmp(name, "all-linear") == 0;
         if (!is_known) {
             const char *nearest = bl_text_nearest(name, known, BL_COUNT(known));
             return BL_FAIL(
@@ -112,7 +121,7 @@ static bl_status validate_targets(const bl_string_list *targets)
 
 static bl_status validate_training(const bl_train_config *config)
 {
-    BL_TRY(validate_targets(&config->lora_target_modules));
+    if (!bl_train_config_targets_by_pattern(config)) BL_TRY(validate_targets(&config->lora_target_modules));
     if (config->warmup_steps > 0 && config->warmup_ratio > 0) {
         return BL_FAIL(BL_EUSAGE, "warmup_ratio %g and warmup_steps %lld: give one of them",
                        config->warmup_ratio, (long long)config->warmup_steps);

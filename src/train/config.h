@@ -132,6 +132,9 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
 /* Whether the user set the key (in the file or on the line), be it to the default. */
 bool bl_train_config_given(const bl_train_config *config, const char *key);
 
+/* Whether lora_target_modules is a regular expression, not names. */
+bool bl_train_config_targets_by_pattern(const bl_train_config *config);
+
 typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
 bl_resume bl_train_config_resume(const bl_train_config *config); /* PATH: config->resume_from_checkpoint */
 

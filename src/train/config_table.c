@@ -51,8 +51,8 @@ const bl_option bl_train_options[] = {
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
      .help = "what a row of the data holds; auto asks the first row"},
     {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate", .default_text = "none",
-     .help =
-         "none: a sequence per sample; pack: several samples a sequence, kept apart; concatenate: one stream, cut"},
+     .help = "none: a sequence per sample; pack: several samples a sequence, kept apart; concatenate: one "
+             "stream, cut"},
     {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH, .default_text = "2048",
      .help = "tokens of the longest sequence"},
     {KEY(overlong, ENUM), RESULT, .commands = BOTH, .names = "truncate|skip|error",
@@ -64,7 +64,8 @@ const bl_option bl_train_options[] = {
     {KEY(skip_bad, BOOL), RESULT, .commands = BOTH, .default_text = "false",
      .help = "leave out rows that cannot be read, counting them, instead of stopping at the first"},
     {KEY(chat_template, STRING), RESULT, .commands = BOTH,
-     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the model's own, if it is one of these"},
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the model's own, if it is "
+             "one of these"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
      .help = "the date that llama3.1 and llama3.2 write, as 26 Jul 2024, which it is unless given"},
 #undef GROUP
@@ -77,9 +78,8 @@ const bl_option bl_train_options[] = {
     {KEY(lora_dropout, REAL), RANGE(0, 0.99), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "probability that an input of the update is dropped"},
     {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN, .default_text = "all-linear",
-     .help = "projections that get an update: all-linear, or some of q_proj, k_proj, v_proj, o_proj, "
-             "gate_proj, up_proj, "
-             "down_proj"},
+     .help = "projections that get an update: all-linear, some of q_proj, k_proj, v_proj, o_proj, gate_proj, "
+             "up_proj, down_proj, their paths in every layer, or a regular expression without comma"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP
@@ -153,13 +153,16 @@ const bl_option bl_train_options[] = {
     {KEY(shard_size, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH, .default_text = "auto",
-     .help = "part of the base that lies outside device memory and is brought before it is needed; auto: as little as memory demands"},
+     .help = "part of the base that lies outside device memory and is brought before it is needed; auto: as "
+             "little as memory demands"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "where that part lies: pinned host memory, or page files in offload_dir"},
     {KEY(offload_dir, PATH), .commands = BOTH,
-     .help = "existing folder for the disk tier, on a fast local disk; page files of the same model are used again"},
+     .help = "existing folder for the disk tier, on a fast local disk; page files of the same model are used "
+             "again"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always", .default_text = "first",
-     .help = "when the base is held against its checksums: pages from disk as they first come; also all of it before each "
+     .help = "when the base is held against its checksums: pages from disk as they first come; also all of "
+             "it before each "
              "checkpoint; also each page each time it comes"},
     {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH, .default_text = "2",
      .help = "layers of the base held gathered at once"},

@@ -194,6 +194,18 @@ static bl_status load_config(const char *targets, const char *rest, bl_peft_conf
     return bl_peft_load_config(tmp_path("c"), 12, config);
 }
 
+/* v_proj of every layer by its path, in PEFT's three lengths, and down_proj by name and, for one layer, by
+ * path too. */
+static const char paths_of_all[] =
+    "[\"model.layers.0.self_attn.v_proj\",\"layers.1.self_attn.v_proj\",\"2.self_attn.v_proj\","
+    "\"model.layers.3.self_attn.v_proj\",\"model.layers.4.self_attn.v_proj\",\"model.layers.5.self_attn.v_"
+    "proj\","
+    "\"model.layers.6.self_attn.v_proj\",\"model.layers.7.self_attn.v_proj\",\"model.layers.8.self_attn.v_"
+    "proj\","
+    "\"model.layers.9.self_attn.v_proj\",\"model.layers.10.self_attn.v_proj\",\"model.layers.11.self_attn.v_"
+    "proj\",\"down_proj\","
+    "\"model.layers.10.mlp.down_proj\"]";
+
 static void test_target_modules(void **state)
 {
     static const struct {
@@ -206,12 +218,24 @@ static void test_target_modules(void **state)
         {"\".*\\\\.(gate|down)_proj\"", 1 << BL_PEFT_GATE | 1 << BL_PEFT_DOWN},
         {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.k_proj\"", 1 << BL_PEFT_K},
         {"\".*q|.*q_proj\"", 1 << BL_PEFT_Q}, /* fullmatch tries the second branch */
+        {paths_of_all, 1 << BL_PEFT_V | 1 << BL_PEFT_DOWN},
     };
     static const struct {
         const char *targets, *error;
     } refused[] = {
         {"[\"q_proj\",\"lm_head\"]", "key target_modules: expected names among q_proj, k_proj"},
-        {"[\"model.layers.0.self_attn.q_proj\"]", "got \"model.layers.0.self_attn.q_proj\""},
+        {"[\"model.layers.0.self_attn.q_proj\"]",
+         "key target_modules: q_proj is named in 1 of 12 layers, not in layer 1; "
+         "targets that differ by layer are not supported"},
+        {"[\"q_proj\",\"layers.3.mlp.up_proj\"]", "up_proj is named in 1 of 12 layers, not in layer 0"},
+        {"[\"model.layers.12.self_attn.q_proj\"]",
+         "their paths in 12 layers, got \"model.layers.12.self_attn.q_proj\""},
+        {"[\"model.layers.01.self_attn.q_proj\"]", "got \"model.layers.01.self_attn.q_proj\""},
+        {"[\"model.layers.+1.self_attn.q_proj\"]", "got"},
+        {"[\"model.layers.18446744073709551617.self_attn.q_proj\"]", "got"},
+        {"[\"xlayers.1.self_attn.q_proj\"]", "got"},
+        {"[\"model.layers.1.mlp.q_proj\"]", "got"},
+        {"[\"q_proj\\u0000x\"]", "key target_modules: expected names, got \"q_proj\\u0000x\""},
         {"[7]", "got 7"},
         {"[]", "key target_modules: expected at least one projection, got []"},
         {"\"q_proj\"", "expected at least one projection, got \"q_proj\""}, /* no full match */

@@ -235,6 +235,47 @@ static void test_bad_model_config(void **state)
     check_model_refused(TEXTS("config.json"), NULL, NULL);
 }
 
+/* ---- lora_target_modules as PEFT writes them ---- */
+
+static void run_targets(const char *output, const char *targets)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    runs_standard(&args, output, 1);
+    runs_set(&args, "lora_target_modules", "%s", targets);
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, SOON_S), 0);
+    golden_args_free(&args);
+}
+
+static void test_targets_by_path(void **state)
+{
+    static const struct {
+        const char *targets, *error;
+    } refused[] = {
+        {"model.layers.0.self_attn.q_proj", "lora_target_modules: q_proj is named in 1 of 2 layers, not in "
+                                            "layer 1; targets that differ by layer"},
+        {"q_proj,layers.2.mlp.up_proj", "their paths in 2 layers, got \"layers.2.mlp.up_proj\""},
+        {".*\\.0\\..*",
+         "lora_target_modules: \".*\\.0\\..*\" selects other modules in layer 1 than in layer 0"},
+        {".*lm_head", "lora_target_modules: \".*lm_head\" matches no projection"},
+    };
+    (void)state;
+    run_targets(runs_path("plain"), "q_proj,up_proj");
+    run_targets(runs_path("paths"), "model.layers.0.self_attn.q_proj,up_proj,layers.1.self_attn.q_proj");
+    run_targets(runs_path("pattern"), ".*\\.(q|up)_proj");
+    assert_true(runs_are_same(runs_path("plain"), runs_path("paths")));
+    assert_true(runs_are_same(runs_path("plain"), runs_path("pattern")));
+    for (size_t i = 0; i < BL_COUNT(refused); i++) {
+        golden_args args = {0};
+        runs_standard(&args, runs_path("refused"), 1);
+        runs_set(&args, "lora_target_modules", "%s", refused[i].targets);
+        check_refused(&args, 2, SOON_S, TEXTS(refused[i].error));
+        golden_args_free(&args);
+    }
+}
+
 /* ---- data ---- */
 
 #define GOOD_ROW "{\"input_ids\":[5,6,7,8]}\n"
@@ -484,6 +525,7 @@ int main(void)
         cmocka_unit_test(test_bad_data),
         cmocka_unit_test(test_data_that_is_mended),
         cmocka_unit_test(test_data_that_change_during_the_run),
+        cmocka_unit_test(test_targets_by_path),
         cmocka_unit_test(test_text_without_a_tokenizer),
         cmocka_unit_test(test_a_tokenizer_that_cannot_be_read),
         cmocka_unit_test(test_a_loss_that_is_no_number),

@@ -241,6 +241,10 @@ static void test_combinations(void **state)
         {"--lora_target_modules q_proj,qproj", "lora_target_modules: 'qproj' is none of q_proj, k_proj, "
                                                "v_proj, o_proj, gate_proj, up_proj, down_proj, "
                                                "all-linear; did you mean q_proj?"},
+        {"--lora_target_modules model.layers.x.self_attn.q_proj",
+         "lora_target_modules: 'model.layers.x.self_attn.q_proj' is none of q_proj, k_proj, v_proj, o_proj, "
+         "gate_proj, "
+         "up_proj, down_proj, all-linear"},
         {"--lora_target_modules q_proj,all-linear", "lora_target_modules: all-linear stands alone"},
         {"--lora_target_modules q_proj,q_proj", "lora_target_modules: 'q_proj' is named twice"},
     };

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The projections by name, and which of them target_modules selects: as huggingface/peft
+ * tuners/tuners_utils.py check_target_module_exists reads a list of names and a regular expression. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+#include "store/peft_internal.h"
+
+/* ---- modules ---- */
+
+static const char *const module_paths[BL_PEFT_MODULES] = {
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
+
+const char *bl_peft_module_path(bl_peft_module module)
+{
+    return module_paths[module];
+}
+
+const char *bl_peft_module_name(bl_peft_module module)
+{
+    return strchr(module_paths[module], '.') + 1;
+}
+
+bool bl_peft_module_parse(const char *name, bl_peft_module *out)
+{
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        if (strcmp(name, bl_peft_module_name(m)) != 0) continue;
+        *out = m;
+        return true;
+    }
+    return false;
+}
+
+/* ---- a list of names ---- */
+
+/* N of the prefix "N.", "layers.N." or "model.layers.N.", n bytes of it; -1: it is none of these. */
+static int64_t parse_layer(const char *prefix, size_t n)
+{
+    static const char *const heads[] = {"model.layers.", "layers.", ""};
+    char canonical[24];
+
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        size_t n_head = strlen(heads[i]);
+        if (n <= n_head || strncmp(prefix, heads[i], n_head) != 0) continue;
+        int64_t layer = strtoll(prefix + n_head, NULL, 10);
+        int length = snprintf(canonical, sizeof canonical, "%" PRId64 ".", layer);
+        if (layer >= 0 && n - n_head == (size_t)length && !strncmp(prefix + n_head, canonical, n - n_head))
+            return layer;
+        return -1;
+    }
+    return -1;
+}
+
+bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *layer)
+{
+    size_t n = strlen(name);
+
+    *layer = -1;
+    for (*module = 0; *module < BL_PEFT_MODULES; (*module)++) {
+        const char *path = module_paths[*module];
+        size_t n_path = strlen(path);
+        if (!strcmp(name, path) || !strcmp(name, bl_peft_module_name(*module))) return true;
+        if (n <= n_path || strcmp(name + n - n_path, path) != 0) continue;
+        return (*layer = parse_layer(name, n - n_path)) >= 0;
+    }
+    return false;
+}
+
+/* Each module must be named in every layer or in none. */
+static bl_status check_every_layer(bl_status refusal, const char *where, uint8_t everywhere,
+                                   const uint8_t *named, int64_t n_layers, uint32_t *targets)
+{
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        int64_t n_named = 0, first_without = -1;
+        for (int64_t layer = 0; layer < n_layers; layer++) {
+            bool is_named = (everywhere | named[layer]) >> m & 1;
+            n_named += is_named;
+            if (!is_named && first_without < 0) first_without = layer;
+        }
+        if (n_named > 0 && first_without >= 0)
+            return BL_FAIL(refusal,
+                           "%s: %s is named in %" PRId64 " of %" PRId64 " layers, not in layer %" PRId64
+                           "; targets that differ by layer are not supported",
+                           where, bl_peft_module_name(m), n_named, n_layers, first_without);
+        if (n_named > 0) *targets |= UINT32_C(1) << m;
+    }
+    return BL_OK;
+}
+
+bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names, size_t n_names,
+                              int64_t n_layers, uint32_t *targets)
+{
+    bl_status st = BL_OK;
+    uint8_t everywhere = 0;
+    uint8_t *named = calloc((size_t)n_layers + 1, sizeof *named); /* bit m: module m of that layer */
+
+    *targets = 0;
+    if (!named) return BL_FAIL(BL_ENOMEM, "%s: %" PRId64 " layers", where, n_layers);
+    for (size_t i = 0; i < n_names; i++) {
+        bl_peft_module module;
+        int64_t layer;
+        if (!bl_peft_target_parse(names[i], &module, &layer) || layer >= n_layers) {
+            st = BL_FAIL(
+                refusal,
+                "%s: expected names among q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or "
+                "their paths in %" PRId64 " layers, got \"%.80s\"",
+                where, n_layers, names[i]);
+            goto done;
+        }
+        uint8_t *bits = layer < 0 ? &everywhere : &named[layer];
+        *bits = (uint8_t)(*bits | 1 << module);
+    }
+    st = check_every_layer(refusal, where, everywhere, named, n_layers, targets);
+done:
+    free(named);
+    return st;
+}
+
+/* ---- a regular expression ---- */
+
+/* The modules of one layer that the pattern matches whole. */
+static bl_status match_layer(bl_status refusal, const char *where, const pcre2_code *pattern,
+                             pcre2_match_data *match, int64_t layer, uint32_t *targets)
+{
+    char path[80];
+
+    *targets = 0;
+    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        snprintf(path, sizeof path, "model.layers.%" PRId64 ".%s", layer, module_paths[m]);
+        int found = pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
+        if (found >= 0)
+            *targets |= UINT32_C(1) << m;
+        else if (found != PCRE2_ERROR_NOMATCH)
+            return BL_FAIL(refusal, "%s: matching \"%s\" fails (PCRE2 error %d)", where, path, found);
+    }
+    return BL_OK;
+}
+
+bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *text, int64_t n_layers,
+                                uint32_t *targets)
+{
+    bl_status st = BL_OK;
+    int error;
+    PCRE2_SIZE error_offset;
+    PCRE2_UCHAR reason[128];
+
+    *targets = 0;
+    pcre2_code *pattern =
+        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF,
+                      &error, &error_offset, NULL);
+    pcre2_match_data *match = pattern ? pcre2_match_data_create_from_pattern(pattern, NULL) : NULL;
+
+    if (!match) {
+        pcre2_get_error_message(error, reason, sizeof reason);
+        st = BL_FAIL(refusal, "%s: \"%.100s\" is no regular expression: %s", where, text,
+                     (const char *)reason);
+        goto done;
+    }
+    for (int64_t layer = 0; layer < n_layers; layer++) {
+        uint32_t of_layer;
+        BL_TRY_GOTO(st, done, match_layer(refusal, where, pattern, match, layer, &of_layer));
+        if (layer > 0 && of_layer != *targets) {
+            st = BL_FAIL(refusal,
+                         "%s: \"%.100s\" selects other modules in layer %" PRId64
+                         " than in layer 0, which is not supported",
+                         where, text, layer);
+            goto done;
+        }
+        *targets = of_layer;
+    }
+done:
+    pcre2_match_data_free(match);
+    pcre2_code_free(pattern);
+    return st;
+}
