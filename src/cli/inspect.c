@@ -9,8 +9,10 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "llama/weights.h"
 #include "store/checkpoint.h"
 #include "store/hf_model.h"
+#include "store/peft.h"
 #include "store/safetensors.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20, N_SCALE_KINDS = BL_SCALE_BLOCK + 1 };
@@ -141,38 +143,41 @@ static bl_status report_fp8(json_t *report, const bl_hf_model *model)
     return BL_OK;
 }
 
+/* Reports what can be reported, then checks as training does before it reads weights, in its order. */
 static bl_status report_model(json_t *report, const char *dir)
 {
+    bl_llama_config config;
+    bl_error of_config;
     bl_hf_model *model;
-    BL_TRY(bl_hf_open(dir, &model));
-    bl_status st = put(report, "n_files", json_integer((json_int_t)bl_hf_file_count(model)));
-    if (st == BL_OK) st = report_fp8(report, model);
+
+    bl_error_save(&of_config, bl_llama_config_load(dir, &config));
+    bl_status st = bl_hf_open(dir, &model);
+    if (st == BL_OK) st = put(report, "n_files", json_integer((json_int_t)bl_hf_file_count(model)));
     if (st == BL_OK) st = report_tensors(report, model_tensor, model, bl_hf_count(model));
+    if (st == BL_OK) st = report_fp8(report, model);
+    if (st == BL_OK && of_config.status == BL_OK) st = bl_llama_check_model(&config, model);
     bl_hf_close(model);
-    return st;
+    return of_config.status == BL_OK ? st : bl_error_restore(&of_config);
 }
 
+/* The same for an adapter, whose base is not at hand. */
 static bl_status report_adapter(json_t *report, const char *dir, const char *config_path)
 {
+    static const char *const keys[][2] = {
+        {"lora_r", "r"}, {"lora_alpha", "lora_alpha"}, {"lora_target_modules", "target_modules"}};
     bl_status st;
     json_t *config = NULL;
     char *path = NULL;
-    int64_t rank;
-    double alpha;
-    const json_t *modules;
 
     BL_TRY_GOTO(st, done, bl_path_join(dir, "adapter_model.safetensors", &path));
     BL_TRY_GOTO(st, done, bl_json_load(config_path, CONFIG_MAX_BYTES, &config));
     BL_TRY_GOTO(st, done, bl_json_check_object(config_path, config));
-    BL_TRY_GOTO(st, done, bl_json_get_int(config_path, config, "r", BL_JSON_REQUIRED, 1, INT32_MAX, &rank));
-    BL_TRY_GOTO(st, done,
-                bl_json_get_real(config_path, config, "lora_alpha", BL_JSON_REQUIRED, 0, 1e9, &alpha));
-    BL_TRY_GOTO(st, done,
-                bl_json_get_array(config_path, config, "target_modules", BL_JSON_REQUIRED, &modules));
-    BL_TRY_GOTO(st, done, put(report, "lora_r", json_integer(rank)));
-    BL_TRY_GOTO(st, done, put(report, "lora_alpha", json_real(alpha)));
-    BL_TRY_GOTO(st, done, put(report, "lora_target_modules", json_deep_copy(modules)));
-    st = report_file(report, path);
+    for (size_t i = 0; i < BL_COUNT(keys); i++) {
+        const json_t *value = json_object_get(config, keys[i][1]);
+        if (value) BL_TRY_GOTO(st, done, put(report, keys[i][0], json_deep_copy(value)));
+    }
+    BL_TRY_GOTO(st, done, report_file(report, path));
+    st = bl_peft_check(dir);
 done:
     json_decref(config);
     free(path);
@@ -322,11 +327,13 @@ static bl_status inspect(const char *path, bool as_json)
     }
     BL_TRY_GOTO(st, done, put(report, "path", name));
     if (S_ISDIR(info.st_mode)) {
-        BL_TRY_GOTO(st, done, report_folder(report, path));
+        st = report_folder(report, path);
     } else {
         BL_TRY_GOTO(st, done, put(report, "kind", json_string("safetensors")));
-        BL_TRY_GOTO(st, done, report_file(report, path));
+        st = report_file(report, path);
     }
+    /* What cannot be used may have tensors to list. */
+    if (st != BL_OK && (st != BL_EINPUT || !json_object_get(report, "dtypes"))) goto done;
     if (as_json) {
         json_dumpf(report, stdout, JSON_INDENT(2));
         putchar('\n');
@@ -362,11 +369,14 @@ const bl_command bl_command_inspect = {
     .name = "inspect",
     .arguments = "FILE|DIR [--json]",
     .summary = "check a safetensors file, a model, an adapter or a checkpoint and list its tensors",
-    .details = "Prints type, shape and name of each tensor, and totals by type; for a model also how its FP8 "
-               "weights\n"
-               "are scaled, and for a checkpoint its step and state, after every byte was checked. What "
-               "cannot be used\n"
-               "ends it with the reason and exit code 3, or 5 for a checkpoint.\n",
+    .details =
+        "Prints type, shape and name of each tensor, and totals by type; for a model also how its FP8 "
+        "weights\n"
+        "are scaled, and for a checkpoint its step and state, after every byte was checked. A model or an "
+        "adapter\n"
+        "is then checked as training checks it. What cannot be used ends it with the reason and exit code 3, "
+        "or 5\n"
+        "for a checkpoint.\n",
     .print_options = print_options,
     .run = run,
 };

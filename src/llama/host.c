@@ -57,6 +57,20 @@ done:
     return st;
 }
 
+bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model)
+{
+    BL_TRY(bl_llama_config_fit_kv_heads(config, model));
+    BL_TRY(bl_llama_check_tensors(config, model));
+    for (int64_t i = 0; i < config->n_layers * BL_PROJECTIONS; i++) {
+        char name[BL_TENSOR_NAME_BYTES];
+        bl_hf_weight w;
+        bl_llama_tensor_name(i / BL_PROJECTIONS,
+                             bl_projection_get((bl_projection)(i % BL_PROJECTIONS))->module, name);
+        BL_TRY(bl_hf_get_weight(model, name, &w));
+    }
+    return BL_OK;
+}
+
 /* The format that the user's choice and the stored weight lead to. */
 static bl_status choose_format(bl_base_format choice, const bl_hf_weight *w, bl_format *out)
 {
@@ -129,8 +143,7 @@ bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max
     host->n_positions = bl_max_i64(max_positions, 1);
     BL_TRY_GOTO(st, done, bl_llama_config_load(dir, &host->config));
     BL_TRY_GOTO(st, done, bl_hf_open(dir, &host->files));
-    BL_TRY_GOTO(st, done, bl_llama_config_fit_kv_heads(&host->config, host->files));
-    BL_TRY_GOTO(st, done, bl_llama_check_tensors(&host->config, host->files));
+    BL_TRY_GOTO(st, done, bl_llama_check_model(&host->config, host->files));
     BL_TRY_GOTO(st, done, bl_llama_host_set_format(host, format));
     BL_TRY_GOTO(st, done, read_embedding(host));
     BL_TRY_GOTO(st, done, bl_llama_open_io_files(host->files, &host->io_files));

@@ -44,6 +44,10 @@ typedef struct bl_llama_host {
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
 } bl_llama_host;
 
+/* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales; reads no
+ * weights. Sets config->n_kv_heads as bl_llama_config_fit_kv_heads. BL_EINPUT lists all that is wrong. */
+bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model);
+
 /* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is
  * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
 bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out);

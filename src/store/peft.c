@@ -149,6 +149,48 @@ done:
     return st;
 }
 
+/* Takes what the tensor's name and shape say of the base into it. */
+static void add_to_base(const bl_tensor *tensor, bl_peft_base *base)
+{
+    char name[NAME_BYTES];
+    factor_id id;
+
+    if (sscanf(tensor->name, "base_model.model.model.layers.%" SCNd64 ".", &id.layer) != 1 || id.layer < 0)
+        return;
+    for (id.module = 0; id.module < BL_PEFT_MODULES; id.module++) {
+        for (id.factor = BL_PEFT_A; id.factor <= BL_PEFT_B; id.factor++) {
+            bool is_a = id.factor == BL_PEFT_A;
+            int64_t *features = is_a ? &base->in_features[id.module] : &base->out_features[id.module];
+            tensor_name(&id, name);
+            if (strcmp(name, tensor->name) != 0 || tensor->n_dims != 2) continue;
+            base->n_layers = bl_max_i64(base->n_layers, id.layer + 1);
+            if (!*features) *features = tensor->shape[is_a];
+        }
+    }
+}
+
+bl_status bl_peft_check(const char *dir)
+{
+    bl_peft_base base = {.n_layers = 1};
+    bl_peft_adapter *adapter = NULL;
+    bl_safetensors *file = NULL;
+    char *path = NULL;
+
+    BL_TRY(bl_path_join(dir, MODEL_NAME, &path));
+    bl_status st = bl_safetensors_open(path, &file);
+    if (st != BL_OK) goto done;
+    size_t n = bl_safetensors_count(file);
+    for (size_t i = 0; i < n; i++) add_to_base(bl_safetensors_at(file, i), &base);
+    base.n_layers = bl_min_i64(
+        base.n_layers, (int64_t)n + 1); /* a lone high number must not fill memory with missing names */
+    st = bl_peft_open(dir, &base, &adapter);
+done:
+    bl_peft_close(adapter);
+    bl_safetensors_close(file);
+    free(path);
+    return st;
+}
+
 void bl_peft_close(bl_peft_adapter *adapter)
 {
     if (!adapter) return;

@@ -79,6 +79,9 @@ bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config 
 bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapter **out);
 void bl_peft_close(bl_peft_adapter *adapter); /* NULL is fine */
 
+/* What bl_peft_open checks, where no base is at hand: its sizes are those of the adapter's own tensors. */
+bl_status bl_peft_check(const char *dir);
+
 const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter);
 
 /* One factor as float: dst[bl_peft_elements]. The module must be a target. Any thread. */
