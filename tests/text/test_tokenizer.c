@@ -15,6 +15,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 #define FIXTURES "tests/text/fixtures/"
@@ -364,6 +365,43 @@ static void test_configurations_name_bos_and_eos(void **state)
         strstr(bl_error_text(), "generation_config.json: key eos_token_id: expected a token id, got 1e30"));
 }
 
+/* Metaspace with prepend_scheme first: text behind a special token of the template is no beginning, as where
+ * the whole conversation is tokenized as one text. */
+static void test_chat_text_behind_a_token(void **state)
+{
+    static const bl_chat_message messages[] = {{BL_CHAT_USER, "ab"}, {BL_CHAT_ASSISTANT, "a b"}};
+    static const char whole[] = "<s>[INST] ab [/INST] a b </s>";
+    bl_ids ids = {0}, labels = {0}, expected = {0};
+    char *text, path[128];
+    bl_chat_template *chat;
+    json_t *file;
+
+    (void)state;
+    assert_int_equal(bl_json_load("tests/text/fixtures/chat_spm.json", 1 << 20, &file), BL_OK);
+    json_object_set_new(file, "normalizer", json_null());
+    json_object_set_new(file, "pre_tokenizer",
+                        json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace", "replacement", "\u2581",
+                                  "prepend_scheme", "first", "split", 0));
+    text = json_dumps(file, 0);
+    write_file("metaspace.json", text);
+    snprintf(path, sizeof path, "%s/metaspace.json", folder);
+    bl_tokenizer *tokenizer = load(path);
+    assert_int_equal(bl_chat_template_load("llama2", NULL, tokenizer, &chat), BL_OK);
+    assert_int_equal(bl_chat_template_encode(chat, messages, 2, true, &ids, &labels), BL_OK);
+    assert_int_equal(bl_tokenizer_encode(tokenizer, whole, strlen(whole), BL_PARSE_SPECIAL, &expected),
+                     BL_OK);
+    /* The template's border before the answer splits no token here. */
+    assert_int_equal(ids.n, expected.n);
+    assert_memory_equal(ids.id, expected.id, ids.n * sizeof *ids.id);
+    bl_ids_free(&ids);
+    bl_ids_free(&labels);
+    bl_ids_free(&expected);
+    bl_chat_template_destroy(chat);
+    bl_tokenizer_destroy(tokenizer);
+    free(text);
+    json_decref(file);
+}
+
 /* ignore_merges looks whole pieces up in the vocabulary, which may list special tokens too. */
 static void test_a_whole_piece_is_never_special(void **state)
 {
@@ -528,6 +566,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_configurations_name_bos_and_eos, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_a_whole_piece_is_never_special, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_strip_takes_off_both_ends, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_chat_text_behind_a_token, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_bad_files_are_refused_with_reason, make_folder, remove_folder),
         cmocka_unit_test(test_missing_file_is_an_input_error),
     };
