@@ -155,7 +155,8 @@ static void add_to_base(const bl_tensor *tensor, bl_peft_base *base)
     char name[NAME_BYTES];
     factor_id id;
 
-    if (sscanf(tensor->name, "base_model.model.model.layers.%" SCNd64 ".", &id.layer) != 1 || id.layer < 0)
+    if (sscanf(tensor->name, "base_model.model.model.layers.%" SCNd64 ".", &id.layer) != 1 || id.layer < 0 ||
+        id.layer == INT64_MAX)
         return;
     for (id.module = 0; id.module < BL_PEFT_MODULES; id.module++) {
         for (id.factor = BL_PEFT_A; id.factor <= BL_PEFT_B; id.factor++) {

@@ -322,6 +322,19 @@ static void test_tensors_are_compared_with_the_base(void **state)
                     "\"base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight\":"
                     "{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]}}",
                     16);
+    /* Without a base, against themselves: the first A, [2, 1], says that there is one input. */
+    assert_int_equal(bl_peft_check(tmp_path("t")), BL_EINPUT);
+    assert_error_has("missing base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight");
+    assert_error_has("layers.0.self_attn.q_proj.lora_A.weight has shape [2, 1], expected [1, 1]");
+    tmp_subdir("far");
+    put_text("far/adapter_config.json",
+             "{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"target_modules\":[\"q_proj\"]}");
+    put_safetensors("far/adapter_model.safetensors",
+                    "{\"base_model.model.model.layers.9223372036854775807.self_attn.q_proj.lora_A.weight\":"
+                    "{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]}}",
+                    4);
+    assert_int_equal(bl_peft_check(tmp_path("far")), BL_EINPUT);
+    assert_error_has("unexpected base_model.model.model.layers.9223372036854775807.");
     assert_int_equal(bl_peft_open(tmp_path("t"), &small, &adapter), BL_EINPUT);
     assert_null(adapter);
     assert_error_has("q_proj.lora_A.weight has shape [2, 1], expected [1, 2]; ");
