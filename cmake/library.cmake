@@ -24,6 +24,13 @@ if(BALLAST_CUDA)
 endif()
 string(STRIP "${BALLAST_LINK_LIBRARIES}" BALLAST_LINK_LIBRARIES)
 
+# A program takes from the archive what it uses, and nothing that an installed header names needs MPI. A shared object made of the whole
+# archive has the launcher in it: `pkg-config --static` adds what that needs, and the CMake package names it in any case.
+set(BALLAST_LINK_LIBRARIES_ALL)
+if(BALLAST_HAS_MPI)
+  string(JOIN " " BALLAST_LINK_LIBRARIES_ALL ${MPI_C_LIBRARIES})
+endif()
+
 set(library_headers
   base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
   io/reader.h
@@ -41,6 +48,18 @@ endforeach()
 install(TARGETS libballast DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS ballast DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+# Its prefix is where it lies, so that `cmake --install --prefix` and a tree that is moved are right; an absolute folder stays.
+set(BALLAST_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
+if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+  file(RELATIVE_PATH BALLAST_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+  string(REGEX REPLACE "/$" "" BALLAST_PC_PREFIX "\${pcfiledir}/${BALLAST_PC_PREFIX}")
+endif()
+foreach(folder INCLUDEDIR LIBDIR)
+  set(BALLAST_PC_${folder} ${CMAKE_INSTALL_${folder}})
+  if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_${folder}})
+    set(BALLAST_PC_${folder} "\${prefix}/${CMAKE_INSTALL_${folder}}")
+  endif()
+endforeach()
 configure_file(cmake/ballast.pc.in ${CMAKE_BINARY_DIR}/ballast.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/ballast.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 

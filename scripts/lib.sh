@@ -2,7 +2,7 @@
 # lib.sh -- what the scripts share. Sourced by a POSIX shell whose working directory is the repository.
 
 # The one list of packages (Debian 12 names): what building and testing needs on a bare system.
-packages="gcc libc6-dev cmake ninja-build pkg-config
+packages="gcc g++ libc6-dev cmake ninja-build pkg-config
     libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev libopenblas-dev libdnnl-dev libcmocka-dev liburing-dev
     libhwloc-dev libmimalloc-dev
     openmpi-bin libopenmpi-dev iproute2 strace"

@@ -10,6 +10,10 @@
 
 #include "base/host_device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum bl_dtype {
     BL_BOOL, BL_U8, BL_I8, BL_F8_E5M2, BL_F8_E4M3, BL_F8_E8M0, BL_I16, BL_U16, BL_F16, BL_BF16,
     BL_I32, BL_U32, BL_F32, BL_F64, BL_I64, BL_U64,
@@ -43,5 +47,9 @@ uint16_t bl_f32_to_f16(float value);  /* round to nearest even; overflow to infi
 
 /* dst[i] = (float)src[i] for i < count; src holds `dtype`: F32, F16, BF16 or F64. Any alignment. False: other dtype. */
 bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

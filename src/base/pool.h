@@ -10,6 +10,10 @@
 
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bl_pool bl_pool;
 
 enum { BL_POOL_SCRATCH_BYTES = 1 << 20 };
@@ -25,5 +29,9 @@ int bl_pool_threads(const bl_pool *pool);
 /* Calls fn(arg, i, scratch) for each i in [0, n_items), on any of the threads, and returns when all are done. Calls from
  * several threads take turns. fn must not call bl_pool_run of the same pool. */
 void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -7,6 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 static inline bool bl_mul_overflows(size_t a, size_t b, size_t *out) { return __builtin_mul_overflow(a, b, out); }
 static inline bool bl_add_overflows(size_t a, size_t b, size_t *out) { return __builtin_add_overflow(a, b, out); }
 static inline bool bl_mul_i64_overflows(int64_t a, int64_t b, int64_t *out) { return __builtin_mul_overflow(a, b, out); }
@@ -17,5 +21,9 @@ static inline int64_t bl_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t bl_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 #define BL_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -11,6 +11,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum bl_status {
     BL_OK = 0,
     BL_EUSAGE,      /* a wrong option, key or configuration value              exit 2 */
@@ -74,5 +78,9 @@ const char *bl_status_name(bl_status status);
     do {                                                                                                               \
         if (((st) = (call)) != BL_OK) goto label;                                                                      \
     } while (0)
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

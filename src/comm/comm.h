@@ -18,6 +18,10 @@
 #include "base/status.h"
 #include "device/device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bl_comm bl_comm;
 
 int bl_comm_rank(const bl_comm *comm);
@@ -56,5 +60,9 @@ void bl_comm_destroy(bl_comm *comm); /* NULL is fine */
  * is destroyed by its owner when its streams no longer use it, the shared state goes with the last.
  * deadline_s: how long a rank waits for another inside one collective (0 = for ever). */
 bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

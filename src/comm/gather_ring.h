@@ -28,6 +28,10 @@
 #include "device/device.h"
 #include "device/timeline.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { BL_GATHER_ITEMS = 12 };
 
 typedef struct bl_gather_item {
@@ -93,5 +97,9 @@ void *bl_gather_ring_memory(const bl_gather_ring *ring);
 /* What create takes; SIZE_MAX when that is more than a size_t can count. */
 size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size);
 bl_status bl_gather_ring_validate(const bl_gather_ring *ring);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -28,6 +28,10 @@
 #include "base/pool.h"
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum bl_device_kind { BL_DEVICE_CPU, BL_DEVICE_CUDA } bl_device_kind;
 
 /* BL_SPACE_DEVICE: where the device computes. BL_SPACE_HOST: host memory that the device copies from and to
@@ -109,5 +113,9 @@ double bl_stamp_seconds(const bl_stamp *stamp);
 /* Seconds from one stamp to another of the same device by that device's own clock, 0 while either has not been reached. On CUDA the
  * difference of two bl_stamp_seconds is good to some ten microseconds only, this to one. */
 double bl_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -10,6 +10,10 @@
 
 #include "device/device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum bl_lane {
     BL_LANE_COMPUTE,
     BL_LANE_GATHER,      /* the frozen base, between ranks */
@@ -62,5 +66,9 @@ typedef struct bl_timeline_totals {
     int64_t n_dropped;
 } bl_timeline_totals;
 void bl_timeline_get_totals(const bl_timeline *timeline, bl_timeline_totals *out); /* zeros for NULL */
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

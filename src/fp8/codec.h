@@ -15,6 +15,10 @@
 
 #include "base/host_device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define BL_E4M3_MAX 448.0f
 #define BL_E5M2_MAX 57344.0f
 
@@ -91,5 +95,9 @@ BL_HOST_DEVICE float bl_e5m2_to_f32(uint8_t code)
         bits = (magnitude << 21) + (112u << 23);
     return bl_f32_from_bits(sign | bits);
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -25,6 +25,10 @@
 #include "base/status.h"
 #include "fp8/codec.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum bl_format {
     BL_FORMAT_FP8_ROW,
     BL_FORMAT_FP8_BLOCK,
@@ -86,5 +90,9 @@ void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const
 
 /* dst[cols][rows] = src[rows][cols], codes of one byte. */
 void bl_fp8_transpose(bl_pool *pool, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -23,6 +23,10 @@
 
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* AUTO is io_uring where the kernel grants it, pread elsewhere. URING where it is refused is pread, too. */
 typedef enum bl_io_engine { BL_IO_AUTO, BL_IO_URING, BL_IO_PREAD } bl_io_engine;
 
@@ -133,5 +137,9 @@ bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t 
 bl_status bl_reader_next(bl_reader *reader, bl_io_chunk *out);
 /* Ends the stream wherever it is. Without an open stream it does nothing. */
 void bl_reader_stream_end(bl_reader *reader);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

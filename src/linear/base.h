@@ -13,6 +13,10 @@
 #include "device/device.h"
 #include "ops/weight.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
 
 /* Rows that are gathered together: neighbouring segments whose rows have the same number of bytes. */
@@ -93,5 +97,9 @@ bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 /* *out: the matrix, its codes valid for tasks queued on `stream` until the unit's release. */
 bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out);
 bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

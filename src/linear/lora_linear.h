@@ -20,6 +20,10 @@
 #include "device/device.h"
 #include "ops/matmul.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { BL_LORA_PARTS = 3 };
 
 typedef struct bl_lora_part {
@@ -63,5 +67,9 @@ bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear
 /* dx (T,K) and the parts' dA, dB are overwritten; dx NULL skips it. x is the forward's input. dx overlaps neither x nor dy.
  * T = 0 sets dA and dB to zero. */
 bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, const void *dy, void *dx);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

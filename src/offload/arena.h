@@ -13,6 +13,10 @@
 
 #include "device/device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bl_arena bl_arena;
 
 typedef struct bl_arena_options {
@@ -53,5 +57,9 @@ int bl_arena_node_of(int index, int n);
 /* Keeps the calling thread, and threads it starts from now on, on those of its cores that are the node's. Does nothing for -1, for a node
  * that has none of its cores, and on a host with one node; a refusal by the system is logged. BL_EUSAGE: no such node. */
 bl_status bl_arena_bind_thread(int node);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

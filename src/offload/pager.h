@@ -20,6 +20,10 @@
 #include "comm/gather_ring.h"
 #include "offload/pages.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* For tests and benches: what the engine sees beside the truth. All may be NULL. */
 typedef struct bl_pager_hooks {
     bl_io_hook io; /* of the reader: short reads, errors, delays; runs on its threads */
@@ -71,5 +75,9 @@ size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_de
 bl_status bl_pager_verify(bl_pager *pager);
 /* The invariants of ring and pages; BL_EINTERNAL says which is broken. */
 bl_status bl_pager_validate(const bl_pager *pager);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -17,6 +17,10 @@
 #include "io/reader.h"
 #include "offload/tier.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bl_page_spec {
     const char *name; /* unique; copied: "layer 3 qkv", "scales" */
     size_t n_bytes;
@@ -76,5 +80,9 @@ bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page);
 void bl_pages_distrust_disk(bl_pages *pages);
 /* Reads a whole disk page into host memory and checks it; also before seal when has_disk. For small pages (scales). */
 bl_status bl_pages_read(const bl_pages *pages, int64_t page, void *dst);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

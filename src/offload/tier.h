@@ -6,6 +6,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum bl_tier {
     BL_TIER_DEVICE, /* device memory: nothing to bring */
     BL_TIER_HOST,   /* the arena: pinned host memory */
@@ -18,5 +22,9 @@ const char *bl_tier_name(bl_tier tier); /* "device", "host", "disk" */
  * Pieces are given in the order of use; the chosen ones are spread evenly over them: of the bytes of any first k pieces, those chosen
  * differ from the ratio's share by at most the largest piece. 0 chooses none, 1 all. The same on every rank. */
 void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier, bl_tier *tiers);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

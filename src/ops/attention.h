@@ -7,6 +7,10 @@
 
 #include "ops/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* For each document and each query head h, with key/value head h / (n_heads / n_kv_heads):
  *   s_ij = q_i . k_j / sqrt(d) for j <= i + position_offset
  *   o_i = sum_j softmax_j(s_ij) v_j;  lse_ih = log sum_j exp(s_ij)
@@ -42,5 +46,9 @@ typedef struct bl_attention_backward_args {
     float *delta;
 } bl_attention_backward_args;
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

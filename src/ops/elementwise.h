@@ -6,6 +6,10 @@
 #include "base/dtype.h"
 #include "ops/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* SwiGLU, Shazeer 2020, arXiv:2002.05202, eq. 6 (SiLU gate): h = silu(g) u, silu(g) = g / (1 + exp(-g)).
  * gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
 typedef struct bl_swiglu_forward_args {
@@ -86,5 +90,9 @@ typedef struct bl_embedding_args {
     void *y;
 } bl_embedding_args;
 bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

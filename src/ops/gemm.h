@@ -16,6 +16,10 @@
 #include "base/status.h"
 #include "ops/weight.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* C (M,N) = alpha op(A) op(B) + beta C; op(A) (M,K), op(B) (K,N); op transposes when asked. */
 bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K,
                           float alpha, const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
@@ -34,5 +38,9 @@ bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64
 
 /* The library underneath: "onednn" or "openblas". */
 const char *bl_cpu_gemm_library(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -7,6 +7,10 @@
 #include "ops/ops.h"
 #include "ops/weight.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* logits_t = W x_t;  logp_t = logits_t[target_t] - log sum_v exp(logits_tv)
  *   *loss_sum += - sum_t weight_t logp_t                                 (double, tokens in order)
  *   dx_t = scale weight_t W^T (softmax(logits_t) - onehot(target_t))     (scale = 1 / the step's labels)
@@ -40,5 +44,9 @@ int64_t bl_loss_head_scratch_floats(int64_t V);
 
 /* The scratch in bytes on any device; more than the logits on CUDA, where T is the largest that a call will have. */
 size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -8,6 +8,10 @@
 #include "ops/ops.h"
 #include "ops/weight.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* C = alpha op(A) op(B) + beta C, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when asked. Leading dimensions
  * are the strides between stored rows. With beta 0 C is overwritten, whatever it held. C overlaps neither A nor B.
  * CPU: all fp32. CUDA: A and B are bf16 (act), C is of the type c_act, either one; sums are fp32, rounded once.
@@ -50,5 +54,9 @@ bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 
 /* forward, mode, T and the weight's shape and formats are read, pointers are not. Does not shrink as T grows. */
 size_t bl_matmul_weight_scratch_bytes(const bl_device *device, const bl_matmul_weight_args *args);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -6,6 +6,10 @@
 
 #include "ops/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* rstd_t = 1 / sqrt(mean_h x_th^2 + eps);  y_th = x_th rstd_t w_h. The mean is summed in double.
  * x (T,H) read; w (H) read; y (T,H) overwritten, may be x; rstd (T) overwritten, or NULL. */
 typedef struct bl_rmsnorm_forward_args {
@@ -32,5 +36,9 @@ typedef struct bl_rmsnorm_backward_args {
     void *dx;
 } bl_rmsnorm_backward_args;
 bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

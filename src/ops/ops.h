@@ -23,6 +23,10 @@
 #include "base/status.h"
 #include "device/device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Zero, and so what arguments without this member initialised mean, is fp32. */
 typedef enum bl_act_type { BL_ACT_F32, BL_ACT_BF16 } bl_act_type;
 
@@ -30,5 +34,9 @@ static inline size_t bl_act_bytes(bl_act_type type)
 {
     return type == BL_ACT_BF16 ? 2 : 4;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

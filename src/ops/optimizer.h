@@ -6,6 +6,10 @@
 
 #include "ops/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* With g = grad_i * grad_scale (clipping):
  *   w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *   w -= lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
@@ -38,5 +42,9 @@ typedef struct bl_clip_scale_args {
     double *norm, *grad_scale;
 } bl_clip_scale_args;
 bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -18,6 +18,10 @@
 
 #include "base/host_device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bl_philox_key {
     uint32_t word[2];
 } bl_philox_key;
@@ -68,5 +72,9 @@ BL_HOST_DEVICE float bl_dropout_scale(float p)
 {
     return (float)(1.0 / (1.0 - (double)p));
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

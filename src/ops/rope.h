@@ -6,6 +6,10 @@
 
 #include "ops/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* In place on n_heads consecutive heads of d channels at x + t * row_stride, for each token t:
  *   (a, b) -> (a cos - b sin, b cos + a sin),  angle = (p_t + position_offset) inv_freq[i],
  * p_t the token's index in its document. direction -1 rotates back: the backward of the forward.
@@ -25,5 +29,9 @@ bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
  * double. */
 void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,
                          float *sin_table);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -8,6 +8,10 @@
 
 #include "fp8/fp8.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { BL_WEIGHT_SEGMENTS_MAX = 3 };
 
 /* rows x cols of the matrix, row-major and dense, with scales as fp8/fp8.h lays them out; a block grid starts
@@ -26,5 +30,9 @@ typedef struct bl_weight {
     int n_segments;
     bl_weight_segment segment[BL_WEIGHT_SEGMENTS_MAX];
 } bl_weight;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
