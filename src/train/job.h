@@ -31,6 +31,7 @@ typedef struct bl_job {
     bl_error tokenizer_error;           /* why not; rows of tokens need none */
     bl_dataset *train, *validation; /* validation may be train itself (a split), or NULL */
     int64_t first_train_row, n_train_rows, n_validation_rows; /* validation rows are the first of their data set */
+    int64_t longest_train_row, longest_validation_row; /* tokens, of these rows; 0: there are none */
     bl_lora_layout lora;
     char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;

@@ -51,7 +51,8 @@ bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out)
         .embedding = m->vocab_size * m->hidden_size * (int64_t)bl_dtype_bytes(job->host->embedding_dtype),
         .adapter = job->lora.n_floats ? bl_adapter_state_bytes(&job->lora, m->n_layers, job->n_ranks, (int)c->ring_depth) : 0,
         .activations = bl_llama_pass_bytes(m, &options) + bl_llama_pass_host_bytes(m, &options),
-        .batches = job->evaluate_only ? 0 : 2 * bl_batches_bytes((int)c->gradient_accumulation_steps, options.T_max),
+        .batches = (job->evaluate_only ? 0 : 2 * bl_batches_bytes((int)c->gradient_accumulation_steps, options.T_max)) +
+                   (job->validation ? bl_batches_bytes(1, options.T_max) : 0),
         .scratch = c->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES),
         .other = PROCESS_BYTES,
     };

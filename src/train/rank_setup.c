@@ -7,11 +7,23 @@
 #include "ops/gemm.h"
 #include "train/job.h"
 
-/* Micro-batches a visit: visit_tokens, or as many as make a gather worth its while. */
-static int64_t visit_group(const bl_train_config *c)
+/* Tokens of the largest micro-batch that training can make of its rows; and of the largest of an evaluation. */
+static int64_t train_tokens(const bl_job *job)
+{
+    return job->config->per_device_train_batch_size * job->longest_train_row;
+}
+
+static int64_t evaluation_tokens(const bl_job *job)
+{
+    return job->config->per_device_eval_batch_size * job->longest_validation_row;
+}
+
+/* Micro-batches a visit: visit_tokens, or as many as make a gather worth its while. The same on all ranks, whose data are the same. */
+static int64_t visit_group(const bl_job *job)
 {
     enum { AUTO_TOKENS = 256 };
-    int64_t micro_tokens = c->per_device_train_batch_size * c->max_seq_length;
+    const bl_train_config *c = job->config;
+    int64_t micro_tokens = bl_max_i64(1, train_tokens(job));
     int64_t wanted = c->visit_tokens == BL_OPTION_AUTO ? AUTO_TOKENS : c->visit_tokens;
     return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), c->gradient_accumulation_steps);
 }
@@ -47,9 +59,8 @@ static bl_status create_timeline(bl_rank *r)
 bl_pass_options bl_job_pass_options(const bl_job *job)
 {
     const bl_train_config *c = job->config;
-    int64_t rows = bl_max_i64(c->per_device_train_batch_size, job->validation ? c->per_device_eval_batch_size : 0);
-    if (job->evaluate_only) rows = c->per_device_eval_batch_size;
-    return (bl_pass_options){.T_max = rows * c->max_seq_length, .max_group = job->evaluate_only ? 1 : (int)visit_group(c),
+    return (bl_pass_options){.T_max = bl_max_i64(train_tokens(job), evaluation_tokens(job)), /* 0 without rows of the kind */
+                             .max_group = job->evaluate_only ? 1 : (int)visit_group(job),
                              .ring_depth = (int)c->ring_depth, .save = job->save, .training = !job->evaluate_only,
                              .lora = &job->lora, .offload_activations = c->activation_offload && !job->evaluate_only,
                              .pin = true};

@@ -88,6 +88,21 @@ static bl_status pack_data(bl_job *job)
     return BL_OK;
 }
 
+static int64_t longest_row(const bl_dataset *rows, int64_t first, int64_t n)
+{
+    int64_t longest = 0;
+    for (int64_t row = first; rows && row < first + n; row++) longest = bl_max_i64(longest, bl_dataset_n_tokens(rows, row));
+    return longest;
+}
+
+/* What buffers are sized by: max_seq_length may be far above what the data have. */
+static void measure_rows(bl_job *job)
+{
+    job->longest_train_row = longest_row(job->train, job->first_train_row, job->n_train_rows);
+    job->longest_validation_row = longest_row(job->validation, 0, job->n_validation_rows);
+    job->host->n_positions = bl_max_i64(1, bl_max_i64(job->longest_train_row, job->longest_validation_row));
+}
+
 static bl_status open_data(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -108,7 +123,9 @@ static bl_status open_data(bl_job *job)
     }
     if (job->tokenizer_error.status != BL_OK)
         bl_log_warning("%s; rows of tokens need no tokenizer", job->tokenizer_error.text);
-    return c->packing == BL_PACKING_NONE ? BL_OK : pack_data(job);
+    if (c->packing != BL_PACKING_NONE) BL_TRY(pack_data(job));
+    measure_rows(job);
+    return BL_OK;
 }
 
 /* Which ranks there are, and which of them are this process's. */
@@ -402,7 +419,8 @@ static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training,
     config.offload_tier = BL_OFFLOAD_HOST;
     config.offload_dir = NULL;
     bl_job stored = {.config = &config, .host = job->host, .validation = job->validation, .evaluate_only = true,
-                     .n_validation_rows = job->n_validation_rows, .n_ranks = job->n_ranks, .n_here = job->n_here,
+                     .n_validation_rows = job->n_validation_rows,
+                     .longest_validation_row = job->longest_validation_row, .n_ranks = job->n_ranks, .n_here = job->n_here,
                      .n_on_host = job->n_on_host};
     bl_memory_ledger memory;
     int64_t peak_bytes;
