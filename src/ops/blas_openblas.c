@@ -2,6 +2,7 @@
 #include "ops/blas.h"
 
 #include <pthread.h>
+#include <stdio.h>
 
 #include <cblas.h>
 
@@ -22,7 +23,22 @@ bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K,
     return true;
 }
 
+/* It takes its buffers when it is loaded and when they are first used, and has no way to say that there are none. */
+bl_status ops_blas_prepare(void)
+{
+    pthread_once(&single_threaded, make_single_threaded);
+    return BL_OK;
+}
+
 const char *ops_blas_name(void)
 {
     return "openblas";
+}
+
+/* openblas_get_config: "OpenBLAS 0.3.21 DYNAMIC_ARCH ... SkylakeX ..." */
+void ops_blas_describe(char *text, size_t n_bytes)
+{
+    char version[16] = "";
+    (void)sscanf(openblas_get_config(), "OpenBLAS %15s", version);
+    snprintf(text, n_bytes, "openblas %s %.32s", version, openblas_get_corename());
 }

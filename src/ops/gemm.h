@@ -39,6 +39,15 @@ bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64
 /* The library underneath: "onednn" or "openblas". */
 const char *bl_cpu_gemm_library(void);
 
+/* Has the library take for good what its first products would take; without it, they do. Call it while memory is there: before
+ * threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no memory be executed. */
+bl_status bl_cpu_gemm_prepare(void);
+
+/* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines where they differ may round products
+ * differently. */
+enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
+void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
+
 #ifdef __cplusplus
 }
 #endif

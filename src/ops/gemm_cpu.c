@@ -43,6 +43,16 @@ const char *bl_cpu_gemm_library(void)
     return ops_blas_name();
 }
 
+bl_status bl_cpu_gemm_prepare(void)
+{
+    return ops_blas_prepare();
+}
+
+void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES])
+{
+    ops_blas_describe(text, BL_CPU_GEMM_TEXT_BYTES);
+}
+
 static int64_t count_tiles(int64_t M, int64_t tile_m, int64_t N, int64_t tile_n)
 {
     return bl_ceil_div(M, tile_m) * bl_ceil_div(N, tile_n);
@@ -69,7 +79,7 @@ static bl_status check_matrix(const char *name, int64_t n_rows, int64_t n_cols, 
 
 static bl_status check_library(const atomic_bool *out_of_memory)
 {
-    return atomic_load(out_of_memory) ? BL_FAIL(BL_ENOMEM, "GEMM: the buffers of %s", ops_blas_name())
+    return atomic_load(out_of_memory) ? BL_FAIL(BL_ENOMEM, "out of memory: the buffers of %s", ops_blas_name())
                                       : BL_OK;
 }
 

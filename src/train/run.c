@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "ops/gemm.h"
 #include "train/job.h"
 
 /* ---- opening ---- */
@@ -491,7 +492,8 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
     bl_job job = {.config = config, .launch = launch};
     bl_dir_lock *lock = NULL;
 
-    bl_status st = place_ranks(&job);
+    bl_status st = bl_cpu_gemm_prepare();
+    if (st == BL_OK) st = place_ranks(&job);
     if (st == BL_OK) st = take_output_dir(&job, &lock);
     if (st == BL_OK) st = train_locked(&job);
     bl_error error;
@@ -516,7 +518,8 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     bl_job job = {.config = config, .launch = launch, .evaluate_only = true};
     int64_t peak_bytes;
 
-    bl_status st = place_ranks(&job);
+    bl_status st = bl_cpu_gemm_prepare();
+    if (st == BL_OK) st = place_ranks(&job);
     if (st == BL_OK) st = open_job(&job);
     if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     if (st == BL_OK) st = bl_job_identify(&job);
