@@ -11,6 +11,7 @@
 #include "comm/launch.h"
 #include "linear/base.h"
 #include "llama/pass.h"
+#include "ops/gemm.h"
 #include "store/checkpoint.h"
 #include "text/dataset.h"
 #include "train/adapter_state.h"
@@ -139,6 +140,13 @@ bl_status bl_rank_load(bl_rank *rank);
 bl_status bl_job_check_processes(bl_job *job);
 /* Gives the other processes what rank 0's has chosen: resume_dir, start_step and what goes with them. */
 bl_status bl_job_share_start(bl_job *job);
+
+/* Warns of ranks whose products may round differently from rank 0's. */
+bl_status bl_job_compare_machines(const bl_job *job);
+
+/* machine.c: what else bits depend on, in a checkpoint's state; another one when it is resumed is a warning. */
+bl_status bl_job_record_machine(json_t *state);
+bl_status bl_job_compare_machine(const bl_job *job, const json_t *state);
 
 /* adapter_io.c: job->lora and init_adapter, by the configuration or by the adapter that it starts from. */
 bl_status bl_job_choose_lora(bl_job *job);

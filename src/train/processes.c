@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "base/files.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "train/job.h"
 
@@ -191,4 +192,42 @@ bl_status bl_job_share_start(bl_job *job)
     job->start_is_saved = s.is_saved;
     if (s.resume_dir[0] && !(job->resume_dir = strdup(s.resume_dir))) return BL_FAIL(BL_ENOMEM, "a path");
     return BL_OK;
+}
+
+/* ---- machines ---- */
+
+typedef struct machine {
+    char products[BL_CPU_GEMM_TEXT_BYTES];
+} machine;
+
+static void warn_of_machines(const machine *machines, int n_ranks)
+{
+    int n_others = 0, last = 0;
+
+    for (int i = 1; i < n_ranks; i++)
+        if (strcmp(machines[i].products, machines[0].products) != 0) {
+            n_others++;
+            last = i;
+        }
+    if (n_others > 0)
+        bl_log_warning("not bit-identical on other hosts: products are made with %s on rank 0 and otherwise on %d ranks, as %s on rank %d",
+                       machines[0].products, n_others, machines[last].products, last);
+}
+
+bl_status bl_job_compare_machines(const bl_job *job)
+{
+    machine own = {0}, *machines = calloc((size_t)job->n_ranks, sizeof *machines);
+    bl_status st;
+    talk t;
+
+    if (!machines) return BL_FAIL(BL_ENOMEM, "out of memory: the machines of %d processes", job->n_ranks);
+    BL_TRY_GOTO(st, done, talk_open(job, &t));
+    bl_cpu_gemm_describe(own.products);
+    st = bl_comm_all_gather(t.world, t.stream, &own, machines, sizeof own);
+    if (st == BL_OK) st = bl_stream_synchronize(t.stream);
+    talk_close(&t);
+    if (st == BL_OK && job->first_here == 0) warn_of_machines(machines, job->n_ranks);
+done:
+    free(machines);
+    return st;
 }

@@ -100,6 +100,7 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
     BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
     json_t *state = describe(job, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, state) : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
+    if (st == BL_OK) st = bl_job_record_machine(state);
     if (st == BL_OK) {
         st = bl_checkpoint_commit(job->saving, state);
         job->saving = NULL;
@@ -303,6 +304,7 @@ static bl_status choose_start(bl_job *job)
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
         bl_status st = find_checkpoint(job, &state);
         if (st == BL_OK && job->resume_dir) st = check_state(job, state);
+        if (st == BL_OK && job->resume_dir) st = bl_job_compare_machine(job, state);
         json_decref(state);
         if (st != BL_OK) return st;
         if (job->resume_dir) {
@@ -342,6 +344,7 @@ bl_status bl_job_prepare_resume(bl_job *job)
     BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
     BL_TRY(bl_job_identify(job));
     if (job->launch) BL_TRY(bl_job_check_processes(job));
+    if (job->launch) BL_TRY(bl_job_compare_machines(job));
     if (job->first_here == 0) BL_TRY(prepare_folder(job));
     return job->launch ? bl_job_share_start(job) : BL_OK;
 }

@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "ops/gemm.h"
 #include "train/job.h"
 
 /* ---- opening ---- */
@@ -363,7 +362,10 @@ static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
 static void print_model(const bl_job *job)
 {
     const bl_train_config *c = job->config;
+    char products[BL_CPU_GEMM_TEXT_BYTES];
 
+    bl_cpu_gemm_describe(products);
+    bl_log_info("products: %s", products);
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x %lld threads, shards of %lld",
                 (double)bl_llama_config_n_params(&job->host->config) * 1e-6, (long long)job->host->config.n_layers,
                 (long long)job->lora.options.r, (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6, job->n_ranks,

@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
+#include "ops/gemm.h"
 
 /* 400 steps of two processes take 3 s, but minutes where thirty others want the same two cores and disk. */
 static const double LIMIT_S = 600;
@@ -180,6 +181,38 @@ static void test_models_differ(void **state)
     }
 }
 
+/* Hosts of different instruction sets: a warning, of rank 0 only. */
+static void test_one_machine_differs(void **state)
+{
+    char text[BL_CPU_GEMM_TEXT_BYTES], script[1024];
+    runs_child child = {0};
+    golden_args args = {0};
+
+    (void)state;
+    bl_cpu_gemm_describe(text);
+    if (strcmp(bl_cpu_gemm_library(), "onednn") != 0 || strstr(text, "sse41")) {
+        print_message("skipped: %s offers no other instruction set\n", text);
+        skip();
+    }
+    const char *path = runs_path("lesser-on-rank-1");
+    snprintf(script, sizeof script,
+             "#!/bin/sh\nif [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then export DNNL_MAX_CPU_ISA=SSE41; fi\nexec %s \"$@\"\n",
+             BALLAST_PROGRAM);
+    runs_write(path, script);
+    assert_int_equal(chmod(path, 0755), 0);
+    runs_standard(&args, runs_path("machines"), 3);
+    runs_set(&args, "max_steps", "2");
+    mpi_start_ballast(&child, 3, path, "train", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+    char *log = runs_read(child.log, NULL), *line = strstr(log, "not bit-identical on other hosts");
+    assert_non_null(line);
+    assert_non_null(strstr(line, "otherwise on 1 ranks, as onednn"));
+    assert_non_null(strstr(line, "sse41 on rank 1"));
+    assert_null(strstr(line + 1, "not bit-identical on other hosts"));
+    free(log);
+    golden_args_free(&args);
+}
+
 /* ---- signals ---- */
 
 enum { LONG_STEPS = 400 };
@@ -307,6 +340,7 @@ int main(void)
         cmocka_unit_test(test_resume_across_kinds),
         cmocka_unit_test(test_one_process_differs),
         cmocka_unit_test(test_models_differ),
+        cmocka_unit_test(test_one_machine_differs),
         cmocka_unit_test(test_stop_and_go_on),
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_a_rank_hangs),

@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
+#include "ops/gemm.h"
 #include "store/checkpoint.h"
 #include "store/safetensors.h"
 
@@ -411,6 +412,52 @@ static void test_init_adapter(void **state)
     golden_args_free(&args);
 }
 
+/* The warning on the log of a run that resumes step 2 of `from`; "" when there is none. The caller's. */
+static char *resume_elsewhere(const char *from, const char *name)
+{
+    static const char mark[] = "warning: not bit-identical: ";
+    runs_child child = {0};
+    golden_args args = {0};
+
+    runs_copy(from, runs_path("%s", name));
+    runs_standard(&args, runs_path("%s", name), 1);
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 120), 0);
+    golden_args_free(&args);
+    char *log = runs_read(child.log, NULL), *line = strstr(log, mark);
+    assert_non_null(strstr(log, "resuming "));
+    memmove(log, line ? line + strlen(mark) : "", line ? strlen(line + strlen(mark)) + 1 : 1);
+    log[strcspn(log, "\n")] = '\0';
+    return log;
+}
+
+/* A machine of a lesser instruction set, as oneDNN lets one have it, may round products differently: resuming there works and says so. */
+static void test_another_machine(void **state)
+{
+    char text[BL_CPU_GEMM_TEXT_BYTES], made_with[2 * BL_CPU_GEMM_TEXT_BYTES], here[2 * BL_CPU_GEMM_TEXT_BYTES];
+    char whole[GOLDEN_PATH_BYTES];
+
+    (void)state;
+    strcpy(whole, crashed_run(whole_run(1), 2, "moving"));
+    bl_cpu_gemm_describe(text);
+    char *log = resume_elsewhere(whole, "stays");
+    assert_string_equal(log, "");
+    free(log);
+    if (strcmp(bl_cpu_gemm_library(), "onednn") != 0 || strstr(text, "sse41")) {
+        print_message("skipped: %s offers no other instruction set\n", text);
+        skip();
+    }
+    setenv("DNNL_MAX_CPU_ISA", "SSE41", 1);
+    log = resume_elsewhere(whole, "moves");
+    unsetenv("DNNL_MAX_CPU_ISA");
+    snprintf(made_with, sizeof made_with, " was made with %s, this machine has ", text);
+    strcpy(strrchr(text, ' '), " sse41");
+    snprintf(here, sizeof here, "this machine has %s", text);
+    if (!strstr(log, made_with) || !strstr(log, here)) fail_msg("'%s' and '%s' are not in: %s", made_with, here, log);
+    free(log);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -429,6 +476,7 @@ int main(void)
         cmocka_unit_test(test_a_finished_run),
         cmocka_unit_test(test_readme_of_a_resumed_run),
         cmocka_unit_test(test_init_adapter),
+        cmocka_unit_test(test_another_machine),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

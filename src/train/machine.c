@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* machine.c -- what the bits of a run depend on besides its configuration, data and model: the library under
+ * its products, and the instruction set that this takes on this machine (src/ops/README.md: all else rounds
+ * alike everywhere). */
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "train/job.h"
+
+static const char KEY[] = "products"; /* of a checkpoint's state */
+
+bl_status bl_job_record_machine(json_t *state)
+{
+    char text[BL_CPU_GEMM_TEXT_BYTES];
+    bl_cpu_gemm_describe(text);
+    return json_object_set_new(state, KEY, json_string(text)) == 0
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "out of memory: the description of a checkpoint");
+}
+
+bl_status bl_job_compare_machine(const bl_job *job, const json_t *state)
+{
+    char text[BL_CPU_GEMM_TEXT_BYTES];
+    const char *old = NULL; /* of checkpoints made before this key was */
+
+    BL_TRY(bl_json_get_string(job->resume_dir, state, KEY, BL_JSON_OPTIONAL, &old));
+    bl_cpu_gemm_describe(text);
+    if (old && strcmp(old, text) != 0)
+        bl_log_warning("not bit-identical: checkpoint %s was made with %s, this machine has %s",
+                       job->resume_dir, old, text);
+    return BL_OK;
+}
