@@ -108,6 +108,18 @@ void bl_dataset_close(bl_dataset *dataset)
 
 /* ---- use ---- */
 
+/* Sample `index` is no longer what opening saw. */
+static bl_status fail_changed(const bl_dataset *dataset, int64_t index)
+{
+    int64_t line = 0;
+
+    BL_TRY(bl_row_find_line(dataset->path, dataset->fd, dataset->entry[index].offset_bytes, &line));
+    return BL_FAIL(BL_EINPUT,
+                   "%s:%" PRId64 ": sample %" PRId64 " (from 0) has changed since the file was scanned; "
+                   "a file that is trained on must stay as it is",
+                   dataset->path, line, index);
+}
+
 static const bl_dataset *samples_of(const bl_dataset *dataset)
 {
     return dataset->pack ? bl_pack_samples(dataset->pack) : dataset;
@@ -154,15 +166,14 @@ bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *ou
     if (!text) return BL_FAIL(BL_ENOMEM, "%s: a row of %zu bytes", dataset->path, row.n_bytes);
     row.text = text;
     bl_status st = bl_file_read_full(dataset->fd, dataset->path, text, row.n_bytes, row.offset_bytes);
-    if (st == BL_OK) st = bl_sample_build(&dataset->rules, dataset->path, &row, out, &verdict, &n_lost);
-    /* The row was good when the file was opened: whatever is wrong with it now, the file is another. */
-    if (st == BL_EINPUT || (st == BL_OK && (verdict != BL_ROW_USED || out->n_tokens != entry->n_tokens))) {
-        int64_t line = 0;
+    bool same = st == BL_OK && bl_row_hash(&row) == entry->hash;
+    if (same) st = bl_sample_build(&dataset->rules, dataset->path, &row, out, &verdict, &n_lost);
+    /* The row was good when the file was scanned. The count bounds what packing copies: no hash vouches for
+     * that. */
+    same = same && verdict == BL_ROW_USED && out->n_tokens == entry->n_tokens;
+    if (st == BL_EINPUT || (st == BL_OK && !same)) {
         bl_sample_free(out);
-        st = bl_row_find_line(dataset->path, dataset->fd, row.offset_bytes, &line);
-        if (st == BL_OK)
-            st = BL_FAIL(BL_EINPUT, "%s:%" PRId64 ": the file has changed since it was opened", dataset->path,
-                         line);
+        st = fail_changed(dataset, index);
     }
     free(text);
     return st;

@@ -16,8 +16,8 @@
  * completion without a space between that the data has not. Text in a row never becomes a special token.
  *
  * Opening reads the file once and builds each sample once, so that every error and every count is known
- * before training starts; kept are 16 bytes a row. Samples are built again when they are asked for. Peak
- * memory is that of 1 MiB of rows, or of the longest one. */
+ * before training starts; kept are 24 bytes a row, a checksum of its bytes among them. Samples are built again
+ * when they are asked for. Peak memory is that of 1 MiB of rows, or of the longest one. */
 #ifndef BALLAST_TEXT_DATASET_H
 #define BALLAST_TEXT_DATASET_H
 
@@ -129,7 +129,7 @@ bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_t
                           int64_t n, bl_dataset **out);
 
 /* Builds row `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT if the
- * file changed since it was opened, BL_EIO, BL_ENOMEM; *out is then empty. */
+ * row's bytes are not those that were scanned, BL_EIO if the file ends before it, BL_ENOMEM; *out is then empty. */
 bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *out);
 void bl_sample_free(bl_sample *sample); /* an empty one is fine */
 

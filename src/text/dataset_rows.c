@@ -208,6 +208,11 @@ void bl_row_reader_close(bl_row_reader *reader)
     *reader = (bl_row_reader){.fd = -1};
 }
 
+uint64_t bl_row_hash(const bl_row *row)
+{
+    return XXH3_64bits(row->text, row->n_bytes);
+}
+
 bl_status bl_row_find_line(const char *path, int fd, int64_t offset_bytes, int64_t *line)
 {
     char *block = malloc(READ_BYTES);

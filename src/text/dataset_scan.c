@@ -78,7 +78,7 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
 
 /* ---- one row ---- */
 
-static bl_status add_entry(bl_dataset *dataset, const bl_row *row, const bl_sample *sample)
+static bl_status add_entry(bl_dataset *dataset, const bl_row *row, uint64_t hash, const bl_sample *sample)
 {
     if (dataset->n == dataset->capacity) {
         size_t capacity = dataset->capacity + dataset->capacity / 2 + 256, n_bytes;
@@ -89,6 +89,7 @@ static bl_status add_entry(bl_dataset *dataset, const bl_row *row, const bl_samp
         dataset->capacity = capacity;
     }
     dataset->entry[dataset->n++] = (bl_row_entry){.offset_bytes = row->offset_bytes,
+                                                  .hash = hash,
                                                   .n_bytes = (uint32_t)row->n_bytes,
                                                   .n_tokens = (int32_t)sample->n_tokens};
     return BL_OK;
@@ -114,6 +115,7 @@ static bool skip_bad_row(bl_dataset *dataset, bl_status st)
 typedef struct scanned_row {
     bl_row row; /* text: set when the batch is whole */
     size_t at;  /* of the text in the batch */
+    uint64_t hash;
     bl_sample sample;
     bl_row_verdict verdict;
     int64_t n_lost;
@@ -135,6 +137,7 @@ static void build_row(void *arg, int64_t index, void *scratch)
     scanned_row *r = &batch->row[index];
 
     (void)scratch;
+    r->hash = bl_row_hash(&r->row);
     bl_status st = bl_sample_build(&batch->dataset->rules, batch->dataset->path, &r->row, &r->sample,
                                    &r->verdict, &r->n_lost);
     r->error.status = BL_OK;
@@ -157,7 +160,7 @@ static bl_status take_down(row_batch *batch, scanned_row *r)
     stats->n_label_tokens += bl_sample_count_labels(&r->sample);
     dataset->has_documents |= r->sample.document_ids != NULL;
     add_to_hash(batch->hash, &r->sample);
-    return add_entry(dataset, &r->row, &r->sample);
+    return add_entry(dataset, &r->row, r->hash, &r->sample);
 }
 
 static bl_status run_batch(row_batch *batch)

@@ -550,7 +550,7 @@ static void test_changed_file_is_noticed(void **state)
     assert_int_equal(bl_dataset_get(dataset, 0, &sample), BL_OK);
     bl_sample_free(&sample);
     assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_EINPUT);
-    assert_non_null(strstr(bl_error_text(), ":2: the file has changed"));
+    assert_non_null(strstr(bl_error_text(), ":2: sample 1 (from 0) has changed"));
     assert_null(sample.ids);
     write_bytes("{\"te", 4);
     assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_EIO);

@@ -367,23 +367,42 @@ static void test_data_that_is_mended(void **state)
 }
 
 /* Rank after rank meets the hole; whichever is first speaks for all. */
-static void check_changing_data(bool shorter, int code)
+typedef enum data_change { OTHER_BYTES, OTHER_IDS, FEWER_BYTES } data_change;
+
+/* Ids become others; the file's length, its rows' and their counts of tokens stay. */
+static void change_ids(const char *path)
+{
+    size_t n;
+    char *bytes = runs_read(path, &n);
+    FILE *file = fopen(path, "r+");
+
+    assert_non_null(file);
+    for (size_t i = 0; i < n; i++) bytes[i] = (char)(bytes[i] == '2' ? '3' : bytes[i]);
+    assert_int_equal(fwrite(bytes, 1, n, file), n);
+    assert_int_equal(fclose(file), 0);
+    free(bytes);
+}
+
+static void check_changing_data(data_change change, const char *key, int code)
 {
     golden_args args = {0};
     runs_child child = {0};
-    const char *output = runs_path("changing");
+    const char *output = runs_path("changing"), *path = runs_path("data.jsonl");
 
     assert_int_equal(bl_tree_remove(output), BL_OK);
-    runs_copy(GOLDEN_DIR "/tokens/tiny-more.jsonl", runs_path("data.jsonl"));
-    data_args(&args, output);
+    runs_copy(GOLDEN_DIR "/tokens/tiny-more.jsonl", path);
+    runs_standard(&args, output, 2);
+    runs_set(&args, key, "%s", path);
     runs_set(&args, "max_steps", "100000");
     runs_set(&args, "save_steps", "0");
     runs_start(&child, "train", &args);
     while (runs_is_alive(&child) && runs_logged_steps(output) < 3) runs_sleep_s(0.002);
-    if (shorter) {
-        assert_int_equal(truncate(runs_path("data.jsonl"), 300), 0);
+    if (change == FEWER_BYTES) {
+        assert_int_equal(truncate(path, 300), 0);
+    } else if (change == OTHER_IDS) {
+        change_ids(path);
     } else {
-        FILE *file = fopen(runs_path("data.jsonl"), "r+");
+        FILE *file = fopen(path, "r+");
         assert_non_null(file);
         for (int i = 0; i < 2000; i++) fputc('x', file);
         fclose(file);
@@ -395,9 +414,14 @@ static void check_changing_data(bool shorter, int code)
 
 static void test_data_that_change_during_the_run(void **state)
 {
+    static const char *const keys[] = {"train_file", "validation_file"};
+
     (void)state;
-    check_changing_data(false, EXIT_INPUT);
-    check_changing_data(true, EXIT_RESOURCE); /* a read that fails */
+    for (size_t i = 0; i < BL_COUNT(keys); i++) {
+        check_changing_data(OTHER_BYTES, keys[i], EXIT_INPUT);
+        check_changing_data(OTHER_IDS, keys[i], EXIT_INPUT);
+        check_changing_data(FEWER_BYTES, keys[i], EXIT_RESOURCE); /* a read that fails */
+    }
 }
 
 static void test_text_without_a_tokenizer(void **state)

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a data file can do to its user: change while it is used, hold what a format would drop, be of another
+ * kind. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "text/dataset.h"
+
+static char folder[64], path[128];
+static bl_tokenizer *tokenizer;
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/ballast-input-XXXXXX");
+    if (!mkdtemp(folder)) return -1;
+    snprintf(path, sizeof path, "%s/rows.jsonl", folder);
+    return bl_tokenizer_load("tests/text/fixtures/chat.json", &tokenizer) == BL_OK ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    bl_tokenizer_destroy(tokenizer);
+    return bl_tree_remove(folder) == BL_OK ? 0 : -1;
+}
+
+/* Into the file that is there: an open data set sees it. */
+static void write_bytes(const void *bytes, size_t n)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, n, file), n);
+    assert_int_equal(fclose(file), 0);
+}
+
+static bl_status try_open(bl_data_format format, bool skip_bad, bl_dataset **out)
+{
+    bool chat = format == BL_DATA_MESSAGES || format == BL_DATA_SHAREGPT;
+    bl_dataset_options options = bl_dataset_default_options(path);
+
+    options.format = format;
+    options.skip_bad = skip_bad;
+    options.eos_id = 0;
+    options.n_threads = 2;
+    options.chat_template = chat ? "llama3" : NULL;
+    return bl_dataset_open(&options, tokenizer, out);
+}
+
+static bl_dataset *open_rows(bl_data_format format)
+{
+    bl_dataset *dataset;
+    if (try_open(format, false, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+    return dataset;
+}
+
+/* ---- data that change ---- */
+
+/* A row of each format, and another of as many bytes and tokens. */
+static const struct {
+    bl_data_format format;
+    const char *row, *other;
+} twins[] = {
+    {BL_DATA_TOKENS, "{\"input_ids\":[5,6,7]}", "{\"input_ids\":[5,6,8]}"},
+    {BL_DATA_TOKENS, "{\"input_ids\":[5,6,7],\"weights\":[1,2,1]}",
+     "{\"input_ids\":[5,6,7],\"weights\":[1,3,1]}"},
+    {BL_DATA_TEXT, "{\"text\":\"xyzw\"}", "{\"text\":\"xyzv\"}"},
+    {BL_DATA_ALPACA, "{\"instruction\":\"xyzw\",\"output\":\"a\"}",
+     "{\"instruction\":\"xyzv\",\"output\":\"a\"}"},
+    {BL_DATA_PROMPT_COMPLETION, "{\"prompt\":\"xyzw\",\"completion\":\"a\"}",
+     "{\"prompt\":\"xyzv\",\"completion\":\"a\"}"},
+    {BL_DATA_MESSAGES,
+     "{\"messages\":[{\"role\":\"user\",\"content\":\"xyzw\"},{\"role\":\"assistant\",\"content\":\"a\"}]}",
+     "{\"messages\":[{\"role\":\"user\",\"content\":\"xyzv\"},{\"role\":\"assistant\",\"content\":\"a\"}]}"},
+    {BL_DATA_SHAREGPT,
+     "{\"conversations\":[{\"from\":\"human\",\"value\":\"xyzw\"},{\"from\":\"gpt\",\"value\":\"a\"}]}",
+     "{\"conversations\":[{\"from\":\"human\",\"value\":\"xyzv\"},{\"from\":\"gpt\",\"value\":\"a\"}]}"},
+};
+
+/* Three rows, lines or one array; the second is `middle`. */
+static void write_three(const char *row, const char *middle, bool array)
+{
+    char text[1024];
+    int n = snprintf(text, sizeof text, array ? "[%s,\n%s,\n%s]" : "%s\n%s\n%s\n", row, middle, row);
+    write_bytes(text, (size_t)n);
+}
+
+static void check_changed(const bl_dataset *dataset, int64_t index, const char *place)
+{
+    bl_sample sample;
+
+    assert_int_equal(bl_dataset_get(dataset, index, &sample), BL_EINPUT);
+    assert_null(sample.ids);
+    if (strncmp(bl_error_text(), path, strlen(path)) || !strstr(bl_error_text(), place) ||
+        !strstr(bl_error_text(), "changed since the file was scanned"))
+        fail_msg("%s", bl_error_text());
+}
+
+static void check_good(const bl_dataset *dataset, int64_t index)
+{
+    bl_sample sample;
+
+    if (bl_dataset_get(dataset, index, &sample) != BL_OK) fail_msg("%s", bl_error_text());
+    bl_sample_free(&sample);
+}
+
+static void test_a_row_of_the_same_length_is_noticed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(twins); i++)
+        for (int array = 0; array < 2; array++) {
+            write_three(twins[i].row, twins[i].row, array);
+            bl_dataset *dataset = open_rows(twins[i].format);
+            int64_t n_tokens = bl_dataset_n_tokens(dataset, 1);
+            check_good(dataset, 1);
+            write_three(twins[i].row, twins[i].other, array);
+            check_changed(dataset, 1, ":2: sample 1 (from 0) has");
+            check_good(dataset, 0);
+            check_good(dataset, 2);
+            bl_dataset_close(dataset);
+            dataset = open_rows(twins[i].format); /* the count of tokens could not have told */
+            assert_int_equal(bl_dataset_n_tokens(dataset, 1), n_tokens);
+            bl_dataset_close(dataset);
+        }
+}
+
+/* A packed row needs each of its samples. */
+static void test_packed_rows_notice_it(void **state)
+{
+    (void)state;
+    for (bl_packing packing = BL_PACKING_PACK; packing <= BL_PACKING_CONCATENATE; packing++) {
+        bl_dataset *rows;
+        write_three(twins[0].row, twins[0].row, false);
+        bl_dataset *samples = open_rows(BL_DATA_TOKENS);
+        assert_int_equal(bl_dataset_pack(samples, packing, 9, 0, 3, &rows), BL_OK);
+        assert_int_equal(bl_dataset_count(rows), 1);
+        check_good(rows, 0);
+        write_three(twins[0].row, twins[0].other, false);
+        check_changed(rows, 0, ":2: sample 1 (from 0) has");
+        bl_dataset_close(rows);
+        bl_dataset_close(samples);
+    }
+}
+
+/* A line more at the top moves all others. */
+static void test_rows_that_moved_are_noticed(void **state)
+{
+    (void)state;
+    write_three(twins[2].row, twins[2].row, false);
+    bl_dataset *dataset = open_rows(BL_DATA_TEXT);
+    write_bytes("\n{\"text\":\"xyzw\"}\n{\"text\":\"xyzw\"}\n{\"text\":\"xyzw\"}\n", 49);
+    check_changed(dataset, 0, ":1: sample 0");
+    check_changed(dataset, 1, ":2: sample 1");
+    bl_dataset_close(dataset);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_row_of_the_same_length_is_noticed),
+        cmocka_unit_test(test_packed_rows_notice_it),
+        cmocka_unit_test(test_rows_that_moved_are_noticed),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
