@@ -16,8 +16,39 @@ typedef struct reader {
     const char *path;
     yaml_parser_t parser;
     yaml_event_t event; /* the latest; owned */
-    int64_t *lines;     /* [n_options]: where a key was set in this file, 0 = not yet */
+    int64_t *lines;     /* of note_given, in this file */
 } reader;
+
+/* ---- what is given once ---- */
+
+/* A key is given once, under one name. lines[n_options + n_aliases] has the place of each, 0 = not yet; the
+ * caller frees it. NULL: no memory. */
+static int64_t *create_lines(const bl_options *options)
+{
+    return calloc(options->n_options + options->n_aliases, sizeof(int64_t));
+}
+
+/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere. */
+static int64_t note_given(const bl_options *options, int64_t *lines, const char *name, int64_t index,
+                          int64_t line)
+{
+    char key[BL_OPTION_KEY_BYTES];
+    int64_t before = 0;
+
+    bl_option_normalise(name, key);
+    const bl_option_alias *alias = bl_options_find(options, key) ? NULL : bl_options_find_alias(options, key);
+    if (alias) {
+        int64_t *at = &lines[options->n_options + (size_t)(alias - options->aliases)];
+        before = *at;
+        *at = line;
+    }
+    if (index == BL_OPTION_NOTHING) return before;
+    if (!before) before = lines[index];
+    lines[index] = line;
+    return before;
+}
+
+/* ---- a YAML file ---- */
 
 static bl_status next_event(reader *r)
 {
@@ -105,14 +136,13 @@ static bl_status read_pair(reader *r)
     snprintf(with_key, sizeof with_key, "%s%.*s: ", where, BL_OPTION_KEY_BYTES - 3, name);
     BL_TRY_GOTO(st, done, take_value(r, with_key, &items, &value));
     BL_TRY_GOTO(st, done, bl_options_resolve(r->options, where, name, &value, &translation, &index));
-    if (index == BL_OPTION_NOTHING) goto done;
-    if (r->lines[index]) {
+    int64_t before = note_given(r->options, r->lines, name, index, line);
+    if (before) {
         st = BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld", where, name,
-                     r->options->table[index].key, (long long)r->lines[index]);
+                     index == BL_OPTION_NOTHING ? name : r->options->table[index].key, (long long)before);
         goto done;
     }
-    r->lines[index] = line;
-    st = bl_options_assign(r->options, where, index, &value, BL_FROM_FILE);
+    if (index != BL_OPTION_NOTHING) st = bl_options_assign(r->options, where, index, &value, BL_FROM_FILE);
 done:
     for (size_t i = 0; i < value.n_items; i++) free(items[i]);
     free(items);
@@ -157,7 +187,7 @@ bl_status bl_options_read_yaml(const bl_options *options, const char *path)
         st = BL_EUSAGE;
         goto done;
     }
-    if (!(r.lines = calloc(options->n_options, sizeof *r.lines)) || !yaml_parser_initialize(&r.parser)) {
+    if (!(r.lines = create_lines(options)) || !yaml_parser_initialize(&r.parser)) {
         st = BL_FAIL(BL_ENOMEM, "%s: reading YAML", path);
         goto done;
     }
@@ -190,7 +220,7 @@ static bool is_switch(const bl_options *options, const char *name)
     return alias->key && bl_options_find(options, alias->key)->type == BL_OPTION_BOOL;
 }
 
-static bl_status read_option(const bl_options *options, int argc, char *const *argv, int *at)
+static bl_status read_option(const bl_options *options, int argc, char *const *argv, int *at, int64_t *lines)
 {
     bl_status st;
     bool truth;
@@ -220,6 +250,11 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
         st = BL_FAIL(BL_EUSAGE, "--%s: a value is missing", name);
         goto done;
     }
+    if (note_given(options, lines, name, index, 1)) {
+        st = BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name,
+                     index == BL_OPTION_NOTHING ? name : options->table[index].key);
+        goto done;
+    }
     if (index != BL_OPTION_NOTHING) st = bl_options_assign(options, "--", index, &value, BL_FROM_LINE);
 done:
     free(name);
@@ -229,21 +264,25 @@ done:
 bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words,
                                const char **words, int *n_words)
 {
+    bl_status st = BL_OK;
     bool only_words = false;
+    int64_t *lines = create_lines(options);
 
     *n_words = 0;
-    for (int i = 0; i < argc; i++) {
+    if (!lines) return BL_FAIL(BL_ENOMEM, "out of memory: reading the command line");
+    for (int i = 0; i < argc && st == BL_OK; i++) {
         if (!only_words && strcmp(argv[i], "--") == 0) {
             only_words = true;
         } else if (!only_words && strncmp(argv[i], "--", 2) == 0) {
-            BL_TRY(read_option(options, argc, argv, &i));
+            st = read_option(options, argc, argv, &i, lines);
         } else if (!only_words && argv[i][0] == '-' && argv[i][1]) {
-            return BL_FAIL(BL_EUSAGE, "%s: unknown option; options begin with two dashes", argv[i]);
+            st = BL_FAIL(BL_EUSAGE, "%s: unknown option; options begin with two dashes", argv[i]);
         } else if (*n_words == max_words) {
-            return BL_FAIL(BL_EUSAGE, "%s: unexpected word", argv[i]);
+            st = BL_FAIL(BL_EUSAGE, "%s: unexpected word", argv[i]);
         } else {
             words[(*n_words)++] = argv[i];
         }
     }
-    return BL_OK;
+    free(lines);
+    return st;
 }

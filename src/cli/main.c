@@ -37,7 +37,7 @@ static const bl_command *const commands[] = {
 };
 
 static const char SYNTAX[] =
-    "Every option may be written --key value or --key=value, with dashes or underscores.\n"
+    "Every option is given at most once, as --key value or --key=value, with dashes or underscores.\n"
     "Exit codes: 0 done; 2 usage or configuration; 3 bad input; 4 memory, disk or limits; 5 checkpoint\n"
     "unusable; 6 numerics; 7 a rank died or hung; 75 stopped on request, resumable.\n";
 

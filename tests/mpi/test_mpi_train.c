@@ -91,14 +91,19 @@ static void test_resume_across_kinds(void **state)
 
 /* ---- what one process gets wrong, all end with ---- */
 
-/* A script that starts the program, with `word` on rank 1, and `others` on the others. */
+/* A script that starts the program, with `word` on rank 1, and `others` on the others: "--key value", in place of
+ * that key, or "". */
 static const char *with_words(const char *word, const char *others)
 {
-    char text[2 * GOLDEN_PATH_BYTES + 160];
+    char text[2 * GOLDEN_PATH_BYTES + 320];
     const char *path = runs_path("program.sh");
     snprintf(text, sizeof text,
-             "#!/bin/sh\n[ $OMPI_COMM_WORLD_RANK = 1 ] && exec %s \"$@\" %s\nexec %s \"$@\" %s\n",
-             BALLAST_PROGRAM, word, BALLAST_PROGRAM, others);
+             "#!/bin/sh\nmore='%s'\n[ $OMPI_COMM_WORLD_RANK = 1 ] && more='%s'\n"
+             "for word; do\n  shift\n"
+             "  if [ \"$word\" = \"${more%%%% *}\" ]; then skip=1\n"
+             "  elif [ \"$skip\" ]; then skip=\n"
+             "  else set -- \"$@\" \"$word\"; fi\ndone\nexec %s \"$@\" $more\n",
+             others, word, BALLAST_PROGRAM);
     runs_write(path, text);
     assert_int_equal(chmod(path, 0755), 0);
     return path;

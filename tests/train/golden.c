@@ -26,6 +26,12 @@ void golden_args_add(golden_args *args, const char *key, const char *format, ...
     va_start(list, format);
     vsnprintf(value, sizeof value, format, list);
     va_end(list);
+    for (int i = 0; i < args->n; i += 2) {
+        if (strcmp(args->text[i] + 2, key) != 0) continue;
+        free(args->text[i + 1]);
+        require((args->text[i + 1] = strdup(value)) != NULL, "memory");
+        return;
+    }
     require(args->n + 2 <= GOLDEN_MAX_ARGS, "too many arguments");
     require(bl_text_format(&args->text[args->n++], "--%s", key) == BL_OK, "memory");
     require(bl_text_format(&args->text[args->n++], "%s", value) == BL_OK, "memory");

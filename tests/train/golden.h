@@ -17,6 +17,7 @@ typedef struct golden_args {
     int n;
 } golden_args;
 
+/* Adds a key, or changes its value: the command line takes each once. */
 void golden_args_add(golden_args *args, const char *key, const char *format, ...) BL_PRINTF(3, 4);
 void golden_args_free(golden_args *args);
 

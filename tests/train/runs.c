@@ -77,13 +77,6 @@ void runs_set(golden_args *args, const char *key, const char *format, ...)
     va_start(list, format);
     vsnprintf(value, sizeof value, format, list);
     va_end(list);
-    for (int i = 0; i < args->n; i += 2) {
-        if (strcmp(args->text[i] + 2, key) != 0) continue;
-        free(args->text[i + 1]);
-        args->text[i + 1] = strdup(value);
-        assert_non_null(args->text[i + 1]);
-        return;
-    }
     golden_args_add(args, key, "%s", value);
 }
 

@@ -90,8 +90,8 @@ static void test_line_wins(void **state)
     (void)state;
     assert_int_equal(
         load(REQUIRED "lora_r: 4\nseed: 7\nlearning_rate: 1\n",
-             "--lora-r=16 --learning_rate 0.25 --seed null --lora_target_modules up_proj,down_proj "
-             "--overwrite_output_dir --shuffle false --lora_r 32",
+             "--lora-r=32 --learning_rate 0.25 --seed null --lora_target_modules up_proj,down_proj "
+             "--overwrite_output_dir --shuffle false",
              &c),
         BL_OK);
     assert_true(c->lora_r == 32 && c->learning_rate == 0.25 && c->seed == 42);
@@ -132,6 +132,7 @@ static void test_file_errors(void **state)
         {"qwertz: 4\n", "c.yaml:1: qwertz: unknown key"},
         {"seed: 1\nseed: 2\n", "c.yaml:2: seed: seed is already set in line 1"},
         {"lora_r: 2\nlora_rank: 2\n", "c.yaml:2: lora_rank: lora_r is already set in line 1"},
+        {"bf16: false\nseed: 1\nbf16: false\n", "c.yaml:3: bf16: bf16 is already set in line 1"},
         {"lora_r: 0\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '0'"},
         {"lora_r: 1025\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '1025'"},
         {"lora_r: 8.0\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '8.0'"},
@@ -198,6 +199,14 @@ static void test_line_errors(void **state)
         {"-lora_r 4", "-lora_r: unknown option; options begin with two dashes"},
         {"--seed 1 more", "more: unexpected word"},
         {"-- --seed", "--seed: unexpected word"},
+        {"--train_file a --train_file b", "--train_file: train_file is given twice"},
+        {"--train_file=a --train-file a", "--train-file: train_file is given twice"},
+        {"--seed null --seed 1", "--seed: seed is given twice"},
+        {"--shuffle --shuffle false", "--shuffle: shuffle is given twice"},
+        {"--lora_r 2 --lora_rank 2", "--lora_rank: lora_r is given twice"},
+        {"--fp16 false --fp16 false", "--fp16: fp16 is given twice"},
+        {"--lora_target_modules q_proj --lora_target_modules v_proj",
+         "--lora_target_modules: lora_target_modules is given twice"},
         {"--output_dir \xff", "--output_dir: not valid UTF-8"},
         {"--max_steps -2", "--max_steps: expected an integer of at least -1, got '-2'"},
     };
