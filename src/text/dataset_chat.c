@@ -26,10 +26,6 @@ static const struct {
 static const char *const tool_roles[] = {
     "tool", "tools", "function", "function_call", "function_response", "ipython", "observation"};
 
-/* Keys that change what is said or learned, and that are not understood: of a message, of a row. */
-static const char *const refused_keys[] = {"tool_calls", "tool_call_id", "function_call", "weight"};
-static const char *const refused_row_keys[] = {"tools", "functions"};
-
 static bl_status find_role(const char *place, size_t i, const char *name, bool sharegpt, bl_chat_role *out)
 {
     for (size_t k = 0; k < BL_COUNT(known_roles); k++) {
@@ -45,48 +41,37 @@ static bl_status find_role(const char *place, size_t i, const char *name, bool s
                    sharegpt ? "human or gpt" : "user or assistant");
 }
 
-/* Absent, null and empty values say nothing. */
-static bl_status refuse_keys(const char *place, const json_t *object, const char *const *keys, size_t n_keys)
-{
-    for (size_t k = 0; k < n_keys; k++) {
-        const json_t *value = json_object_get(object, keys[k]);
-        if (!value || json_is_null(value) || (json_is_array(value) && !json_array_size(value))) continue;
-        return BL_FAIL(BL_EINPUT, "%s: key %s: %s not supported", place, keys[k],
-                       strcmp(keys[k], "weight") ? "tool calls are" : "weights of messages are");
-    }
-    return BL_OK;
-}
-
-static bl_status read_message(const char *place, size_t i, const json_t *object, const spelling *how,
-                              bl_chat_message *out)
+static bl_status read_message(const bl_sample_rules *rules, const char *place, size_t i, const json_t *object,
+                              const spelling *how, bl_chat_message *out)
 {
     char here[BL_PLACE_BYTES + 32];
     const char *role = "";
 
     snprintf(here, sizeof here, "%s: message %zu", place, i);
     BL_TRY(bl_json_check_object(here, object));
-    BL_TRY(refuse_keys(here, object, refused_keys, BL_COUNT(refused_keys)));
     BL_TRY(bl_json_get_string(here, object, how->role, BL_JSON_REQUIRED, &role));
     BL_TRY(find_role(place, i, role, how == &sharegpt_spelling, &out->role));
+    BL_TRY(bl_message_check_keys(here, rules->options.format, object,
+                                 out->role == BL_CHAT_ASSISTANT || rules->options.train_on_inputs));
     return bl_json_get_string(here, object, how->content, BL_JSON_REQUIRED, &out->content);
 }
 
-static bl_status read_conversation(const char *place, const json_t *row, const spelling *how,
-                                   bl_chat_message *message, size_t *n)
+static bl_status read_conversation(const bl_sample_rules *rules, const char *place, const json_t *row,
+                                   const spelling *how, bl_chat_message *message, size_t *n)
 {
     const json_t *list, *object;
     const char *system = NULL;
     size_t i;
 
-    BL_TRY(refuse_keys(place, row, refused_row_keys, BL_COUNT(refused_row_keys)));
-    if (how == &sharegpt_spelling)
-        BL_TRY(bl_json_get_string(place, row, "system", BL_JSON_OPTIONAL, &system));
+    BL_TRY(bl_json_get_string(place, row, "system", BL_JSON_OPTIONAL, &system));
     if (system && *system) message[(*n)++] = (bl_chat_message){BL_CHAT_SYSTEM, system};
     list = json_object_get(row, how->list);
     json_array_foreach((json_t *)list, i, object)
-        BL_TRY(read_message(place, i, object, how, &message[(*n)++]));
-    if (system && *system && *n > 1 && message[1].role == BL_CHAT_SYSTEM)
+        BL_TRY(read_message(rules, place, i, object, how, &message[(*n)++]));
+    if (!system || !*system || *n < 2 || message[1].role != BL_CHAT_SYSTEM) return BL_OK;
+    if (strcmp(system, message[1].content))
         return BL_FAIL(BL_EINPUT, "%s: key system and a system message: give one of them", place);
+    memmove(message + 1, message + 2, (--*n - 1) * sizeof *message); /* said twice */
     return BL_OK;
 }
 
@@ -100,7 +85,7 @@ bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, co
     BL_TRY(bl_json_get_array(place, row, how->list, BL_JSON_REQUIRED, &list));
     bl_chat_message *message = calloc(json_array_size(list) + 1, sizeof *message);
     if (!message) return BL_FAIL(BL_ENOMEM, "%s: %zu messages", place, json_array_size(list));
-    bl_status st = read_conversation(place, row, how, message, &n);
+    bl_status st = read_conversation(rules, place, row, how, message, &n);
     if (st == BL_OK) {
         st = bl_chat_template_encode(rules->chat, message, n, rules->options.train_on_inputs, ids, labels);
         if (st != BL_OK) bl_error_prefix(st, "%s", place);

@@ -66,6 +66,15 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
                           bl_row_verdict *verdict, int64_t *n_lost);
 int64_t bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
 
+/* ---- dataset_keys.c ---- */
+
+/* Refuses a row with a key that changes what is said or learned and that its format does not understand:
+ * BL_EINPUT "place: key K: reason". Null and empty values are fine. */
+bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row);
+/* The same of a message; has_loss: whether it will carry loss. */
+bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
+                                bool has_loss);
+
 /* ---- dataset_chat.c ---- */
 
 /* Appends the ids and labels of a row of messages or sharegpt; `place` goes before errors. */

@@ -248,8 +248,9 @@ static bl_status read_weights(const char *place, const json_t *row, bl_sample *s
     json_array_foreach((json_t *)list, i, value)
     {
         sample->weights[i] = (float)json_number_value(value);
-        if (!json_is_number(value) || !isfinite(sample->weights[i]))
-            return BL_FAIL(BL_EINPUT, "%s: weights[%zu]: expected a number that a float holds", place, i);
+        if (!json_is_number(value) || !isfinite(sample->weights[i]) || sample->weights[i] < 0)
+            return BL_FAIL(BL_EINPUT, "%s: weights[%zu]: expected a number of at least 0 that a float holds",
+                           place, i);
     }
     return BL_OK;
 }
@@ -358,6 +359,7 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
     BL_TRY(bl_row_parse(path, row, &object));
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
+    if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object);
     if (st == BL_OK) {
         bool tokens = rules->options.format == BL_DATA_TOKENS;
         st = tokens ? build_tokens(rules, place, object, out) : build_text(rules, place, object, out);

@@ -108,7 +108,7 @@ static void test_tokens(void **state)
     bl_dataset *dataset =
         open_text("{\"input_ids\":[1,2,3]}\n"
                   "{\"input_ids\":[4,5,999,0],\"labels\":[-100,-100,7,0],\"document_ids\":[0,0,2,2],"
-                  "\"weights\":[1,0.5,-2,3]}\n");
+                  "\"weights\":[1,0.5,2,3]}\n");
     assert_int_equal(bl_dataset_format(dataset), BL_DATA_TOKENS);
     assert_int_equal(bl_dataset_count(dataset), 2);
     check_sample(dataset, 0, 3, (int32_t[]){1, 2, 3}, (int32_t[]){1, 2, 3});
@@ -119,7 +119,7 @@ static void test_tokens(void **state)
     bl_sample_free(&sample);
     assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_OK);
     assert_memory_equal(sample.document_ids, ((int32_t[]){0, 0, 2, 2}), 16);
-    assert_memory_equal(sample.weights, ((float[]){1, 0.5f, -2, 3}), 16);
+    assert_memory_equal(sample.weights, ((float[]){1, 0.5f, 2, 3}), 16);
     bl_sample_free(&sample);
     bl_sample_free(&sample);
     bl_dataset_stats stats;
@@ -364,6 +364,11 @@ static const bad_row bad_files[] = {
     {"{\"input_ids\":[1,2],\"weights\":[1]}", 0, "weights has 1"},
     {"{\"input_ids\":[1,2],\"weights\":[1,\"x\"]}", 0, "weights[1]"},
     {"{\"input_ids\":[1,2],\"weights\":[1,1e39]}", 0, "weights[1]"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,-0.5]}", 0, ":1: weights[1]: expected a number of at least 0"},
+    {"{\"input_ids\":[1,2],\"weights\":[-1e-9,1]}", 0, ":1: weights[0]: expected a number of at least 0"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,NaN]}", 0, ":1:"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,-Infinity]}", 0, ":1:"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,1e999]}", 0, ":1:"},
     {"{\"input_ids\":[1,2],\"attention_mask\":[1,0]}", 0, "key attention_mask"},
     {"{\"input_ids\":[1,2],\"labels\":[1,-100]}", 0, ":1: nothing to learn from"},
     {"{\"input_ids\":[1,2],\"weights\":[1,0]}", 0, ":1: nothing to learn from"},

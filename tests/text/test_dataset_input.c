@@ -161,12 +161,150 @@ static void test_rows_that_moved_are_noticed(void **state)
     bl_dataset_close(dataset);
 }
 
+/* ---- keys that a format would drop ---- */
+
+#define TURNS      "{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"a\""
+#define SHARED     "{\"from\":\"human\",\"value\":\"a\"},{\"from\":\"gpt\",\"value\":\"a\""
+#define ALPACA_ROW "{\"instruction\":\"a\",\"output\":\"a\""
+#define PAIR       "{\"prompt\":\"a\",\"completion\":\"a\""
+#define NO_PLACE   "has no place in such a row; use data_format messages"
+
+static const struct {
+    const char *row, *error; /* NULL: fine */
+} keyed[] = {
+    {ALPACA_ROW ",\"system\":\"be brief\"}", "key system: " NO_PLACE},
+    {ALPACA_ROW ",\"system\":3}", "key system: " NO_PLACE},
+    {ALPACA_ROW ",\"system_prompt\":\"be brief\"}", "key system_prompt: " NO_PLACE},
+    {ALPACA_ROW ",\"history\":[[\"a\",\"b\"]]}", "key history: " NO_PLACE},
+    {ALPACA_ROW ",\"history\":\"a\"}", "key history: " NO_PLACE},
+    {ALPACA_ROW ",\"tools\":\"[{}]\"}", "key tools: tool calls are not supported"},
+    {ALPACA_ROW ",\"images\":[\"a.png\"]}", "key images: only text is trained"},
+    {ALPACA_ROW ",\"kto_tag\":false}", "key kto_tag: an answer marked as bad"},
+    {ALPACA_ROW ",\"system\":\"\",\"history\":[],\"tools\":null,\"images\":[],\"kto_tag\":true}", NULL},
+    {ALPACA_ROW ",\"system\":null,\"history\":null,\"id\":3,\"source\":{\"a\":[1]},\"label\":false}", NULL},
+    {PAIR ",\"system\":\"be brief\"}", "key system: " NO_PLACE},
+    {PAIR ",\"history\":[\"a\"]}", "key history: " NO_PLACE},
+    {PAIR ",\"functions\":[{}]}", "key functions: tool calls"},
+    {PAIR ",\"label\":false}", "key label: an answer marked as bad"},
+    {PAIR ",\"label\":true,\"system\":\"\",\"id\":\"x\",\"image\":\"a.png\"}", NULL},
+    {PAIR ",\"label\":\"no\"}", NULL},
+    {"{\"text\":\"a\",\"system\":\"x\",\"history\":[1],\"label\":false}",
+     NULL}, /* all of it is in the text */
+    {"{\"messages\":[" TURNS ",\"tool_calls\":[{}]}]}", "message 1: key tool_calls: tool calls"},
+    {"{\"messages\":[" TURNS ",\"weight\":0}]}", "message 1: key weight: weights of messages"},
+    {"{\"messages\":[" TURNS ",\"train\":false}]}", "message 1: key train: this message has loss"},
+    {"{\"messages\":[" TURNS ",\"loss\":0}]}", "message 1: key loss: this message has loss"},
+    {"{\"messages\":[{\"role\":\"system\",\"content\":\"a\",\"trainable\":true}," TURNS "}]}",
+     "message 0: key trainable: this message has no loss"},
+    {"{\"messages\":[" TURNS ",\"train_detail\":[{}]}]}", "key train_detail: weights of parts"},
+    {"{\"messages\":[" TURNS ",\"reasoning_content\":\"hm\"}]}", "key reasoning_content: reasoning"},
+    {"{\"messages\":[" TURNS "}],\"tools\":[{}]}", "key tools: tool calls"},
+    {"{\"messages\":[" TURNS "}],\"images\":[\"a\"]}", "key images: only text"},
+    {"{\"messages\":[" TURNS "}],\"system\":[{}]}", "key system: expected a string"},
+    {"{\"messages\":[{\"role\":\"system\",\"content\":\"a\"}," TURNS "}],\"system\":\"b\"}",
+     "key system and a system message: give one of them"},
+    {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":false},{\"role\":\"assistant\","
+     "\"content\":"
+     "\"a\",\"train\":true,\"loss\":0.5,\"training\":\"no\",\"name\":\"x\",\"tool_calls\":[],\"thinking\":"
+     "\"\"}],"
+     "\"id\":1,\"tools\":\"[]\",\"label\":false}",
+     NULL},
+    {"{\"conversations\":[" SHARED ",\"train\":false}]}", "message 1: key train: this message has loss"},
+    {"{\"conversations\":[" SHARED "}],\"image\":\"a.png\"}", "key image: only text"},
+    {"{\"conversations\":[" SHARED "}],\"system_prompt\":null,\"tools\":\"\",\"id\":\"x\"}", NULL},
+};
+
+static void test_keys_that_would_be_lost(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(keyed); i++) {
+        bl_dataset *dataset;
+        bool chat = strstr(keyed[i].row, "messages\"") || strstr(keyed[i].row, "conversations\"");
+        write_bytes(keyed[i].row, strlen(keyed[i].row));
+        bl_dataset_options options = bl_dataset_default_options(path);
+        options.eos_id = 0;
+        options.chat_template = chat ? "llama3" : NULL;
+        bl_status st = bl_dataset_open(&options, tokenizer, &dataset);
+        if (st != (keyed[i].error ? BL_EINPUT : BL_OK)) fail_msg("%s: status %d", keyed[i].row, (int)st);
+        if (keyed[i].error &&
+            (!strstr(bl_error_text(), keyed[i].error) || !strstr(bl_error_text(), "rows.jsonl:1: ")))
+            fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), keyed[i].error);
+        bl_dataset_close(dataset);
+    }
+}
+
+static void test_such_rows_can_be_skipped(void **state)
+{
+    static const char rows[] =
+        ALPACA_ROW "}\n" ALPACA_ROW ",\"system\":\"x\"}\n" ALPACA_ROW ",\"history\":[[1,2]]}\n";
+    bl_dataset *dataset;
+    bl_dataset_stats stats;
+
+    (void)state;
+    write_bytes(rows, sizeof rows - 1);
+    assert_int_equal(try_open(BL_DATA_ALPACA, true, &dataset), BL_OK);
+    bl_dataset_get_stats(dataset, &stats);
+    assert_int_equal(stats.n_bad, 2);
+    assert_int_equal(bl_dataset_count(dataset), 1);
+    bl_dataset_close(dataset);
+}
+
+/* With train_on_inputs every message has loss: the flag of a user's message must agree with that. */
+static void test_flags_follow_train_on_inputs(void **state)
+{
+    static const char *const rows[] = {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":true},{"
+                                       "\"role\":\"assistant\",\"content\":\"a\"}]}",
+                                       "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":false},"
+                                       "{\"role\":\"assistant\",\"content\":\"a\"}]}"};
+    (void)state;
+    for (int flag = 0; flag < 2; flag++)
+        for (int on_inputs = 0; on_inputs < 2; on_inputs++) {
+            bl_dataset *dataset;
+            bl_dataset_options options = bl_dataset_default_options(path);
+            options.chat_template = "llama3";
+            options.train_on_inputs = on_inputs;
+            write_bytes(rows[flag], strlen(rows[flag]));
+            bl_status st = bl_dataset_open(&options, tokenizer, &dataset);
+            assert_int_equal(st, (flag == 0) == (on_inputs == 1) ? BL_OK : BL_EINPUT);
+            bl_dataset_close(dataset);
+        }
+}
+
+/* A system text beside the messages is the first message; written in both places it is said once. */
+static void test_system_beside_messages(void **state)
+{
+    static const char *const rows[] = {
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"be\"}," TURNS "}]}",
+        "{\"messages\":[" TURNS "}],\"system\":\"be\"}",
+        "{\"messages\":[{\"role\":\"system\",\"content\":\"be\"}," TURNS "}],\"system\":\"be\"}",
+        "{\"conversations\":[{\"from\":\"system\",\"value\":\"be\"}," SHARED "}],\"system\":\"be\"}"};
+    bl_sample first = {0}, sample;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(rows); i++) {
+        write_bytes(rows[i], strlen(rows[i]));
+        bl_dataset *dataset = open_rows(i < 3 ? BL_DATA_MESSAGES : BL_DATA_SHAREGPT);
+        assert_int_equal(bl_dataset_get(dataset, 0, i ? &sample : &first), BL_OK);
+        bl_dataset_close(dataset);
+        if (!i) continue;
+        assert_int_equal(sample.n_tokens, first.n_tokens);
+        assert_memory_equal(sample.ids, first.ids, (size_t)first.n_tokens * sizeof *first.ids);
+        assert_memory_equal(sample.labels, first.labels, (size_t)first.n_tokens * sizeof *first.labels);
+        bl_sample_free(&sample);
+    }
+    bl_sample_free(&first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_row_of_the_same_length_is_noticed),
         cmocka_unit_test(test_packed_rows_notice_it),
         cmocka_unit_test(test_rows_that_moved_are_noticed),
+        cmocka_unit_test(test_keys_that_would_be_lost),
+        cmocka_unit_test(test_such_rows_can_be_skipped),
+        cmocka_unit_test(test_flags_follow_train_on_inputs),
+        cmocka_unit_test(test_system_beside_messages),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -199,11 +199,11 @@ static void test_first_fit_decreasing(void **state)
 
 static void test_documents_and_weights(void **state)
 {
-    static const float weights[] = {1, 1, 1, 1, 0.5f, -2, 3, 1, 1};
+    static const float weights[] = {1, 1, 1, 1, 0.5f, 2, 3, 1, 1};
     (void)state;
     bl_dataset *plain =
         open_text("{\"input_ids\":[1,2,3]}\n"
-                  "{\"input_ids\":[4,5,6,7],\"document_ids\":[3,3,8,8],\"weights\":[1,0.5,-2,3]}\n"
+                  "{\"input_ids\":[4,5,6,7],\"document_ids\":[3,3,8,8],\"weights\":[1,0.5,2,3]}\n"
                   "{\"input_ids\":[8,9],\"labels\":[8,7]}\n");
     bl_dataset *packed = pack(plain, BL_PACKING_PACK, 9, 0, 3);
     bl_sample row = get(packed, 0);
@@ -220,7 +220,7 @@ static void test_documents_and_weights(void **state)
     bl_dataset_close(packed);
     bl_dataset_close(plain);
 
-    plain = open_text("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6],\"weights\":[1,0.5,-2]}\n");
+    plain = open_text("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6],\"weights\":[1,0.5,2]}\n");
     packed = pack(plain, BL_PACKING_CONCATENATE, 4, 0, 2);
     assert_int_equal(bl_dataset_count(packed), 1);
     row = get(packed, 0);

@@ -237,12 +237,12 @@ def _packed(rows, sizes):
 
 
 def _weighted(rows, seed):
-    """Signed weights, a quarter of them 0; the last row keeps weight 1 throughout by having no weights."""
+    """Weights of 0 to 2, a quarter of them 0; the last row keeps weight 1 throughout by having no weights."""
     rng = np.random.Generator(np.random.PCG64(seed))
     out = []
     for row in rows:
         n = len(row['labels'])
-        weights = np.round(rng.uniform(-0.5, 2, n), 3) * (rng.random(n) > 0.25)
+        weights = np.abs(np.round(rng.uniform(-0.5, 2, n), 3)) * (rng.random(n) > 0.25)
         out.append(dict(row, weights=[float(w) for w in weights]))
     out[-1].pop('weights')
     return out
