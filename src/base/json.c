@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file_kind.h"
 #include "base/files.h"
 
 /* Digits of the smallest integers outside int64. */
@@ -159,6 +160,7 @@ bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out)
     BL_TRY(bl_file_read_all(path, max_bytes, (void **)&text, &n_bytes));
     json = text;
     bl_status st = bl_text_skip_mark(path, &json, &n_bytes);
+    if (st == BL_OK) st = bl_file_kind_refuse(path, json, n_bytes, "JSON");
     if (st == BL_OK) st = bl_json_parse(path, 1, json, n_bytes, out);
     free(text);
     return st;

@@ -5,6 +5,7 @@
 #include <strings.h>
 #include <yaml.h>
 
+#include "base/file_kind.h"
 #include "base/files.h"
 #include "base/options.h"
 #include "base/options_internal.h"
@@ -183,7 +184,8 @@ bl_status bl_options_read_yaml(const bl_options *options, const char *path)
     st = bl_file_read_all(path, FILE_MAX_BYTES, &bytes, &n_bytes);
     if (st != BL_OK) return st == BL_EINPUT ? BL_EUSAGE : st;
     text = bytes; /* libyaml passes over a mark only where it guesses the encoding */
-    if (bl_text_skip_mark(path, &text, &n_bytes) != BL_OK) {
+    if (bl_text_skip_mark(path, &text, &n_bytes) != BL_OK ||
+        bl_file_kind_refuse(path, text, n_bytes, "YAML") != BL_OK) {
         st = BL_EUSAGE;
         goto done;
     }

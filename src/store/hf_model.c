@@ -180,6 +180,24 @@ done:
     return st;
 }
 
+/* Says also what there is instead. */
+static bl_status fail_no_weights(const char *dir)
+{
+    static const char *const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json",
+                                         "consolidated.00.pth"};
+    const char *found = NULL;
+
+    for (size_t i = 0; i < BL_COUNT(others) && !found; i++) {
+        char *path;
+        BL_TRY(bl_path_join(dir, others[i], &path));
+        if (bl_file_exists(path)) found = others[i];
+        free(path);
+    }
+    return BL_FAIL(BL_EINPUT, "%s: has neither model.safetensors nor model.safetensors.index.json%s%s%s", dir,
+                   found ? "; " : "", found ? found : "",
+                   found ? " is a PyTorch file: convert the weights to safetensors" : "");
+}
+
 bl_status bl_hf_open(const char *dir, bl_hf_model **out)
 {
     static const char *const single_name = "model.safetensors";
@@ -207,7 +225,7 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
     } else if (is_sharded) {
         BL_TRY_GOTO(st, done, open_sharded(model, index_path));
     } else {
-        st = BL_FAIL(BL_EINPUT, "%s: has neither model.safetensors nor model.safetensors.index.json", dir);
+        st = fail_no_weights(dir);
         goto done;
     }
     *out = model;

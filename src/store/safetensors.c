@@ -2,20 +2,19 @@
 #include "store/safetensors.h"
 
 #include <assert.h>
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <unistd.h>
 
+#include "base/file_kind.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "store/problems.h"
 
-enum { LENGTH_BYTES = 8, SNIFF_BYTES = 64, CONVERT_BYTES = 1 << 16 };
+enum { LENGTH_BYTES = 8, SNIFF_BYTES = BL_FILE_KIND_BYTES, CONVERT_BYTES = 1 << 16 };
 
 static const char METADATA_KEY[] = "__metadata__";
 
@@ -42,21 +41,6 @@ char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_TEXT_BY
 
 static_assert(BL_SHAPE_TEXT_BYTES > BL_TENSOR_MAX_DIMS * (20 + 2) + 3, "eight int64 fit");
 
-/* What people download by mistake in place of a model file. */
-static bl_status refuse_impostors(const char *path, const char *start)
-{
-    static const char lfs[] = "version https://git-lfs";
-    const char *text = start;
-
-    if (!strncmp(start, lfs, sizeof lfs - 1))
-        return BL_FAIL(BL_EINPUT, "%s: is a Git LFS pointer, not a safetensors file: run git lfs pull", path);
-    while (isspace((unsigned char)*text)) text++;
-    if (!strncasecmp(text, "<!doctype", 9) || !strncasecmp(text, "<html", 5))
-        return BL_FAIL(BL_EINPUT, "%s: is an HTML page, not a safetensors file: was the download refused?",
-                       path);
-    return BL_OK;
-}
-
 static uint64_t load_u64_le(const void *bytes)
 {
     const unsigned char *b = bytes;
@@ -70,8 +54,10 @@ static bl_status read_header_length(int fd, const char *path, int64_t file_bytes
 {
     char start[SNIFF_BYTES + 1] = "";
 
-    BL_TRY(bl_file_read_full(fd, path, start, (size_t)bl_min_i64(SNIFF_BYTES, file_bytes), 0));
-    BL_TRY(refuse_impostors(path, start));
+    size_t n_start = (size_t)bl_min_i64(SNIFF_BYTES, file_bytes);
+    BL_TRY(bl_file_read_full(fd, path, start, n_start, 0));
+    if (start[LENGTH_BYTES] != '{') /* any length may stand before a header */
+        BL_TRY(bl_file_kind_refuse(path, start, n_start, "a safetensors file"));
     if (file_bytes < LENGTH_BYTES)
         return BL_FAIL(BL_EINPUT, "%s: %" PRId64 " bytes, too short for a safetensors file", path,
                        file_bytes);

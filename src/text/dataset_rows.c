@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file_kind.h"
 #include "base/files.h"
 #include "text/dataset_internal.h"
 
@@ -77,12 +78,18 @@ static bl_status skip_blanks(bl_row_reader *reader, int *byte)
     }
 }
 
-static bl_status skip_byte_order_mark(bl_row_reader *reader)
+/* Behind a byte order mark, if the file is not of another kind. */
+static bl_status begin_text(bl_row_reader *reader)
 {
-    size_t keep = 0;
+    size_t keep = 0, n;
+    const char *text;
 
-    while (reader->n < 3 && !reader->at_end) BL_TRY(fill(reader, &keep));
-    if (reader->n >= 3 && !memcmp(reader->buffer, "\xef\xbb\xbf", 3)) reader->at = 3;
+    while (reader->n < BL_FILE_KIND_BYTES && !reader->at_end) BL_TRY(fill(reader, &keep));
+    text = reader->buffer;
+    n = reader->n;
+    BL_TRY(bl_text_skip_mark(reader->path, &text, &n));
+    BL_TRY(bl_file_kind_refuse(reader->path, text, n, "JSON or JSON lines"));
+    reader->at = (size_t)(text - reader->buffer);
     return BL_OK;
 }
 
@@ -97,7 +104,7 @@ bl_status bl_row_reader_open(const char *path, bl_row_reader *reader)
     reader->hash = XXH3_createState();
     if (!reader->buffer || !reader->hash) return BL_FAIL(BL_ENOMEM, "reading %s", path);
     XXH3_64bits_reset(reader->hash);
-    BL_TRY(skip_byte_order_mark(reader));
+    BL_TRY(begin_text(reader));
     BL_TRY(skip_blanks(reader, &byte));
     if (byte != '[') return BL_OK;
     reader->is_array = true;

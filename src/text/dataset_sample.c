@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file_kind.h"
 #include "base/sizes.h"
 #include "text/dataset_internal.h"
 
@@ -15,6 +16,9 @@ bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out)
 {
     bl_status st = bl_json_parse(path, row->line, row->text, row->n_bytes, out);
 
+    if (st == BL_EINPUT && row->line == 1 && bl_file_kind_is_table(path, row->text, row->n_bytes))
+        return BL_FAIL(BL_EINPUT,
+                       "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row", path);
     if (st == BL_OK || row->column <= 1) return st;
     /* An element inside a line: parse it again behind as many blanks as stand before it, for the true column.
      */

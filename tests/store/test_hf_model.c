@@ -48,6 +48,9 @@ static void test_bad_indexes_list_everything(void **state)
     (void)state;
     tmp_subdir("m");
     assert_open_fails("m", "has neither model.safetensors nor model.safetensors.index.json");
+    put_text("m/pytorch_model.bin", "PK");
+    assert_open_fails("m", "pytorch_model.bin is a PyTorch file: convert the weights to safetensors");
+    assert_int_equal(remove(tmp_path("m/pytorch_model.bin")), 0);
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\":{\"a\":\"../up.safetensors\",\"b\":\"/etc/passwd\","
              "\"c\":\"..\",\"d\":7,\"e\":\"\",\"f\":\"x\\\\y\",\"g\":\"gone\"}}");

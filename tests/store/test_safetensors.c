@@ -39,6 +39,10 @@ static void test_refuses_what_is_no_safetensors_file(void **state)
     assert_refused("a", "cut short");
     put_text("a", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
     assert_refused("a", "is a Git LFS pointer, not a safetensors file: run git lfs pull");
+    put_text("a", "\x80\x02}q\x01.");
+    assert_refused("a", "is a Python pickle, as PyTorch writes, not a safetensors file: convert");
+    put_text("a", "PAR1\x15\x04\x15\x10");
+    assert_refused("a", "is a Parquet file, not a safetensors file");
     put_text("a", "\n <!DOCTYPE html><html>");
     assert_refused("a", "is an HTML page");
     put_text("a", "<HTML>");

@@ -295,6 +295,43 @@ static void test_system_beside_messages(void **state)
     bl_sample_free(&first);
 }
 
+/* ---- files of other kinds ---- */
+
+#define BYTES(text) text, sizeof(text) - 1
+
+static const struct {
+    const char *bytes;
+    size_t n;
+    const char *says;
+    bool per_row; /* a bad row, that skip_bad would skip; else the file itself */
+} others[] = {
+    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"), ": is gzip data, not JSON or JSON lines: decompress", false},
+    {BYTES("PAR1\x15\x04\x15\x10"), ": is a Parquet file, not JSON or JSON lines: convert", false},
+    {BYTES("\xff\xfe{\0\"\0"), ": the text is UTF-16; save it as UTF-8", false},
+    {BYTES("PK\3\4\x14\0\0\0\x08\0"), ": is a zip archive", false},
+    {BYTES("version https://git-lfs.github.com/spec/v1\n"), ": is a Git LFS pointer", false},
+    {BYTES("prompt,completion\na,b\n"), ":1: is not JSON and looks like CSV: convert it to JSON lines", true},
+    {BYTES("\xef\xbb\xbftext\tid\r\na\t1\r\n"), ":1: is not JSON and looks like CSV", true},
+    {BYTES("{\"text\":\"a\"}\nprompt,completion\n"), ":2:", true},
+    {BYTES("Once upon a time, there was a text.\n"), ":1:", true},
+};
+
+static void test_other_kinds_of_files(void **state)
+{
+    static const bl_data_format formats[] = {BL_DATA_AUTO, BL_DATA_TEXT, BL_DATA_MESSAGES};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(others); i++)
+        for (size_t f = 0; f < BL_COUNT(formats); f++)
+            for (int skip_bad = 0; skip_bad < (others[i].per_row ? 1 : 2); skip_bad++) {
+                bl_dataset *dataset;
+                if (formats[f] == BL_DATA_MESSAGES && strstr(others[i].bytes, "{\"text")) continue;
+                write_bytes(others[i].bytes, others[i].n);
+                assert_int_equal(try_open(formats[f], skip_bad, &dataset), BL_EINPUT);
+                if (!strstr(bl_error_text(), others[i].says) || strncmp(bl_error_text(), path, strlen(path)))
+                    fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), others[i].says);
+            }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -305,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_such_rows_can_be_skipped),
         cmocka_unit_test(test_flags_follow_train_on_inputs),
         cmocka_unit_test(test_system_beside_messages),
+        cmocka_unit_test(test_other_kinds_of_files),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -231,6 +231,8 @@ static void test_bad_model_config(void **state)
     assert_int_equal(json_dump_file(config, path, 0), 0);
     check_model_refused(TEXTS("config.json", "hidden_size"), NULL, NULL);
     json_decref(config);
+    runs_write_bytes(path, "\037\213\010\0\0\0\0\0\0\003", 10);
+    check_model_refused(TEXTS("config.json: is gzip data, not JSON: decompress it first"), NULL, NULL);
     assert_int_equal(unlink(path), 0);
     check_model_refused(TEXTS("config.json"), NULL, NULL);
 }
@@ -297,7 +299,10 @@ static const data_case data_cases[] = {
     {GOOD_ROW "{\"input_ids\":[5,6],\"weights\":[1,0]}\n", 0, "data.jsonl:2:"},
     {"", 0, "data.jsonl"},
     {"\n \n", 0, "data.jsonl"},
-    {"<html>\n", 0, "data.jsonl"},
+    {"<html>\n", 0, "data.jsonl: is an HTML page"},
+    {"\037\213\010\0\0\0\0\0\0\003", 10, "data.jsonl: is gzip data, not JSON or JSON lines: decompress it first"},
+    {"PAR1\025\004\025\020", 8, "data.jsonl: is a Parquet file"},
+    {"prompt,completion\na,b\n", 0, "data.jsonl:1: is not JSON and looks like CSV"},
 };
 
 static void data_args(golden_args *args, const char *output)
@@ -325,6 +330,7 @@ static void test_bad_data(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(data_cases); i++) {
         const data_case *c = &data_cases[i];
+        path = runs_path("data.jsonl"); /* is valid for some calls only */
         runs_write_bytes(path, c->bytes, c->n_bytes ? c->n_bytes : strlen(c->bytes));
         check_data_refused(c->text, NULL, NULL);
     }
