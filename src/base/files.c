@@ -10,15 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <linux/magic.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/sizes.h"
-
-static const char LOCK_NAME[] = ".ballast.lock";
 
 /* ---- reading ---- */
 
@@ -30,14 +27,14 @@ static bl_status fail_open(const char *path)
     return bl_fail_errno(wrong_path ? BL_EINPUT : BL_EIO, "%s", path);
 }
 
-static bl_status check_regular(const char *path, const struct stat *info)
+static bl_status check_regular(bl_status otherwise, const char *path, const struct stat *info)
 {
     if (S_ISREG(info->st_mode)) return BL_OK;
     const char *kind = S_ISDIR(info->st_mode)    ? "a folder"
                        : S_ISFIFO(info->st_mode) ? "a FIFO"
                        : S_ISSOCK(info->st_mode) ? "a socket"
                                                  : "a device";
-    return BL_FAIL(BL_EINPUT, "%s: is %s, not a regular file", path, kind);
+    return BL_FAIL(otherwise, "%s: is %s, not a regular file", path, kind);
 }
 
 bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes)
@@ -46,11 +43,12 @@ bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes)
 
     *fd = -1;
     if (stat(path, &info) != 0) return fail_open(path);
-    BL_TRY(check_regular(path, &info));
+    BL_TRY(check_regular(BL_EINPUT, path, &info));
     /* O_NONBLOCK: should the name have become a FIFO since, open must still return. */
     int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (opened < 0) return fail_open(path);
-    bl_status st = fstat(opened, &info) == 0 ? check_regular(path, &info) : bl_fail_errno(BL_EIO, "%s", path);
+    bl_status st = fstat(opened, &info) == 0 ? check_regular(BL_EINPUT, path, &info)
+                                              : bl_fail_errno(BL_EIO, "%s", path);
     if (st != BL_OK) {
         close(opened);
         return st;
@@ -192,6 +190,19 @@ bl_status bl_dir_sync(const char *path)
     return st;
 }
 
+bl_status bl_file_check_output(const char *path)
+{
+    static const char of_process[] = "/proc/";
+    char target[sizeof of_process];
+    struct stat info;
+
+    if (stat(path, &info) == 0) BL_TRY(check_regular(BL_EUSAGE, path, &info));
+    ssize_t n_bytes = readlink(path, target, sizeof target); /* as /dev/stdout: renaming would replace the link */
+    if (n_bytes >= (ssize_t)sizeof of_process - 1 && memcmp(target, of_process, sizeof of_process - 1) == 0)
+        return BL_FAIL(BL_EUSAGE, "%s: is a link to an open file of a process, not a regular file", path);
+    return BL_OK;
+}
+
 /* The folder that holds `path`, as a new block. */
 static bl_status parent_of(const char *path, char **out)
 {
@@ -218,6 +229,13 @@ static void writer_free(bl_writer *writer)
     free(writer);
 }
 
+/* A crash's, or a link, whose target is nobody's rubbish. Anything else stays, and creating the file fails. */
+static void remove_stale_tmp(const char *tmp_path)
+{
+    struct stat info;
+    if (lstat(tmp_path, &info) == 0 && (S_ISREG(info.st_mode) || S_ISLNK(info.st_mode))) unlink(tmp_path);
+}
+
 bl_status bl_writer_open(const char *path, bl_writer **out)
 {
     bl_status st = BL_OK;
@@ -229,7 +247,9 @@ bl_status bl_writer_open(const char *path, bl_writer **out)
     BL_TRY_GOTO(st, done, bl_text_format(&writer->path, "%s", path));
     BL_TRY_GOTO(st, done, bl_text_format(&writer->tmp_path, "%s.tmp", path));
     BL_TRY_GOTO(st, done, parent_of(path, &writer->parent));
-    writer->fd = open(writer->tmp_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    BL_TRY_GOTO(st, done, bl_file_check_output(path));
+    remove_stale_tmp(writer->tmp_path);
+    writer->fd = open(writer->tmp_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (writer->fd < 0) {
         st = bl_fail_errno(BL_EIO, "%s: creating it", writer->tmp_path);
         goto done;
@@ -311,7 +331,7 @@ static bl_status create_folder(const char *path)
 
     if (mkdir(path, 0777) != 0) {
         if (errno == EEXIST) return BL_OK;
-        return bl_fail_errno(BL_EIO, "%s: creating the folder", path);
+        return bl_fail_errno(errno == ENOTDIR ? BL_EINPUT : BL_EIO, "%s: creating the folder", path);
     }
     BL_TRY(parent_of(path, &parent));
     bl_status st = bl_dir_sync(parent);
@@ -425,71 +445,6 @@ void bl_names_free(char **names, size_t n_names)
 {
     for (size_t i = 0; names && i < n_names; i++) free(names[i]);
     free(names);
-}
-
-struct bl_dir_lock {
-    int fd;
-};
-
-static bl_status fail_locked(const char *path, int fd)
-{
-    char holder[320] = "";
-    char host[256];
-    long pid;
-
-    ssize_t length = pread(fd, holder, sizeof holder - 1, 0);
-    holder[length > 0 ? length : 0] = '\0';
-    if (sscanf(holder, "%ld %255s", &pid, host) == 2)
-        return BL_FAIL(BL_EUSAGE, "%s is in use by pid %ld on %s", path, pid, host);
-    return BL_FAIL(BL_EUSAGE, "%s is in use by another process", path);
-}
-
-bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out)
-{
-    bl_status st = BL_OK;
-    bl_dir_lock *lock = NULL;
-    char *lock_path = NULL;
-    char host[256] = "";
-    char holder[320];
-    int fd = -1;
-
-    *out = NULL;
-    BL_TRY(bl_path_join(path, LOCK_NAME, &lock_path));
-    if ((fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) < 0) {
-        st = bl_fail_errno(BL_EIO, "%s", lock_path);
-        goto done;
-    }
-    int refused;
-    while ((refused = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR) continue;
-    if (refused) {
-        st = errno == EWOULDBLOCK ? fail_locked(path, fd) : bl_fail_errno(BL_EIO, "%s: flock", lock_path);
-        goto done;
-    }
-    gethostname(host, sizeof host - 1);
-    int length = snprintf(holder, sizeof holder, "%ld %s\n", (long)getpid(), host);
-    if (ftruncate(fd, 0) != 0) {
-        st = bl_fail_errno(BL_EIO, "%s: ftruncate", lock_path);
-        goto done;
-    }
-    BL_TRY_GOTO(st, done, bl_file_write_full(fd, lock_path, holder, (size_t)length, 0));
-    if (!(lock = malloc(sizeof *lock))) {
-        st = BL_FAIL(BL_ENOMEM, "%s", lock_path);
-        goto done;
-    }
-    lock->fd = fd;
-    fd = -1;
-    *out = lock;
-done:
-    if (fd >= 0) close(fd);
-    free(lock_path);
-    return st;
-}
-
-void bl_dir_lock_release(bl_dir_lock *lock)
-{
-    if (!lock) return;
-    close(lock->fd);
-    free(lock);
 }
 
 /* ---- names ---- */

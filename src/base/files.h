@@ -48,8 +48,12 @@ bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n
 bl_status bl_file_sync(int fd, const char *path); /* fsync; a failure is final */
 bl_status bl_dir_sync(const char *path); /* makes creations, renames and removals in the folder durable */
 
-/* A file under construction: the bytes go to "PATH.tmp"; commit makes them durable and renames. One thread a
- * writer. */
+/* BL_EUSAGE when `path` is there and no regular file (links followed), or a link into /proc: what is renamed over a
+ * device, a FIFO or /dev/stdout would take its place. */
+bl_status bl_file_check_output(const char *path);
+
+/* A file under construction: the bytes go to "PATH.tmp", a new file; commit makes them durable and renames. PATH
+ * passes bl_file_check_output. One thread a writer. */
 typedef struct bl_writer bl_writer;
 
 bl_status bl_writer_open(const char *path, bl_writer **out);
@@ -68,7 +72,8 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 
 /* ---- folders ---- */
 
-bl_status bl_dir_create(const char *path); /* with its parents; an existing folder is fine */
+/* With its parents; an existing folder is fine. BL_EINPUT: it, or a parent, is there and no folder. */
+bl_status bl_dir_create(const char *path);
 /* Removes a file, or a folder and all in it. Links are not followed; an absent path is fine. */
 bl_status bl_tree_remove(const char *path);
 /* What an unprivileged writer may still write there. */
@@ -83,10 +88,15 @@ void bl_names_free(char **names, size_t n_names);
 /* A folder's lock, held by one process of all hosts that share the file system; it dies with its holder, so
  * that a stale lock file never blocks. In use: BL_EUSAGE "PATH is in use by pid N on HOST". The file
  * (".ballast.lock") stays: removing it would let two processes lock two files of one name. A child of fork
- * keeps the lock alive until it closes or execs. */
+ * keeps the lock alive until it closes or execs.
+ *
+ * What is there under the lock's name and no lock (a link, a folder, another text) is BL_EUSAGE and stays as it is. */
 typedef struct bl_dir_lock bl_dir_lock;
 
 bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out);
+/* BL_EIO when the folder, or the lock file in it, is no longer the one that was locked: it was removed, and may be
+ * another process's by now. An error in looking passes: what is written next meets it, too. */
+bl_status bl_dir_lock_check(const bl_dir_lock *lock);
 void bl_dir_lock_release(bl_dir_lock *lock); /* NULL is fine */
 
 /* ---- names ---- */

@@ -224,6 +224,60 @@ static void test_atomic_writes(void **state)
     assert_error_has("/none/x.tmp: creating it: No such file");
 }
 
+/* What is renamed over a device, or over a name of one, would take its place. */
+static void test_only_regular_files_are_replaced(void **state)
+{
+    const char *fifo = in_folder("out-fifo"), *link_path = in_folder("out-link"), *dir = in_folder("out-dir");
+    struct stat info;
+
+    (void)state;
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    assert_int_equal(bl_file_write_atomic(fifo, "x", 1), BL_EUSAGE);
+    assert_error_has("/out-fifo: is a FIFO, not a regular file");
+    assert_int_equal(lstat(fifo, &info), 0);
+    assert_true(S_ISFIFO(info.st_mode));
+
+    assert_int_equal(symlink("/dev/null", link_path), 0);
+    assert_int_equal(bl_file_write_atomic(link_path, "x", 1), BL_EUSAGE);
+    assert_error_has("/out-link: is a device, not a regular file");
+    assert_int_equal(unlink(link_path), 0);
+    assert_int_equal(symlink("/proc/self/fd/1", link_path), 0);
+    assert_int_equal(bl_file_write_atomic(link_path, "x", 1), BL_EUSAGE);
+    assert_int_equal(lstat(link_path, &info), 0);
+    assert_true(S_ISLNK(info.st_mode));
+
+    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(bl_file_write_atomic(dir, "x", 1), BL_EUSAGE);
+    assert_error_has("/out-dir: is a folder, not a regular file");
+    assert_int_equal(bl_file_write_atomic("/dev/null", "x", 1), BL_EUSAGE);
+    assert_int_equal(stat("/dev/null", &info), 0);
+    assert_true(S_ISCHR(info.st_mode));
+}
+
+/* PATH.tmp may be a crash's, or a link to what nobody meant. */
+static void test_what_is_at_the_tmp_name(void **state)
+{
+    const char *path = in_folder("t"), *tmp = in_folder("t.tmp"), *other = in_folder("t-other");
+    struct stat info;
+
+    (void)state;
+    assert_int_equal(bl_file_write_atomic(other, "precious", 8), BL_OK);
+    assert_int_equal(symlink(other, tmp), 0);
+    assert_int_equal(bl_file_write_atomic(path, "1", 1), BL_OK);
+    assert_content(path, "1");
+    assert_content(other, "precious");
+    assert_int_equal(link(other, tmp), 0);
+    assert_int_equal(bl_file_write_atomic(path, "2", 1), BL_OK);
+    assert_content(path, "2");
+    assert_content(other, "precious");
+    assert_int_equal(mkfifo(tmp, 0600), 0);
+    assert_int_equal(bl_file_write_atomic(path, "3", 1), BL_EIO);
+    assert_error_has("t.tmp: creating it: File exists");
+    assert_int_equal(lstat(tmp, &info), 0);
+    assert_true(S_ISFIFO(info.st_mode));
+    assert_content(path, "2");
+}
+
 /* ---- folders ---- */
 
 static void test_folders(void **state)
@@ -239,7 +293,8 @@ static void test_folders(void **state)
     assert_int_equal(bl_file_write_atomic(in_folder("p/file"), "", 0), BL_OK);
     assert_int_equal(bl_dir_create(in_folder("p/file")), BL_EINPUT);
     assert_error_has("exists and is not a folder");
-    assert_int_equal(bl_dir_create(in_folder("p/file/x")), BL_EIO);
+    assert_int_equal(bl_dir_create(in_folder("p/file/x")), BL_EINPUT);
+    assert_error_has("p/file/x: creating the folder: Not a directory");
     /* A link inside a removed tree is removed, what it points at is not. */
     assert_int_equal(bl_dir_create(in_folder("other")), BL_OK);
     assert_int_equal(bl_file_write_atomic(in_folder("other/file"), "", 0), BL_OK);
@@ -301,6 +356,68 @@ static void test_lock_dies_with_its_holder(void **state)
     close(ready[1]);
 }
 
+static const char *new_folder(const char *name)
+{
+    const char *path = in_folder(name);
+    assert_int_equal(mkdir(path, 0700), 0);
+    return path;
+}
+
+static void test_lock_of_a_folder_made_again(void **state)
+{
+    const char *path = new_folder("again"), *file = in_folder("again/.ballast.lock");
+    bl_dir_lock *first, *second;
+
+    (void)state;
+    assert_int_equal(bl_dir_lock_acquire(path, &first), BL_OK);
+    assert_int_equal(bl_dir_lock_check(first), BL_OK);
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(bl_dir_lock_check(first), BL_EIO);
+    assert_error_has("/again: was removed while this process used it");
+    assert_int_equal(bl_tree_remove(path), BL_OK);
+    assert_int_equal(bl_dir_lock_check(first), BL_EIO);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &second), BL_OK);
+    assert_int_equal(bl_dir_lock_check(second), BL_OK);
+    assert_int_equal(bl_dir_lock_check(first), BL_EIO);
+    assert_error_has("/again: was removed and made again while this process used it");
+    bl_dir_lock_release(first);
+    assert_int_equal(bl_dir_lock_check(second), BL_OK);
+    bl_dir_lock_release(second);
+}
+
+/* Nothing but a lock file is written to, whatever has its name. */
+static void test_no_lock_at_its_name(void **state)
+{
+    const char *path = new_folder("named"), *file = in_folder("named/.ballast.lock"), *other = in_folder("named/x");
+    bl_dir_lock *lock;
+
+    (void)state;
+    assert_int_equal(bl_file_write_atomic(other, "precious", 8), BL_OK);
+    assert_int_equal(symlink(other, file), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &lock), BL_EUSAGE);
+    assert_error_has("/.ballast.lock: is a symbolic link, not a lock file: remove it");
+    assert_content(other, "precious");
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(symlink("absent", file), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &lock), BL_EUSAGE);
+    assert_false(bl_file_exists(in_folder("named/absent")));
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(link(other, file), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &lock), BL_EUSAGE);
+    assert_error_has("/.ballast.lock: is not a lock file");
+    assert_content(other, "precious");
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(mkfifo(file, 0600), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &lock), BL_EUSAGE);
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(mkdir(file, 0700), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &lock), BL_EUSAGE);
+    assert_int_equal(rmdir(file), 0);
+    assert_int_equal(bl_dir_lock_acquire(path, &lock), BL_OK);
+    bl_dir_lock_release(lock);
+}
+
 static void test_path_join(void **state)
 {
     static const char *const cases[][3] = {
@@ -322,8 +439,12 @@ int main(void)
         cmocka_unit_test_teardown(test_read_errors_name_the_place, clear_fault),
         cmocka_unit_test_teardown(test_only_regular_files_open, clear_fault),
         cmocka_unit_test_teardown(test_atomic_writes, clear_fault),
+        cmocka_unit_test(test_only_regular_files_are_replaced),
+        cmocka_unit_test(test_what_is_at_the_tmp_name),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_lock_dies_with_its_holder),
+        cmocka_unit_test(test_lock_of_a_folder_made_again),
+        cmocka_unit_test(test_no_lock_at_its_name),
         cmocka_unit_test(test_path_join),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
