@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dir_lock.c -- the lock of a folder, files.h: flock on a file in it, which names its holder.
  *
- * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared after locking and
- * by bl_dir_lock_check. */
+ * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared after
+ * locking and by bl_dir_lock_check. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -125,8 +125,9 @@ bl_status bl_dir_lock_check(const bl_dir_lock *lock)
     bool is_there = lstat(lock->path, &named) == 0;
     if (is_there ? is_same_file(&opened, &named) : errno != ENOENT && errno != ENOTDIR && errno != ESTALE)
         return BL_OK;
-    return BL_FAIL(BL_EIO, "%s: was removed%s while this process used it (its lock file is %s); nothing more is written",
-                   lock->dir, is_there ? " and made again" : "", is_there ? "another one" : "gone");
+    return BL_FAIL(
+        BL_EIO, "%s: was removed%s while this process used it (its lock file is %s); nothing more is written",
+        lock->dir, is_there ? " and made again" : "", is_there ? "another one" : "gone");
 }
 
 void bl_dir_lock_release(bl_dir_lock *lock)

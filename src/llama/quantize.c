@@ -21,7 +21,8 @@
 
 enum { MAX_JSON_BYTES = 64 << 20, HEADER_BYTES_PER_TENSOR = 256, SPACE_SLACK_BYTES = 1 << 20 };
 
-static const char MANIFEST[] = "ballast_quantize.json", LOCK[] = ".ballast.lock", CONFIG[] = "config.json",
+static const char MANIFEST[] = "ballast_quantize.json", MANIFEST_TMP[] = "ballast_quantize.json.tmp",
+                  LOCK[] = ".ballast.lock", CONFIG[] = "config.json",
                   INDEX[] = "model.safetensors.index.json";
 
 typedef struct quantization {
@@ -32,6 +33,7 @@ typedef struct quantization {
     bl_shard_plan *plans;
     json_t *manifest;
     bl_quantize_result *result;
+    bl_dir_lock *lock; /* of the target */
 } quantization;
 
 /* A shard's name: its path's last part. */
@@ -146,6 +148,7 @@ static bl_status note_finished(quantization *q, size_t index, const char *path)
     bl_checkpoint_file file;
     char hash[17];
 
+    BL_TRY(bl_dir_lock_check(q->lock));
     BL_TRY(bl_checkpoint_describe_file(path, &file));
     snprintf(hash, sizeof hash, "%016" PRIx64, file.xxh3_64);
     json_object_set_new(json_object_get(q->manifest, "finished"), shard_name(q, index),
@@ -174,6 +177,12 @@ static bool is_finished(const quantization *q, size_t index, const char *path)
 
 /* ---- the target ---- */
 
+static bl_status create_target(const char *path)
+{
+    bl_status st = bl_dir_create(path);
+    return st == BL_EINPUT ? BL_EUSAGE : st; /* an argument, not the model */
+}
+
 static bl_status refuse_same_folder(const quantization *q)
 {
     struct stat source, target;
@@ -186,7 +195,7 @@ static bl_status refuse_same_folder(const quantization *q)
     return BL_OK;
 }
 
-/* A folder without our manifest must be empty. */
+/* A folder without our manifest must be empty, but for what a run that was killed before it had one leaves. */
 static bl_status refuse_other_content(const quantization *q)
 {
     char **names;
@@ -197,7 +206,7 @@ static bl_status refuse_other_content(const quantization *q)
     BL_TRY(bl_dir_list(q->options->target, &names, &n_names));
     for (size_t i = 0; i < n_names; i++) {
         is_ours = is_ours || strcmp(names[i], MANIFEST) == 0;
-        if (strcmp(names[i], LOCK) != 0) other = names[i];
+        if (strcmp(names[i], LOCK) != 0 && strcmp(names[i], MANIFEST_TMP) != 0) other = names[i];
     }
     bl_status st = BL_OK;
     if (other && !is_ours)
@@ -319,6 +328,7 @@ static bl_status write_shards(quantization *q)
     BL_TRY_GOTO(st, done, check_space(q, finished));
     for (size_t i = 0; i < q->n_shards; i++) {
         if (finished[i]) continue;
+        BL_TRY_GOTO(st, done, bl_dir_lock_check(q->lock));
         BL_TRY_GOTO(st, done, bl_path_join(q->options->target, shard_name(q, i), &path));
         BL_TRY_GOTO(st, done, bl_shard_quantize(q->options, q->model, q->files, &q->plans[i], path));
         BL_TRY_GOTO(st, done, note_finished(q, i, path));
@@ -401,7 +411,9 @@ static bl_status quantize(quantization *q)
 {
     BL_TRY(open_manifest(q));
     BL_TRY(write_shards(q));
+    BL_TRY(bl_dir_lock_check(q->lock));
     BL_TRY(copy_others(q, NULL));
+    BL_TRY(bl_dir_lock_check(q->lock));
     BL_TRY(write_index(q));
     return write_config(q);
 }
@@ -409,18 +421,17 @@ static bl_status quantize(quantization *q)
 bl_status bl_llama_quantize(const bl_quantize_options *options, bl_quantize_result *out)
 {
     quantization q = {.options = options, .result = out};
-    bl_dir_lock *lock = NULL;
     bl_status st;
 
     *out = (bl_quantize_result){0};
     BL_TRY_GOTO(st, done, open_source(&q));
-    BL_TRY_GOTO(st, done, bl_dir_create(options->target));
+    BL_TRY_GOTO(st, done, create_target(options->target));
     BL_TRY_GOTO(st, done, refuse_same_folder(&q));
     BL_TRY_GOTO(st, done, refuse_other_content(&q));
-    BL_TRY_GOTO(st, done, bl_dir_lock_acquire(options->target, &lock));
+    BL_TRY_GOTO(st, done, bl_dir_lock_acquire(options->target, &q.lock));
     st = quantize(&q);
 done:
-    bl_dir_lock_release(lock);
+    bl_dir_lock_release(q.lock);
     json_decref(q.manifest);
     for (size_t i = 0; q.plans && i < q.n_shards; i++) bl_shard_plan_free(&q.plans[i]);
     free(q.plans);

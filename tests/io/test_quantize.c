@@ -246,6 +246,13 @@ static void test_refusals(void **state)
     assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "thesis.txt"));
 
+    /* In place of the target, or of its parent. */
+    snprintf(target, sizeof target, "%s/model/config.json", folder);
+    source = join("tests/golden/train/models", golden[0]);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "/config.json: exists and is not a folder"));
+    assert_int_equal(quantize(source, join(target, "x"), BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+
     /* Sparse: a model that no disk here could take. The space is checked before anything is written. */
     put_text(join(model, "huge.dat"), "");
     if (truncate(join(model, "huge.dat"), INT64_C(8) << 40) == 0) {
