@@ -397,6 +397,7 @@ static bl_status run(const void *values)
 
     BL_TRY(bl_bench_parse_bytes("disk_size", o->disk_size, BL_IO_CHUNK_BYTES, &h.disk_bytes));
     BL_TRY(bl_bench_parse_bytes("memory_size", o->memory_size, 1 << 10, &h.memory_bytes));
+    if (o->output) BL_TRY(bl_file_check_output(o->output)); /* before minutes of measuring */
     BL_TRY(get_allowed_cores(&allowed));
     h.n_threads = o->threads == BL_OPTION_AUTO ? CPU_COUNT(&allowed) : (int)o->threads;
     bl_json_watch_memory();

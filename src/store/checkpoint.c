@@ -124,7 +124,10 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
     BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &checkpoint->path));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
-    BL_TRY_GOTO(st, done, bl_dir_create(dir));
+    if ((st = bl_dir_create(dir)) != BL_OK) { /* a run's own folder, which was there: not its input's fault */
+        st = st == BL_EINPUT ? BL_EIO : st;
+        goto done;
+    }
     BL_TRY_GOTO(st, done, bl_tree_remove(checkpoint->tmp_path));
     BL_TRY_GOTO(st, done, check_space(dir, n_bytes));
     BL_TRY_GOTO(st, done, bl_dir_create(checkpoint->tmp_path));
@@ -320,6 +323,11 @@ void bl_checkpoint_abort(bl_checkpoint *checkpoint)
     if (!checkpoint) return;
     bl_tree_remove(checkpoint->tmp_path); /* what stays is rubbish by its name */
     checkpoint_free(checkpoint);
+}
+
+void bl_checkpoint_leave(bl_checkpoint *checkpoint)
+{
+    if (checkpoint) checkpoint_free(checkpoint);
 }
 
 /* ---- finding ---- */

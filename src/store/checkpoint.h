@@ -55,6 +55,8 @@ bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *nam
  * the folder its final name; an older step-N is replaced. Frees the checkpoint in any case. */
 bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state);
 void bl_checkpoint_abort(bl_checkpoint *checkpoint); /* removes step-N.tmp; NULL is fine */
+/* Gives it up and leaves the disk alone: the folder is somebody else's by now. NULL is fine. */
+void bl_checkpoint_leave(bl_checkpoint *checkpoint);
 
 /* ---- finding ---- */
 

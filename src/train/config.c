@@ -64,6 +64,10 @@ bl_status bl_train_config_load(bl_config_command command, const char *yaml_path,
     BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
     if (n_words == 1) yaml_path = word;
     if (yaml_path) BL_TRY_GOTO(st, done, bl_options_read_yaml(&options, yaml_path));
+    if (yaml_path && !(config->config_file = strdup(yaml_path))) {
+        st = BL_FAIL(BL_ENOMEM, "the path %s", yaml_path);
+        goto done;
+    }
     BL_TRY_GOTO(st, done, bl_options_check_required(&options));
     resolve(command, config);
     BL_TRY_GOTO(st, done, bl_train_config_validate(command, config));
@@ -79,6 +83,7 @@ void bl_train_config_free(bl_train_config *config)
     if (!config) return;
     bl_options options = bind(BL_CONFIG_TRAIN, config);
     bl_options_clear(&options);
+    free(config->config_file);
     free(config);
 }
 
@@ -156,8 +161,6 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
     }
     if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
         return BL_FAIL(BL_EUSAGE, "offload_tier disk needs offload_dir, a folder on a fast local disk");
-    if (config->offload_tier != BL_OFFLOAD_DISK && config->offload_dir)
-        return BL_FAIL(BL_EUSAGE, "offload_dir %s: only offload_tier disk has a use for it", config->offload_dir);
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 

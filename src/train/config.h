@@ -114,6 +114,7 @@ typedef struct bl_train_config {
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
 
+    char *config_file; /* no key: the YAML file it was read from; NULL */
     const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
 
     uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */

@@ -158,8 +158,7 @@ const bl_option bl_train_options[] = {
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "where that part lies: pinned host memory, or page files in offload_dir"},
     {KEY(offload_dir, PATH), .commands = BOTH,
-     .help = "existing folder for the disk tier, on a fast local disk; page files of the same model are used "
-             "again"},
+     .help = "directory of the disk tier, on a fast local disk; created if missing; page files of the same model are reused"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always", .default_text = "first",
      .help = "when the base is held against its checksums: pages from disk as they first come; also all of "
              "it before each "

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/files.h"
 #include "comm/launch.h"
 #include "linear/base.h"
 #include "llama/pass.h"
@@ -58,6 +59,7 @@ typedef struct bl_job {
     atomic_int abandon; /* the grace is over: end inside the step */
     atomic_int n_running;
 
+    bl_dir_lock *lock;     /* of output_dir; rank 0's process, NULL elsewhere and without an output */
     bl_checkpoint *saving; /* the checkpoint under construction; rank 0 makes it, all add to it between two barriers */
     bl_metrics *metrics;   /* rank 0 */
     bl_trace *trace;       /* NULL: none; ranks write to it as they please */
@@ -151,6 +153,16 @@ bl_status bl_job_compare_machine(const bl_job *job, const json_t *state);
 /* adapter_io.c: job->lora and init_adapter, by the configuration or by the adapter that it starts from. */
 bl_status bl_job_choose_lora(bl_job *job);
 
+/* paths.c: BL_EUSAGE when a path that the job writes is one that it reads, another one of its own, or not what can be written:
+ * before anything is. */
+bl_status bl_job_check_paths(const bl_job *job);
+
+/* run.c: BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into it. */
+bl_status bl_job_check_lock(const bl_job *job);
+/* Ends a checkpoint that does not come about; in a folder of another run's nothing is removed. */
+void bl_job_abort_saving(bl_job *job);
+bl_status bl_job_trace_path(const bl_job *job, char **path); /* of this process; config->trace is set */
+
 /* output.c: README.md beside the adapter. */
 bl_status bl_job_write_readme(const bl_job *job, const char *dir);
 
@@ -162,7 +174,7 @@ typedef struct bl_memory_ledger {
 } bl_memory_ledger;
 bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
 /* job->save as configured, and job->placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into
- * memory. BL_EUSAGE: no such offload_dir. */
+ * memory. Makes offload_dir for the disk tier; BL_EUSAGE: it is no folder. */
 bl_status bl_job_choose_placement(bl_job *job);
 /* After it: activation_checkpointing auto keeps the most with which this host's processes are predicted to take at
  * most half of the memory that is available. Bits do not depend on it. */

@@ -102,15 +102,16 @@ static bl_status choose_ratio(bl_job *job)
     return BL_OK;
 }
 
-/* A folder that is missing is not made: it may be a disk that was not mounted. */
-static bl_status check_offload_dir(const bl_train_config *c)
+/* As output_dir, it is made with its parents. */
+static bl_status make_offload_dir(const bl_train_config *c)
 {
-    bool is_dir;
-
     if (!c->offload_dir) return BL_OK;
-    bl_status st = bl_path_is_dir(c->offload_dir, &is_dir);
-    if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "offload_dir");
-    return is_dir ? BL_OK : BL_FAIL(BL_EUSAGE, "offload_dir: %s: is no folder", c->offload_dir);
+    if (c->offload_tier != BL_OFFLOAD_DISK) {
+        bl_log_info("offload_dir %s is not used: offload_tier is host", c->offload_dir);
+        return BL_OK;
+    }
+    bl_status st = bl_dir_create(c->offload_dir);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "offload_dir");
 }
 
 bl_status bl_job_choose_placement(bl_job *job)
@@ -118,7 +119,7 @@ bl_status bl_job_choose_placement(bl_job *job)
     const bl_train_config *c = job->config;
     bool is_auto = c->offload_ratio == (double)BL_OPTION_AUTO;
 
-    BL_TRY(check_offload_dir(c));
+    BL_TRY(make_offload_dir(c));
     for (size_t i = 0; i < BL_COUNT(savings); i++) /* auto: the least, until the base has its place */
         if (savings[i].key == c->activation_checkpointing || savings[i].key == BL_CHECKPOINT_FULL) {
             job->save = savings[i].save;

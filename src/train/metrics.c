@@ -47,11 +47,13 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
         free(m);
         return BL_FAIL(BL_ENOMEM, "the metrics log");
     }
+    m->fd = -1;
     m->logging_steps = logging_steps;
     m->bytes = keep_bytes;
     m->terminal = is_terminal();
-    m->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    bl_status st = m->fd < 0 ? bl_fail_errno(BL_EIO, "open %s", path) : BL_OK;
+    bl_status st = bl_file_check_output(path); /* a FIFO would block */
+    if (st == BL_OK) m->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (st == BL_OK) st = m->fd < 0 ? bl_fail_errno(BL_EIO, "open %s", path) : BL_OK;
     struct stat info;
     if (st == BL_OK && fstat(m->fd, &info) != 0) st = bl_fail_errno(BL_EIO, "stat %s", path);
     if (st == BL_OK && info.st_size < keep_bytes) {

@@ -135,6 +135,7 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
                                .tokens = totals[1], .label_tokens = totals[0], .step_s = bl_now_s() - started,
                                .flops = step_flops(r, totals[1], totals[0]), .peak_flops = r->peak_flops * job->n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
+    BL_TRY(bl_job_check_lock(job));
     return bl_metrics_step(job->metrics, &metrics);
 }
 
@@ -193,6 +194,7 @@ static bl_status evaluate_if_due(bl_rank *r, int64_t step)
     if (r->index == 0) {
         if (step == 0) job->base_result = result;
         job->final_result = result;
+        BL_TRY(bl_job_check_lock(job));
         BL_TRY(bl_metrics_eval(job->metrics, step, result.loss, result.label_tokens, bl_now_s() - started));
     }
     r->evaluated_step = step;
@@ -239,6 +241,7 @@ bl_status bl_rank_train(bl_rank *r)
         BL_TRY(train_step(r, step, totals));
         BL_TRY(after_step(r, step + 1));
     }
+    if (r->index == 0) BL_TRY(bl_job_check_lock(job));
     return bl_adapter_state_write_peft(r->state, &job->host->config, job->config->output_dir, job->config->model_name_or_path,
                                        job->config->adapter_dtype == BL_ADAPTER_BF16);
 }

@@ -80,6 +80,7 @@ static bl_status begin_save(bl_job *job, int64_t step)
 {
     char *path = NULL;
 
+    BL_TRY(bl_job_check_lock(job));
     BL_TRY(bl_checkpoint_begin(job->checkpoint_dir, step, checkpoint_bytes(job), &job->saving));
     BL_TRY(bl_path_join(bl_checkpoint_path(job->saving), "config.yaml", &path));
     bl_status st = bl_train_config_write_resolved(job->config, path);
@@ -92,6 +93,8 @@ static bl_status begin_save(bl_job *job, int64_t step)
 static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file *files)
 {
     int64_t metrics_bytes;
+
+    BL_TRY(bl_job_check_lock(job));
     for (int i = 0; i < job->n_ranks; i++) {
         char name[NAME_BYTES];
         rank_file_name(i, job->n_ranks, name);
@@ -199,10 +202,11 @@ static bl_status holds_a_run(const bl_job *job, bool *found)
     return BL_OK;
 }
 
+/* config.resolved.yaml is replaced: it may be what this run was started from. */
 static bl_status start_over(const bl_job *job)
 {
     static const char *const traces[] = {"adapter_model.safetensors", "adapter_config.json", "README.md", "metrics.jsonl",
-                                         "config.resolved.yaml", "checkpoints"};
+                                         "checkpoints"};
     for (size_t i = 0; i < BL_COUNT(traces); i++) {
         char *path;
         BL_TRY(bl_path_join(job->config->output_dir, traces[i], &path));

@@ -171,12 +171,28 @@ static bl_status open_job(bl_job *job)
     return BL_OK;
 }
 
+bl_status bl_job_check_lock(const bl_job *job)
+{
+    if (!job->lock) return BL_OK;
+    bl_status st = bl_dir_lock_check(job->lock);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
+}
+
+void bl_job_abort_saving(bl_job *job)
+{
+    if (bl_job_check_lock(job) == BL_OK)
+        bl_checkpoint_abort(job->saving);
+    else
+        bl_checkpoint_leave(job->saving);
+    job->saving = NULL;
+}
+
 static void close_job(bl_job *job)
 {
     bl_comm_destroy(job->world);
     bl_metrics_close(job->metrics);
     (void)bl_trace_close(job->trace);
-    bl_checkpoint_abort(job->saving);
+    bl_job_abort_saving(job);
     if (job->validation != job->train) bl_dataset_close(job->validation);
     bl_dataset_close(job->train);
     bl_tokenizer_destroy(job->tokenizer);
@@ -184,6 +200,7 @@ static void close_job(bl_job *job)
     free(job->init_adapter);
     free(job->resume_dir);
     free(job->checkpoint_dir);
+    bl_dir_lock_release(job->lock);
 }
 
 /* ---- running ---- */
@@ -328,8 +345,7 @@ static bl_status save_abandoned(bl_job *job)
         const bl_rank *r = &job->ranks[i];
         (void)bl_stream_synchronize(r->compute); /* its error is the abandoned step's; AdamW of `step` ran before it */
     }
-    bl_checkpoint_abort(job->saving); /* one that was under way when the grace ended */
-    job->saving = NULL;
+    bl_job_abort_saving(job); /* one that was under way when the grace ended */
     if (job->ranks[0].saved_step != step) BL_TRY(bl_job_save_all(job, step));
     return BL_FAIL(BL_ESTOPPED, "stopped on request inside step %lld; saved after step %lld: resume with --resume_from_checkpoint true",
                    (long long)step + 1, (long long)step);
@@ -392,16 +408,20 @@ static bl_status prepare_output(bl_job *job)
 }
 
 /* Processes of one job write a file each. */
+bl_status bl_job_trace_path(const bl_job *job, char **path)
+{
+    if (!job->launch) return bl_text_format(path, "%s", job->config->trace);
+    return bl_text_format(path, "%s.rank%d", job->config->trace, job->first_here);
+}
+
 static bl_status open_trace(bl_job *job)
 {
-    const char *path = job->config->trace;
-    char *own = NULL;
+    char *path = NULL;
 
-    if (!path) return BL_OK;
-    if (!job->launch) return bl_trace_open(path, 0, job->n_here, &job->trace);
-    if (asprintf(&own, "%s.rank%d", path, job->first_here) < 0) return BL_FAIL(BL_ENOMEM, "the name of a trace");
-    bl_status st = bl_trace_open(own, job->first_here, job->n_here, &job->trace);
-    free(own);
+    if (!job->config->trace) return BL_OK;
+    BL_TRY(bl_job_trace_path(job, &path));
+    bl_status st = bl_trace_open(path, job->first_here, job->n_here, &job->trace);
+    free(path);
     return st;
 }
 
@@ -476,32 +496,33 @@ static bl_status train_locked(bl_job *job)
                 (double)memory.total / (1 << 20));
     if (st == BL_OK) st = close_trace(job);
     if (st != BL_OK || job->first_here > 0) return st;
+    BL_TRY(bl_job_check_lock(job));
     BL_TRY(bl_job_write_readme(job, job->config->output_dir));
     bl_log_info("adapter written to %s", job->config->output_dir);
     return evaluate_stored_base(job, &memory);
 }
 
 /* output_dir is the business of rank 0's process, which holds its lock for all. */
-static bl_status take_output_dir(const bl_job *job, bl_dir_lock **lock)
+static bl_status take_output_dir(bl_job *job)
 {
     if (job->first_here > 0) return BL_OK;
-    BL_TRY(bl_dir_create(job->config->output_dir));
-    return bl_dir_lock_acquire(job->config->output_dir, lock);
+    bl_status st = bl_dir_create(job->config->output_dir);
+    if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "output_dir");
+    return bl_dir_lock_acquire(job->config->output_dir, &job->lock);
 }
 
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
 {
     bl_job job = {.config = config, .launch = launch};
-    bl_dir_lock *lock = NULL;
 
     bl_status st = bl_cpu_gemm_prepare();
     if (st == BL_OK) st = place_ranks(&job);
-    if (st == BL_OK) st = take_output_dir(&job, &lock);
+    if (st == BL_OK) st = bl_job_check_paths(&job);
+    if (st == BL_OK) st = take_output_dir(&job);
     if (st == BL_OK) st = train_locked(&job);
     bl_error error;
     bl_error_save(&error, st);
     close_job(&job);
-    bl_dir_lock_release(lock);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* paths.c -- before a run writes anything: whether what it will write is something that it reads, or another
+ * file of its own, or no file at all. Names do not tell: links, "..", mounts; so device and inode do, and the
+ * resolved path of what is not there yet.
+ *
+ *   written                dump_gradients, trace (a file for each process), the names below in output_dir;
+ * also NAME.tmp removed                what lies in output_dir/checkpoints not compared offload_dir: page
+ * files are new files with a name of their own
+ *
+ * output_dir/config.resolved.yaml may be the configuration itself: it is written to be read back. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "train/job.h"
+
+typedef struct place {
+    const char *key;
+    char *path, *full; /* as given; resolved */
+    bool exists;
+    dev_t device;
+    ino_t inode;
+} place;
+
+typedef struct places {
+    place *item;
+    size_t n, capacity;
+} places;
+
+static const char OUTPUT_KEY[] = "output_dir", CONFIG_KEY[] = "the configuration",
+                  CHECKPOINTS[] = "checkpoints", RESOLVED[] = "config.resolved.yaml",
+                  RESUME_KEY[] = "resume_from_checkpoint";
+
+/* What a run writes into output_dir. */
+static const char *const outputs[] = {"adapter_model.safetensors",
+                                      "adapter_config.json",
+                                      "README.md",
+                                      "metrics.jsonl",
+                                      RESOLVED,
+                                      ".ballast.lock",
+                                      ".ballast.probe"};
+
+/* ---- places ---- */
+
+static void places_free(places *list)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        free(list->item[i].path);
+        free(list->item[i].full);
+    }
+    free(list->item);
+}
+
+/* The path without links, also of what is not there: then that of its folder, and the name. */
+static bl_status resolve(const char *path, char **full)
+{
+    char *parent = NULL;
+    size_t length = strlen(path);
+
+    if ((*full = realpath(path, NULL))) return BL_OK;
+    if (errno == ENOMEM) return BL_FAIL(BL_ENOMEM, "resolving the path %s", path);
+    while (length > 1 && path[length - 1] == '/') length--;
+    size_t folder = length;
+    while (folder > 0 && path[folder - 1] != '/') folder--;
+    if (folder == length || (length == 1 && path[0] == '.'))
+        return bl_text_format(full, "%s", path); /* no folder */
+    BL_TRY(folder == 0 ? bl_text_format(&parent, ".") : bl_text_format(&parent, "%.*s", (int)folder, path));
+    char *start = NULL;
+    bl_status st = resolve(parent, &start);
+    if (st == BL_OK) st = bl_text_format(full, "%s/%.*s", start, (int)(length - folder), path + folder);
+    free(start);
+    free(parent);
+    return st;
+}
+
+/* Takes `path` over, also when it fails. */
+static bl_status add(places *list, const char *key, char *path)
+{
+    struct stat info;
+    place p = {.key = key, .path = path};
+
+    bl_status st = resolve(path, &p.full);
+    if (st == BL_OK && list->n == list->capacity) {
+        size_t capacity = list->capacity ? 2 * list->capacity : 32;
+        place *grown = reallocarray(list->item, capacity, sizeof *grown);
+        if (grown) list->item = grown;
+        if (grown) list->capacity = capacity;
+        if (!grown) st = BL_FAIL(BL_ENOMEM, "a list of %zu paths", capacity);
+    }
+    if (st != BL_OK) {
+        free(p.full);
+        free(path);
+        return st;
+    }
+    if ((p.exists = stat(path, &info) == 0)) {
+        p.device = info.st_dev;
+        p.inode = info.st_ino;
+    }
+    list->item[list->n++] = p;
+    return BL_OK;
+}
+
+static bl_status add_path(places *list, const char *key, const char *path)
+{
+    char *text = NULL;
+    BL_TRY(bl_text_format(&text, "%s", path));
+    return add(list, key, text);
+}
+
+static bl_status add_in(places *list, const char *key, const char *dir, const char *name, const char *end)
+{
+    char *path = NULL, *text = NULL;
+    BL_TRY(bl_path_join(dir, name, &path));
+    bl_status st = bl_text_format(&text, "%s%s", path, end);
+    free(path);
+    BL_TRY(st);
+    return add(list, key, text);
+}
+
+static bool is_same(const place *a, const place *b)
+{
+    if (a->exists && b->exists) return a->device == b->device && a->inode == b->inode;
+    return strcmp(a->full, b->full) == 0;
+}
+
+/* ---- what is read ---- */
+
+/* A folder and what lies in it; what cannot be looked at is for those who read it to say. */
+static bl_status add_folder(places *files, places *folders, const char *key, const char *dir)
+{
+    char **names;
+    size_t n_names;
+
+    BL_TRY(add_path(folders, key, dir));
+    bl_status st = bl_dir_list(dir, &names, &n_names);
+    if (st != BL_OK) return st == BL_ENOMEM ? st : BL_OK;
+    for (size_t i = 0; i < n_names && st == BL_OK; i++) st = add_in(files, key, dir, names[i], "");
+    bl_names_free(names, n_names);
+    return st;
+}
+
+static bl_status list_inputs(const bl_train_config *c, places *files, places *folders)
+{
+    const struct {
+        const char *key, *path;
+    } named[] = {{CONFIG_KEY, c->config_file},
+                 {"train_file", c->train_file},
+                 {"validation_file", c->validation_file},
+                 {"chat_template", c->chat_template}};
+
+    for (size_t i = 0; i < BL_COUNT(named); i++)
+        if (named[i].path) BL_TRY(add_path(files, named[i].key, named[i].path));
+    BL_TRY(add_folder(files, folders, "model_name_or_path", c->model_name_or_path));
+    if (c->init_adapter) BL_TRY(add_folder(files, folders, "init_adapter", c->init_adapter));
+    if (bl_train_config_resume(c) == BL_RESUME_PATH)
+        BL_TRY(add_folder(files, folders, RESUME_KEY, c->resume_from_checkpoint));
+    return BL_OK;
+}
+
+/* ---- what is written ---- */
+
+typedef enum how { RENAMED, IN_PLACE } how;
+
+/* Takes `path` over, also when it fails. */
+static bl_status add_output(places *list, const char *key, char *path, how written)
+{
+    struct stat info;
+    char *tmp = NULL;
+    bool is_device = stat(path, &info) == 0 && S_ISCHR(info.st_mode);
+
+    bl_status st = written == IN_PLACE && is_device ? BL_OK : bl_file_check_output(path);
+    if (st != BL_OK) bl_error_prefix(st, "%s", key);
+    if (st == BL_OK && written == RENAMED) st = bl_text_format(&tmp, "%s.tmp", path);
+    if (st != BL_OK) {
+        free(path);
+        return st;
+    }
+    if ((st = add(list, key, path)) == BL_OK) return tmp ? add(list, key, tmp) : BL_OK;
+    free(tmp);
+    return st;
+}
+
+static bl_status list_outputs(const bl_job *job, places *list)
+{
+    const bl_train_config *c = job->config;
+    char *path = NULL;
+
+    for (size_t i = 0; i < BL_COUNT(outputs); i++) {
+        BL_TRY(bl_path_join(c->output_dir, outputs[i], &path));
+        BL_TRY(add_output(list, OUTPUT_KEY, path, RENAMED));
+    }
+    if (c->dump_gradients) {
+        BL_TRY(bl_text_format(&path, "%s", c->dump_gradients));
+        BL_TRY(add_output(list, "dump_gradients", path, RENAMED));
+    }
+    if (!c->trace) return BL_OK;
+    BL_TRY(bl_job_trace_path(job, &path));
+    return add_output(list, "trace", path, IN_PLACE);
+}
+
+/* ---- comparing ---- */
+
+static bool is_record_of_itself(const place *output, const place *input)
+{
+    const char *name = strrchr(output->path, '/');
+    return input->key == CONFIG_KEY && output->key == OUTPUT_KEY && name && strcmp(name + 1, RESOLVED) == 0;
+}
+
+static bl_status compare_with_inputs(const places *written, const places *read)
+{
+    for (size_t i = 0; i < written->n; i++)
+        for (size_t k = 0; k < read->n; k++) {
+            const place *output = &written->item[i], *input = &read->item[k];
+            if (is_same(output, input) && !is_record_of_itself(output, input))
+                return BL_FAIL(BL_EUSAGE, "%s: %s would overwrite %s (%s)", output->key, output->path,
+                               input->path, input->key);
+        }
+    return BL_OK;
+}
+
+static bl_status compare_outputs(const places *written)
+{
+    for (size_t i = 0; i < written->n; i++)
+        for (size_t k = i + 1; k < written->n; k++)
+            if (strcmp(written->item[i].key, written->item[k].key) != 0 &&
+                is_same(&written->item[i], &written->item[k]))
+                return BL_FAIL(BL_EUSAGE, "%s: %s and %s (%s) are one file", written->item[k].key,
+                               written->item[k].path, written->item[i].path, written->item[i].key);
+    return BL_OK;
+}
+
+/* Whether the folder is one of those that `path`, which is resolved, lies in. `path` is cut. */
+static bool lies_in(char *path, const place *folder)
+{
+    struct stat info;
+
+    for (char *slash; (slash = strrchr(path, '/')) && slash != path;) {
+        *slash = '\0';
+        if (stat(path, &info) == 0 && info.st_dev == folder->device && info.st_ino == folder->inode)
+            return true;
+    }
+    return false;
+}
+
+/* Checkpoints are removed by their limit, and all of them when a run starts over. */
+static bl_status compare_with_removed(const bl_train_config *c, const places *checkpoints, const places *read)
+{
+    const place *folder = &checkpoints->item[0];
+
+    for (size_t i = 0; i < read->n && folder->exists; i++) {
+        const place *input = &read->item[i];
+        bool stays = input->key == RESUME_KEY || (input->key == CONFIG_KEY && !c->overwrite_output_dir);
+        char *path = NULL;
+        if (stays) continue;
+        BL_TRY(bl_text_format(&path, "%s", input->full));
+        bool lies = lies_in(path, folder);
+        free(path);
+        if (lies)
+            return BL_FAIL(BL_EUSAGE, "%s: %s lies in %s, where output_dir's run removes files", input->key,
+                           input->path, folder->path);
+    }
+    return BL_OK;
+}
+
+static bl_status check_folders(const bl_train_config *c, const places *read, places *checkpoints)
+{
+    places output = {0};
+    bl_status st = add_path(&output, OUTPUT_KEY, c->output_dir);
+    bool is_dir = true;
+
+    for (size_t i = 0; i < read->n && st == BL_OK; i++)
+        if (is_same(&output.item[0], &read->item[i]))
+            st = BL_FAIL(BL_EUSAGE, "output_dir: %s is the folder of %s (%s)", c->output_dir,
+                         read->item[i].key, read->item[i].path);
+    if (st == BL_OK) st = add_in(checkpoints, OUTPUT_KEY, c->output_dir, CHECKPOINTS, "");
+    if (st == BL_OK && checkpoints->item[0].exists) st = bl_path_is_dir(checkpoints->item[0].path, &is_dir);
+    if (st == BL_OK && !is_dir)
+        st = BL_FAIL(BL_EUSAGE, "output_dir: %s: is not a folder", checkpoints->item[0].path);
+    places_free(&output);
+    return st;
+}
+
+bl_status bl_job_check_paths(const bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    places files = {0}, folders = {0}, written = {0}, checkpoints = {0};
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, list_inputs(c, &files, &folders));
+    BL_TRY_GOTO(st, done, check_folders(c, &folders, &checkpoints));
+    BL_TRY_GOTO(st, done, list_outputs(job, &written));
+    BL_TRY_GOTO(st, done, compare_with_inputs(&written, &files));
+    BL_TRY_GOTO(st, done, compare_outputs(&written));
+    BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints, &files));
+    st = compare_with_removed(c, &checkpoints, &folders);
+done:
+    places_free(&checkpoints);
+    places_free(&written);
+    places_free(&folders);
+    places_free(&files);
+    return st;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a run writes is compared with what it reads before anything is written: each refusal leaves every file
+ * as it was. And a folder that is taken from under a run, by `rm` or by the next run, ends it. */
+#include "runs.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+
+enum { EXIT_IO = 4 };
+
+static const double LIMIT_S = 600; /* for a child; a sanitizer makes it 20 times slower */
+
+/* Inputs of a run's own, that it could destroy. */
+static void make_inputs(void)
+{
+    assert_int_equal(bl_dir_create(runs_path("in")), BL_OK);
+    runs_copy(GOLDEN_DIR "/models/tiny-gqa", runs_path("in/model"));
+    runs_copy(GOLDEN_DIR "/tokens/tiny-more.jsonl", runs_path("in/train.jsonl"));
+    runs_copy(GOLDEN_DIR "/tokens/tiny-validation.jsonl", runs_path("in/valid.jsonl"));
+    runs_write(runs_path("in/run.yaml"), "max_steps: 1\n");
+}
+
+static void input_keys(golden_args *args, const char *output)
+{
+    runs_standard(args, output, 1);
+    runs_set(args, "model_name_or_path", "%s", runs_path("in/model"));
+    runs_set(args, "train_file", "%s", runs_path("in/train.jsonl"));
+    runs_set(args, "validation_file", "%s", runs_path("in/valid.jsonl"));
+    runs_set(args, "max_steps", "1");
+}
+
+static int set_up(void **state)
+{
+    if (runs_set_up(state) != 0) return -1;
+    make_inputs();
+    golden_args args = {0};
+    input_keys(&args, runs_path("in/adapter"));
+    runs_set(&args, "lora_r", "4");
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    return 0;
+}
+
+/* Names, sizes, times and kinds of all that is in the scratch folder. */
+static char *snapshot(void)
+{
+    char command[2 * GOLDEN_PATH_BYTES], path[GOLDEN_PATH_BYTES];
+
+    snprintf(path, sizeof path, "%s", runs_path("../snapshot-%d", (int)getpid()));
+    snprintf(command, sizeof command, "find '%s' -printf '%%P %%y %%s %%T@ %%i %%l\\n' | LC_ALL=C sort >'%s'",
+             runs_path("."), path);
+    assert_int_equal(system(command), 0);
+    char *text = runs_read(path, NULL);
+    assert_int_equal(unlink(path), 0);
+    return text;
+}
+
+static void assert_refused(const golden_args *args, const char *text_a, const char *text_b)
+{
+    char *before = snapshot();
+
+    assert_int_equal(golden_train(args), BL_EUSAGE);
+    if (!strstr(bl_error_text(), text_a) || !strstr(bl_error_text(), text_b))
+        fail_msg("\"%s\" lacks \"%s\" or \"%s\"", bl_error_text(), text_a, text_b);
+    char *after = snapshot();
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+}
+
+/* ---- an output that is an input ---- */
+
+static void test_files_that_are_read(void **state)
+{
+    static const struct {
+        const char *key, *path, *text; /* text: the input's key */
+    } cases[] = {
+        {"dump_gradients", "in/train.jsonl", "in/train.jsonl (train_file)"},
+        {"dump_gradients", "in/../in/valid.jsonl", "in/valid.jsonl (validation_file)"},
+        {"dump_gradients", "in/model/model.safetensors", "(model_name_or_path)"},
+        {"dump_gradients", "in/adapter/adapter_model.safetensors", "(init_adapter)"},
+        {"dump_gradients", "in/hard", "in/train.jsonl (train_file)"},
+        {"dump_gradients", "in/soft", "in/model/config.json (model_name_or_path)"},
+        {"dump_gradients", "in/late", "in/late.tmp (chat_template)"},
+        {"dump_gradients", "in/new/adapter_model.safetensors", "(output_dir) are one file"},
+        {"trace", "in/train.jsonl", "in/train.jsonl (train_file)"},
+        {"trace", "in/model/tokenizer.json", "(model_name_or_path)"},
+        {"trace", "in/late.tmp", "in/late.tmp (chat_template)"},
+        {"trace", "in/new/metrics.jsonl", "(output_dir) are one file"},
+        {"output_dir", "in/model", "is the folder of model_name_or_path"},
+        {"output_dir", "in/link/.", "is the folder of init_adapter"},
+        {"output_dir", "in/adapter/checkpoints/step-1", "is the folder of resume_from_checkpoint"},
+        {"output_dir", "in/linked", "in/train.jsonl (train_file)"},
+    };
+
+    (void)state;
+    runs_write(runs_path("in/late.tmp"), "{}");
+    runs_write(runs_path("in/model/tokenizer.json"), "{}");
+    assert_int_equal(link(runs_path("in/train.jsonl"), runs_path("in/hard")), 0);
+    assert_int_equal(symlink("model/config.json", runs_path("in/soft")), 0);
+    assert_int_equal(symlink("adapter", runs_path("in/link")), 0);
+    assert_int_equal(bl_dir_create(runs_path("in/linked")), BL_OK);
+    assert_int_equal(symlink("../train.jsonl", runs_path("in/linked/metrics.jsonl")), 0);
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        golden_args args = {0};
+        input_keys(&args, runs_path("in/new"));
+        runs_set(&args, "init_adapter", "%s", runs_path("in/adapter"));
+        runs_set(&args, "resume_from_checkpoint", "%s", runs_path("in/adapter/checkpoints/step-1"));
+        runs_set(&args, "chat_template", "%s", runs_path("in/late.tmp"));
+        runs_set(&args, cases[i].key, "%s", runs_path("%s", cases[i].path));
+        assert_refused(&args, cases[i].key, cases[i].text);
+        golden_args_free(&args);
+    }
+    assert_int_equal(unlink(runs_path("in/model/tokenizer.json")), 0);
+}
+
+/* What a run removes: an input among its old checkpoints. */
+static void test_inputs_among_checkpoints(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    runs_copy(runs_path("in/adapter"), runs_path("in/old"));
+    runs_copy(runs_path("in/train.jsonl"), runs_path("in/old/checkpoints/train.jsonl"));
+    input_keys(&args, runs_path("in/old"));
+    runs_set(&args, "overwrite_output_dir", "true");
+    runs_set(&args, "train_file", "%s", runs_path("in/old/checkpoints/step-1/../train.jsonl"));
+    assert_refused(&args, "train_file: ", "in/old/checkpoints, where output_dir's run removes files");
+    golden_args_free(&args);
+}
+
+/* The configuration is an input; the one that a run has recorded may be run again in its place. */
+static void test_configuration(void **state)
+{
+    const char *record = runs_path("in/again/config.resolved.yaml");
+    golden_args args = {0};
+    char *words[] = {(char *)record, (char[]){"--overwrite_output_dir"}, (char[]){"true"},
+                     (char[]){"--trace"}, NULL};
+    bl_train_config *config;
+
+    (void)state;
+    input_keys(&args, runs_path("in/again"));
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    words[4] = (char *)record;
+    assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, NULL, 5, words, &config), BL_OK);
+    char *before = snapshot();
+    assert_int_equal(bl_train_run(config, NULL), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "trace: "));
+    assert_non_null(strstr(bl_error_text(), "(the configuration)"));
+    char *after = snapshot();
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    bl_train_config_free(config);
+    assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, NULL, 3, words, &config), BL_OK);
+    assert_int_equal(bl_train_run(config, NULL), BL_OK);
+    bl_train_config_free(config);
+}
+
+/* ---- an output that is no file ---- */
+
+static void test_what_cannot_be_written(void **state)
+{
+    static const struct {
+        const char *key, *path, *text;
+    } cases[] = {
+        {"dump_gradients", "/dev/null", "dump_gradients: /dev/null: is a device"},
+        {"dump_gradients", "in/fifo", "in/fifo: is a FIFO"},
+        {"dump_gradients", "in/model", "in/model: is a folder"},
+        {"trace", "in/fifo", "in/fifo: is a FIFO"},
+        {"trace", "in/model", "in/model: is a folder"},
+        {"output_dir", "in/train.jsonl", "in/train.jsonl: exists and is not a folder"},
+        {"output_dir", "in/train.jsonl/out", "creating the folder: Not a directory"},
+        {"output_dir", "in/shape-0", "output_dir: "},
+        {"output_dir", "in/shape-1", "metrics.jsonl: is a folder"},
+        {"output_dir", "in/shape-2", "adapter_model.safetensors: is a FIFO"},
+        {"output_dir", "in/shape-3", ".ballast.lock: is a symbolic link"},
+    };
+
+    (void)state;
+    assert_int_equal(mkfifo(runs_path("in/fifo"), 0600), 0);
+    for (int i = 0; i < 4; i++) assert_int_equal(bl_dir_create(runs_path("in/shape-%d", i)), BL_OK);
+    runs_write(runs_path("in/shape-0/checkpoints"), "");
+    assert_int_equal(bl_dir_create(runs_path("in/shape-1/metrics.jsonl")), BL_OK);
+    assert_int_equal(mkfifo(runs_path("in/shape-2/adapter_model.safetensors"), 0600), 0);
+    runs_write(runs_path("in/precious"), "12 precious words");
+    assert_int_equal(symlink("../precious", runs_path("in/shape-3/.ballast.lock")), 0);
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        golden_args args = {0};
+        input_keys(&args, runs_path("in/new"));
+        runs_set(&args, "overwrite_output_dir", "true");
+        runs_set(&args, cases[i].key, "%s",
+                 cases[i].path[0] == '/' ? cases[i].path : runs_path("%s", cases[i].path));
+        assert_refused(&args, cases[i].text, "");
+        golden_args_free(&args);
+    }
+}
+
+/* A trace is written in place, so a device may have it, and stays one. */
+static void test_trace_to_a_device(void **state)
+{
+    golden_args args = {0};
+    struct stat info;
+
+    (void)state;
+    input_keys(&args, runs_path("in/traced"));
+    runs_set(&args, "trace", "/dev/null");
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_int_equal(stat("/dev/null", &info), 0);
+    assert_true(S_ISCHR(info.st_mode));
+    golden_args_free(&args);
+}
+
+/* ---- offload_dir ---- */
+
+/* Made for the disk tier, with its parents; the host tier has no use for it, says so and makes none. */
+static void test_offload_dir_is_made(void **state)
+{
+    static const char *const tiers[] = {"host", "disk"};
+    const char *pages = runs_path("not/yet/there");
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(tiers); i++) {
+        golden_args args = {0};
+        runs_child child = {0};
+        runs_standard(&args, runs_path("offloaded-%zu", i), 1);
+        runs_set(&args, "offload_ratio", "1");
+        runs_set(&args, "offload_tier", "%s", tiers[i]);
+        runs_set(&args, "offload_dir", "%s", pages);
+        runs_start(&child, "train", &args);
+        assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+        assert_int_equal(bl_file_exists(pages), i == 1);
+        char *log = runs_read(child.log, NULL);
+        assert_int_equal(strstr(log, "not/yet/there is not used: offload_tier is host") != NULL, i == 0);
+        free(log);
+        golden_args_free(&args);
+    }
+    assert_true(runs_are_same(runs_path("offloaded-0"), runs_path("offloaded-1")));
+}
+
+/* ---- an output_dir that changes hands ---- */
+
+static void long_keys(golden_args *args, const char *output, int ranks)
+{
+    runs_standard(args, output, ranks);
+    runs_set(args, "max_steps", "1000000");
+    runs_set(args, "save_steps", "5");
+    runs_set(args, "save_total_limit", "2");
+    runs_set(args, "eval_strategy", "no");
+}
+
+static void start_and_stop_in_place(runs_child *child, const char *output, int ranks)
+{
+    golden_args args = {0};
+    long_keys(&args, output, ranks);
+    runs_start(child, "train", &args);
+    golden_args_free(&args);
+    while (runs_logged_steps(output) < 7) {
+        assert_true(runs_is_alive(child));
+        runs_sleep_s(0.005);
+    }
+    siginfo_t info;
+    kill(child->pid, SIGSTOP);
+    assert_int_equal(waitid(P_PID, (id_t)child->pid, &info, WSTOPPED), 0); /* all its threads */
+}
+
+static void test_removed_and_made_again(void **state)
+{
+    static const char *const removed[] = {"", "/.ballast.lock"}; /* the folder; the lock alone */
+    const char *whole = runs_path("whole");
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, whole, 2);
+    assert_int_equal(golden_train(&args), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(removed); i++) {
+        const char *output = runs_path("taken-%zu", i);
+        runs_child first = {0};
+        start_and_stop_in_place(&first, output, 2);
+        assert_int_equal(bl_tree_remove(runs_path("taken-%zu%s", i, removed[i])), BL_OK);
+        runs_child second = {0};
+        runs_set(&args, "output_dir", "%s", output);
+        runs_set(&args, "overwrite_output_dir", "true");
+        runs_start(&second, "train", &args);
+        assert_int_equal(runs_wait(&second, LIMIT_S), 0);
+        kill(first.pid, SIGCONT);
+        assert_int_equal(runs_wait(&first, LIMIT_S), EXIT_IO);
+        runs_assert_error(&first, "was removed and made again while this process used it");
+        assert_true(runs_are_same(whole, output));
+        assert_false(bl_file_exists(runs_path("taken-%zu/checkpoints/step-10", i)));
+    }
+    golden_args_free(&args);
+}
+
+/* Nobody makes it again, the run that lost it least of all. */
+static void test_removed(void **state)
+{
+    const char *output = runs_path("gone");
+    runs_child child = {0};
+
+    (void)state;
+    start_and_stop_in_place(&child, output, 1);
+    assert_int_equal(bl_tree_remove(output), BL_OK);
+    kill(child.pid, SIGCONT);
+    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_IO);
+    assert_false(bl_file_exists(output));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_files_that_are_read),
+        cmocka_unit_test(test_inputs_among_checkpoints),
+        cmocka_unit_test(test_configuration),
+        cmocka_unit_test(test_what_cannot_be_written),
+        cmocka_unit_test(test_trace_to_a_device),
+        cmocka_unit_test(test_offload_dir_is_made),
+        cmocka_unit_test(test_removed_and_made_again),
+        cmocka_unit_test(test_removed),
+    };
+    return cmocka_run_group_tests(tests, set_up, runs_tear_down);
+}
