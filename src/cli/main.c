@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program: finds the command, prints help, and turns a failure into one line on stderr and an exit code.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef BALLAST_HAS_MIMALLOC
 #include <mimalloc.h>
 #endif
@@ -149,11 +152,23 @@ static bl_status dispatch(int argc, char *const *argv)
         print_command(command);
         return BL_OK;
     }
+    if (command->is_job) signal(SIGPIPE, SIG_IGN); /* of a log; what is printed at the end is checked below */
     return command->run(argc - 2, argv + 2);
+}
+
+/* A standard stream that is closed when the program starts stays useless, but nothing else gets its number: what is
+ * written to it would end up in that file. Read-only, so that a result which nobody takes is still an error. */
+static void occupy_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+        if (open("/dev/null", O_RDONLY) < 0) (void)!open("/", O_RDONLY | O_DIRECTORY); /* takes the lowest number */
+    }
 }
 
 int main(int argc, char **argv)
 {
+    occupy_standard_streams();
 #ifdef BALLAST_HAS_MIMALLOC
     mi_option_set_default(mi_option_decommit_delay, 1); /* ms until freed pages go back: docs/memory.md */
 #endif

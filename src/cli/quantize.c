@@ -79,5 +79,6 @@ const bl_command bl_command_quantize = {
                "verified and\n"
                "kept. DST must be new, empty, or begun from the same SRC.\n",
     .print_options = print_options,
+    .is_job = true,
     .run = run,
 };

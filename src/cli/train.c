@@ -37,10 +37,13 @@ static void leave_silently(int signal_number)
 
 static void take_requests_to_stop(void (*handler)(int))
 {
-    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1};
-    struct sigaction leave = {.sa_handler = handler};
+    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
+    struct sigaction leave = {.sa_handler = handler}, before;
     sigemptyset(&leave.sa_mask);
-    for (size_t i = 0; i < BL_COUNT(signals); i++) sigaction(signals[i], &leave, NULL);
+    for (size_t i = 0; i < BL_COUNT(signals); i++) {
+        bool is_ignored = sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+        if (signals[i] != SIGHUP || !is_ignored) sigaction(signals[i], &leave, NULL); /* nohup has ignored it */
+    }
 }
 
 static bl_status run_train(int argc, char *const *argv)
@@ -63,9 +66,10 @@ const bl_command bl_command_train = {
     .summary = "fine-tune: write a PEFT adapter",
     .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, checkpoints and "
                "a README.md\n"
-               "into output_dir. SIGTERM, SIGINT or SIGUSR1 stop it after the step (exit 75); go on with\n"
-               "--resume_from_checkpoint true.\n",
+               "into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the step (exit 75); go on\n"
+               "with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n",
     .print_options = print_train_options,
+    .is_job = true,
     .run = run_train,
 };
 
@@ -112,5 +116,6 @@ const bl_command bl_command_eval = {
     .details = "Prints one JSON line: eval_loss (mean over labels), perplexity, label_tokens, rows, base_format (of the\n"
                "frozen projections in memory) and checkpoint_format (in the checkpoint). docs/formats.md\n",
     .print_options = print_eval_options,
+    .is_job = true,
     .run = run_eval,
 };

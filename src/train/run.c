@@ -241,7 +241,38 @@ static void abandon(bl_job *job)
     bl_comm_abort(job->ranks[0].world, &error);
 }
 
-static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
+static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
+
+/* A terminal that closes sends SIGHUP, and so does its shell; the limit of CPU time sends SIGXCPU each second. */
+static bool repeats_itself(int signal_number)
+{
+    return signal_number == SIGXCPU || signal_number == SIGHUP;
+}
+
+/* A blocked signal waits to be taken, also one that the process ignores: nohup's SIGHUP stays ignored. */
+static void list_signals(sigset_t *signals)
+{
+    struct sigaction action;
+
+    sigemptyset(signals);
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) {
+        int number = stop_signals[i];
+        bool is_ignored = sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+        if (number != SIGHUP || !is_ignored) sigaddset(signals, number);
+    }
+}
+
+/* Those that came again, and would end the process before it has said why it ends. */
+static void swallow_repeated(const sigset_t *signals)
+{
+    const struct timespec now = {0};
+    sigset_t repeated;
+
+    sigemptyset(&repeated);
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++)
+        if (repeats_itself(stop_signals[i]) && sigismember(signals, stop_signals[i])) sigaddset(&repeated, stop_signals[i]);
+    while (sigtimedwait(&repeated, NULL, &now) > 0) continue;
+}
 
 /* The second signal is the process's own again: its handler or, without one, its end. No file on disk minds. */
 static void give_back(const sigset_t *signals, int signal_number)
@@ -263,7 +294,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
         if (bl_launch_should_leave(job->launch)) bl_launch_leave(job->launch);
         int signal_number = sigtimedwait(signals, NULL, &tick);
         peak = bl_max_i64(peak, bl_memory_anonymous_bytes());
-        if (signal_number > 0) {
+        if (signal_number > 0 && !(asked > 0.0 && repeats_itself(signal_number))) {
             if (asked > 0.0) give_back(signals, signal_number);
             asked = bl_now_s();
             bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once", strsignal(signal_number),
@@ -356,7 +387,7 @@ static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
     sigset_t signals, old;
 
     sigemptyset(&signals);
-    for (size_t i = 0; !job->evaluate_only && i < BL_COUNT(stop_signals); i++) sigaddset(&signals, stop_signals[i]);
+    if (!job->evaluate_only) list_signals(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = start_ranks(job);
     *peak_bytes = job->ranks ? watch(job, &signals) : 0;
@@ -369,6 +400,7 @@ static bl_status run_ranks(bl_job *job, int64_t *peak_bytes)
     for (int i = 0; job->ranks && i < job->n_here; i++) bl_rank_free(&job->ranks[i]);
     free(job->ranks);
     job->ranks = NULL;
+    swallow_repeated(&signals);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }

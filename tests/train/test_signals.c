@@ -25,7 +25,7 @@ enum { MAX_TRIES = 20 };
 
 static const double LIMIT_S = 600; /* for a child; a sanitizer makes it 20 times slower */
 
-static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1};
+static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
 
 static double random_s(double most)
 {
@@ -145,7 +145,7 @@ static void stop_until_done(int ranks)
         if (wait_for_log(&child)) {
             runs_sleep_s(
                 random_s(0.1 * (1 + n_stops))); /* soon at first, or a fast machine is through before */
-            kill(child.pid, stop_signals[life % 3]);
+            kill(child.pid, stop_signals[(size_t)life % BL_COUNT(stop_signals)]);
         }
         code = runs_wait(&child, LIMIT_S);
         if (code == 0 && n_stops > 0) break;
@@ -289,6 +289,54 @@ static void test_second_signal(void **state)
     free(path);
     assert_int_equal(train(slow_keys, output, 3), 0);
     assert_true(runs_are_same(whole, output));
+}
+
+/* A closing terminal sends SIGHUP, and its shell sends another; the limit of CPU time sends SIGXCPU every second. */
+static void test_signals_that_repeat_themselves(void **state)
+{
+    static const int repeated[] = {SIGHUP, SIGXCPU};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(repeated); i++) {
+        const char *output = runs_path("repeated-%zu", i);
+        int code = 0;
+        for (int n = 0; n < MAX_TRIES && code == 0; n++) {
+            runs_child child = {0};
+            assert_int_equal(bl_tree_remove(output), BL_OK);
+            start(&child, slow_keys, output, 2);
+            wait_for_step(&child, output, 1);
+            kill(child.pid, repeated[i]);
+            wait_for_text(&child, "stopping after this step");
+            kill(child.pid, repeated[i]);
+            code = runs_wait(&child, LIMIT_S);
+            if (code != 0) runs_assert_error(&child, "stopped on request after step");
+        }
+        assert_int_equal(code, EXIT_STOPPED);
+        assert_int_equal(train(slow_keys, output, 2), 0);
+        assert_true(runs_are_same(whole_run(slow_keys, "slow", 2), output));
+    }
+}
+
+static bool ignore_hangups(const int *arg)
+{
+    (void)arg;
+    return signal(SIGHUP, SIG_IGN) != SIG_ERR;
+}
+
+/* As under nohup: a SIGHUP that was ignored at the start stays ignored. */
+static void test_no_hangup(void **state)
+{
+    const char *output = runs_path("nohup");
+    runs_child child = {.prepare = ignore_hangups};
+
+    (void)state;
+    start(&child, slow_keys, output, 2);
+    assert_true(wait_for_log(&child)); /* it ignores them by then */
+    kill(child.pid, SIGHUP);
+    wait_for_step(&child, output, 1);
+    kill(child.pid, SIGHUP);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+    assert_true(runs_are_same(whole_run(slow_keys, "slow", 2), output));
 }
 
 /* ---- killing ---- */
@@ -507,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_stop_at_any_moment),
         cmocka_unit_test(test_grace_runs_out),
         cmocka_unit_test(test_stopped_in_an_evaluation),
+        cmocka_unit_test(test_signals_that_repeat_themselves), cmocka_unit_test(test_no_hangup),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_killed_at_any_moment),
         cmocka_unit_test(test_two_runs_in_one_folder),
