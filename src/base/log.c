@@ -5,17 +5,28 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
+static atomic_bool is_line_open; /* a line of progress is on the terminal, without its end; changed under stderr's lock */
+
+/* What ends it, if it is there. Under stderr's lock. */
+static const char *end_of_line(void)
+{
+    return atomic_exchange(&is_line_open, false) ? "\n" : "";
+}
 
 static void write_line(const char *kind, const char *format, va_list args)
 {
     char line[2048];
     if (atomic_load_explicit(&is_silent, memory_order_relaxed)) return;
     vsnprintf(line, sizeof line, format, args);
-    fprintf(stderr, "%s%s\n", kind, line); /* stdio locks the stream: one call, one line */
+    flockfile(stderr);
+    fprintf(stderr, "%s%s%s\n", end_of_line(), kind, line); /* one call, one write */
+    funlockfile(stderr);
 }
 
 void bl_log_info(const char *format, ...)
@@ -34,19 +45,46 @@ void bl_log_warning(const char *format, ...)
     va_end(args);
 }
 
-void bl_log_progress(const char *format, ...)
+int bl_log_columns(void)
 {
-    char line[256];
-    va_list args;
+    enum { DEFAULT_COLUMNS = 80 };
+    const char *term = getenv("TERM");
+    struct winsize size;
 
     /* mpirun gives every process a terminal, whatever its output goes to. */
-    if (atomic_load_explicit(&is_silent, memory_order_relaxed) || !isatty(STDERR_FILENO) ||
-        getenv("OMPI_COMM_WORLD_RANK"))
-        return;
+    if (atomic_load_explicit(&is_silent, memory_order_relaxed) || !isatty(STDERR_FILENO) || !term ||
+        strcmp(term, "dumb") == 0 || getenv("OMPI_COMM_WORLD_RANK"))
+        return 0;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : DEFAULT_COLUMNS;
+}
+
+void bl_log_progress(const char *format, ...)
+{
+    char line[512];
+    va_list args;
+    int columns = bl_log_columns();
+
+    if (columns == 0) return;
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    fprintf(stderr, "\r%s\033[K", line);
+    /* The last column stays free: a line that fills it may wrap. */
+    flockfile(stderr);
+    atomic_store(&is_line_open, line[0] != '\0');
+    fprintf(stderr, "\r%.*s\033[K", columns - 1, line);
+    funlockfile(stderr);
+}
+
+void bl_log_note_echo(void)
+{
+    if (isatty(STDERR_FILENO)) atomic_store(&is_line_open, true);
+}
+
+void bl_log_finish_progress(void)
+{
+    flockfile(stderr);
+    fputs(end_of_line(), stderr);
+    funlockfile(stderr);
 }
 
 void bl_log_error(const char *text)
@@ -55,7 +93,21 @@ void bl_log_error(const char *text)
     snprintf(line, sizeof line, "%s", text);
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
-    fprintf(stderr, "ballast: error: %s\n", line);
+    flockfile(stderr);
+    fprintf(stderr, "%sballast: error: %s\n", end_of_line(), line);
+    funlockfile(stderr);
+}
+
+void bl_log_error_at_exit(const char *text)
+{
+    char line[BL_ERROR_TEXT_BYTES + 32] = "";
+    const char *const parts[] = {end_of_line(), "ballast: error: ", text, "\n"};
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        for (const char *c = parts[i]; *c && used < sizeof line; c++) line[used++] = *c;
+    ssize_t ignored = write(STDERR_FILENO, line, used);
+    (void)ignored;
 }
 
 void bl_log_set_silent(void)

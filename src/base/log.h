@@ -9,12 +9,20 @@
 void bl_log_info(const char *format, ...) BL_PRINTF(1, 2);
 void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " before it */
 
-/* Rewrites one line of a terminal in place; "" takes it away. Elsewhere, and under mpirun, nothing is
- * written. */
+/* Columns of the terminal on stderr whose line bl_log_progress rewrites, as wide as it is now; 0: there is none, nor
+ * under mpirun. */
+int bl_log_columns(void);
+
+/* Rewrites one line of a terminal in place, cut to its width; "" takes it away. Elsewhere nothing is written. Whatever
+ * is logged next begins below it. */
 void bl_log_progress(const char *format, ...) BL_PRINTF(1, 2);
+void bl_log_note_echo(void);       /* Ctrl-C: the terminal shows ^C where the line ended; signal handlers may call it */
+void bl_log_finish_progress(void); /* leaves the line as it is and goes to the next one; nothing without a line */
 
 /* The one line that a failure prints: "ballast: error: " and the text, whatever bytes it contains. */
 void bl_log_error(const char *text);
+/* The same from a signal handler. */
+void bl_log_error_at_exit(const char *text);
 
 /* From now on nothing but errors is logged: in all processes of a job but the first. Set once, before there
  * are threads. */

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
 #include "train/train.h"
@@ -20,11 +21,8 @@ static void print_train_options(FILE *out, bool as_markdown)
  * files are whole. */
 static void leave_at_once(int signal_number)
 {
-    static const char text[] =
-        "ballast: error: stopped at once on request; resume with --resume_from_checkpoint true\n";
-    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)ignored;
-    (void)signal_number;
+    if (signal_number == SIGINT) bl_log_note_echo();
+    bl_log_error_at_exit("stopped at once on request; resume with --resume_from_checkpoint true");
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 

@@ -19,9 +19,8 @@ struct bl_metrics {
     int fd;
     char *path;
     int64_t bytes, logging_steps;
-    bool is_cut;              /* nothing lies behind `bytes` */
-    bool terminal, line_open; /* a progress line without its newline is on the screen */
-    double mean_step_s;       /* smoothed, for the time left */
+    bool is_cut;        /* nothing lies behind `bytes` */
+    double mean_step_s; /* smoothed, for the time left */
 };
 
 double bl_now_s(void)
@@ -29,13 +28,6 @@ double bl_now_s(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-/* A terminal that can redraw a line. Under mpirun isatty may say yes on a pipe, so TERM is asked too. */
-static bool is_terminal(void)
-{
-    const char *term = getenv("TERM");
-    return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0 && !getenv("OMPI_COMM_WORLD_SIZE");
 }
 
 bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps, bl_metrics **out)
@@ -50,7 +42,6 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     m->fd = -1;
     m->logging_steps = logging_steps;
     m->bytes = keep_bytes;
-    m->terminal = is_terminal();
     bl_status st = bl_file_check_output(path); /* a FIFO would block */
     if (st == BL_OK) m->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (st == BL_OK) st = m->fd < 0 ? bl_fail_errno(BL_EIO, "open %s", path) : BL_OK;
@@ -89,17 +80,43 @@ static bl_status append(bl_metrics *m, const char *line)
 /* The lanes that move bytes for compute. */
 static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK, BL_LANE_ACTIVATIONS, BL_LANE_LORA};
 
-/* "  stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step. */
-static void append_stalls(const bl_step_metrics *s, char *line, size_t line_bytes)
+/* "stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step; "" without any. */
+static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes)
 {
-    size_t used = strlen(line);
-    const char *before = "  stalls: ";
+    size_t used = 0;
+    const char *before = "stalls: ";
 
-    for (size_t i = 0; i < BL_COUNT(moving_lanes) && used < line_bytes; i++) {
+    text[0] = '\0';
+    for (size_t i = 0; i < BL_COUNT(moving_lanes) && used < text_bytes; i++) {
         double part = s->lanes[moving_lanes[i]].stall_s / s->step_s;
         if (part < 0.01) continue;
-        used += (size_t)snprintf(line + used, line_bytes - used, "%s%s %.0f %%", before, bl_lane_name(moving_lanes[i]), 100 * part);
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %.0f %%", before, bl_lane_name(moving_lanes[i]), 100 * part);
         before = ", ";
+    }
+}
+
+/* The parts of a line, in their order on it. */
+enum { STEP, LOSS, GRAD_NORM, RATE, SPEED, LEFT, STALLS, N_PARTS, PART_BYTES = 96 };
+
+static void join_parts(char part[N_PARTS][PART_BYTES], char *line, size_t line_bytes)
+{
+    size_t used = 0;
+
+    line[0] = '\0';
+    for (int i = 0; i < N_PARTS; i++)
+        if (part[i][0] && used < line_bytes)
+            used += (size_t)snprintf(line + used, line_bytes - used, "%s%s", used ? "  " : "", part[i]);
+}
+
+/* Leaves out what is needed least until the line has less than `columns`; 0: all fits. */
+static void fit_parts(char part[N_PARTS][PART_BYTES], int columns, char *line, size_t line_bytes)
+{
+    static const int dispensable[] = {STALLS, RATE, GRAD_NORM, SPEED, LEFT, LOSS};
+
+    join_parts(part, line, line_bytes);
+    for (size_t i = 0; i < BL_COUNT(dispensable) && columns > 0 && strlen(line) >= (size_t)columns; i++) {
+        part[dispensable[i]][0] = '\0';
+        join_parts(part, line, line_bytes);
     }
 }
 
@@ -107,15 +124,20 @@ static void print_progress(bl_metrics *m, const bl_step_metrics *s)
 {
     double left = m->mean_step_s * (double)(s->total_steps - s->step);
     bool last = s->step == s->total_steps, due = s->step % m->logging_steps == 0 || last;
-    char line[320], duration[32];
+    char part[N_PARTS][PART_BYTES], line[N_PARTS * PART_BYTES];
+    int columns = bl_log_columns();
 
-    snprintf(duration, sizeof duration, "%d:%02d:%02d", (int)(left / 3600), (int)fmod(left / 60, 60), (int)fmod(left, 60));
-    snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  grad_norm %.3f  lr %.2e  %.0f tokens/s  %s left", (long long)s->step,
-             (long long)s->total_steps, s->loss, s->grad_norm, s->learning_rate, (double)s->tokens / s->step_s, duration);
-    append_stalls(s, line, sizeof line);
-    if (m->terminal) {
-        fprintf(stderr, "\r\033[K%s%s", line, last ? "\n" : "");
-        m->line_open = !last;
+    snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step, (long long)s->total_steps);
+    snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
+    snprintf(part[GRAD_NORM], PART_BYTES, "grad_norm %.3f", s->grad_norm);
+    snprintf(part[RATE], PART_BYTES, "lr %.2e", s->learning_rate);
+    snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
+    snprintf(part[LEFT], PART_BYTES, "%d:%02d:%02d left", (int)(left / 3600), (int)fmod(left / 60, 60), (int)fmod(left, 60));
+    print_stalls(s, part[STALLS], PART_BYTES);
+    fit_parts(part, columns, line, sizeof line);
+    if (columns > 0) {
+        bl_log_progress("%s", line);
+        if (last) bl_log_finish_progress();
     } else if (due) {
         bl_log_info("%s", line);
     }
@@ -148,8 +170,6 @@ bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t
 {
     char line[256];
 
-    if (m->line_open) fputc('\n', stderr);
-    m->line_open = false;
     bl_log_info("step %lld  validation loss %.4f  perplexity %.3f", (long long)step, eval_loss, exp(eval_loss));
     snprintf(line, sizeof line, "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f}\n", (long long)step,
              eval_loss, (long long)label_tokens, seconds);
@@ -166,7 +186,7 @@ bl_status bl_metrics_sync(bl_metrics *m, int64_t *bytes)
 void bl_metrics_close(bl_metrics *m)
 {
     if (!m) return;
-    if (m->line_open) fputc('\n', stderr);
+    bl_log_finish_progress();
     if (m->fd >= 0) close(m->fd);
     free(m->path);
     free(m);

@@ -297,6 +297,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
         if (signal_number > 0 && !(asked > 0.0 && repeats_itself(signal_number))) {
             if (asked > 0.0) give_back(signals, signal_number);
             asked = bl_now_s();
+            if (signal_number == SIGINT) bl_log_note_echo();
             bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once", strsignal(signal_number),
                         job->config->grace_s);
             atomic_store(&job->stop, 1);
