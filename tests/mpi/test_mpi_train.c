@@ -318,6 +318,29 @@ static void test_a_rank_hangs(void **state)
     golden_args_free(&args);
 }
 
+/* Rank 0 alone looks after output_dir; all end with what it finds. */
+static void test_output_dir_is_removed(void **state)
+{
+    const char *output = runs_path("removed");
+    golden_args args = {0};
+    runs_child child = {0};
+    pid_t ranks[3];
+
+    (void)state;
+    long_run(&args, output, 3);
+    runs_set(&args, "max_steps", "100000");
+    mpi_start_ballast(&child, 3, NULL, "train", &args);
+    for (int i = 0; i < 3; i++) ranks[i] = mpi_process_of(&child, i);
+    wait_for_steps(&child, output, 5);
+    /* Not piece by piece, or another error comes first. */
+    assert_int_equal(rename(output, runs_path("removed-2")), 0);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 4);
+    mpi_assert_error(&child, "was removed while this process used it");
+    mpi_assert_gone(ranks, 3);
+    assert_false(bl_file_exists(output));
+    golden_args_free(&args);
+}
+
 static void test_eval(void **state)
 {
     golden_args args = {0};
@@ -349,6 +372,7 @@ int main(void)
         cmocka_unit_test(test_stop_and_go_on),
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_a_rank_hangs),
+        cmocka_unit_test(test_output_dir_is_removed),
         cmocka_unit_test(test_eval),
     };
     if (!mpi_is_here()) return 77;
