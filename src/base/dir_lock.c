@@ -25,7 +25,8 @@ struct bl_dir_lock {
 /* What the file says of its holder, with a NUL after it. */
 static ssize_t read_holder(int fd, char holder[HOLDER_BYTES])
 {
-    ssize_t length = pread(fd, holder, HOLDER_BYTES - 1, 0);
+    ssize_t length;
+    while ((length = pread(fd, holder, HOLDER_BYTES - 1, 0)) < 0 && errno == EINTR) continue;
     holder[length > 0 ? length : 0] = '\0';
     return length;
 }
