@@ -537,8 +537,9 @@ static void test_more_memory_than_there_is(void **state)
 
     (void)state;
     runs_standard(&args, runs_path("refused"), 2);
-    runs_set(&args, "max_seq_length", "1048576");
-    runs_set(&args, "per_device_train_batch_size", "1024");
+    runs_set(&args, "per_device_train_batch_size", "65536");
+    runs_set(&args, "gradient_accumulation_steps", "1024");
+    runs_set(&args, "visit_tokens", "1000000000");
     check_refused(&args, EXIT_RESOURCE, SOON_S, TEXTS("MiB"));
     golden_args_free(&args);
 }
