@@ -12,7 +12,7 @@
 
 #include "base/sizes.h"
 #include "fp8/fp8.h"
-#include "fp8/kernels.h"
+#include "fp8/cpu/kernels.h"
 
 enum { MAX_RUNS = 101, COPY_ITEM_BYTES = 1 << 20 };
 

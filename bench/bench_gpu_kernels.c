@@ -12,7 +12,7 @@
 
 #include "base/dtype.h"
 #include "base/sizes.h"
-#include "fp8/fp8_cuda.h"
+#include "fp8/cuda/fp8_cuda.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"

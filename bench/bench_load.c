@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "llama/weights.h"
+#include "model/weights.h"
 
 enum { N_ROUNDS = 5, COMMAND_BYTES = 16384, QUANTISE_ROWS = 4096, QUANTISE_COLS = 8192, N_THREADS_MAX = 64 };
 

@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "base/files.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 enum { CHUNK_BYTES = 4096, MAX_RUNS = 1000 };
 

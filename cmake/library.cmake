@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(library_modules core io device fp8 ops comm offload linear)
+set(library_modules base io device fp8 ops comm offload linear)
 set(library_objects)
 set(BALLAST_LINK_LIBRARIES)
 foreach(module ${library_modules})

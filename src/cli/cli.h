@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "base/options.h"
+#include "options/options.h"
 #include "base/status.h"
 
 typedef struct bl_command {

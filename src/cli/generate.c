@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "llama/generate.h"
-#include "llama/lora_io.h"
-#include "text/tokenizer.h"
+#include "model/generate.h"
+#include "model/lora_io.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct generate_options {
     char *model, *adapter, *prompt;

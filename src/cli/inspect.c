@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "llama/weights.h"
+#include "model/weights.h"
 #include "store/checkpoint.h"
 #include "store/hf_model.h"
 #include "store/peft.h"

@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "llama/quantize.h"
+#include "convert/quantize.h"
 
 typedef struct quantize_options {
     bl_format base_format; /* the names below begin as the enum does */

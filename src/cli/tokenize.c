@@ -8,7 +8,7 @@
 #include "base/sizes.h"
 #include "cli/cli.h"
 #include "cli/tokenize_data.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct tokenize_options {
     char *tokenizer;

@@ -3,7 +3,7 @@
 #ifndef BALLAST_CLI_TOKENIZE_DATA_H
 #define BALLAST_CLI_TOKENIZE_DATA_H
 
-#include "text/dataset.h"
+#include "data/dataset.h"
 
 /* Prints the first n_rows rows (negative: all) of the data set, packed as asked, to stdout: with as_json a
  * line of data_format tokens each, else a table of tokens and labels, what is learned marked. The errors of

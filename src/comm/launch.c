@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "base/sizes.h"
-#include "comm/wire.h"
+#include "comm/wire/wire.h"
 
 struct bl_launch {
     bl_wire *wire;

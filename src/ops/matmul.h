@@ -32,7 +32,7 @@ bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 /* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always.
  * BF16: the matrix is decoded to bf16 in scratch. The reference.
  * FP8: the codes are multiplied as they are with `in` quantised to E4M3 on the fly, a scale a token for fp8_row and a scale a token and
- * 128 channels for fp8_block. Matrices, shapes and devices that this cannot serve take BF16: see the head of matmul_cuda.c. */
+ * 128 channels for fp8_block. Matrices, shapes and devices that this cannot serve take BF16: see the head of cuda/matmul.c. */
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
 /* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W + beta dx.

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "llama/lora_io.h"
+#include "model/lora_io.h"
 #include "store/safetensors.h"
 #include "train/job.h"
 

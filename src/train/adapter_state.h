@@ -13,7 +13,7 @@
 #include "device/device.h"
 #include "comm/gather_ring.h"
 #include "llama/lora.h"
-#include "llama/pass.h"
+#include "model/pass.h"
 
 typedef struct bl_adapter_state {
     const bl_lora_layout *layout;

@@ -8,7 +8,7 @@
 
 #include "device/device.h"
 #include "llama/block.h"
-#include "text/dataset.h"
+#include "data/dataset.h"
 
 /* The micro-batches of one rank, filled again and again. */
 typedef struct bl_batches {

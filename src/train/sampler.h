@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "train/config.h"
+#include "config/config.h"
 
 typedef struct bl_sampler {
     int64_t n_rows; /* >= 1 */

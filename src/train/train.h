@@ -4,7 +4,7 @@
 #define BALLAST_TRAIN_TRAIN_H
 
 #include "comm/launch.h"
-#include "train/config.h"
+#include "config/config.h"
 
 /* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank. While they run, SIGTERM,
  * SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to BL_ESTOPPED after saving a checkpoint; a second one of the

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "cli/bench.h"
-#include "cli/bench_linear_cuda.h"
+#include "bench/command/bench.h"
+#include "bench/command/linear_cuda.h"
 #include "fake_cuda_math.h"
 
 enum { N_LINES = 4, LINE_BYTES = 2048 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job.
- * Built with no_mpi.c. */
+ * Built with comm/wire/absent.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

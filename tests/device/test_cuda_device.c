@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "device/cuda/cuda_stream.h"
+#include "device/cuda/stream.h"
 #include "device/device.h"
 #ifdef FAKE_CUDA
 #include "fake_cudart.h"

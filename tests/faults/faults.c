@@ -88,7 +88,7 @@ static void make_text_job(void)
         "{\"text\":\"1 2 3 abc fi xy\"}\n{\"text\":\"hello xy1 a b c hello\"}\n";
 
     runs_copy(GOLDEN_DIR "/models/tiny-gqa", runs_path("model"));
-    runs_copy("tests/text/fixtures/nfd.json", runs_path("model/tokenizer.json"));
+    runs_copy("tests/tokenizer/fixtures/nfd.json", runs_path("model/tokenizer.json"));
     runs_write(runs_path("model/tokenizer_config.json"),
                "{\"bos_token\":\"<|end|>\",\"eos_token\":\"<|end|>\"}");
     runs_write(runs_path("rows.jsonl"), rows);

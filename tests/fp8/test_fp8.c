@@ -13,7 +13,7 @@
 
 #include "base/sizes.h"
 #include "fp8/fp8.h"
-#include "fp8/kernels.h"
+#include "fp8/cpu/kernels.h"
 
 /* ---- an independent reference: a code's value by its fields, an encoder by search ---- */
 

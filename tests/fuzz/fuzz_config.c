@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "fuzz.h"
-#include "train/config.h"
+#include "config/config.h"
 
 static void check_round_trip(bl_config_command command, const bl_train_config *config)
 {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "text/dataset.h"
+#include "data/dataset.h"
 
 enum { VOCAB = 1000, MAX_TOKENS = 48, EOS = 2 };
 
@@ -68,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     fuzz_input input = {.bytes = bytes, .n_bytes = n_bytes};
     bl_dataset *dataset = NULL;
 
-    if (!tokenizer && bl_tokenizer_load("tests/text/fixtures/fallback.json", &tokenizer) != BL_OK) abort();
+    if (!tokenizer && bl_tokenizer_load("tests/tokenizer/fixtures/fallback.json", &tokenizer) != BL_OK) abort();
     uint8_t format = fuzz_byte(&input), flags = fuzz_byte(&input);
     fuzz_part rows = fuzz_next(&input), template = fuzz_next(&input);
     fuzz_write("rows.jsonl", rows);

@@ -7,7 +7,7 @@
 #include "base/files.h"
 #include "fuzz.h"
 #include "llama/config.h"
-#include "llama/weights.h"
+#include "model/weights.h"
 #include "store/hf_model.h"
 
 enum { MAX_SCALES = 1 << 20, MAX_PAIRS = 1 << 11 };

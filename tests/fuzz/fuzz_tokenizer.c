@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 static const char *const fixtures[] = {
     "byte_level", "byte_level_split", "fallback", "fallback_across", "nfd", "nfkc", "unk", "unk_fused"};
@@ -15,7 +15,7 @@ enum { N_FIXTURES = sizeof fixtures / sizeof fixtures[0] };
 static bl_tokenizer *fixture(size_t index)
 {
     static bl_tokenizer *loaded[N_FIXTURES];
-    char path[64] = "tests/text/fixtures/";
+    char path[64] = "tests/tokenizer/fixtures/";
 
     strcat(strcat(path, fixtures[index]), ".json");
     if (!loaded[index] && bl_tokenizer_load(path, &loaded[index]) != BL_OK) abort();

@@ -3,7 +3,7 @@
 #include "gpu_test.h"
 
 #include "fp8/element.h"
-#include "fp8/fp8_cuda.h"
+#include "fp8/cuda/fp8_cuda.h"
 
 /* As in test_kernels.c; also rows that a cluster of blocks shares (past 16,384 columns: 405B's fused qkv,
  * down and gate_up), and past eight blocks. Matrices of less than a tile, of several, with edges. */

@@ -3,7 +3,7 @@
 #include "gpu_test.h"
 
 #include "ops/loss_head.h"
-#include "ops/ops_cuda.h"
+#include "ops/cuda/ops_cuda.h"
 
 /* rows: tokens; cols: the vocabulary; shift: the format of the head. More tokens than a chunk, more rows than
  * are decoded at once, a vocabulary that is no multiple of 8, one token. */

@@ -18,8 +18,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fp8/fp8_cuda.h"
-#include "ops/ops_cuda.h"
+#include "fp8/cuda/fp8_cuda.h"
+#include "ops/cuda/ops_cuda.h"
 #include "ops/philox.h"
 
 /* ---- cuBLASLt ---- */

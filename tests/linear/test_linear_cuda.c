@@ -19,7 +19,7 @@
 
 #include "base/dtype.h"
 #include "linear/lora_linear.h"
-#include "ops/gemm_cuda.h"
+#include "ops/cuda/gemm_cuda.h"
 #ifdef FAKE_CUDA
 #include "fake_cuda_math.h"
 #endif

@@ -9,7 +9,7 @@
 #include "ops_test.h"
 
 #include "llama/block.h"
-#include "llama/weights.h"
+#include "model/weights.h"
 #include "ops/philox.h"
 #include "ops/rope.h"
 

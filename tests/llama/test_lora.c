@@ -3,7 +3,7 @@
 #include "ops_test.h"
 
 #include "llama/lora.h"
-#include "llama/lora_io.h"
+#include "model/lora_io.h"
 
 static const bl_llama_config config = {
     .hidden_size = 24, .intermediate_size = 40, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8};

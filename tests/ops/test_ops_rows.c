@@ -4,7 +4,7 @@
 
 #include "ops/elementwise.h"
 #include "ops/norm.h"
-#include "ops/ops_cpu.h"
+#include "ops/cpu/ops_cpu.h"
 #include "ops/rope.h"
 
 static const int64_t T_CASES[] = {0, 1, 7, 129};

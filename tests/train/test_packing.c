@@ -12,7 +12,7 @@
 
 #include "base/files.h"
 #include "runs.h"
-#include "text/dataset.h"
+#include "data/dataset.h"
 
 static const double FIRST_LOSS = 2e-6, LATER_LOSS = 1e-4;
 

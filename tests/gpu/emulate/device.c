@@ -4,7 +4,7 @@
 #include "emulate/device.h"
 
 #include "base/dtype.h"
-#include "device/cuda/cuda_stream.h"
+#include "device/cuda/stream.h"
 
 bl_status emulated_device_create(int index, bl_device **out)
 {

@@ -4,7 +4,7 @@
 #ifndef BALLAST_TESTS_EMULATED_DEVICE_H
 #define BALLAST_TESTS_EMULATED_DEVICE_H
 
-#include "ops/ops_cuda.h"
+#include "ops/cuda/ops_cuda.h"
 
 bl_status emulated_device_create(int index, bl_device **out);
 /* Of the bytes in the sectors that warps loaded and stored since they were forgotten, the share that they asked for. */

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/text/fixtures/chat.json and chat_spm.json, two small tokenizers, and tests/text/chat_golden.json: ids and labels of
+"""Writes tests/tokenizer/fixtures/chat.json and chat_spm.json, two small tokenizers, and tests/chat/chat_golden.json: ids and labels of
 conversations as Hugging Face's transformers renders and tokenizes them, and rows concatenated as its examples do it.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install transformers==4.52.4 tokenizers==0.21.4 jinja2==3.1.6
@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, __version__
 
 from make_fixtures import HELLO, SPLIT, added, alphabet, build, byte_level, file, replace, sequence, template
 
-ROOT = pathlib.Path(__file__).resolve().parents[3] / "tests/text"
+ROOT = pathlib.Path(__file__).resolve().parents[3] / "tests"
 DATA = pathlib.Path(os.environ["BALLAST_TEST_DATA"])
 START, END, HIDDEN = "\ue000", "\ue001", 0xE100
 
@@ -71,7 +71,7 @@ def make_tokenizers():
     split = {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False}
     pre = sequence("pretokenizers", split, byte_level(False, False))
     post = template({names[0]: specials[0]["id"]}, {})
-    (ROOT / "fixtures/chat.json").write_text(json.dumps(file(model, specials, None, pre, post, byte_level(True, True)), indent=0) + "\n")
+    (ROOT / "tokenizer/fixtures/chat.json").write_text(json.dumps(file(model, specials, None, pre, post, byte_level(True, True)), indent=0) + "\n")
 
     metaspace = sequence("normalizers", {"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581"))
     decoder = sequence("decoders", replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0})
@@ -80,7 +80,7 @@ def make_tokenizers():
     bytes_ = [f"<0x{b:02X}>" for b in range(256)]
     model = build(chars, words, extra=["<unk>", "<s>", "</s>", *bytes_], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     specials = added(0, [("<unk>", "special"), ("<s>", "special"), ("</s>", "special")])
-    (ROOT / "fixtures/chat_spm.json").write_text(json.dumps(file(model, specials, metaspace, None, template({"<s>": 1}, {}), decoder), indent=0) + "\n")
+    (ROOT / "tokenizer/fixtures/chat_spm.json").write_text(json.dumps(file(model, specials, metaspace, None, template({"<s>": 1}, {}), decoder), indent=0) + "\n")
 
 
 def load(path):
@@ -198,7 +198,7 @@ def main():
     make_tokenizers()
     cases, files = [], []
     for fixture, name, date in PAIRS:
-        tokenizer = load(ROOT / f"fixtures/{fixture}.json")
+        tokenizer = load(ROOT / f"tokenizer/fixtures/{fixture}.json")
         for messages in CONVERSATIONS + ([] if name == "llama2" else FREE):
             ids, labels = encode(tokenizer, name, messages, date or "26 Jul 2024")
             cases.append({"tokenizer": fixture, "template": name, "date": date, "messages": messages, "ids": ids, "labels": labels})
@@ -211,7 +211,7 @@ def main():
     golden = {"made_by": f"tools/golden/text/make_chat_golden.py, transformers {__version__}", "cases": cases, "block_rows": BLOCK_ROWS,
               "files": files, "packing": list(packing_cases())}  # fmt: skip
     text = json.dumps(golden, ensure_ascii=True, separators=(",", ":")).replace("},{", "},\n{")
-    (ROOT / "chat_golden.json").write_text(text + "\n")
+    (ROOT / "chat/chat_golden.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/text/fixtures/: small tokenizer.json files, one a kind of model, and golden.json, what Hugging Face's `tokenizers`
+"""Writes tests/tokenizer/fixtures/: small tokenizer.json files, one a kind of model, and golden.json, what Hugging Face's `tokenizers`
 makes of a list of texts with them.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.21.4
@@ -11,7 +11,7 @@ import pathlib
 
 from tokenizers import Tokenizer, __version__
 
-OUT = pathlib.Path(__file__).resolve().parents[3] / "tests/text/fixtures"
+OUT = pathlib.Path(__file__).resolve().parents[3] / "tests/tokenizer/fixtures"
 
 TEXTS = [
     "", " ", "  ", "a", " a", "a ", "ab", "abab", "abc abc", "hello hello", " hello\n\nhello ", "hellohello", "a  b   c    ", "\n", "\t\r\n x",

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/text/tokenizer_golden.json: what Hugging Face's `tokenizers` makes of 100,000 random strings.
+"""Writes tests/tokenizer/tokenizer_golden.json: what Hugging Face's `tokenizers` makes of 100,000 random strings.
 
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.21.4
     BALLAST_TEST_DATA=... /tmp/venv/bin/python tools/golden/text/make_tokenizer_golden.py
 
 The file holds the pieces that strings are drawn from and, for each tokenizer, two hashes a block of 100 strings: of the ids
-and of the decoded texts. tests/text/test_tokenizer_golden.c draws the same strings; draw_string() there is the twin of the
+and of the decoded texts. tests/tokenizer/test_tokenizer_golden.c draws the same strings; draw_string() there is the twin of the
 one here.
 """
 import json
@@ -132,7 +132,7 @@ def main():
         blocks = [hash_block(tokenizer, first) for first in range(0, N_STRINGS, BLOCK)]
         golden["tokenizers"][name] = {"path": path, "first_ids": examples, "blocks": blocks}
         print(name, len(blocks), "blocks", file=sys.stderr)
-    out = pathlib.Path(__file__).resolve().parents[3] / "tests/text/tokenizer_golden.json"
+    out = pathlib.Path(__file__).resolve().parents[3] / "tests/tokenizer/tokenizer_golden.json"
     text = json.dumps(golden, ensure_ascii=True, separators=(",", ":"))
     out.write_text(re.sub('("[0-9a-f]{32}"),', "\\1,\n", text) + "\n")
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/text/unicode_additions.h: the characters that Hugging Face's regex engine (Oniguruma, Unicode 16) has in the
+"""Writes src/tokenizer/unicode_additions.h: the characters that Hugging Face's regex engine (Oniguruma, Unicode 16) has in the
 general categories L, N, M, P and S and Unicode 14, PCRE2 10.42's version, has not.
 
     python3.11 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.21.4     (Python 3.11 knows Unicode 14)
@@ -47,7 +47,7 @@ def main():
         lines += ["", f"#define BL_UNICODE_ADDITIONS_{category} \\"]
         lines += [f'    "{row}"' + (" \\" if i + 1 < len(rows) else "") for i, row in enumerate(rows)]
     lines += ["", "#endif", ""]
-    out = pathlib.Path(__file__).resolve().parents[3] / "src/text/unicode_additions.h"
+    out = pathlib.Path(__file__).resolve().parents[3] / "src/tokenizer/unicode_additions.h"
     out.write_text("\n".join(lines))
 
 

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench.h -- what `ballast bench NAME` measures, one file a measurement, listed in bench.c; and what several
+ * of them need. */
+#ifndef BALLAST_BENCH_COMMAND_BENCH_H
+#define BALLAST_BENCH_COMMAND_BENCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cli/cli.h"
+
+typedef struct bl_bench {
+    const char *name;
+    const bl_option *table; /* its options; .group = "bench NAME" */
+    size_t n_options;
+    size_t values_bytes; /* of the struct they fill */
+    const char *details; /* a paragraph for --help; lines end in \n */
+    /* `values`: the struct, filled. Results go to stdout; the caller reports a failure. */
+    bl_status (*run)(const void *values);
+} bl_bench;
+
+extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_pager, bl_bench_hardware;
+
+enum { BL_BENCH_MAX_RUNS = 1000 };
+
+/* The fastest run and the median (of an even number: the mean of the middle two). */
+typedef struct bl_bench_times {
+    double best_s, median_s;
+} bl_bench_times;
+bl_bench_times bl_bench_summarise(double *seconds, int64_t n); /* n >= 1; sorts */
+
+/* "4GiB", "512MiB", "64KiB" or plain bytes: a multiple of multiple_bytes, not 0. BL_EUSAGE names the key. */
+bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes, int64_t *n_bytes);
+
+#endif

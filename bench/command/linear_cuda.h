@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* linear_cuda.h -- ballast bench linear on a GPU, one case: built with CUDA, or refused. */
+#ifndef BALLAST_BENCH_COMMAND_LINEAR_CUDA_H
+#define BALLAST_BENCH_COMMAND_LINEAR_CUDA_H
+
+#include "linear/lora_linear.h"
+
+/* linear: the weight's rows and cols and the parts' r, row_begin, rows and scale; no memory. */
+typedef struct bl_linear_case {
+    const char *model, *matrix;
+    bl_format format;
+    int64_t T, runs;
+    bl_lora_linear linear;
+} bl_linear_case;
+
+/* JSON lines for both passes, decoded to bf16 and, for an FP8 format, multiplied as FP8. BL_ELIMIT in a build
+ * without CUDA. */
+bl_status bl_bench_linear_cuda(bl_device *device, bl_stream *stream, const bl_linear_case *shape);
+
+#endif

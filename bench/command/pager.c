@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ballast bench pager: what offloading costs a training step. Trainings of a model made for it take turns: everything in device memory;
+ * offloaded, brought ahead of time; offloaded, brought when it is wanted (the engine's synchronous mode). The tiers are paced: after each
+ * page the copy stream sleeps, so that a visit's copies take a chosen part of the visit's compute, measured in the same run. So the
+ * figures tell of the engine, not of this host's disk. */
+#include <math.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "bench/command/bench.h"
+#include "bench/command/model.h"
+#include "offload/pager.h"
+#include "train/train.h"
+
+typedef enum question { OVERLAP, STALL, RATIO } question;
+
+typedef struct pager_options {
+    question question;
+    bl_tier tier; /* BL_TIER_HOST, BL_TIER_DISK */
+    int64_t layers, hidden, tokens, micro_batches, steps, rounds, ranks, threads, ring_depth;
+    double part;
+    char *dir;
+} pager_options;
+
+#define OPTION(field, kind)                                                                                  \
+    .key = #field, .group = "bench pager", .type = BL_OPTION_##kind, .offset = offsetof(pager_options, field), .commands = BL_CLI_ANY
+
+static const bl_option table[] = {
+    {OPTION(question, ENUM), .names = "overlap|stall|ratio", .default_text = "overlap",
+     .help = "overlap: step times beside those without offloading; stall: seconds that micro-batches wait when 1 to 8 of them share a "
+             "visit; ratio: tokens per second for offload_ratio 0 to 1"},
+    {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host", .help = "where offloaded pages lie: host or disk"},
+    {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
+     .help = "how long the copies of a visit of one micro-batch take, in parts of its compute"},
+    {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 16, .help = "ranks, which share each base"},
+    {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads a rank"},
+    {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64, .help = "layers of the base held at once"},
+    {OPTION(layers, INT), .default_text = "16", .min = 2, .max = 1024, .help = "of the model"},
+    {OPTION(hidden, INT), .default_text = "256", .min = 64, .max = 16384, .help = "of the model, a multiple of 64"},
+    {OPTION(tokens, INT), .default_text = "256", .min = 2, .max = 65536, .help = "of a micro-batch"},
+    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 64, .help = "of a step (stall: 8)"},
+    {OPTION(steps, INT), .default_text = "8", .min = 3, .max = 10000, .help = "of a training; the first two do not count"},
+    {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100, .help = "how often the contenders take turns"},
+    {OPTION(dir, PATH), .default_text = "/tmp", .help = "where a scratch folder is made, and removed again"},
+};
+
+enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_ARGS = 64, MAX_VALUES = 4096 };
+
+/* ---- pacing ---- */
+
+/* Forward visits come in rising order of layers, backward ones in falling order: each copy stream tells them apart for itself. */
+typedef struct copy_thread {
+    pthread_t thread;
+    int64_t last_layer;
+    bool is_backward;
+} copy_thread;
+
+typedef struct pacer {
+    pthread_mutex_t lock; /* guards threads */
+    copy_thread threads[MAX_RANKS];
+    int n_threads;
+    int64_t layer_bytes;   /* of a rank */
+    int64_t pages_a_layer;
+    double forward_s, backward_s; /* that the copies of a visit shall take */
+} pacer;
+
+static bool is_backward(pacer *p, int64_t layer)
+{
+    int i = 0;
+
+    pthread_mutex_lock(&p->lock);
+    while (i < p->n_threads && !pthread_equal(p->threads[i].thread, pthread_self())) i++;
+    if (i == p->n_threads) p->threads[p->n_threads++] = (copy_thread){.thread = pthread_self(), .last_layer = -1};
+    copy_thread *t = &p->threads[i];
+    if (layer != t->last_layer) t->is_backward = layer < t->last_layer;
+    t->last_layer = layer;
+    bool backward = t->is_backward;
+    pthread_mutex_unlock(&p->lock);
+    return backward;
+}
+
+static void pace(void *user, bl_tier tier, int64_t page, size_t n_bytes)
+{
+    pacer *p = user;
+    double visit_s = is_backward(p, page / p->pages_a_layer) ? p->backward_s : p->forward_s;
+    double sleep_s = visit_s * (double)n_bytes / (double)p->layer_bytes;
+    struct timespec left = {(time_t)sleep_s, (long)(fmod(sleep_s, 1.0) * 1e9)};
+
+    (void)tier;
+    while (nanosleep(&left, &left) != 0) {
+    }
+}
+
+/* ---- one training ---- */
+
+typedef struct contender {
+    double ratio;
+    bool is_synchronous;
+    int64_t visit_micro; /* micro-batches that share a visit */
+} contender;
+
+typedef struct outcome {
+    double step_s, tokens_per_s, stall_s; /* medians of steps; stall: of compute, for pages */
+    double forward_s, backward_s;         /* medians of visits of one micro-batch; with a trace only */
+} outcome;
+
+typedef struct pager_bench {
+    const pager_options *options;
+    char scratch[PATH_BYTES];
+    pacer pacer;
+} pager_bench;
+
+static double median(double *values, int64_t n)
+{
+    return n > 0 ? bl_bench_summarise(values, n).median_s : 0;
+}
+
+static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], int *n, const char *key, const char *format, ...)
+{
+    va_list list;
+
+    snprintf(text[*n], PATH_BYTES, "--%s", key);
+    argv[*n] = text[*n];
+    ++*n;
+    va_start(list, format);
+    vsnprintf(text[*n], PATH_BYTES, format, list);
+    va_end(list);
+    argv[*n] = text[*n];
+    ++*n;
+}
+
+static bl_status configure(const pager_bench *b, const contender *c, bool traces, bl_train_config **out)
+{
+    const pager_options *o = b->options;
+    char(*text)[PATH_BYTES] = calloc(MAX_ARGS, sizeof *text), *argv[MAX_ARGS];
+    int n = 0;
+
+    if (!text) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
+    add_argument(argv, text, &n, "model_name_or_path", "%s/model", b->scratch);
+    add_argument(argv, text, &n, "train_file", "%s/train.jsonl", b->scratch);
+    add_argument(argv, text, &n, "output_dir", "%s/run", b->scratch);
+    add_argument(argv, text, &n, "overwrite_output_dir", "true");
+    add_argument(argv, text, &n, "data_format", "tokens");
+    add_argument(argv, text, &n, "max_seq_length", "%lld", (long long)o->tokens);
+    add_argument(argv, text, &n, "per_device_train_batch_size", "1");
+    add_argument(argv, text, &n, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
+    add_argument(argv, text, &n, "visit_tokens", "%lld", (long long)(c->visit_micro * o->tokens));
+    add_argument(argv, text, &n, "max_steps", "%lld", (long long)o->steps);
+    add_argument(argv, text, &n, "save_steps", "0");
+    add_argument(argv, text, &n, "logging_steps", "1000000");
+    add_argument(argv, text, &n, "ranks", "%lld", (long long)o->ranks);
+    add_argument(argv, text, &n, "threads", "%lld", (long long)o->threads);
+    add_argument(argv, text, &n, "ring_depth", "%lld", (long long)o->ring_depth);
+    add_argument(argv, text, &n, "activation_checkpointing", "full");
+    add_argument(argv, text, &n, "offload_ratio", "%g", c->ratio);
+    add_argument(argv, text, &n, "offload_tier", "%s", bl_tier_name(o->tier));
+    if (o->tier == BL_TIER_DISK) add_argument(argv, text, &n, "offload_dir", "%s", b->scratch);
+    if (traces) add_argument(argv, text, &n, "trace", "%s/trace.json", b->scratch);
+    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, n, argv, out);
+    free(text);
+    return st;
+}
+
+/* The steps that count, from metrics.jsonl. */
+static bl_status read_metrics(const pager_bench *b, outcome *out)
+{
+    char path[2 * PATH_BYTES], line[2048];
+    double step_s[MAX_VALUES], tokens_per_s[MAX_VALUES], stall_s[MAX_VALUES];
+    int64_t n = 0, n_lines = 0;
+
+    snprintf(path, sizeof path, "%s/run/metrics.jsonl", b->scratch);
+    FILE *file = fopen(path, "re");
+    if (!file) return bl_fail_errno(BL_EIO, "open %s", path);
+    while (fgets(line, sizeof line, file) && n < MAX_VALUES) {
+        json_t *row = json_loads(line, 0, NULL);
+        if (json_object_get(row, "step_s") && n_lines++ >= N_WARM) {
+            step_s[n] = json_number_value(json_object_get(row, "step_s"));
+            tokens_per_s[n] = json_number_value(json_object_get(row, "tokens_per_s"));
+            stall_s[n++] = json_number_value(json_object_get(row, "copy_stall_s")) +
+                           json_number_value(json_object_get(row, "disk_stall_s"));
+        }
+        json_decref(row);
+    }
+    fclose(file);
+    *out = (outcome){.step_s = median(step_s, n), .tokens_per_s = median(tokens_per_s, n), .stall_s = median(stall_s, n)};
+    return n > 0 ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s holds no step", path);
+}
+
+/* How long rank 0's visits took, from the trace. */
+static bl_status read_trace(const pager_bench *b, int64_t visit_micro, outcome *out)
+{
+    static double durations[2][MAX_VALUES];
+    char path[PATH_BYTES + 16];
+    int64_t n[2] = {0, 0};
+    json_error_t error;
+    const json_t *event;
+    size_t i;
+
+    snprintf(path, sizeof path, "%s/trace.json", b->scratch);
+    json_t *trace = json_load_file(path, 0, &error);
+    if (!trace) return BL_FAIL(BL_EINTERNAL, "%s: %s", path, error.text);
+    json_array_foreach(json_object_get(trace, "traceEvents"), i, event)
+    {
+        const char *name = json_string_value(json_object_get(event, "name"));
+        int k = name && strcmp(name, "forward") == 0 ? 0 : name && strcmp(name, "backward") == 0 ? 1 : -1;
+        if (k < 0 || n[k] == MAX_VALUES || json_integer_value(json_object_get(event, "pid")) != 0) continue;
+        durations[k][n[k]++] = 1e-6 * json_number_value(json_object_get(event, "dur"));
+    }
+    json_decref(trace);
+    out->forward_s = median(durations[0], n[0]) / (double)visit_micro;
+    out->backward_s = median(durations[1], n[1]) / (double)visit_micro;
+    return n[0] > 0 && n[1] > 0 ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s holds no visits", path);
+}
+
+static bl_status train(pager_bench *b, const contender *c, bool traces, outcome *out)
+{
+    bl_pager_hooks hooks = {.pace = pace, .pace_user = &b->pacer, .is_synchronous = c->is_synchronous};
+    bl_train_config *config = NULL;
+
+    b->pacer.n_threads = 0; /* the last training's are gone */
+    BL_TRY(configure(b, c, traces, &config));
+    config->hooks = &hooks;
+    bl_status st = bl_train_run(config, NULL);
+    bl_train_config_free(config);
+    if (st == BL_OK) st = read_metrics(b, out);
+    return st == BL_OK && traces ? read_trace(b, c->visit_micro, out) : st;
+}
+
+/* ---- the three questions ---- */
+
+/* A training without offloading; its visits set the pace of those that follow. */
+static bl_status calibrate(pager_bench *b, outcome *plain)
+{
+    BL_TRY(train(b, &(contender){.ratio = 0, .visit_micro = 1}, true, plain));
+    b->pacer.forward_s = b->options->part * plain->forward_s;
+    b->pacer.backward_s = b->options->part * plain->backward_s;
+    return BL_OK;
+}
+
+static bl_status ask_overlap(pager_bench *b)
+{
+    const pager_options *o = b->options;
+    double ahead[100], late[100];
+
+    for (int64_t round = 0; round < o->rounds; round++) {
+        outcome plain, overlapped, synchronous;
+        BL_TRY(calibrate(b, &plain));
+        BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = 1}, false, &overlapped));
+        BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = 1, .is_synchronous = true}, false, &synchronous));
+        ahead[round] = overlapped.step_s / plain.step_s;
+        late[round] = synchronous.step_s / plain.step_s;
+        printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,\"threads\":%lld,\"part\":%g,\"round\":%lld,"
+               "\"step_s\":%.6f,\"overlapped\":%.4f,\"synchronous\":%.4f,\"stall_s\":%.6f}\n",
+               bl_tier_name(o->tier), (long long)o->ranks, (long long)o->threads, o->part, (long long)round + 1, plain.step_s,
+               ahead[round], late[round], overlapped.stall_s);
+        fflush(stdout);
+    }
+    bl_bench_times a = bl_bench_summarise(ahead, o->rounds), s = bl_bench_summarise(late, o->rounds);
+    printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,\"threads\":%lld,\"part\":%g,"
+           "\"overlapped_median\":%.4f,\"synchronous_median\":%.4f}\n",
+           bl_tier_name(o->tier), (long long)o->ranks, (long long)o->threads, o->part, a.median_s, s.median_s);
+    return BL_OK;
+}
+
+/* In parts of C, the compute of one micro-batch's visit: D = part x C, so a micro-batch should wait max(0, D / m - C) in each visit whose
+ * layer is brought: all but two of a pass, since the last layer stays for its backward pass and the first for the next pass. */
+static bl_status ask_stall(pager_bench *b)
+{
+    const pager_options *o = b->options;
+    double brought = 1.0 - 1.0 / (double)o->layers;
+
+    for (int64_t m = 1; m <= o->micro_batches; m++) {
+        outcome plain, offloaded;
+        if (o->micro_batches % m != 0) continue;
+        BL_TRY(calibrate(b, &plain));
+        BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = m}, false, &offloaded));
+        double compute_s = (double)(o->layers * o->micro_batches) * (plain.forward_s + plain.backward_s);
+        printf("{\"bench\":\"pager\",\"question\":\"stall\",\"tier\":\"%s\",\"part\":%g,\"m\":%lld,\"predicted\":%.4f,\"measured\":%.4f,"
+               "\"step\":%.4f}\n",
+               bl_tier_name(o->tier), o->part, (long long)m, brought * fmax(0, o->part / (double)m - 1), offloaded.stall_s / compute_s,
+               offloaded.step_s / plain.step_s);
+        fflush(stdout);
+    }
+    return BL_OK;
+}
+
+static bl_status ask_ratio(pager_bench *b)
+{
+    enum { N_RATIOS = 9 };
+    const pager_options *o = b->options;
+    outcome plain, way[2];
+
+    for (int i = 0; i < N_RATIOS; i++) {
+        double ratio = (double)i / (N_RATIOS - 1);
+        BL_TRY(calibrate(b, &plain));
+        for (int k = 0; k < 2; k++)
+            BL_TRY(train(b, &(contender){.ratio = ratio, .visit_micro = 1, .is_synchronous = k == 1}, false, &way[k]));
+        printf("{\"bench\":\"pager\",\"question\":\"ratio\",\"tier\":\"%s\",\"part\":%g,\"ratio\":%.3f,\"tokens_per_s\":%.1f,"
+               "\"overlapped\":%.4f,\"synchronous\":%.4f}\n",
+               bl_tier_name(o->tier), o->part, ratio, plain.tokens_per_s, way[0].tokens_per_s / plain.tokens_per_s,
+               way[1].tokens_per_s / plain.tokens_per_s);
+        fflush(stdout);
+    }
+    return BL_OK;
+}
+
+static bl_status run(const void *values)
+{
+    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall, ask_ratio};
+    pager_options options = *(const pager_options *)values;
+    const pager_options *o = &options;
+
+    if (options.question == STALL) options.micro_batches = 8;
+    if (o->tier == BL_TIER_DEVICE) return BL_FAIL(BL_EUSAGE, "--tier: host or disk");
+    if (o->hidden % 64 != 0) return BL_FAIL(BL_EUSAGE, "--hidden %lld: must be a multiple of 64", (long long)o->hidden);
+    bl_bench_model model = {.layers = o->layers, .hidden = o->hidden, .inter = 11 * o->hidden / 4, .vocab = 256,
+                            .rows = o->steps * o->micro_batches * o->ranks, .row_tokens = o->tokens};
+    pager_bench b = {.options = o, .pacer = {.pages_a_layer = 4, .layer_bytes = bl_bench_model_layer_weights(&model) / o->ranks}};
+    snprintf(b.scratch, sizeof b.scratch, "%s/ballast-bench-XXXXXX", o->dir);
+    if (!mkdtemp(b.scratch)) return bl_fail_errno(BL_EIO, "make a folder in %s", o->dir);
+    bl_log_set_silent(); /* the trainings' own reports */
+    pthread_mutex_init(&b.pacer.lock, NULL);
+    bl_status st = bl_bench_model_write(&model, b.scratch);
+    if (st == BL_OK) st = ask[o->question](&b);
+    bl_error error;
+    bl_error_save(&error, st);
+    pthread_mutex_destroy(&b.pacer.lock);
+    (void)bl_tree_remove(b.scratch);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}
+
+const bl_bench bl_bench_pager = {
+    .name = "pager",
+    .table = table,
+    .n_options = BL_COUNT(table),
+    .values_bytes = sizeof(pager_options),
+    .details = "Trains a random model in three ways that take turns: all in device memory; offloaded and brought ahead of time;\n"
+               "offloaded and brought when wanted. Tiers are paced to the compute measured in the same run. JSON lines;\n"
+               "overlapped and synchronous are step times (question ratio: tokens per second) beside the first way's.\n",
+    .run = run,
+};

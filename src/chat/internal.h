@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* internal.h -- what a chat template is made of: template.c knows some by name, file.c reads
+ * others, encode.c writes conversations with them. */
+#ifndef BALLAST_CHAT_INTERNAL_H
+#define BALLAST_CHAT_INTERNAL_H
+
+#include "chat/template.h"
+
+/* A template's own text, cut at its special tokens. */
+typedef struct bl_chat_piece {
+    int32_t id; /* of a special token; -1: text */
+    char *text;
+} bl_chat_piece;
+
+typedef struct bl_chat_text {
+    bl_chat_piece *piece;
+    size_t n;
+} bl_chat_text;
+
+/* A conversation is `begin`, then prefix, content and suffix of each message. An assistant's is
+ *   prefix | answer_start content answer_end | suffix
+ * with loss between the bars, and behind the second one if learns_suffix. */
+struct bl_chat_template {
+    const bl_tokenizer *tokenizer;
+    char *name;
+    bool recognised;
+    bool trims;        /* white space around a content, as Python's str.strip does */
+    bool alternates;   /* user, assistant, user, ...; one system message, at the start */
+    bool nests_system; /* Llama 2: a system message begins the first user's content */
+    bool learns_suffix;
+    bool has_role[BL_CHAT_N_ROLES];
+    bl_chat_text begin, prefix[BL_CHAT_N_ROLES], suffix[BL_CHAT_N_ROLES], answer_start, answer_end;
+    char *system_head; /* NULL, or what every conversation's system message begins with */
+};
+
+extern const char *const bl_chat_role_names[BL_CHAT_N_ROLES];
+
+/* BL_EUSAGE "place: ...": the text spells <|a token|> that the tokenizer does not have. */
+bl_status bl_chat_text_split(const bl_tokenizer *tokenizer, const char *place, const char *text,
+                             bl_chat_text *out);
+
+/* Fills an empty template from the file chat->name. */
+bl_status bl_chat_file_read(bl_chat_template *chat);
+
+#endif

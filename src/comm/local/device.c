@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Between meet and the last part every rank parts the same number of times, whatever fails in between: the
+ * others wait for it. */
+#include "comm/local/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "comm/sum.h"
+
+enum { PIECE_BYTES = 1 << 20 };
+
+struct bl_local_device {
+    bl_device *device;
+    bl_event *ready, *done; /* this rank's memory may be read; this rank has read the others' */
+    unsigned char *piece;   /* of what this rank adds to a sum, then of the sum */
+    unsigned char *sum;
+};
+
+void bl_local_device_destroy(bl_local_device *device)
+{
+    if (!device) return;
+    bl_event_destroy(device->ready);
+    bl_event_destroy(device->done);
+    bl_device_free(device->device, BL_SPACE_HOST, device->piece);
+    bl_device_free(device->device, BL_SPACE_HOST, device->sum);
+    free(device);
+}
+
+static bl_status sit_down(bl_local_seat *seat, bl_stream *stream)
+{
+    if (seat->device) return BL_OK;
+    bl_local_device *self = calloc(1, sizeof *self);
+    if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", seat->rank);
+    self->device = bl_stream_device(stream);
+    bl_status st = bl_event_create(self->device, &self->ready);
+    if (st == BL_OK) st = bl_event_create(self->device, &self->done);
+    if (st == BL_OK)
+        st = bl_device_alloc(self->device, BL_SPACE_HOST, PIECE_BYTES, "a communicator's sums",
+                             (void **)&self->piece);
+    if (st == BL_OK)
+        st = bl_device_alloc(self->device, BL_SPACE_HOST, PIECE_BYTES, "a communicator's sums",
+                             (void **)&self->sum);
+    if (st == BL_OK)
+        seat->device = self;
+    else
+        bl_local_device_destroy(self);
+    return st;
+}
+
+static bl_status meet(bl_local_seat *seat, bl_stream *stream, bl_local_call call)
+{
+    BL_TRY(sit_down(seat, stream));
+    call.ready = seat->device->ready;
+    call.done = seat->device->done;
+    call.piece = seat->device->piece;
+    BL_TRY(bl_event_record(call.ready, stream));
+    return bl_local_meet(seat->meeting, seat->rank, &call);
+}
+
+/* Nobody's later work on its memory overtakes the others' reading it. */
+static bl_status leave(bl_local_seat *seat, bl_stream *stream, bl_status st)
+{
+    if (st == BL_OK) st = bl_event_record(seat->device->done, stream);
+    bl_local_part(seat->meeting, seat->rank);
+    for (int i = 0; i < seat->size && st == BL_OK; i++)
+        if (i != seat->rank) st = bl_stream_wait(stream, bl_local_call_of(seat->meeting, i)->done);
+    bl_local_part(seat->meeting, seat->rank);
+    return st;
+}
+
+static bl_status copy_from(bl_local_seat *seat, bl_stream *stream, int peer, void *to, size_t bytes)
+{
+    const bl_local_call *theirs = bl_local_call_of(seat->meeting, peer);
+    if (peer != seat->rank) BL_TRY(bl_stream_wait(stream, theirs->ready));
+    return bytes > 0 && to != theirs->send ? bl_stream_copy(stream, to, theirs->send, bytes) : BL_OK;
+}
+
+bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
+{
+    bl_status st = BL_OK;
+
+    BL_TRY(meet(seat, stream, call));
+    for (int i = 0; i < seat->size && st == BL_OK;
+         i++) { /* its own first, so that ranks read from different peers */
+        int peer = (seat->rank + i) % seat->size;
+        void *to = call.what.bytes > 0 ? (char *)recv + (size_t)peer * call.what.bytes : NULL;
+        st = copy_from(seat, stream, peer, to, call.what.bytes);
+    }
+    return leave(seat, stream, st);
+}
+
+bl_status bl_local_device_broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
+{
+    bl_status st = BL_OK;
+
+    BL_TRY(meet(seat, stream, call));
+    if (seat->rank != call.what.detail) st = copy_from(seat, stream, call.what.detail, recv, call.what.bytes);
+    return leave(seat, stream, st);
+}
+
+/* sum = ((0 + x_0) + x_1) + ... of the ranks' `bytes` from `from` on, each rank's own; to all of them. Parts
+ * twice. */
+static bl_status sum_piece(bl_local_seat *seat, bl_stream *stream, bl_comm_element element, const void *from,
+                           size_t bytes, bl_status st)
+{
+    bl_local_device *self = seat->device;
+
+    if (st == BL_OK) st = bl_stream_copy(stream, self->piece, from, bytes);
+    if (st == BL_OK) st = bl_stream_synchronize(stream);
+    bl_local_part(seat->meeting, seat->rank);
+    memset(self->sum, 0, bytes);
+    for (int i = 0; i < seat->size; i++)
+        bl_sum_add(element, self->sum, bl_local_call_of(seat->meeting, i)->piece,
+                   (int64_t)(bytes / bl_sum_element_bytes(element)));
+    bl_local_part(seat->meeting, seat->rank);
+    return st;
+}
+
+bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                         float *recv, int64_t n)
+{
+    const int64_t most = PIECE_BYTES / (int64_t)sizeof(float);
+    bl_status st = BL_OK;
+
+    BL_TRY(meet(seat, stream, call));
+    for (int owner = 0; owner < seat->size; owner++)
+        for (int64_t first = 0; first < n; first += most) {
+            size_t bytes = (size_t)bl_min_i64(most, n - first) * sizeof(float);
+            st =
+                sum_piece(seat, stream, BL_COMM_F32, (const float *)call.send + owner * n + first, bytes, st);
+            if (st != BL_OK || owner != seat->rank) continue;
+            st = bl_stream_copy(stream, recv + first, seat->device->sum, bytes);
+            if (st == BL_OK)
+                st = bl_stream_synchronize(stream); /* the next piece's sum goes to the same place */
+        }
+    return leave(seat, stream, st);
+}
+
+bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *values,
+                                     int64_t n)
+{
+    bl_comm_element element = (bl_comm_element)call.what.detail;
+    size_t total = (size_t)n * bl_sum_element_bytes(element);
+    bl_status st = BL_OK;
+
+    BL_TRY(meet(seat, stream, call));
+    for (size_t first = 0; first < total; first += PIECE_BYTES) {
+        size_t bytes = total - first < PIECE_BYTES ? total - first : PIECE_BYTES;
+        st = sum_piece(seat, stream, element, (const char *)values + first, bytes, st);
+        if (st == BL_OK) st = bl_stream_copy(stream, (char *)values + first, seat->device->sum, bytes);
+        if (st == BL_OK) st = bl_stream_synchronize(stream);
+    }
+    return leave(seat, stream, st);
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device.h -- the local communicator's collectives where host functions cannot do the work:
+ * between the devices of ranks on CUDA. Internal to comm/.
+ *
+ * A host function may neither call CUDA nor wait for another stream's, so the ranks meet on their own
+ * threads, as the calls are made: a call returns when every rank of the group has made it. Gathers and
+ * broadcasts are copies between device memories, ordered by the ranks' events; nothing waits for the GPU.
+ * Sums go through pinned host memory, piece by piece, in the order that the CPU has, and wait for the GPU:
+ * they are for tests of several ranks on one GPU, not for speed. */
+#ifndef BALLAST_COMM_LOCAL_DEVICE_H
+#define BALLAST_COMM_LOCAL_DEVICE_H
+
+#include "comm/local/group.h"
+
+/* What a rank keeps between its collectives: events and a piece of pinned memory of its device. Made by the
+ * first one. */
+typedef struct bl_local_device bl_local_device;
+
+typedef struct bl_local_seat {
+    bl_local_meeting *meeting;
+    int rank, size;
+    bl_local_device *device;
+} bl_local_seat;
+
+/* call: `what` and `send` are set. */
+bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                     void *recv); /* bytes 0: a barrier */
+bl_status bl_local_device_broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv);
+bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                         float *recv, int64_t n);
+bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *values,
+                                     int64_t n);
+
+void bl_local_device_destroy(
+    bl_local_device *device); /* before the device that its streams belong to; NULL is fine */
+
+#endif

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers directly.
+ * How ranks meet, and why nobody returns while its buffers are being read, is in group.h. Cancelling is
+ * prompt where a rank waits for others; a collective whose ranks have all arrived is finished. Ranks on CUDA have their collectives in
+ * device.c. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "comm/local/device.h"
+#include "comm/local/group.h"
+#include "comm/sum.h"
+
+typedef struct local_comm {
+    bl_comm base;
+    bl_local_group *group;
+    bl_local_seat seat; /* of ranks on CUDA */
+} local_comm;
+
+/* One task's arguments: what this rank brings, and where its result goes. */
+typedef struct local_task {
+    local_comm *comm;
+    bl_local_call call;
+    void *recv;
+    int64_t n;
+} local_task;
+
+/* sum[0, n) = ((0 + x_0) + x_1) + ... where x_r starts `first` elements into rank r's send. */
+static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n, void *sum)
+{
+    bl_local_meeting *meeting = bl_local_collectives(comm->group);
+    size_t unit_bytes = bl_sum_element_bytes(element);
+
+    for (int64_t done = 0; done < n; done += BL_SUM_BLOCK) {
+        int64_t n_block = bl_min_i64(BL_SUM_BLOCK, n - done);
+        unsigned char *block = (unsigned char *)sum + (size_t)done * unit_bytes;
+        memset(block, 0, (size_t)n_block * unit_bytes);
+        for (int r = 0; r < comm->base.size; r++) {
+            const unsigned char *send = bl_local_call_of(meeting, r)->send;
+            bl_sum_add(element, block, send + (size_t)(first + done) * unit_bytes, n_block);
+        }
+    }
+}
+
+/* ---- the tasks ---- */
+
+static bl_status all_gather_task(bl_stream *stream, const void *args)
+{
+    const local_task *t = args;
+    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
+    int rank = t->comm->base.rank, size = t->comm->base.size;
+    size_t bytes = t->call.what.bytes;
+
+    (void)stream;
+    BL_TRY(bl_local_meet(meeting, rank, &t->call));
+    for (int i = 0; i < size && bytes > 0; i++) { /* its own first, so that ranks read from different peers */
+        int peer = (rank + i) % size;
+        unsigned char *to = (unsigned char *)t->recv + (size_t)peer * bytes;
+        const void *from = bl_local_call_of(meeting, peer)->send;
+        if (to != from) memcpy(to, from, bytes);
+    }
+    bl_local_part(meeting, rank);
+    return BL_OK;
+}
+
+static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
+{
+    const local_task *t = args;
+    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
+    int rank = t->comm->base.rank;
+
+    (void)stream;
+    BL_TRY(bl_local_meet(meeting, rank, &t->call));
+    sum_in_rank_order(t->comm, BL_COMM_F32, rank * t->n, t->n, t->recv);
+    bl_local_part(meeting, rank);
+    return BL_OK;
+}
+
+/* Chunk by chunk: each rank sums its part of the chunk into the shared scratch, they part, and each copies
+ * the whole chunk out. Two halves take turns, so that one parting a chunk is enough: whoever writes a half
+ * again has parted since it was read. */
+static bl_status all_reduce_task(bl_stream *stream, const void *args)
+{
+    const local_task *t = args;
+    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
+    int rank = t->comm->base.rank, size = t->comm->base.size;
+    bl_comm_element element = (bl_comm_element)t->call.what.detail;
+    size_t unit_bytes = bl_sum_element_bytes(element);
+    int64_t max_chunk = (int64_t)(BL_LOCAL_SCRATCH_BYTES / unit_bytes), first = 0;
+    int half = 0;
+
+    (void)stream;
+    BL_TRY(bl_local_meet(meeting, rank, &t->call));
+    do { /* at least once: the ranks must part */
+        int64_t n_chunk = bl_min_i64(max_chunk, t->n - first);
+        int64_t n_part = bl_ceil_div(n_chunk, size);
+        int64_t begin = bl_min_i64(rank * n_part, n_chunk), end = bl_min_i64(begin + n_part, n_chunk);
+        unsigned char *chunk = bl_local_group_scratch(t->comm->group, half);
+        sum_in_rank_order(t->comm, element, first + begin, end - begin, chunk + (size_t)begin * unit_bytes);
+        bl_local_part(meeting, rank);
+        if (n_chunk > 0)
+            memcpy((unsigned char *)t->recv + (size_t)first * unit_bytes, chunk,
+                   (size_t)n_chunk * unit_bytes);
+        first += n_chunk;
+        half = !half;
+    } while (first < t->n);
+    return BL_OK;
+}
+
+static bl_status broadcast_task(bl_stream *stream, const void *args)
+{
+    const local_task *t = args;
+    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
+    int rank = t->comm->base.rank, root = t->call.what.detail;
+
+    (void)stream;
+    BL_TRY(bl_local_meet(meeting, rank, &t->call));
+    if (rank != root && t->call.what.bytes > 0)
+        memcpy(t->recv, bl_local_call_of(meeting, root)->send, t->call.what.bytes);
+    bl_local_part(meeting, rank);
+    return BL_OK;
+}
+
+static bl_status barrier_task(bl_stream *stream, const void *args)
+{
+    const local_task *t = args;
+    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
+
+    (void)stream;
+    BL_TRY(bl_local_meet(meeting, t->comm->base.rank, &t->call));
+    bl_local_part(meeting, t->comm->base.rank);
+    return BL_OK;
+}
+
+/* ---- the backend ---- */
+
+_Static_assert(sizeof(local_task) <= BL_STREAM_ARGS_BYTES,
+               "a collective's arguments fit into a stream's ring");
+
+static bool is_cuda(bl_stream *stream)
+{
+    return bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA;
+}
+
+static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
+                                  size_t bytes)
+{
+    local_task task = {.comm = (local_comm *)comm,
+                       .call = {.what = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes}, .send = send},
+                       .recv = recv};
+    if (is_cuda(stream)) return bl_local_device_all_gather(&task.comm->seat, stream, task.call, recv);
+    return bl_stream_call(stream, all_gather_task, &task, sizeof task);
+}
+
+static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
+                                          int64_t n)
+{
+    local_task task = {
+        .comm = (local_comm *)comm,
+        .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float)}, .send = send},
+        .recv = recv,
+        .n = n};
+    if (is_cuda(stream)) return bl_local_device_reduce_scatter(&task.comm->seat, stream, task.call, recv, n);
+    return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
+}
+
+static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
+                                  bl_comm_element element)
+{
+    local_task task = {.comm = (local_comm *)comm,
+                       .call = {.what = {.kind = BL_COMM_ALL_REDUCE,
+                                         .detail = (int)element,
+                                         .bytes = (size_t)n * bl_sum_element_bytes(element)},
+                                .send = values},
+                       .recv = values,
+                       .n = n};
+    if (is_cuda(stream)) return bl_local_device_all_reduce(&task.comm->seat, stream, task.call, values, n);
+    return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
+}
+
+static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
+{
+    local_task task = {
+        .comm = (local_comm *)comm,
+        .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes}, .send = buffer},
+        .recv = buffer};
+    if (is_cuda(stream)) return bl_local_device_broadcast(&task.comm->seat, stream, task.call, buffer);
+    return bl_stream_call(stream, broadcast_task, &task, sizeof task);
+}
+
+static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
+{
+    local_task task = {.comm = (local_comm *)comm, .call = {.what = {.kind = BL_COMM_BARRIER}}};
+    if (is_cuda(stream)) return bl_local_device_all_gather(&task.comm->seat, stream, task.call, NULL);
+    return bl_stream_call(stream, barrier_task, &task, sizeof task);
+}
+
+static void local_abort(bl_comm *comm, const bl_error *error)
+{
+    bl_local_abort(((local_comm *)comm)->group, error);
+}
+
+static void local_first_error(bl_comm *comm, bl_error *out)
+{
+    bl_local_first_error(((local_comm *)comm)->group, out);
+}
+
+static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm **out);
+
+/* The first rank of each colour makes the group and shows it to the others. `ranks` (of the old group) has
+ * room for all. */
+static bl_status split_group(local_comm *self, int color, int *ranks, bl_comm **out)
+{
+    bl_local_meeting *meeting = bl_local_splits(self->group);
+    bl_local_call call = {.what = {.kind = BL_COMM_SPLIT}, .color = color};
+    int n_ranks = 0, new_rank = 0, rank = self->base.rank;
+
+    BL_TRY(bl_local_meet(meeting, rank, &call));
+    for (int i = 0; i < self->base.size; i++) {
+        if (bl_local_call_of(meeting, i)->color != color) continue;
+        if (i == rank) new_rank = n_ranks;
+        ranks[n_ranks++] = i;
+    }
+    bl_local_group *group = NULL;
+    if (new_rank == 0) bl_local_group_create(self->group, n_ranks, ranks, &group);
+    if (new_rank == 0) bl_local_call_of(meeting, rank)->group = group;
+    bl_local_part(meeting, rank);
+    group = bl_local_call_of(meeting, ranks[0])->group;
+    bl_local_part(meeting, rank);
+    if (!group) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", n_ranks);
+
+    bl_status st = comm_create(group, new_rank, n_ranks, out);
+    if (st != BL_OK) bl_local_group_release(group);
+    return st;
+}
+
+static bl_status local_split(bl_comm *comm, int color, bl_comm **out)
+{
+    int *ranks = calloc((size_t)comm->size, sizeof *ranks);
+    if (!ranks) return BL_FAIL(BL_ENOMEM, "a split of %d ranks", comm->size);
+    bl_status st = split_group((local_comm *)comm, color, ranks, out);
+    free(ranks);
+    return st;
+}
+
+static void local_destroy(bl_comm *comm)
+{
+    local_comm *self = (local_comm *)comm;
+    bl_local_device_destroy(self->seat.device);
+    bl_local_group_release(self->group);
+    free(self);
+}
+
+static const bl_comm_backend local_backend = {
+    .all_gather = local_all_gather,
+    .reduce_scatter_f32 = local_reduce_scatter_f32,
+    .all_reduce = local_all_reduce,
+    .broadcast = local_broadcast,
+    .barrier = local_barrier,
+    .abort = local_abort,
+    .first_error = local_first_error,
+    .split = local_split,
+    .destroy = local_destroy,
+};
+
+static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm **out)
+{
+    local_comm *self = calloc(1, sizeof *self);
+    if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", rank);
+    self->base = (bl_comm){.backend = &local_backend, .rank = rank, .size = size};
+    self->group = group;
+    self->seat = (bl_local_seat){.meeting = bl_local_collectives(group), .rank = rank, .size = size};
+    *out = &self->base;
+    return BL_OK;
+}
+
+bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out)
+{
+    bl_local_group *group;
+
+    if (n_ranks < 1) return BL_FAIL(BL_EUSAGE, "a group needs at least one rank, not %d", n_ranks);
+    memset(out, 0, (size_t)n_ranks * sizeof *out);
+    BL_TRY(bl_local_group_create_job(n_ranks, deadline_s, &group));
+    for (int i = 0; i < n_ranks; i++) {
+        bl_status st = comm_create(group, i, n_ranks, &out[i]);
+        if (st == BL_OK) continue;
+        for (int j = i; j < n_ranks; j++) bl_local_group_release(group);
+        for (int j = 0; j < i; j++) {
+            bl_comm_destroy(out[j]);
+            out[j] = NULL;
+        }
+        return st;
+    }
+    return BL_OK;
+}

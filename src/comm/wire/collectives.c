@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks in several processes. A collective first meets: every rank sends every other what it is about to do,
+ * so that all know who is missing and whether they agree, and nobody sends data to a rank that is not ready.
+ * Then the bytes move directly from each rank to each other.
+ *
+ * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all, and a sum in rank order.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "comm/sum.h"
+#include "comm/wire/wire.h"
+
+enum { SCRATCH_BYTES = 4 << 20, MIN_CHUNK_BYTES = 64 << 10 };
+
+/* What a rank says to every other when it arrives. */
+typedef struct arrival {
+    bl_comm_call call;
+    int color, group; /* split: the colour, and the number that the new group might get */
+} arrival;
+
+/* Where ranks meet: one for collectives, which run on streams, and one for splits, which run on the rank's
+ * own thread. */
+typedef struct crossing {
+    bl_lane *lane;
+    arrival *arrivals;      /* [size] */
+    bl_transfer *transfers; /* [2 size] */
+    int n_transfers;
+} crossing;
+
+typedef struct wire_comm {
+    bl_comm base;
+    bl_wire *wire;
+    int *job_ranks; /* [size] */
+    crossing collectives, splits;
+    size_t chunk_bytes;
+    unsigned char *scratch; /* [size][chunk_bytes]: what came from each rank; the own part takes the sum */
+} wire_comm;
+
+/* One task's arguments. */
+typedef struct wire_task {
+    wire_comm *comm;
+    bl_comm_call call;
+    const void *send;
+    void *recv;
+    int64_t n;
+} wire_task;
+
+/* ---- the steps that collectives are made of ---- */
+
+static void give(crossing *x, int peer, const void *bytes, size_t n_bytes)
+{
+    if (n_bytes > 0)
+        x->transfers[x->n_transfers++] =
+            (bl_transfer){.peer = peer, .is_send = true, .bytes = (void *)bytes, .n_bytes = n_bytes};
+}
+
+static void take(crossing *x, int peer, void *bytes, size_t n_bytes)
+{
+    if (n_bytes > 0)
+        x->transfers[x->n_transfers++] = (bl_transfer){.peer = peer, .bytes = bytes, .n_bytes = n_bytes};
+}
+
+static bl_status exchange(crossing *x, bl_comm_kind kind, bool is_meeting)
+{
+    int n = x->n_transfers;
+    x->n_transfers = 0;
+    return bl_lane_exchange(x->lane, kind, is_meeting, x->transfers, n);
+}
+
+/* Says `own` to the others, hears theirs and compares. Ranks that disagree all find out, and abort the job.
+ */
+static bl_status meet(wire_comm *c, crossing *x, const arrival *own)
+{
+    int rank = c->base.rank, size = c->base.size;
+
+    x->arrivals[rank] = *own;
+    for (int i = 1; i < size; i++) {
+        give(x, (rank + i) % size, &x->arrivals[rank], sizeof *own);
+        take(x, (rank + size - i) % size, &x->arrivals[(rank + size - i) % size], sizeof *own);
+    }
+    BL_TRY(exchange(x, own->call.kind, true));
+    for (int i = 1; i < size; i++) {
+        bl_status st = bl_comm_verify_calls(c->job_ranks[0], &x->arrivals[0].call, c->job_ranks[i],
+                                            &x->arrivals[i].call);
+        if (st == BL_OK) continue;
+        bl_error error;
+        bl_error_save(&error, st);
+        bl_wire_abort(c->wire, &error);
+        return bl_error_restore(&error);
+    }
+    return BL_OK;
+}
+
+static bl_status meet_for(const wire_task *t)
+{
+    arrival own = {.call = t->call};
+    return meet(t->comm, &t->comm->collectives, &own);
+}
+
+/* to[0, n) = ((0 + x_0) + x_1) + ..., x_r from the scratch, the own contribution from `own`. `to` may be
+ * `own`. */
+static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char *own, int64_t n, void *to)
+{
+    size_t unit_bytes = bl_sum_element_bytes(element);
+    unsigned char *sum = c->scratch + (size_t)c->base.rank * c->chunk_bytes;
+
+    for (int64_t first = 0; first < n; first += BL_SUM_BLOCK) {
+        int64_t n_block = bl_min_i64(BL_SUM_BLOCK, n - first);
+        size_t at = (size_t)first * unit_bytes;
+        memset(sum + at, 0, (size_t)n_block * unit_bytes);
+        for (int r = 0; r < c->base.size; r++) {
+            const unsigned char *from = r == c->base.rank ? own : c->scratch + (size_t)r * c->chunk_bytes;
+            bl_sum_add(element, sum + at, from + at, n_block);
+        }
+    }
+    memcpy(to, sum, (size_t)n * unit_bytes);
+}
+
+/* ---- the tasks ---- */
+
+/* Each rank sends to its neighbours in another order, so that they do not all load the same one. */
+static bl_status all_gather_task(bl_stream *stream, const void *args)
+{
+    const wire_task *t = args;
+    crossing *x = &t->comm->collectives;
+    int rank = t->comm->base.rank, size = t->comm->base.size;
+    size_t bytes = t->call.bytes;
+    unsigned char *recv = t->recv;
+
+    (void)stream;
+    BL_TRY(meet_for(t));
+    if (bytes > 0 && recv + (size_t)rank * bytes != t->send)
+        memcpy(recv + (size_t)rank * bytes, t->send, bytes);
+    for (int i = 1; i < size; i++) {
+        int from = (rank + size - i) % size;
+        give(x, (rank + i) % size, t->send, bytes);
+        take(x, from, recv + (size_t)from * bytes, bytes);
+    }
+    return exchange(x, t->call.kind, false);
+}
+
+/* A chunk: part p of it, n_part elements from part_first on, goes from every rank to rank p, which sums it
+ * into `to`. Parts are [part_begin(p), part_end(p)) of `send`. */
+typedef struct parts {
+    const unsigned char *send;
+    int64_t first, stride, n, n_part; /* rank p's part begins at first + p * stride; all parts end before n */
+} parts;
+
+static int64_t part_length(const parts *s, int p)
+{
+    return bl_max_i64(0, bl_min_i64(s->n_part, s->n - (s->first + p * s->stride)));
+}
+
+static const unsigned char *part_of(const parts *s, int p, size_t unit_bytes)
+{
+    return s->send + (size_t)bl_min_i64(s->first + p * s->stride, s->n) * unit_bytes;
+}
+
+static bl_status reduce_parts(const wire_task *t, bl_comm_element element, const parts *s, void *to)
+{
+    wire_comm *c = t->comm;
+    crossing *x = &c->collectives;
+    int rank = c->base.rank, size = c->base.size;
+    size_t unit_bytes = bl_sum_element_bytes(element);
+    int64_t n_own = part_length(s, rank);
+
+    for (int i = 1; i < size; i++) {
+        int peer = (rank + i) % size, from = (rank + size - i) % size;
+        give(x, peer, part_of(s, peer, unit_bytes), (size_t)part_length(s, peer) * unit_bytes);
+        take(x, from, c->scratch + (size_t)from * c->chunk_bytes, (size_t)n_own * unit_bytes);
+    }
+    BL_TRY(exchange(x, t->call.kind, false));
+    sum_chunk(c, element, part_of(s, rank, unit_bytes), n_own, to);
+    return BL_OK;
+}
+
+static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
+{
+    const wire_task *t = args;
+    int64_t n_chunk = (int64_t)(t->comm->chunk_bytes / sizeof(float));
+
+    (void)stream;
+    BL_TRY(meet_for(t));
+    for (int64_t first = 0; first < t->n; first += n_chunk) {
+        parts s = {.send = t->send,
+                   .first = first,
+                   .stride = t->n,
+                   .n = t->n * t->comm->base.size,
+                   .n_part = bl_min_i64(n_chunk, t->n - first)};
+        BL_TRY(reduce_parts(t, BL_COMM_F32, &s, (float *)t->recv + first));
+    }
+    return BL_OK;
+}
+
+/* Every rank gets the summed parts of the others. */
+static bl_status gather_parts(const wire_task *t, const parts *s, size_t unit_bytes)
+{
+    crossing *x = &t->comm->collectives;
+    int rank = t->comm->base.rank, size = t->comm->base.size;
+
+    for (int i = 1; i < size; i++) {
+        int from = (rank + size - i) % size;
+        give(x, (rank + i) % size, part_of(s, rank, unit_bytes), (size_t)part_length(s, rank) * unit_bytes);
+        take(x, from, (unsigned char *)part_of(s, from, unit_bytes),
+             (size_t)part_length(s, from) * unit_bytes);
+    }
+    return exchange(x, t->call.kind, false);
+}
+
+/* In place: a part is overwritten by its sum after all its old values have been sent. */
+static bl_status all_reduce_task(bl_stream *stream, const void *args)
+{
+    const wire_task *t = args;
+    int size = t->comm->base.size;
+    bl_comm_element element = (bl_comm_element)t->call.detail;
+    size_t unit_bytes = bl_sum_element_bytes(element);
+    int64_t n_chunk = (int64_t)(t->comm->chunk_bytes / unit_bytes) * size;
+
+    (void)stream;
+    BL_TRY(meet_for(t));
+    for (int64_t first = 0; first < t->n; first += n_chunk) {
+        int64_t n = bl_min_i64(n_chunk, t->n - first), n_part = bl_ceil_div(n, size);
+        parts s = {.send = t->recv, .first = first, .stride = n_part, .n = first + n, .n_part = n_part};
+        BL_TRY(reduce_parts(t, element, &s, (void *)part_of(&s, t->comm->base.rank, unit_bytes)));
+        BL_TRY(gather_parts(t, &s, unit_bytes));
+    }
+    return BL_OK;
+}
+
+static bl_status broadcast_task(bl_stream *stream, const void *args)
+{
+    const wire_task *t = args;
+    crossing *x = &t->comm->collectives;
+    int rank = t->comm->base.rank, size = t->comm->base.size, root = t->call.detail;
+
+    (void)stream;
+    BL_TRY(meet_for(t));
+    if (rank != root) take(x, root, t->recv, t->call.bytes);
+    for (int i = 1; rank == root && i < size; i++) give(x, (rank + i) % size, t->send, t->call.bytes);
+    return exchange(x, t->call.kind, false);
+}
+
+static bl_status barrier_task(bl_stream *stream, const void *args)
+{
+    (void)stream;
+    return meet_for(args);
+}
+
+/* ---- the backend ---- */
+
+_Static_assert(sizeof(wire_task) <= BL_STREAM_ARGS_BYTES,
+               "a collective's arguments fit into a stream's ring");
+
+static bl_status wire_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes)
+{
+    wire_task task = {.comm = (wire_comm *)comm,
+                      .call = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes},
+                      .send = send,
+                      .recv = recv};
+    return bl_stream_call(stream, all_gather_task, &task, sizeof task);
+}
+
+static bl_status wire_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
+                                         int64_t n)
+{
+    wire_task task = {.comm = (wire_comm *)comm,
+                      .call = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof *send},
+                      .send = send,
+                      .recv = recv,
+                      .n = n};
+    return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
+}
+
+static bl_status wire_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
+                                 bl_comm_element element)
+{
+    wire_task task = {.comm = (wire_comm *)comm,
+                      .call = {.kind = BL_COMM_ALL_REDUCE,
+                               .detail = (int)element,
+                               .bytes = (size_t)n * bl_sum_element_bytes(element)},
+                      .recv = values,
+                      .n = n};
+    return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
+}
+
+static bl_status wire_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
+{
+    wire_task task = {.comm = (wire_comm *)comm,
+                      .call = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
+                      .send = buffer,
+                      .recv = buffer};
+    return bl_stream_call(stream, broadcast_task, &task, sizeof task);
+}
+
+static bl_status wire_barrier(bl_comm *comm, bl_stream *stream)
+{
+    wire_task task = {.comm = (wire_comm *)comm, .call = {.kind = BL_COMM_BARRIER}};
+    return bl_stream_call(stream, barrier_task, &task, sizeof task);
+}
+
+static void wire_abort(bl_comm *comm, const bl_error *error)
+{
+    bl_wire_abort(((wire_comm *)comm)->wire, error);
+}
+
+static void wire_first_error(bl_comm *comm, bl_error *out)
+{
+    bl_wire_first_error(((wire_comm *)comm)->wire, out);
+}
+
+static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const int *job_ranks,
+                             bl_comm **out);
+
+/* The new group's number is the largest that any rank of the old one proposes: no member of it has used that
+ * number, and the groups of other colours, which get the same, have no member in common with it. */
+static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
+{
+    wire_comm *c = (wire_comm *)comm;
+    arrival own = {.call = {.kind = BL_COMM_SPLIT}, .color = color, .group = bl_wire_propose_group(c->wire)};
+    int n_members = 0, rank = 0, group = 0;
+
+    BL_TRY(meet(c, &c->splits, &own));
+    int *members = calloc((size_t)comm->size, sizeof *members);
+    if (!members) return BL_FAIL(BL_ENOMEM, "a split of %d ranks", comm->size);
+    for (int i = 0; i < comm->size; i++) {
+        if (c->splits.arrivals[i].group > group) group = c->splits.arrivals[i].group;
+        if (c->splits.arrivals[i].color != color) continue;
+        if (i == comm->rank) rank = n_members;
+        members[n_members++] = c->job_ranks[i];
+    }
+    bl_wire_take_group(c->wire, group);
+    bl_status st = comm_create(c->wire, group, rank, n_members, members, out);
+    free(members);
+    return st;
+}
+
+static void crossing_close(crossing *x)
+{
+    bl_lane_destroy(x->lane);
+    free(x->arrivals);
+    free(x->transfers);
+}
+
+static void wire_destroy(bl_comm *comm)
+{
+    wire_comm *c = (wire_comm *)comm;
+    crossing_close(&c->collectives);
+    crossing_close(&c->splits);
+    free(c->scratch);
+    free(c->job_ranks);
+    free(c);
+}
+
+static const bl_comm_backend wire_backend = {
+    .all_gather = wire_all_gather,
+    .reduce_scatter_f32 = wire_reduce_scatter_f32,
+    .all_reduce = wire_all_reduce,
+    .broadcast = wire_broadcast,
+    .barrier = wire_barrier,
+    .abort = wire_abort,
+    .first_error = wire_first_error,
+    .split = wire_split,
+    .destroy = wire_destroy,
+};
+
+static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int lane_idx, const wire_comm *c)
+{
+    size_t size = (size_t)c->base.size;
+    x->arrivals = calloc(size, sizeof *x->arrivals);
+    x->transfers = calloc(2 * size, sizeof *x->transfers);
+    if (!x->arrivals || !x->transfers) return BL_FAIL(BL_ENOMEM, "a communicator of %zu ranks", size);
+    return bl_lane_create(wire, group, lane_idx, c->base.size, c->job_ranks, &x->lane);
+}
+
+static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const int *job_ranks,
+                             bl_comm **out)
+{
+    bl_status st = BL_OK;
+    wire_comm *c = calloc(1, sizeof *c);
+
+    *out = NULL;
+    if (!c) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", size);
+    c->base = (bl_comm){.backend = &wire_backend, .rank = rank, .size = size};
+    c->wire = wire;
+    c->chunk_bytes = (SCRATCH_BYTES / (size_t)size) & ~(size_t)63;
+    if (c->chunk_bytes < MIN_CHUNK_BYTES) c->chunk_bytes = MIN_CHUNK_BYTES;
+    c->scratch = aligned_alloc(64, c->chunk_bytes * (size_t)size);
+    c->job_ranks = calloc((size_t)size, sizeof *c->job_ranks);
+    if (!c->scratch || !c->job_ranks) {
+        st = BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", size);
+        goto done;
+    }
+    memcpy(c->job_ranks, job_ranks, (size_t)size * sizeof *job_ranks);
+    BL_TRY_GOTO(st, done, crossing_open(&c->collectives, wire, group, 0, c));
+    BL_TRY_GOTO(st, done, crossing_open(&c->splits, wire, group, 1, c));
+    *out = &c->base;
+    c = NULL;
+done:
+    if (c) wire_destroy(&c->base);
+    return st;
+}
+
+bl_status bl_comm_create_wire(bl_wire *wire, bl_comm **out)
+{
+    int size = bl_wire_size(wire), *ranks = calloc((size_t)size, sizeof *ranks);
+
+    *out = NULL;
+    if (!ranks) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", size);
+    for (int i = 0; i < size; i++) ranks[i] = i;
+    int group = bl_wire_propose_group(wire);
+    bl_wire_take_group(wire, group);
+    bl_status st = comm_create(wire, group, bl_wire_rank(wire), size, ranks, out);
+    free(ranks);
+    return st;
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config/config.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "comm/launch.h"
+#include "store/peft.h"
+#include "config/table.h"
+
+/* Options write enums as int. */
+_Static_assert(sizeof(bl_data_format) == sizeof(int) && sizeof(bl_adapter_dtype) == sizeof(int),
+               "enums are ints");
+
+static bl_options bind(bl_config_command command, const bl_train_config *config)
+{
+    return (bl_options){.table = bl_train_options,
+                        .n_options = bl_train_n_options,
+                        .aliases = bl_train_aliases,
+                        .n_aliases = bl_train_n_aliases,
+                        .command = command,
+                        .values = (bl_train_config *)config,
+                        .origins = ((bl_train_config *)config)->origins};
+}
+
+static int64_t usable_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/* Puts in place of auto what this machine and this version decide. */
+static void resolve(bl_config_command command, bl_train_config *config)
+{
+    config->device = BL_CONFIG_DEVICE_CPU;
+    config->compute_dtype = BL_COMPUTE_FP32;
+    bl_launch_info launch;
+    bl_launch_read(&launch);
+    if (config->ranks == BL_OPTION_AUTO) config->ranks = launch.n_processes;
+    int64_t n_local = launch.n_processes > 1 ? launch.n_local : config->ranks;
+    if (config->threads == BL_OPTION_AUTO) config->threads = bl_max_i64(1, usable_cores() / n_local);
+    if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
+    if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
+        bl_log_warning("save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
+        config->save_total_limit = 2;
+    }
+}
+
+bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc, char *const *argv,
+                               bl_train_config **out)
+{
+    bl_status st;
+    const char *word = NULL;
+    int n_words = 0;
+    bl_train_config *config = calloc(1, sizeof *config);
+
+    *out = NULL;
+    if (!config) return BL_FAIL(BL_ENOMEM, "the configuration: %zu bytes", sizeof *config);
+    bl_options options = bind(command, config);
+    BL_TRY_GOTO(st, done, bl_options_init(&options));
+    BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
+    if (n_words == 1) yaml_path = word;
+    if (yaml_path) BL_TRY_GOTO(st, done, bl_options_read_yaml(&options, yaml_path));
+    if (yaml_path && !(config->config_file = strdup(yaml_path))) {
+        st = BL_FAIL(BL_ENOMEM, "the path %s", yaml_path);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_options_check_required(&options));
+    resolve(command, config);
+    BL_TRY_GOTO(st, done, bl_train_config_validate(command, config));
+    *out = config;
+    config = NULL;
+done:
+    bl_train_config_free(config);
+    return st;
+}
+
+void bl_train_config_free(bl_train_config *config)
+{
+    if (!config) return;
+    bl_options options = bind(BL_CONFIG_TRAIN, config);
+    bl_options_clear(&options);
+    free(config->config_file);
+    free(config);
+}
+
+bool bl_train_config_targets_by_pattern(const bl_train_config *config)
+{
+    const bl_string_list *list = &config->lora_target_modules;
+    return list->n_items == 1 && strpbrk(list->items[0], "*+?|()[]{}^$\\") != NULL;
+}
+
+/* Whether the model has the layers that a path names is not known yet. */
+static bl_status validate_targets(const bl_string_list *targets)
+{
+    static const char *const known[] = {"q_proj",    "k_proj",  "v_proj",    "o_proj",
+                                        "gate_proj", "up_proj", "down_proj", "all-linear"};
+
+    for (int64_t i = 0; i < targets->n_items; i++) {
+        const char *name = targets->items[i];
+        bl_peft_module module;
+        int64_t layer;
+        bool is_known = bl_peft_target_parse(name, &module, &layer) || strcmp(name, "all-linear") == 0;
+        if (!is_known) {
+            const char *nearest = bl_text_nearest(name, known, BL_COUNT(known));
+            return BL_FAIL(
+                BL_EUSAGE,
+                "lora_target_modules: '%s' is none of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
+                "down_proj, all-linear%s%s%s",
+                name, nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
+        }
+        if (strcmp(name, "all-linear") == 0 && targets->n_items > 1) {
+            return BL_FAIL(BL_EUSAGE, "lora_target_modules: all-linear stands alone");
+        }
+        for (int64_t k = 0; k < i; k++) {
+            if (strcmp(name, targets->items[k]) == 0) {
+                return BL_FAIL(BL_EUSAGE, "lora_target_modules: '%s' is named twice", name);
+            }
+        }
+    }
+    return BL_OK;
+}
+
+static bl_status validate_training(const bl_train_config *config)
+{
+    if (!bl_train_config_targets_by_pattern(config)) BL_TRY(validate_targets(&config->lora_target_modules));
+    if (config->warmup_steps > 0 && config->warmup_ratio > 0) {
+        return BL_FAIL(BL_EUSAGE, "warmup_ratio %g and warmup_steps %lld: give one of them",
+                       config->warmup_ratio, (long long)config->warmup_steps);
+    }
+    if (config->lr_scheduler_type == BL_LR_CONSTANT &&
+        (config->warmup_steps > 0 || config->warmup_ratio > 0)) {
+        return BL_FAIL(BL_EUSAGE, "lr_scheduler_type constant has no warm-up: use constant_with_warmup");
+    }
+    if (config->max_steps <= 0 && config->num_train_epochs <= 0) {
+        return BL_FAIL(BL_EUSAGE, "num_train_epochs 0 and no max_steps: nothing to train");
+    }
+    bool has_validation = config->validation_file || config->validation_split_percentage > 0;
+    if (config->validation_file && config->validation_split_percentage > 0) {
+        return BL_FAIL(BL_EUSAGE, "validation_file and validation_split_percentage %g: give one of them",
+                       config->validation_split_percentage);
+    }
+    if (config->eval_strategy != BL_EVAL_NO && !has_validation) {
+        return BL_FAIL(BL_EUSAGE, "eval_strategy %s needs validation_file or validation_split_percentage",
+                       config->eval_strategy == BL_EVAL_STEPS ? "steps" : "epoch");
+    }
+    if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
+        return BL_FAIL(BL_EUSAGE, "overwrite_output_dir and resume_from_checkpoint: give one of them");
+    }
+    return BL_OK;
+}
+
+bl_status bl_train_config_validate(bl_config_command command, const bl_train_config *config)
+{
+    if (config->ranks % config->shard_size != 0) {
+        return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld", (long long)config->shard_size,
+                       (long long)config->ranks);
+    }
+    if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
+        return BL_FAIL(BL_EUSAGE, "offload_tier disk needs offload_dir, a folder on a fast local disk");
+    return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
+}
+
+bool bl_train_config_given(const bl_train_config *config, const char *key)
+{
+    const bl_options options = bind(BL_CONFIG_TRAIN, config);
+    return bl_options_origin(&options, key) != BL_FROM_DEFAULT;
+}
+
+bl_resume bl_train_config_resume(const bl_train_config *config)
+{
+    bool truth;
+    if (!bl_text_parse_bool(config->resume_from_checkpoint, &truth)) return BL_RESUME_PATH;
+    return truth ? BL_RESUME_NEWEST : BL_RESUME_NO;
+}
+
+bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path)
+{
+    const bl_options options = bind(BL_CONFIG_TRAIN, config);
+    return bl_options_write_yaml(&options, path, "Every key of this run; `ballast train` reads it back.");
+}
+
+bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect, uint64_t *hash)
+{
+    const uint64_t fnv_offset = 0xcbf29ce484222325u, fnv_prime = 0x100000001b3u; /* FNV-1a, 64 bits */
+
+    *hash = fnv_offset;
+    for (size_t i = 0; i < bl_train_n_options; i++) {
+        const bl_option *option = &bl_train_options[i];
+        const char *parts[3] = {option->key, "=", NULL};
+        char *text;
+        if (option->effect != effect) continue;
+        BL_TRY(bl_option_format(option, config, &text));
+        parts[2] = text;
+        for (size_t part = 0; part < BL_COUNT(parts); part++) {
+            for (const char *c = parts[part]; *c; c++) *hash = (*hash ^ (unsigned char)*c) * fnv_prime;
+        }
+        *hash = (*hash ^ '\n') * fnv_prime;
+        free(text);
+    }
+    return BL_OK;
+}
+
+bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now,
+                               bl_option_effect effect, char **text)
+{
+    bl_status st = BL_OK;
+    size_t n_bytes;
+    FILE *out = open_memstream(text, &n_bytes);
+
+    if (!out) return BL_FAIL(BL_ENOMEM, "the differences of two configurations");
+    for (size_t i = 0; i < bl_train_n_options && st == BL_OK; i++) {
+        const bl_option *option = &bl_train_options[i];
+        char *old_text = NULL, *new_text = NULL;
+        if (option->effect != effect) continue;
+        st = bl_option_format(option, before, &old_text);
+        if (st == BL_OK) st = bl_option_format(option, now, &new_text);
+        if (st == BL_OK && strcmp(old_text, new_text) != 0) {
+            fprintf(out, "%s: %s -> %s\n", option->key, old_text, new_text);
+        }
+        free(old_text);
+        free(new_text);
+    }
+    if (fclose(out) && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two configurations");
+    if (st == BL_OK) return BL_OK;
+    free(*text);
+    *text = NULL;
+    return st;
+}
+
+void bl_train_config_print_help(bl_config_command command, FILE *out)
+{
+    static const bl_train_config none;
+    const bl_options options = bind(command, &none);
+    bl_options_print_help(&options, out);
+}
+
+void bl_train_config_print_markdown(FILE *out)
+{
+    static const bl_train_config none;
+    const bl_options options = bind(BL_CONFIG_TRAIN | BL_CONFIG_EVAL, &none);
+    bl_options_print_markdown(&options, out);
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.h -- what a training run is told: one struct, filled from a YAML file and a command line
+ * (options/options.h).
+ *
+ * Fields are named as their keys; docs/options.md says what each means, and table.c holds the ranges
+ * and defaults. Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig
+ * for lora_*). */
+#ifndef BALLAST_CONFIG_CONFIG_H
+#define BALLAST_CONFIG_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "options/options.h"
+#include "base/status.h"
+#include "model/weights.h" /* bl_base_format */
+#include "data/dataset.h" /* bl_data_format, bl_overlong, bl_packing */
+
+/* The commands that share the table; bits. A file may hold the keys of both. */
+typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;
+
+typedef enum bl_lr_scheduler_type {
+    BL_LR_LINEAR,
+    BL_LR_COSINE,
+    BL_LR_CONSTANT,
+    BL_LR_CONSTANT_WITH_WARMUP
+} bl_lr_scheduler_type;
+typedef enum bl_eval_strategy { BL_EVAL_NO, BL_EVAL_STEPS, BL_EVAL_EPOCH } bl_eval_strategy;
+typedef enum bl_config_device {
+    BL_CONFIG_DEVICE_AUTO,
+    BL_CONFIG_DEVICE_CPU,
+    BL_CONFIG_DEVICE_CUDA
+} bl_config_device;
+typedef enum bl_compute_dtype {
+    BL_COMPUTE_AUTO,
+    BL_COMPUTE_FP32,
+    BL_COMPUTE_BF16,
+    BL_COMPUTE_FP8
+} bl_compute_dtype;
+typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
+typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
+typedef enum bl_activation_checkpointing {
+    BL_CHECKPOINT_NONE,
+    BL_CHECKPOINT_SELECTIVE,
+    BL_CHECKPOINT_FULL,
+    BL_CHECKPOINT_AUTO
+} bl_activation_checkpointing;
+typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dtype;
+
+enum { BL_TRAIN_CONFIG_MAX_KEYS = 96 };
+
+typedef struct bl_train_config {
+    /* model and output */
+    char *model_name_or_path;
+    char *init_adapter; /* NULL: a fresh adapter */
+    char *output_dir;
+    bool overwrite_output_dir;
+    char *
+        resume_from_checkpoint; /* "false", "true" (the newest valid one) or a path: bl_train_config_resume */
+    bool allow_resume_mismatch;
+    bl_adapter_dtype adapter_dtype;
+
+    /* data */
+    char *train_file;
+    char *validation_file;              /* NULL: none */
+    double validation_split_percentage; /* 0: none */
+    bl_data_format data_format;
+    bl_packing packing;
+    int64_t max_seq_length; /* tokens */
+    bl_overlong overlong;
+    bool shuffle, train_on_inputs, skip_bad;
+    char *chat_template, *template_date; /* NULL: the model's own */
+
+    /* LoRA */
+    int64_t lora_r;
+    double lora_alpha, lora_dropout;
+    bl_string_list lora_target_modules; /* projection names, or "all-linear" alone */
+    bool use_rslora;
+
+    /* optimisation */
+    double learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon;
+    double max_grad_norm; /* 0: off */
+    bl_lr_scheduler_type lr_scheduler_type;
+    double warmup_ratio;
+    int64_t warmup_steps;
+    double num_train_epochs;
+    int64_t max_steps;                                               /* > 0 replaces num_train_epochs */
+    int64_t per_device_train_batch_size, per_device_eval_batch_size; /* sequences a rank in one micro-batch */
+    int64_t gradient_accumulation_steps;
+    int64_t seed;
+
+    /* reports and checkpoints */
+    int64_t logging_steps, save_steps,
+        save_total_limit; /* save_steps 0: only at the end; save_total_limit 0: keep all */
+    bl_eval_strategy eval_strategy;
+    int64_t eval_steps;
+    bool eval_stored_base;
+    char *trace;          /* NULL: no */
+    char *dump_gradients; /* NULL: no */
+
+    /* execution; device, compute_dtype, ranks, threads and shard_size are resolved by bl_train_config_load */
+    bl_config_device device;
+    bl_compute_dtype compute_dtype;
+    bl_base_format base_format;
+    int64_t ranks, threads /* a rank */, shard_size;
+    double offload_ratio; /* BL_OPTION_AUTO or 0..1 */
+    bl_offload_tier offload_tier;
+    char *offload_dir;
+    bl_verify_base verify_base;
+    int64_t ring_depth;
+    bl_io_engine io_engine;
+    bl_activation_checkpointing activation_checkpointing;
+    bool activation_offload;
+    int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
+    double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
+
+    char *config_file; /* no key: the YAML file it was read from; NULL */
+    const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
+
+    uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */
+} bl_train_config;
+
+/* Reads, resolves and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
+ * at most one other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a
+ * failure. BL_EUSAGE names the file, line and key. */
+bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc, char *const *argv,
+                               bl_train_config **out);
+void bl_train_config_free(bl_train_config *config); /* NULL is fine */
+
+/* Ranges that depend on several keys. bl_train_config_load calls it; call it again after changing fields. */
+bl_status bl_train_config_validate(bl_config_command command, const bl_train_config *config);
+
+/* Whether the user set the key (in the file or on the line), be it to the default. */
+bool bl_train_config_given(const bl_train_config *config, const char *key);
+
+/* Whether lora_target_modules is a regular expression, not names. */
+bool bl_train_config_targets_by_pattern(const bl_train_config *config);
+
+typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
+bl_resume bl_train_config_resume(const bl_train_config *config); /* PATH: config->resume_from_checkpoint */
+
+/* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
+bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);
+
+/* A number (FNV-1a, 64 bits) over the keys of one effect and their values; equal configurations have equal
+ * numbers. */
+bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect, uint64_t *hash);
+
+/* "lora_r: 8 -> 16" a line for each key of that effect in which `now` differs from `before`; "" when none
+ * does. The caller frees *text. */
+bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now,
+                               bl_option_effect effect, char **text);
+
+/* The options of one command for --help, and all of them for docs/options.md. */
+void bl_train_config_print_help(bl_config_command command, FILE *out);
+void bl_train_config_print_markdown(FILE *out);
+
+#endif

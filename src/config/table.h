@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* table.h -- the two constant tables behind config/config.h. */
+#ifndef BALLAST_CONFIG_TABLE_H
+#define BALLAST_CONFIG_TABLE_H
+
+#include <stddef.h>
+
+#include "options/options.h"
+
+extern const bl_option bl_train_options[];
+extern const size_t bl_train_n_options;
+
+extern const bl_option_alias bl_train_aliases[];
+extern const size_t bl_train_n_aliases;
+
+#endif

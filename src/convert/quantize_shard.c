@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* quantize_shard.c -- one file of a model. Codes are written as they are made, piece by piece; a projection's
+ * scales, which come first in the file, when its last piece is done. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "llama/projection.h"
+#include "convert/internal.h"
+#include "model/rows.h"
+
+enum { PIECE_BYTES = 16 << 20, COPY_BYTES = 4 << 20 };
+
+static bool is_projection(const char *name)
+{
+    int prefix = 0;
+
+    if (sscanf(name, "model.layers.%*d.%n", &prefix) != 0 || prefix == 0) return false;
+    for (int p = 0; p < BL_PROJECTIONS; p++) {
+        const char *module = bl_projection_get((bl_projection)p)->module;
+        size_t length = strlen(module);
+        if (strncmp(name + prefix, module, length) == 0 && strcmp(name + prefix + length, ".weight") == 0)
+            return true;
+    }
+    return false;
+}
+
+/* ---- the plan ---- */
+
+static bl_status plan_scales(const bl_tensor *codes, bl_format format, bl_shard_plan *plan)
+{
+    int64_t rows = codes->shape[0], cols = codes->shape[1];
+    char **name = &plan->scale_names[plan->n_specs];
+    bl_tensor_spec spec = {.dtype = BL_F32, .n_dims = 2, .shape = {rows, 1}};
+
+    if (format == BL_FORMAT_FP8_BLOCK) {
+        spec.shape[0] = bl_ceil_div(rows, BL_FP8_BLOCK);
+        spec.shape[1] = bl_ceil_div(cols, BL_FP8_BLOCK);
+    }
+    BL_TRY(bl_text_format(name, "%s_scale", codes->name));
+    spec.name = *name;
+    plan->n_bytes += spec.shape[0] * spec.shape[1] * (int64_t)sizeof(float);
+    plan->specs[plan->n_specs++] = spec;
+    return BL_OK;
+}
+
+bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_shard_plan *out)
+{
+    size_t n_tensors = bl_safetensors_count(source);
+    bl_status st = BL_OK;
+
+    *out = (bl_shard_plan){.source = source};
+    out->specs = calloc(2 * n_tensors + 1, sizeof *out->specs);
+    out->scale_names = calloc(2 * n_tensors + 1, sizeof *out->scale_names);
+    if (!out->specs || !out->scale_names) st = BL_FAIL(BL_ENOMEM, "a plan of %zu tensors", n_tensors);
+    for (size_t i = 0; st == BL_OK && i < n_tensors; i++) {
+        const bl_tensor *tensor = bl_safetensors_at(source, i);
+        bl_tensor_spec *spec = &out->specs[out->n_specs++];
+        *spec = (bl_tensor_spec){.name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
+        memcpy(spec->shape, tensor->shape, sizeof spec->shape);
+        out->n_bytes += tensor->n_bytes;
+        if (!is_projection(tensor->name)) continue;
+        spec->dtype = BL_F8_E4M3;
+        out->n_bytes -= tensor->n_bytes - tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype);
+        st = plan_scales(tensor, format, out);
+    }
+    if (st != BL_OK) bl_shard_plan_free(out);
+    return st;
+}
+
+void bl_shard_plan_free(bl_shard_plan *plan)
+{
+    for (size_t i = 0; plan->scale_names && i < plan->n_specs + 1; i++) free(plan->scale_names[i]);
+    free(plan->scale_names);
+    free(plan->specs);
+    *plan = (bl_shard_plan){0};
+}
+
+/* ---- projections ---- */
+
+/* The jobs of a shard, and where each one's result goes. */
+typedef struct shard_jobs {
+    bl_row_job *jobs;
+    size_t *spec; /* [n_jobs] of the codes; the scales are the next */
+    size_t n_jobs;
+    float *scales;  /* of all projections, one after the other */
+    uint8_t *codes; /* of one job */
+} shard_jobs;
+
+static int64_t piece_rows(int64_t cols)
+{
+    int64_t rows = PIECE_BYTES / bl_max_i64(cols, 1);
+    return bl_max_i64(rows - rows % BL_FP8_BLOCK, BL_FP8_BLOCK);
+}
+
+static void free_jobs(shard_jobs *list)
+{
+    free(list->jobs);
+    free(list->spec);
+    free(list->scales);
+    free(list->codes);
+}
+
+static bl_status allocate_jobs(const bl_shard_plan *plan, shard_jobs *out)
+{
+    size_t n_jobs = 0;
+    int64_t n_scales = 0, n_codes = 0;
+
+    for (size_t i = 0; i < plan->n_specs; i++) {
+        const bl_tensor_spec *spec = &plan->specs[i];
+        if (plan->scale_names[i]) n_scales += spec->shape[0] * spec->shape[1];
+        if (spec->dtype != BL_F8_E4M3) continue;
+        int64_t rows = bl_min_i64(piece_rows(spec->shape[1]), spec->shape[0]);
+        n_jobs += (size_t)bl_ceil_div(spec->shape[0], rows);
+        n_codes = bl_max_i64(n_codes, rows * spec->shape[1]);
+    }
+    out->jobs = calloc(n_jobs + 1, sizeof *out->jobs);
+    out->spec = calloc(n_jobs + 1, sizeof *out->spec);
+    out->scales = calloc((size_t)n_scales + 1, sizeof *out->scales);
+    out->codes = malloc((size_t)n_codes + 1);
+    return out->jobs && out->spec && out->scales && out->codes
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "a list of %zu pieces", n_jobs);
+}
+
+static bl_status list_jobs(const bl_shard_plan *plan, const bl_hf_model *model, bl_format format,
+                           shard_jobs *out)
+{
+    BL_TRY(allocate_jobs(plan, out));
+    float *scales = out->scales;
+    for (size_t i = 0; i < plan->n_specs; i++) {
+        const bl_tensor_spec *spec = &plan->specs[i];
+        if (spec->dtype != BL_F8_E4M3) continue;
+        bl_row_job job = {.format = format, .codes = out->codes, .scales = scales};
+        BL_TRY(bl_hf_get_weight(model, spec->name, &job.weight));
+        for (job.begin = 0; job.begin < job.weight.rows; job.begin = job.end) {
+            job.end = bl_min_i64(job.begin + piece_rows(job.weight.cols), job.weight.rows);
+            out->spec[out->n_jobs] = i;
+            out->jobs[out->n_jobs++] = job;
+        }
+        scales += spec[1].shape[0] * spec[1].shape[1];
+    }
+    return BL_OK;
+}
+
+static bl_status write_job(const shard_jobs *list, size_t j, const bl_shard_plan *plan,
+                           bl_safetensors_writer *writer)
+{
+    const bl_row_job *job = &list->jobs[j];
+    size_t spec = list->spec[j];
+    const int64_t *grid = plan->specs[spec + 1].shape;
+    int64_t cols = job->weight.cols;
+
+    BL_TRY(bl_safetensors_writer_put(writer, spec, job->begin * cols, job->codes,
+                                     (size_t)((job->end - job->begin) * cols)));
+    if (job->end < job->weight.rows) return BL_OK;
+    return bl_safetensors_writer_put(writer, spec + 1, 0, job->scales,
+                                     (size_t)(grid[0] * grid[1]) * sizeof(float));
+}
+
+static bl_status write_projections(const bl_quantize_options *options, const bl_hf_model *model,
+                                   bl_io_files *files, const bl_shard_plan *plan,
+                                   bl_safetensors_writer *writer)
+{
+    shard_jobs list = {0};
+    bl_row_loader *loader = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, list_jobs(plan, model, options->format, &list));
+    if (list.n_jobs == 0) goto done;
+    BL_TRY_GOTO(st, done,
+                bl_row_loader_create(model, files, options->io_engine, 1, options->pool, list.jobs,
+                                     list.n_jobs, true, &loader));
+    for (size_t j = 0; j < list.n_jobs; j++) {
+        BL_TRY_GOTO(st, done, bl_row_loader_next(loader, NULL));
+        BL_TRY_GOTO(st, done, write_job(&list, j, plan, writer));
+    }
+done:
+    bl_row_loader_destroy(loader);
+    free_jobs(&list);
+    return st;
+}
+
+/* ---- everything else ---- */
+
+static bl_status copy_tensor(const bl_tensor *tensor, size_t spec, bl_safetensors_writer *writer)
+{
+    bl_status st = BL_OK;
+    void *piece = malloc(COPY_BYTES);
+
+    if (!piece) return BL_FAIL(BL_ENOMEM, "copying %s", tensor->name);
+    for (int64_t at = 0; st == BL_OK && at < tensor->n_bytes; at += COPY_BYTES) {
+        size_t n = (size_t)bl_min_i64(COPY_BYTES, tensor->n_bytes - at);
+        st = bl_tensor_read(tensor, at, n, piece);
+        if (st == BL_OK) st = bl_safetensors_writer_put(writer, spec, at, piece, n);
+    }
+    free(piece);
+    return st;
+}
+
+bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model, bl_io_files *files,
+                            const bl_shard_plan *plan, const char *path)
+{
+    static const char *const metadata[] = {"format", "pt"};
+    bl_safetensors_writer *writer = NULL;
+    bl_status st;
+
+    BL_TRY(bl_safetensors_create(path, plan->specs, plan->n_specs, metadata, 1, &writer));
+    BL_TRY_GOTO(st, done, write_projections(options, model, files, plan, writer));
+    for (size_t i = 0; i < plan->n_specs; i++)
+        if (plan->specs[i].dtype != BL_F8_E4M3 && !plan->scale_names[i])
+            BL_TRY_GOTO(st, done,
+                        copy_tensor(bl_safetensors_find(plan->source, plan->specs[i].name), i, writer));
+    st = bl_safetensors_writer_commit(writer);
+    writer = NULL;
+done:
+    bl_safetensors_writer_abort(writer);
+    return st;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c); dataset.c
+ * joins them. */
+#ifndef BALLAST_DATA_INTERNAL_H
+#define BALLAST_DATA_INTERNAL_H
+
+#include <xxhash.h>
+
+#include "base/json.h"
+#include "chat/template.h"
+#include "data/dataset.h"
+
+enum {
+    BL_MAX_ROW_BYTES = 1 << 28,
+    /* the tokenizer's limit */ BL_PLACE_BYTES = 512 /* "path:line" of errors */
+};
+
+/* ---- rows.c ---- */
+
+typedef struct bl_row {
+    const char *text; /* borrowed from the reader until its next call */
+    size_t n_bytes;
+    int64_t offset_bytes;
+    int64_t line, column; /* of the first byte, from 1; column in characters */
+} bl_row;
+
+/* Reads rows in file order through one buffer that grows to the longest row. */
+typedef struct bl_row_reader {
+    const char *path;
+    int fd;
+    char *buffer;
+    size_t n, capacity, at; /* bytes held, room for them, the next to look at */
+    int64_t base_bytes;     /* offset of buffer[0] in the file */
+    int64_t line, column;   /* of buffer[at] */
+    bool at_end, is_array, array_ended;
+    XXH3_state_t *hash; /* of all bytes read */
+} bl_row_reader;
+
+bl_status bl_row_reader_open(const char *path, bl_row_reader *reader);
+bl_status bl_row_reader_next(bl_row_reader *reader, bl_row *row); /* row->text NULL: the end */
+void bl_row_reader_close(bl_row_reader *reader);                  /* also after a failed open */
+
+/* XXH3-64 of the row's bytes. */
+uint64_t bl_row_hash(const bl_row *row);
+
+/* The line that a byte of the file is in; reads all before it. */
+bl_status bl_row_find_line(const char *path, int fd, int64_t offset_bytes, int64_t *line);
+
+/* ---- sample.c ---- */
+
+typedef struct bl_sample_rules {
+    bl_dataset_options options; /* format and vocab_size resolved; path not used */
+    const bl_tokenizer *tokenizer;
+    bl_chat_template *chat; /* messages and sharegpt; owned by the data set */
+} bl_sample_rules;
+
+typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
+
+/* The parsed row. Errors: "path:line:column: reason". */
+bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out);
+bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out);
+
+/* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy skip; *out
+ * is empty then. */
+bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
+                          bl_row_verdict *verdict, int64_t *n_lost);
+int64_t bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
+
+/* ---- keys.c ---- */
+
+/* Refuses a row with a key that changes what is said or learned and that its format does not understand:
+ * BL_EINPUT "place: key K: reason". Null and empty values are fine. */
+bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row);
+/* The same of a message; has_loss: whether it will carry loss. */
+bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
+                                bool has_loss);
+
+/* ---- chat.c ---- */
+
+/* Appends the ids and labels of a row of messages or sharegpt; `place` goes before errors. */
+bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row, bl_ids *ids,
+                             bl_ids *labels);
+
+/* ---- scan.c ---- */
+
+/* A usable row. 24 bytes: 10 million rows are 240 MB. */
+typedef struct bl_row_entry {
+    int64_t offset_bytes;
+    uint64_t hash; /* bl_row_hash of its bytes when they were scanned */
+    uint32_t n_bytes;
+    int32_t n_tokens;
+} bl_row_entry;
+
+typedef struct bl_pack bl_pack;
+
+struct bl_dataset {
+    int n_references; /* the caller's, and those of the packed data sets made of it */
+    bl_pack *pack; /* not NULL: rows are packed of another's samples, and only `fingerprint` below is used */
+    char *path;
+    int fd; /* read with pread only: any number of threads */
+    bl_sample_rules rules;
+    bl_row_entry *entry;
+    size_t n, capacity;
+    bool has_documents; /* some sample has document_ids */
+    bl_dataset_stats stats;
+    uint64_t fingerprint;
+};
+
+/* Reads the file behind `path` once; fills in all the rest but fd. */
+bl_status bl_dataset_scan(bl_dataset *dataset);
+
+/* ---- pack.c ---- */
+
+const bl_dataset *bl_pack_samples(const bl_pack *pack);
+int64_t bl_pack_count(const bl_pack *pack);
+int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index);
+bl_status bl_pack_get(const bl_pack *pack, int64_t index, bl_sample *out);
+void bl_pack_free(bl_pack *pack); /* NULL is fine */
+
+#endif

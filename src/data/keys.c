@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keys of a row that change what is said or learned, and that its format does not understand: they are
+ * refused, since leaving them out would train something else. All other keys a row has besides its format's
+ * are ignored (ids, sources, scores). Where the keys come from: LLaMA-Factory's alpaca and sharegpt formats
+ * (system, history, tools, images, kto_tag), TRL's unpaired preferences (label), OpenAI's messages
+ * (tool_calls, weight), axolotl's (train, train_detail) and ms-swift's (loss). */
+#include <string.h>
+
+#include "base/sizes.h"
+#include "data/internal.h"
+
+enum {
+    ALPACA = 1 << BL_DATA_ALPACA,
+    PROMPT_COMPLETION = 1 << BL_DATA_PROMPT_COMPLETION,
+    CHAT = 1 << BL_DATA_MESSAGES | 1 << BL_DATA_SHAREGPT,
+    SINGLE = ALPACA | PROMPT_COMPLETION /* one question, one answer */
+};
+
+static const char no_place[] = "has no place in such a row; use data_format messages, or take it out";
+static const char no_tools[] = "tool calls are not supported";
+static const char no_media[] = "only text is trained";
+static const char no_reasoning[] = "reasoning beside the content is not supported";
+static const char no_bad_answers[] = "an answer marked as bad would be learned; take the row out";
+
+typedef struct refused_key {
+    const char *key, *reason;
+    unsigned formats;
+    bool if_false; /* only the value false says something */
+} refused_key;
+
+static const refused_key row_keys[] = {
+    {"system", no_place, SINGLE, false},
+    {"system_prompt", no_place, SINGLE, false},
+    {"history", no_place, SINGLE, false},
+    {"tools", no_tools, SINGLE | CHAT, false},
+    {"functions", no_tools, SINGLE | CHAT, false},
+    {"image", no_media, ALPACA | CHAT, false},
+    {"images", no_media, ALPACA | CHAT, false},
+    {"videos", no_media, ALPACA | CHAT, false},
+    {"audios", no_media, ALPACA | CHAT, false},
+    {"kto_tag", no_bad_answers, SINGLE | CHAT, true},
+    {"label", no_bad_answers, PROMPT_COMPLETION, true},
+};
+
+static const refused_key message_keys[] = {
+    {"tool_calls", no_tools, CHAT, false},
+    {"tool_call_id", no_tools, CHAT, false},
+    {"function_call", no_tools, CHAT, false},
+    {"weight", "weights of messages are not supported", CHAT, false},
+    {"train_detail", "weights of parts of messages are not supported", CHAT, false},
+    {"reasoning_content", no_reasoning, CHAT, false},
+    {"thinking", no_reasoning, CHAT, false},
+    {"images", no_media, CHAT, false},
+};
+
+/* Whether a message is learned; a value that says what happens anyway is fine. */
+static const char *const loss_keys[] = {"train", "training", "trainable", "loss"};
+
+/* Absent, null and empty values say nothing; nor does a list of tools that is written as text and empty. */
+static bool is_silent(const json_t *value)
+{
+    const char *text = json_string_value(value);
+
+    return !value || json_is_null(value) || (json_is_array(value) && !json_array_size(value)) ||
+           (json_is_object(value) && !json_object_size(value)) || (text && (!*text || !strcmp(text, "[]")));
+}
+
+static bl_status refuse(const char *place, const json_t *object, const refused_key *keys, size_t n_keys,
+                        bl_data_format format)
+{
+    for (size_t k = 0; k < n_keys; k++) {
+        const json_t *value = json_object_get(object, keys[k].key);
+        if (!(keys[k].formats >> format & 1)) continue;
+        if (keys[k].if_false ? !json_is_false(value) : is_silent(value)) continue;
+        return BL_FAIL(BL_EINPUT, "%s: key %s: %s", place, keys[k].key, keys[k].reason);
+    }
+    return BL_OK;
+}
+
+bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row)
+{
+    return refuse(place, row, row_keys, BL_COUNT(row_keys), format);
+}
+
+bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
+                                bool has_loss)
+{
+    BL_TRY(refuse(place, message, message_keys, BL_COUNT(message_keys), format));
+    for (size_t k = 0; k < BL_COUNT(loss_keys); k++) {
+        const json_t *value = json_object_get(message, loss_keys[k]);
+        bool on = json_is_true(value) || (json_is_integer(value) && json_integer_value(value) == 1);
+        bool off = json_is_false(value) || (json_is_integer(value) && json_integer_value(value) == 0);
+        if (has_loss ? !off : !on) continue;
+        return BL_FAIL(BL_EINPUT,
+                       "%s: key %s: this message %s loss; to choose by message use data_format tokens", place,
+                       loss_keys[k], has_loss ? "has" : "has no");
+    }
+    return BL_OK;
+}

@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One row to one sample: a function a format, then what holds for all. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file_kind.h"
+#include "base/sizes.h"
+#include "data/internal.h"
+
+/* ---- parsing ---- */
+
+bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out)
+{
+    bl_status st = bl_json_parse(path, row->line, row->text, row->n_bytes, out);
+
+    if (st == BL_EINPUT && row->line == 1 && bl_file_kind_is_table(path, row->text, row->n_bytes))
+        return BL_FAIL(BL_EINPUT,
+                       "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row", path);
+    if (st == BL_OK || row->column <= 1) return st;
+    /* An element inside a line: parse it again behind as many blanks as stand before it, for the true column.
+     */
+    size_t n_before = (size_t)row->column - 1;
+    char *padded = malloc(n_before + row->n_bytes);
+    if (!padded) return st;
+    memset(padded, ' ', n_before);
+    memcpy(padded + n_before, row->text, row->n_bytes);
+    st = bl_json_parse(path, row->line, padded, n_before + row->n_bytes, out);
+    free(padded);
+    return st;
+}
+
+/* "path:line", for errors about a value. */
+static void name_place(const char *path, const bl_row *row, char place[BL_PLACE_BYTES])
+{
+    snprintf(place, BL_PLACE_BYTES, "%s:%" PRId64, path, row->line);
+}
+
+bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out)
+{
+    static const struct {
+        const char *keys[2];
+        bl_data_format format;
+    } known[] = {{{"input_ids", "input_ids"}, BL_DATA_TOKENS},
+                 {{"messages", "messages"}, BL_DATA_MESSAGES},
+                 {{"conversations", "conversations"}, BL_DATA_SHAREGPT},
+                 {{"instruction", "output"}, BL_DATA_ALPACA}, /* before text: Stanford's file has both */
+                 {{"prompt", "completion"}, BL_DATA_PROMPT_COMPLETION},
+                 {{"text", "text"}, BL_DATA_TEXT}};
+    json_t *object;
+    char place[BL_PLACE_BYTES];
+
+    BL_TRY(bl_row_parse(path, row, &object));
+    name_place(path, row, place);
+    bl_status st = bl_json_check_object(place, object);
+    for (size_t i = 0; st == BL_OK && i < BL_COUNT(known); i++) {
+        if (!json_object_get(object, known[i].keys[0]) || !json_object_get(object, known[i].keys[1]))
+            continue;
+        *out = known[i].format;
+        json_decref(object);
+        return BL_OK;
+    }
+    if (st == BL_OK)
+        st = BL_FAIL(BL_EINPUT,
+                     "%s: no known data format has these keys; give data_format, or rows with messages, "
+                     "conversations, "
+                     "input_ids, text, instruction and output, or prompt and completion",
+                     place);
+    json_decref(object);
+    return st;
+}
+
+/* ---- texts ---- */
+
+/* A sample under construction. */
+typedef struct sample_draft {
+    bl_ids ids, labels;
+} sample_draft;
+
+/* Labels the ids behind the last labelled one: with themselves, or masked. */
+static bl_status label_rest(sample_draft *draft, bool learn)
+{
+    size_t n_more = draft->ids.n - draft->labels.n;
+
+    if (n_more) BL_TRY(bl_ids_reserve(&draft->labels, n_more));
+    for (; draft->labels.n < draft->ids.n; draft->labels.n++)
+        draft->labels.id[draft->labels.n] = learn ? draft->ids.id[draft->labels.n] : BL_LABEL_MASKED;
+    return BL_OK;
+}
+
+static bl_status add_ids(sample_draft *draft, const int32_t *id, size_t n)
+{
+    for (size_t i = 0; i < n; i++) BL_TRY(bl_ids_push(&draft->ids, id[i]));
+    return BL_OK;
+}
+
+static bl_status begin_text(const bl_sample_rules *rules, sample_draft *draft)
+{
+    size_t n;
+    const int32_t *prefix = bl_tokenizer_prefix(rules->tokenizer, &n);
+    return add_ids(draft, prefix, n);
+}
+
+static bl_status add_text(const bl_sample_rules *rules, const char *text, unsigned flags, sample_draft *draft)
+{
+    return bl_tokenizer_encode(rules->tokenizer, text, strlen(text), flags, &draft->ids);
+}
+
+/* What the post-processor puts after a text, and EOS unless that was it. */
+static bl_status end_text(const bl_sample_rules *rules, sample_draft *draft)
+{
+    size_t n;
+    const int32_t *suffix = bl_tokenizer_suffix(rules->tokenizer, &n);
+    int32_t eos = rules->options.eos_id;
+
+    BL_TRY(add_ids(draft, suffix, n));
+    if (!rules->options.add_eos || (n && suffix[n - 1] == eos)) return BL_OK;
+    return bl_ids_push(&draft->ids, eos);
+}
+
+static bl_status add_prompt_completion(const bl_sample_rules *rules, const char *prompt,
+                                       const char *completion, sample_draft *draft)
+{
+    BL_TRY(begin_text(rules, draft));
+    BL_TRY(add_text(rules, prompt, 0, draft));
+    BL_TRY(label_rest(draft, rules->options.train_on_inputs));
+    BL_TRY(add_text(rules, completion, *prompt ? BL_CONTINUATION : 0u, draft));
+    BL_TRY(end_text(rules, draft));
+    return label_rest(draft, true);
+}
+
+static bl_status draft_text(const bl_sample_rules *rules, const char *place, const json_t *row,
+                            sample_draft *draft)
+{
+    const char *text = "";
+
+    BL_TRY(bl_json_get_string(place, row, "text", BL_JSON_REQUIRED, &text));
+    BL_TRY(begin_text(rules, draft));
+    BL_TRY(add_text(rules, text, 0, draft));
+    BL_TRY(end_text(rules, draft));
+    return label_rest(draft, true);
+}
+
+static bl_status draft_prompt_completion(const bl_sample_rules *rules, const char *place, const json_t *row,
+                                         sample_draft *draft)
+{
+    const char *prompt = "", *completion = "";
+
+    BL_TRY(bl_json_get_string(place, row, "prompt", BL_JSON_REQUIRED, &prompt));
+    BL_TRY(bl_json_get_string(place, row, "completion", BL_JSON_REQUIRED, &completion));
+    return add_prompt_completion(rules, prompt, completion, draft);
+}
+
+/* The prompts of tatsu-lab/stanford_alpaca train.py, PROMPT_DICT. */
+#define ALPACA_HEAD "Below is an instruction that describes a task"
+#define ALPACA_TAIL "Write a response that appropriately completes the request.\n\n### Instruction:\n"
+
+static bl_status draft_alpaca(const bl_sample_rules *rules, const char *place, const json_t *row,
+                              sample_draft *draft)
+{
+    static const char with_input[] =
+        ALPACA_HEAD ", paired with an input that provides further context. " ALPACA_TAIL
+                    "%s\n\n### Input:\n%s\n\n### Response:";
+    static const char without_input[] = ALPACA_HEAD ". " ALPACA_TAIL "%s\n\n### Response:";
+    const char *instruction = "", *input = "", *output = "";
+    char *prompt = NULL;
+
+    BL_TRY(bl_json_get_string(place, row, "instruction", BL_JSON_REQUIRED, &instruction));
+    BL_TRY(bl_json_get_string(place, row, "input", BL_JSON_OPTIONAL, &input));
+    BL_TRY(bl_json_get_string(place, row, "output", BL_JSON_REQUIRED, &output));
+    int n = *input ? asprintf(&prompt, with_input, instruction, input)
+                   : asprintf(&prompt, without_input, instruction);
+    if (n < 0) return BL_FAIL(BL_ENOMEM, "%s: prompt", place);
+    bl_status st = add_prompt_completion(rules, prompt, output, draft);
+    free(prompt);
+    return st;
+}
+
+static bl_status build_text(const bl_sample_rules *rules, const char *place, const json_t *row,
+                            bl_sample *out)
+{
+    sample_draft draft = {0};
+    bl_status st;
+
+    switch (rules->options.format) {
+    case BL_DATA_TEXT:
+        st = draft_text(rules, place, row, &draft);
+        break;
+    case BL_DATA_ALPACA:
+        st = draft_alpaca(rules, place, row, &draft);
+        break;
+    case BL_DATA_PROMPT_COMPLETION:
+        st = draft_prompt_completion(rules, place, row, &draft);
+        break;
+    case BL_DATA_MESSAGES:
+    case BL_DATA_SHAREGPT:
+        st = bl_chat_row_encode(rules, place, row, &draft.ids, &draft.labels);
+        break;
+    default:
+        st = BL_FAIL(BL_EINTERNAL, "%s: data format %d", place, (int)rules->options.format);
+    }
+    if (st != BL_OK) {
+        bl_ids_free(&draft.ids);
+        bl_ids_free(&draft.labels);
+        return st;
+    }
+    *out = (bl_sample){.n_tokens = (int64_t)draft.ids.n, .ids = draft.ids.id, .labels = draft.labels.id};
+    return BL_OK;
+}
+
+/* ---- tokens ---- */
+
+/* row[key] as *n integers of [min, max], or `also`; *n < 0 takes any length. The caller frees *out. */
+static bl_status read_integers(const char *place, const json_t *row, const char *key, int64_t min,
+                               int64_t max, int64_t also, int64_t *n, int32_t **out)
+{
+    const json_t *list = NULL, *value;
+    size_t i;
+
+    BL_TRY(bl_json_get_array(place, row, key, BL_JSON_REQUIRED, &list));
+    if (*n >= 0 && json_array_size(list) != (size_t)*n)
+        return BL_FAIL(BL_EINPUT, "%s: %s has %zu elements, input_ids %" PRId64, place, key,
+                       json_array_size(list), *n);
+    *n = (int64_t)json_array_size(list);
+    if (!(*out = malloc((size_t)*n * sizeof **out + 1)))
+        return BL_FAIL(BL_ENOMEM, "%s: %" PRId64 " tokens", place, *n);
+    json_array_foreach((json_t *)list, i, value)
+    {
+        json_int_t number = json_integer_value(value);
+        if (!json_is_integer(value) || ((number < min || number > max) && number != also))
+            return BL_FAIL(BL_EINPUT, "%s: %s[%zu]: expected an integer in [%" PRId64 ", %" PRId64 "]%s",
+                           place, key, i, min, max, also == BL_LABEL_MASKED ? " or -100" : "");
+        (*out)[i] = (int32_t)number;
+    }
+    return BL_OK;
+}
+
+static bl_status read_weights(const char *place, const json_t *row, bl_sample *sample)
+{
+    const json_t *list = NULL, *value;
+    size_t i;
+
+    BL_TRY(bl_json_get_array(place, row, "weights", BL_JSON_OPTIONAL, &list));
+    if (!list) return BL_OK;
+    if (json_array_size(list) != (size_t)sample->n_tokens)
+        return BL_FAIL(BL_EINPUT, "%s: weights has %zu elements, input_ids %" PRId64, place,
+                       json_array_size(list), sample->n_tokens);
+    if (!(sample->weights = malloc((size_t)sample->n_tokens * sizeof *sample->weights + 1)))
+        return BL_FAIL(BL_ENOMEM, "%s: weights", place);
+    json_array_foreach((json_t *)list, i, value)
+    {
+        sample->weights[i] = (float)json_number_value(value);
+        if (!json_is_number(value) || !isfinite(sample->weights[i]) || sample->weights[i] < 0)
+            return BL_FAIL(BL_EINPUT, "%s: weights[%zu]: expected a number of at least 0 that a float holds",
+                           place, i);
+    }
+    return BL_OK;
+}
+
+static bl_status read_documents(const char *place, const json_t *row, bl_sample *sample)
+{
+    const json_t *list = json_object_get(row, "document_ids");
+
+    if (!list || json_is_null(list)) return BL_OK;
+    BL_TRY(
+        read_integers(place, row, "document_ids", 0, INT32_MAX, 0, &sample->n_tokens, &sample->document_ids));
+    for (int64_t i = 1; i < sample->n_tokens; i++)
+        if (sample->document_ids[i] < sample->document_ids[i - 1])
+            return BL_FAIL(BL_EINPUT, "%s: document_ids[%" PRId64 "]: smaller than the one before", place, i);
+    return BL_OK;
+}
+
+static bl_status build_tokens(const bl_sample_rules *rules, const char *place, const json_t *row,
+                              bl_sample *out)
+{
+    int64_t max_id = rules->options.vocab_size - 1, n = -1;
+    const json_t *labels = json_object_get(row, "labels"), *value;
+    const char *key;
+
+    json_object_foreach((json_t *)row, key, value)
+    {
+        if (strcmp(key, "input_ids") && strcmp(key, "labels") && strcmp(key, "document_ids") &&
+            strcmp(key, "weights"))
+            return BL_FAIL(BL_EINPUT, "%s: key %.80s: not one of input_ids, labels, document_ids, weights",
+                           place, key);
+    }
+    BL_TRY(read_integers(place, row, "input_ids", 0, max_id, 0, &n, &out->ids));
+    out->n_tokens = n;
+    if (labels && !json_is_null(labels)) {
+        BL_TRY(read_integers(place, row, "labels", 0, max_id, BL_LABEL_MASKED, &n, &out->labels));
+    } else {
+        if (!(out->labels = malloc((size_t)n * sizeof *out->labels + 1)))
+            return BL_FAIL(BL_ENOMEM, "%s: labels", place);
+        memcpy(out->labels, out->ids, (size_t)n * sizeof *out->labels);
+    }
+    BL_TRY(read_documents(place, row, out));
+    return read_weights(place, row, out);
+}
+
+/* ---- what holds for all ---- */
+
+int64_t bl_sample_count_labels(const bl_sample *sample)
+{
+    int64_t n = 0;
+
+    for (int64_t t = 1; t < sample->n_tokens; t++)
+        n += sample->labels[t] != BL_LABEL_MASKED && (!sample->weights || sample->weights[t] != 0);
+    return n;
+}
+
+/* A tokenizer may know more tokens than the model has embeddings. */
+static bl_status check_ids(const bl_sample_rules *rules, const char *place, const bl_sample *sample)
+{
+    int32_t vocab_size = rules->options.vocab_size;
+
+    for (int64_t t = 0; vocab_size > 0 && t < sample->n_tokens; t++) {
+        if (sample->ids[t] < vocab_size) continue;
+        const char *token =
+            rules->tokenizer ? bl_tokenizer_id_to_token(rules->tokenizer, sample->ids[t]) : NULL;
+        return BL_FAIL(BL_EINPUT,
+                       "%s: token %.80s has id %" PRId32 ", the model's vocabulary ends at %" PRId32, place,
+                       token ? token : "", sample->ids[t], vocab_size - 1);
+    }
+    return BL_OK;
+}
+
+static bl_status apply_limits(const bl_sample_rules *rules, const char *place, bl_sample *sample,
+                              bl_row_verdict *verdict, int64_t *n_lost)
+{
+    int64_t limit = rules->options.max_seq_length;
+
+    if (limit > 0 && sample->n_tokens > limit) {
+        switch (rules->options.overlong) {
+        case BL_OVERLONG_ERROR:
+            return BL_FAIL(BL_EINPUT, "%s: %" PRId64 " tokens, max_seq_length is %" PRId64, place,
+                           sample->n_tokens, limit);
+        case BL_OVERLONG_SKIP:
+            *n_lost = sample->n_tokens;
+            *verdict = BL_ROW_TOO_LONG;
+            bl_sample_free(sample);
+            return BL_OK;
+        case BL_OVERLONG_TRUNCATE:
+            *n_lost = sample->n_tokens - limit;
+            sample->n_tokens = limit;
+        }
+    }
+    if (bl_sample_count_labels(sample) > 0) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "%s: nothing to learn from: no label behind the first token carries loss%s",
+                   place, *n_lost ? " within max_seq_length" : "");
+}
+
+bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
+                          bl_row_verdict *verdict, int64_t *n_lost)
+{
+    char place[BL_PLACE_BYTES];
+    json_t *object;
+
+    *out = (bl_sample){0};
+    *verdict = BL_ROW_USED;
+    *n_lost = 0;
+    BL_TRY(bl_row_parse(path, row, &object));
+    name_place(path, row, place);
+    bl_status st = bl_json_check_object(place, object);
+    if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object);
+    if (st == BL_OK) {
+        bool tokens = rules->options.format == BL_DATA_TOKENS;
+        st = tokens ? build_tokens(rules, place, object, out) : build_text(rules, place, object, out);
+    }
+    if (st == BL_OK) st = check_ids(rules, place, out);
+    if (st == BL_OK) st = apply_limits(rules, place, out, verdict, n_lost);
+    if (st != BL_OK) bl_sample_free(out);
+    json_decref(object);
+    return st;
+}
+
+void bl_sample_free(bl_sample *sample)
+{
+    free(sample->ids);
+    free(sample->labels);
+    free(sample->document_ids);
+    free(sample->weights);
+    *sample = (bl_sample){0};
+}

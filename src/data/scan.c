@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The pass over a file that opening a data set is: each row is built once, by several threads, a batch of
+ * rows at a time; what the samples are is then taken down in file order, so that nothing depends on the
+ * threads. */
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include "data/internal.h"
+
+#include "base/log.h"
+#include "base/pool.h"
+#include "base/sizes.h"
+#include "tokenizer/text.h" /* bl_bytes */
+
+enum { MAX_LISTED_BAD_ROWS = 20, BATCH_ROWS = 256, BATCH_BYTES = 1 << 20 };
+
+/* ---- options ---- */
+
+static bl_status check_numbers(const bl_dataset_options *options)
+{
+    if (options->max_seq_length < 0 || options->max_seq_length == 1)
+        return BL_FAIL(BL_EUSAGE, "max_seq_length %" PRId64 ": expected at least 2, or 0 for no limit",
+                       options->max_seq_length);
+    if (options->vocab_size < 0)
+        return BL_FAIL(BL_EUSAGE, "vocab_size %" PRId32 ": expected at least 0", options->vocab_size);
+    return BL_OK;
+}
+
+static bl_status resolve_chat(const char *path, bl_sample_rules *rules)
+{
+    const bl_dataset_options *options = &rules->options;
+
+    BL_TRY(bl_chat_template_load(options->chat_template, options->template_date, rules->tokenizer,
+                                 &rules->chat));
+    if (bl_chat_template_was_recognised(rules->chat))
+        bl_log_info("%s: chat template %s, recognised as the model's own", path,
+                    bl_chat_template_name(rules->chat));
+    return BL_OK;
+}
+
+/* Fills in what the options leave to the tokenizer, now that the format is known. */
+static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
+{
+    bl_dataset_options *options = &rules->options;
+    size_t n_eos = 0;
+
+    bool chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
+
+    if (!chat && (options->chat_template || options->template_date))
+        return BL_FAIL(
+            BL_EUSAGE,
+            "%s: chat_template and template_date are for messages and sharegpt; the data format is %s", path,
+            bl_data_format_name(options->format));
+    if (options->format == BL_DATA_TOKENS) {
+        if (options->vocab_size == 0 && rules->tokenizer)
+            options->vocab_size = bl_tokenizer_vocab_size(rules->tokenizer);
+        return options->vocab_size
+                   ? BL_OK
+                   : BL_FAIL(BL_EUSAGE, "%s: rows of tokens need a tokenizer or vocab_size", path);
+    }
+    if (!rules->tokenizer && options->no_tokenizer) return bl_error_restore(options->no_tokenizer);
+    if (!rules->tokenizer)
+        return BL_FAIL(BL_EUSAGE, "%s: data format %s needs a tokenizer", path,
+                       bl_data_format_name(options->format));
+    if (chat) return resolve_chat(path, rules);
+    if (!options->add_eos || options->eos_id >= 0) return BL_OK;
+    const int32_t *eos = bl_tokenizer_eos(rules->tokenizer, &n_eos);
+    if (!n_eos)
+        return BL_FAIL(BL_EUSAGE, "%s: the tokenizer names no EOS token to end samples with; give eos_id",
+                       path);
+    options->eos_id = eos[0];
+    return BL_OK;
+}
+
+/* ---- one row ---- */
+
+static bl_status add_entry(bl_dataset *dataset, const bl_row *row, uint64_t hash, const bl_sample *sample)
+{
+    if (dataset->n == dataset->capacity) {
+        size_t capacity = dataset->capacity + dataset->capacity / 2 + 256, n_bytes;
+        bl_row_entry *grown =
+            bl_mul_overflows(capacity, sizeof *grown, &n_bytes) ? NULL : realloc(dataset->entry, n_bytes);
+        if (!grown) return BL_FAIL(BL_ENOMEM, "%s: index of %zu rows", dataset->path, capacity);
+        dataset->entry = grown;
+        dataset->capacity = capacity;
+    }
+    dataset->entry[dataset->n++] = (bl_row_entry){.offset_bytes = row->offset_bytes,
+                                                  .hash = hash,
+                                                  .n_bytes = (uint32_t)row->n_bytes,
+                                                  .n_tokens = (int32_t)sample->n_tokens};
+    return BL_OK;
+}
+
+static void add_to_hash(XXH3_state_t *hash, const bl_sample *sample)
+{
+    size_t n_bytes = (size_t)sample->n_tokens * sizeof *sample->ids;
+    XXH3_64bits_update(hash, &sample->n_tokens, sizeof sample->n_tokens);
+    XXH3_64bits_update(hash, sample->ids, n_bytes);
+    XXH3_64bits_update(hash, sample->labels, n_bytes);
+}
+
+/* Whether the row that just failed may be left out; then it is counted and listed. */
+static bool skip_bad_row(bl_dataset *dataset, bl_status st)
+{
+    if (st != BL_EINPUT || !dataset->rules.options.skip_bad) return false;
+    if (dataset->stats.n_bad++ < MAX_LISTED_BAD_ROWS) bl_log_warning("skipped: %s", bl_error_text());
+    return true;
+}
+
+/* A row of a batch, and what was built of it. */
+typedef struct scanned_row {
+    bl_row row; /* text: set when the batch is whole */
+    size_t at;  /* of the text in the batch */
+    uint64_t hash;
+    bl_sample sample;
+    bl_row_verdict verdict;
+    int64_t n_lost;
+    bl_error error; /* status BL_OK: none */
+} scanned_row;
+
+typedef struct row_batch {
+    bl_dataset *dataset;
+    bl_pool *pool;
+    XXH3_state_t *hash; /* of all samples */
+    bl_bytes text;
+    size_t n;
+    scanned_row *row; /* [BATCH_ROWS] */
+} row_batch;
+
+static void build_row(void *arg, int64_t index, void *scratch)
+{
+    const row_batch *batch = arg;
+    scanned_row *r = &batch->row[index];
+
+    (void)scratch;
+    r->hash = bl_row_hash(&r->row);
+    bl_status st = bl_sample_build(&batch->dataset->rules, batch->dataset->path, &r->row, &r->sample,
+                                   &r->verdict, &r->n_lost);
+    r->error.status = BL_OK;
+    if (st != BL_OK) bl_error_save(&r->error, st);
+}
+
+static bl_status take_down(row_batch *batch, scanned_row *r)
+{
+    bl_dataset *dataset = batch->dataset;
+    bl_dataset_stats *stats = &dataset->stats;
+
+    if (r->error.status != BL_OK) {
+        bl_error_restore(&r->error);
+        return skip_bad_row(dataset, r->error.status) ? BL_OK : r->error.status;
+    }
+    stats->n_overlong += r->n_lost > 0;
+    stats->n_tokens_lost += r->n_lost;
+    if (r->verdict != BL_ROW_USED) return BL_OK;
+    stats->n_tokens += r->sample.n_tokens;
+    stats->n_label_tokens += bl_sample_count_labels(&r->sample);
+    dataset->has_documents |= r->sample.document_ids != NULL;
+    add_to_hash(batch->hash, &r->sample);
+    return add_entry(dataset, &r->row, r->hash, &r->sample);
+}
+
+static bl_status run_batch(row_batch *batch)
+{
+    bl_status st = BL_OK;
+
+    for (size_t i = 0; i < batch->n; i++) batch->row[i].row.text = batch->text.data + batch->row[i].at;
+    bl_pool_run(batch->pool, (int64_t)batch->n, build_row, batch);
+    for (size_t i = 0; i < batch->n; i++) {
+        if (st == BL_OK) st = take_down(batch, &batch->row[i]);
+        bl_sample_free(&batch->row[i].sample);
+    }
+    batch->n = batch->text.n = 0;
+    return st;
+}
+
+static bl_status add_to_batch(row_batch *batch, const bl_row *row)
+{
+    batch->row[batch->n++] = (scanned_row){.row = *row, .at = batch->text.n};
+    BL_TRY(bl_bytes_append(&batch->text, row->text, row->n_bytes));
+    return batch->n == BATCH_ROWS || batch->text.n >= BATCH_BYTES ? run_batch(batch) : BL_OK;
+}
+
+/* ---- the file ---- */
+
+/* The format must be known before the first row is built; a bad first row is then the format's problem only
+ * if it cannot be read at all and may not be skipped. */
+static bl_status settle_format(bl_dataset *dataset, const bl_row *row, bool *settled)
+{
+    bl_dataset_options *options = &dataset->rules.options;
+
+    if (options->format == BL_DATA_AUTO) {
+        bl_status st = bl_row_detect_format(dataset->path, row, &options->format);
+        if (st != BL_OK) return skip_bad_row(dataset, st) ? BL_OK : st;
+    }
+    *settled = true;
+    return resolve_rules(dataset->path, &dataset->rules);
+}
+
+static void report(const bl_dataset *dataset)
+{
+    const bl_dataset_stats *stats = &dataset->stats;
+
+    if (stats->n_bad)
+        bl_log_warning("%s: %" PRId64 " of %" PRId64 " rows skipped as bad", dataset->path, stats->n_bad,
+                       stats->n_rows);
+    if (stats->n_overlong)
+        bl_log_warning("%s: %" PRId64 " of %" PRId64 " samples are longer than max_seq_length %" PRId64
+                       " and were %s: %" PRId64 " tokens lost",
+                       dataset->path, stats->n_overlong, stats->n_rows, dataset->rules.options.max_seq_length,
+                       dataset->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
+                       stats->n_tokens_lost);
+}
+
+static void set_fingerprint(bl_dataset *dataset, uint64_t file_hash, uint64_t sample_hash)
+{
+    const bl_dataset_options *o = &dataset->rules.options;
+    char text[320];
+    int n = snprintf(text, sizeof text,
+                     "file %016" PRIx64 " samples %016" PRIx64 " count %zu format %s max_seq_length %" PRId64
+                     " overlong %d train_on_inputs %d skip_bad %d add_eos %d eos %" PRId32 " vocab %" PRId32,
+                     file_hash, sample_hash, dataset->n, bl_data_format_name(o->format), o->max_seq_length,
+                     (int)o->overlong, o->train_on_inputs, o->skip_bad, o->add_eos, o->eos_id, o->vocab_size);
+    if (dataset->rules.chat)
+        n += snprintf(text + n, sizeof text - (size_t)n, " chat %016" PRIx64,
+                      bl_chat_template_hash(dataset->rules.chat));
+    dataset->fingerprint = XXH3_64bits(text, (size_t)n);
+}
+
+static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
+{
+    bl_dataset *dataset = batch->dataset;
+    bool settled = false;
+    bl_row row;
+    bl_error error;
+
+    for (;;) {
+        bl_status st = bl_row_reader_next(reader, &row);
+        if (st == BL_OK && row.text) {
+            dataset->stats.n_rows++;
+            if (!settled) BL_TRY(settle_format(dataset, &row, &settled));
+            if (settled) BL_TRY(add_to_batch(batch, &row));
+            continue;
+        }
+        bl_error_save(&error, st); /* what is wrong with an earlier row comes first */
+        BL_TRY(run_batch(batch));
+        return st == BL_OK ? BL_OK : bl_error_restore(&error);
+    }
+}
+
+static int usable_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+bl_status bl_dataset_scan(bl_dataset *dataset)
+{
+    int n_threads = dataset->rules.options.n_threads;
+    row_batch batch = {
+        .dataset = dataset, .hash = XXH3_createState(), .row = calloc(BATCH_ROWS, sizeof *batch.row)};
+    bl_row_reader reader = {.fd = -1};
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, check_numbers(&dataset->rules.options));
+    if (!batch.hash || !batch.row) {
+        st = BL_FAIL(BL_ENOMEM, "reading %s", dataset->path);
+        goto done;
+    }
+    XXH3_64bits_reset(batch.hash);
+    BL_TRY_GOTO(st, done, bl_row_reader_open(dataset->path, &reader));
+    BL_TRY_GOTO(st, done, bl_pool_create(n_threads > 0 ? n_threads : usable_cores(), &batch.pool));
+    BL_TRY_GOTO(st, done, scan_rows(&reader, &batch));
+    report(dataset);
+    if (dataset->n == 0)
+        st = BL_FAIL(BL_EINPUT, "%s: no usable rows (%" PRId64 " rows, %" PRId64 " of them bad)",
+                     dataset->path, dataset->stats.n_rows, dataset->stats.n_bad);
+    else
+        set_fingerprint(dataset, XXH3_64bits_digest(reader.hash), XXH3_64bits_digest(batch.hash));
+done:
+    for (size_t i = 0; batch.row && i < batch.n; i++) bl_sample_free(&batch.row[i].sample);
+    bl_pool_destroy(batch.pool);
+    bl_row_reader_close(&reader);
+    bl_bytes_free(&batch.text);
+    XXH3_freeState(batch.hash);
+    free(batch.row);
+    return st;
+}

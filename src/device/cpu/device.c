@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory comes from mmap: zero pages cost nothing until they are touched, so buffers sized for the largest
+ * step are cheap. Under AddressSanitizer it comes from the heap instead, whose red zones catch a write past
+ * the end. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "base/memory.h"
+#include "base/sizes.h"
+#include "device/cpu/stream.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define USE_HEAP 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define USE_HEAP 1
+#endif
+#endif
+
+enum { HUGE_PAGE_BYTES = 2 << 20 };
+
+typedef struct cpu_device {
+    bl_device base;
+    bl_pool *pool;
+} cpu_device;
+
+static bl_pool *cpu_pool(bl_device *device)
+{
+    return ((cpu_device *)device)->pool;
+}
+
+static void cpu_destroy(bl_device *device)
+{
+    cpu_device *self = (cpu_device *)device;
+    bl_pool_destroy(self->pool);
+    bl_device_base_close(&self->base);
+    free(self);
+}
+
+#ifdef USE_HEAP
+
+static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
+{
+    (void)device, (void)space;
+    void *memory = NULL;
+    if (posix_memalign(&memory, BL_DEVICE_ALIGNMENT_BYTES, size_bytes) != 0) return NULL;
+    return memset(memory, 0, size_bytes);
+}
+
+static void cpu_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+{
+    (void)device, (void)space, (void)size_bytes;
+    free(memory);
+}
+
+#else
+
+static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
+{
+    (void)device, (void)space;
+    void *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    if (size_bytes >= HUGE_PAGE_BYTES) madvise(memory, size_bytes, MADV_HUGEPAGE); /* a hint: may fail */
+    return memory;
+}
+
+static void cpu_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+{
+    (void)device, (void)space;
+    munmap(memory, size_bytes);
+}
+
+#endif
+
+static bl_status cpu_pin(bl_device *device, void *memory, size_t size_bytes)
+{
+    struct rlimit limit;
+
+    (void)device;
+    if (mlock(memory, size_bytes) == 0) return BL_OK;
+    int error = errno;
+    munlock(memory, size_bytes);
+    if ((error == ENOMEM || error == EPERM) && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        return BL_FAIL(BL_ELIMIT, "cannot lock %zu bytes in memory: RLIMIT_MEMLOCK allows %llu (ulimit -l %zu, in KiB, would do)",
+                       size_bytes, (unsigned long long)limit.rlim_cur,
+                       (size_t)bl_ceil_div((int64_t)size_bytes + bl_memory_locked_bytes(), 1024));
+    errno = error;
+    return bl_fail_errno(BL_ELIMIT, "cannot lock %zu bytes in memory", size_bytes);
+}
+
+static void cpu_unpin(bl_device *device, void *memory, size_t size_bytes)
+{
+    (void)device;
+    munlock(memory, size_bytes);
+}
+
+static const bl_device_backend cpu_backend = {
+    .kind = BL_DEVICE_CPU,
+    .destroy = cpu_destroy,
+    .pool = cpu_pool,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .pin = cpu_pin,
+    .unpin = cpu_unpin,
+    .stream_create = bl_cpu_stream_create,
+    .stream_destroy = bl_cpu_stream_destroy,
+    .stream_call = bl_cpu_stream_call,
+    .stream_copy = bl_cpu_stream_copy,
+    .stream_zero = bl_cpu_stream_zero,
+    .stream_wait = bl_cpu_stream_wait,
+    .stream_synchronize = bl_cpu_stream_synchronize,
+    .stream_status = bl_cpu_stream_status,
+    .event_create = bl_cpu_event_create,
+    .event_destroy = bl_cpu_event_destroy,
+    .event_record = bl_cpu_event_record,
+    .event_synchronize = bl_cpu_event_synchronize,
+    .stamp_create = bl_cpu_stamp_create,
+    .stamp_destroy = bl_cpu_stamp_destroy,
+    .stamp_record = bl_cpu_stamp_record,
+    .stamp_seconds = bl_cpu_stamp_seconds,
+    .stamp_elapsed_s = bl_cpu_stamp_elapsed_s,
+};
+
+bl_status bl_device_create_cpu(int n_threads, bl_device **out)
+{
+    *out = NULL;
+    cpu_device *self = calloc(1, sizeof *self);
+    if (!self) return BL_FAIL(BL_ENOMEM, "a CPU device");
+    bl_status st = bl_pool_create(n_threads, &self->pool);
+    if (st != BL_OK) {
+        free(self);
+        return st;
+    }
+    bl_device_base_init(&self->base, &cpu_backend);
+    *out = &self->base;
+    return BL_OK;
+}

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU as a device: choosing it, and memory. Streams and events are in stream.c.
+ *
+ * Device memory is cudaMalloc's, of exactly the size asked for. Host memory is mmap's, registered with the
+ * driver in pieces that end at multiples of CUDA_PIECE_BYTES: a single registration of hundreds of GB is one
+ * long call that cannot be told from a hang, and a piece is what one copy may touch. Whoever calls from
+ * another thread than the device's creator is fine: each entry makes the device current, which costs a
+ * thread-local store when it already is.
+ *
+ * A pinned range is the driver's: RLIMIT_MEMLOCK does not apply to it. */
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/sizes.h"
+#include "device/cuda/device.h"
+
+enum { CAPABILITY_MIN = 80, HUGE_PAGE_BYTES = 2 << 20 };
+
+bl_status bl_cuda_fail(const char *what, int cuda_error)
+{
+    cudaError_t error = (cudaError_t)cuda_error;
+    bl_status st = BL_EINTERNAL;
+
+    (void)cudaGetLastError(); /* handled here: the next launch's check must not see it */
+    if (error == cudaErrorMemoryAllocation) st = BL_ENOMEM;
+    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+        error == cudaErrorInvalidDevice || error == cudaErrorDevicesUnavailable ||
+        error == cudaErrorInitializationError || error == cudaErrorSystemDriverMismatch)
+        st = BL_ELIMIT;
+    return BL_FAIL(st, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+bl_status bl_cuda_launched(const char *what)
+{
+    cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? BL_OK : bl_cuda_fail(what, (int)error);
+}
+
+bl_status cuda_check(int cuda_error, const char *call)
+{
+    return cuda_error == (int)cudaSuccess ? BL_OK : bl_cuda_fail(call, cuda_error);
+}
+
+bl_status cuda_enter(const bl_device *device)
+{
+    return cuda_check((int)cudaSetDevice(((const cuda_device *)device)->properties.index), "cudaSetDevice");
+}
+
+const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device)
+{
+    return &((const cuda_device *)device)->properties;
+}
+
+bl_status bl_cuda_device_extension(bl_device *device, bl_cuda_extension_create create,
+                                   bl_cuda_extension_destroy destroy, void **out)
+{
+    cuda_device *self = (cuda_device *)device;
+    bl_status st = BL_OK;
+
+    pthread_mutex_lock(&self->lock);
+    if (!self->extension) {
+        st = create(device, &self->extension);
+        self->destroy_extension = destroy;
+    }
+    *out = self->extension;
+    pthread_mutex_unlock(&self->lock);
+    return st;
+}
+
+/* ---- memory ---- */
+
+/* The bytes from `memory` to the end of its piece, at most size_bytes. */
+static size_t piece_bytes(const void *memory, size_t size_bytes)
+{
+    size_t rest = CUDA_PIECE_BYTES - (size_t)((uintptr_t)memory % CUDA_PIECE_BYTES);
+    return rest < size_bytes ? rest : size_bytes;
+}
+
+static void unregister(char *memory, size_t size_bytes)
+{
+    for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
+        bytes = piece_bytes(memory + done, size_bytes - done);
+        if (cudaHostUnregister(memory + done) != cudaSuccess)
+            (void)cudaGetLastError(); /* the process goes on without */
+    }
+}
+
+static bl_status register_pieces(char *memory, size_t size_bytes)
+{
+    for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
+        bytes = piece_bytes(memory + done, size_bytes - done);
+        cudaError_t error = cudaHostRegister(memory + done, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+        if (error == cudaSuccess) continue;
+        unregister(memory, done);
+        return bl_cuda_fail("cudaHostRegister", (int)error);
+    }
+    return BL_OK;
+}
+
+static void *alloc_host(size_t size_bytes)
+{
+    void *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    if (size_bytes >= HUGE_PAGE_BYTES) madvise(memory, size_bytes, MADV_HUGEPAGE); /* a hint: may fail */
+    if (register_pieces(memory, size_bytes) == BL_OK) return memory;
+    munmap(memory, size_bytes);
+    return NULL;
+}
+
+static void *alloc_device(const cuda_device *self, size_t size_bytes)
+{
+    cudaStream_t stream = self->own_stream;
+    void *memory = NULL;
+
+    if (cudaMalloc(&memory, size_bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    if (cudaMemsetAsync(memory, 0, size_bytes, stream) == cudaSuccess &&
+        cudaStreamSynchronize(stream) == cudaSuccess)
+        return memory;
+    (void)cudaGetLastError();
+    cudaFree(memory);
+    return NULL;
+}
+
+static void *cuda_alloc(bl_device *device, bl_space space, size_t size_bytes)
+{
+    if (cuda_enter(device) != BL_OK) return NULL;
+    return space == BL_SPACE_HOST ? alloc_host(size_bytes)
+                                  : alloc_device((const cuda_device *)device, size_bytes);
+}
+
+static void cuda_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+{
+    if (cuda_enter(device) != BL_OK) return; /* the process is past using it */
+    if (space == BL_SPACE_HOST) {
+        unregister(memory, size_bytes);
+        munmap(memory, size_bytes);
+    } else if (cudaFree(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+}
+
+static bl_status cuda_pin(bl_device *device, void *memory, size_t size_bytes)
+{
+    BL_TRY(cuda_enter(device));
+    if (register_pieces(memory, size_bytes) == BL_OK) return BL_OK;
+    return bl_error_prefix(BL_ELIMIT, "cannot pin %zu bytes of host memory", size_bytes);
+}
+
+static void cuda_unpin(bl_device *device, void *memory, size_t size_bytes)
+{
+    if (cuda_enter(device) == BL_OK) unregister(memory, size_bytes);
+}
+
+/* ---- the device ---- */
+
+static bl_pool *cuda_pool(bl_device *device)
+{
+    (void)device;
+    return NULL;
+}
+
+static void cuda_destroy(bl_device *device)
+{
+    cuda_device *self = (cuda_device *)device;
+
+    bool is_alive = cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
+    if (self->extension) self->destroy_extension(self->extension);
+    if (is_alive) {
+        cuda_time_close(self);
+        if (self->own_stream) cudaStreamDestroy(self->own_stream);
+    }
+    pthread_mutex_destroy(&self->lock);
+    bl_device_base_close(&self->base);
+    free(self);
+}
+
+static const bl_device_backend cuda_backend = {
+    .kind = BL_DEVICE_CUDA,
+    .destroy = cuda_destroy,
+    .pool = cuda_pool,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .stream_call = cuda_stream_call,
+    .stream_copy = cuda_stream_copy,
+    .stream_zero = cuda_stream_zero,
+    .stream_wait = cuda_stream_wait,
+    .stream_synchronize = cuda_stream_synchronize,
+    .stream_status = cuda_stream_status,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_synchronize = cuda_event_synchronize,
+    .stamp_create = cuda_stamp_create,
+    .stamp_destroy = cuda_stamp_destroy,
+    .stamp_record = cuda_stamp_record,
+    .stamp_seconds = cuda_stamp_seconds,
+    .stamp_elapsed_s = cuda_stamp_elapsed_s,
+};
+
+/* A runtime runs on drivers of its own major version and newer ones. */
+static bl_status check_versions(void)
+{
+    int driver = 0, runtime = 0;
+
+    BL_TRY(cuda_check((int)cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+    BL_TRY(cuda_check((int)cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion"));
+    if (driver == 0) return BL_FAIL(BL_ELIMIT, "CUDA: this machine has no NVIDIA driver");
+    if (driver / 1000 < runtime / 1000)
+        return BL_FAIL(BL_ELIMIT,
+                       "CUDA: the NVIDIA driver serves CUDA %d.%d, and this build is of CUDA %d.%d: it needs "
+                       "a newer driver",
+                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return BL_OK;
+}
+
+static bl_status read_property(int index, enum cudaDeviceAttr attribute, int *out)
+{
+    return cuda_check((int)cudaDeviceGetAttribute(out, attribute, index), "cudaDeviceGetAttribute");
+}
+
+static bl_status read_properties(int index, bl_cuda_properties *out)
+{
+    int n_devices = 0, major = 0, minor = 0;
+    size_t free_bytes;
+
+    BL_TRY(check_versions());
+    BL_TRY(cuda_check((int)cudaGetDeviceCount(&n_devices), "cudaGetDeviceCount"));
+    if (index < 0 || index >= n_devices)
+        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d is not among this machine's %d", index, n_devices);
+    BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMajor, &major));
+    BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMinor, &minor));
+    BL_TRY(read_property(index, cudaDevAttrMultiProcessorCount, &out->n_multiprocessors));
+    out->index = index;
+    out->capability = 10 * major + minor;
+    if (out->capability < CAPABILITY_MIN)
+        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0", index, major,
+                       minor);
+    BL_TRY(cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
+    return cuda_check((int)cudaMemGetInfo(&free_bytes, &out->total_bytes), "cudaMemGetInfo");
+}
+
+bl_status bl_device_create_cuda(int index, bl_device **out)
+{
+    cuda_device *self = calloc(1, sizeof *self);
+    cudaStream_t stream = NULL;
+    bl_status st;
+
+    *out = NULL;
+    if (!self) return BL_FAIL(BL_ENOMEM, "a CUDA device");
+    bl_device_base_init(&self->base, &cuda_backend);
+    pthread_mutex_init(&self->lock, NULL);
+    atomic_init(&self->n_failures, 0);
+    for (int i = 0; i < CUDA_LANES; i++) atomic_init(&self->lanes[i].failed_task, UINT64_MAX);
+    BL_TRY_GOTO(st, failed, read_properties(index, &self->properties));
+    BL_TRY_GOTO(st, failed,
+                cuda_check((int)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                           "cudaStreamCreateWithFlags"));
+    self->own_stream = stream;
+    BL_TRY_GOTO(st, failed, cuda_time_open(self));
+    *out = &self->base;
+    return BL_OK;
+
+failed:
+    if (stream) {
+        cuda_time_close(self);
+        cudaStreamDestroy(stream);
+    }
+    pthread_mutex_destroy(&self->lock);
+    bl_device_base_close(&self->base);
+    free(self);
+    return st;
+}

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streams, events and stamps of a GPU. A stream is a CUDA stream; device work is queued on it directly, by
+ * this file and by the ops. A host task runs in a host function of the stream (cudaLaunchHostFunc), which may
+ * not call CUDA, so that all about errors is decided with numbers that both sides can read:
+ *
+ *   - The host tasks of a stream are counted. A stream has a lane in its device's clocks (device.h); a
+ * clock says for each lane how many of its tasks come before a point of a stream. A stream carries the clock
+ * of its end; recording an event copies it, and waiting for an event joins the event's clock into the
+ * stream's. All of this happens on the caller's side, as calls are made.
+ *   - A host task that fails notes its number in its lane, once. A point has failed when some lane's failed
+ * task comes before it by its clock. A host task carries the clock of its point and is skipped when that has
+ * failed by the time it runs: whatever comes before it has ended then, so the answer does not depend on
+ * timing.
+ *   - synchronize and event_synchronize wait through CUDA, then ask the same question; the lowest failure
+ * number is the first error. A stream that waited for an event that carries an error thus fails with it, and
+ * so do those that wait for that stream's events.
+ *   - Copies, zeroing and kernels behind a failed task do run: on memory that is valid, with results that
+ * nobody uses, because every way to wait for them returns the error. Events and stamps always fire.
+ *   - What CUDA itself reports (an address out of bounds, a lost GPU) is for ever: every later call returns
+ * it, with the call's name. Host functions do not run any more then, so that nothing here waits for one
+ * without asking CUDA whether the stream is alive.
+ *   - Errors do not travel through events to streams of another device; a communicator's failure reaches its
+ * ranks by itself.
+ *
+ * A host task's arguments lie in the stream's ring until it has run. Its slot is free when n_given - done <
+ * BL_STREAM_DEPTH; only host tasks take slots. Host functions of several streams may run one after the other
+ * on one thread of the driver: a task must not wait for a task of another stream. */
+#include <cuda_runtime_api.h>
+#include <stdalign.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/counter.h"
+#include "device/cuda/device.h"
+
+#define CHECK(call) cuda_check((int)(call), #call)
+
+struct cuda_stream;
+
+typedef struct task {
+    struct cuda_stream *stream;
+    bl_stream_fn fn;
+    uint64_t number;
+    cuda_clock before;
+    alignas(max_align_t) unsigned char args[BL_STREAM_ARGS_BYTES];
+} task;
+
+typedef struct cuda_stream {
+    bl_stream base;
+    cudaStream_t handle;
+    bool is_owned;
+    void *scratch; /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory */
+    int lane;
+    cudaEvent_t end;  /* for synchronize: a thread sleeps on an event, but spins on a stream */
+    cuda_clock clock; /* of the stream's end; the own lane's entry is the number of tasks given */
+    bl_counter done;  /* tasks that have run or been skipped */
+    task ring[BL_STREAM_DEPTH];
+} cuda_stream;
+
+typedef struct zero_args {
+    void *dst;
+    size_t size_bytes;
+} zero_args;
+
+typedef struct cuda_event {
+    bl_event base;
+    cudaEvent_t handle;
+    bool is_recorded;
+    cuda_clock clock;
+} cuda_event;
+
+typedef struct cuda_stamp {
+    bl_stamp base;
+    cudaEvent_t handle;
+    bool is_recorded;
+} cuda_stamp;
+
+static cuda_device *device_of(const bl_stream *stream)
+{
+    return (cuda_device *)stream->device;
+}
+
+/* The first error that comes before a point, or NULL. */
+static const cuda_lane *find_failure(const cuda_device *device, const cuda_clock *clock)
+{
+    const cuda_lane *first = NULL;
+    for (int i = 0; i < CUDA_LANES; i++) {
+        const cuda_lane *lane = &device->lanes[i];
+        if (atomic_load_explicit(&lane->failed_task, memory_order_acquire) >= clock->n_tasks[i]) continue;
+        if (!first || lane->failure < first->failure) first = lane;
+    }
+    return first;
+}
+
+static bl_status status_at(const cuda_device *device, const cuda_clock *clock)
+{
+    const cuda_lane *failed = find_failure(device, clock);
+    return failed ? bl_error_restore(&failed->error) : BL_OK;
+}
+
+static void join_clocks(cuda_clock *clock, const cuda_clock *other)
+{
+    for (int i = 0; i < CUDA_LANES; i++)
+        if (other->n_tasks[i] > clock->n_tasks[i]) clock->n_tasks[i] = other->n_tasks[i];
+}
+
+/* ---- streams ---- */
+
+static bl_status take_lane(cuda_device *device, const char *name, int *out)
+{
+    pthread_mutex_lock(&device->lock);
+    for (*out = 0; *out < CUDA_LANES; ++*out) {
+        cuda_lane *lane = &device->lanes[*out];
+        if (lane->is_taken || atomic_load_explicit(&lane->failed_task, memory_order_acquire) != UINT64_MAX)
+            continue;
+        lane->is_taken = true;
+        break;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return *out < CUDA_LANES
+               ? BL_OK
+               : BL_FAIL(BL_ELIMIT, "stream %s: a CUDA device has at most %d", name, CUDA_LANES);
+}
+
+static void leave_lane(cuda_device *device, int index, uint64_t n_tasks)
+{
+    pthread_mutex_lock(&device->lock);
+    device->lanes[index].is_taken = false;
+    device->lanes[index].n_tasks_before = n_tasks;
+    pthread_mutex_unlock(&device->lock);
+}
+
+static void release(cuda_stream *stream)
+{
+    if (stream->end) cudaEventDestroy(stream->end);
+    if (stream->scratch) cudaFree(stream->scratch);
+    if (stream->is_owned) cudaStreamDestroy(stream->handle);
+    free(stream);
+}
+
+/* On failure an owned handle is destroyed. */
+static bl_status make_stream(bl_device *device, const char *name, cudaStream_t handle, bool is_owned,
+                             bl_stream **out)
+{
+    cuda_device *owner = (cuda_device *)device;
+    cuda_stream *stream = calloc(1, sizeof *stream);
+
+    if (!stream) {
+        if (is_owned) cudaStreamDestroy(handle);
+        return BL_FAIL(BL_ENOMEM, "stream %s", name);
+    }
+    stream->base.device = device;
+    stream->handle = handle;
+    stream->is_owned = is_owned;
+    bl_status st = CHECK(cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
+    if (st == BL_OK) st = CHECK(cudaMalloc(&stream->scratch, BL_CUDA_STREAM_SCRATCH_BYTES));
+    if (st == BL_OK) st = take_lane(owner, name, &stream->lane);
+    if (st != BL_OK) {
+        release(stream);
+        return st;
+    }
+    stream->clock.n_tasks[stream->lane] = owner->lanes[stream->lane].n_tasks_before;
+    bl_counter_init(&stream->done);
+    bl_counter_advance(&stream->done, stream->clock.n_tasks[stream->lane]);
+    for (int i = 0; i < BL_STREAM_DEPTH; i++) stream->ring[i].stream = stream;
+    *out = &stream->base;
+    return BL_OK;
+}
+
+bl_status cuda_stream_create(bl_device *device, const char *name, bl_stream **out)
+{
+    cudaStream_t handle;
+
+    *out = NULL;
+    BL_TRY(cuda_enter(device));
+    BL_TRY(CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)));
+    return make_stream(device, name, handle, true, out);
+}
+
+bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out)
+{
+    *out = NULL;
+    if (bl_device_get_kind(device) != BL_DEVICE_CUDA)
+        return BL_FAIL(BL_EUSAGE, "a CUDA stream can be wrapped for a CUDA device only");
+    BL_TRY(cuda_enter(device));
+    return make_stream(device, "wrapped", handle, false, out);
+}
+
+void cuda_stream_destroy(bl_stream *stream)
+{
+    cuda_stream *self = (cuda_stream *)stream;
+
+    if (cuda_enter(stream->device) == BL_OK)
+        (void)cudaStreamSynchronize(self->handle); /* an error says that its host functions will not run any more: as good */
+    leave_lane(device_of(stream), self->lane, self->clock.n_tasks[self->lane]);
+    release(self);
+    (void)cudaGetLastError();
+}
+
+void *bl_cuda_stream_handle(bl_stream *stream)
+{
+    (void)cuda_enter(stream->device); /* a failure shows at the launch */
+    return ((cuda_stream *)stream)->handle;
+}
+
+void *bl_cuda_stream_scratch(bl_stream *stream)
+{
+    return ((cuda_stream *)stream)->scratch;
+}
+
+static void run_task(void *argument)
+{
+    task *t = argument;
+    cuda_stream *stream = t->stream;
+    cuda_device *device = device_of(&stream->base);
+
+    if (!find_failure(device, &t->before)) {
+        bl_status st = t->fn(&stream->base, t->args);
+        if (st != BL_OK) {
+            cuda_lane *lane = &device->lanes[stream->lane];
+            bl_error_save(&lane->error, st);
+            lane->failure = atomic_fetch_add_explicit(&device->n_failures, 1, memory_order_relaxed);
+            atomic_store_explicit(&lane->failed_task, t->number, memory_order_release);
+        }
+    }
+    bl_counter_advance(&stream->done, t->number + 1);
+}
+
+/* Until the ring has a slot for task `number`; a stream that CUDA has given up on never gets one. */
+static bl_status wait_for_slot(cuda_stream *stream, uint64_t number)
+{
+    static const struct timespec nap = {.tv_nsec = 20000};
+
+    while (number - atomic_load_explicit(&stream->done.value, memory_order_acquire) >= BL_STREAM_DEPTH) {
+        cudaError_t error = cudaStreamQuery(stream->handle);
+        if (error != cudaSuccess && error != cudaErrorNotReady)
+            return bl_cuda_fail("cudaStreamQuery", (int)error);
+        (void)cudaGetLastError(); /* "not ready" is an answer, and must not look like a launch's error */
+        nanosleep(&nap, NULL);
+    }
+    return BL_OK;
+}
+
+bl_status cuda_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes)
+{
+    cuda_stream *self = (cuda_stream *)stream;
+    uint64_t number = self->clock.n_tasks[self->lane];
+    task *t = &self->ring[number % BL_STREAM_DEPTH];
+
+    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(wait_for_slot(self, number));
+    t->fn = fn;
+    t->number = number;
+    t->before = self->clock;
+    if (args_bytes) memcpy(t->args, args, args_bytes);
+    BL_TRY(CHECK(cudaLaunchHostFunc(self->handle, run_task, t)));
+    self->clock.n_tasks[self->lane] = number + 1;
+    return BL_OK;
+}
+
+/* The most that a copy at these addresses may take so that it stays within one piece of each. */
+static size_t copy_bytes(const void *dst, const void *src, size_t size_bytes)
+{
+    size_t dst_rest = CUDA_PIECE_BYTES - (size_t)((uintptr_t)dst % CUDA_PIECE_BYTES);
+    size_t src_rest = CUDA_PIECE_BYTES - (size_t)((uintptr_t)src % CUDA_PIECE_BYTES);
+    size_t rest = dst_rest < src_rest ? dst_rest : src_rest;
+    return rest < size_bytes ? rest : size_bytes;
+}
+
+bl_status cuda_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
+{
+    cuda_stream *self = (cuda_stream *)stream;
+
+    BL_TRY(cuda_enter(stream->device));
+    for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
+        char *to = (char *)dst + done;
+        const char *from = (const char *)src + done;
+        bytes = copy_bytes(to, from, size_bytes - done);
+        BL_TRY(CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, self->handle)));
+    }
+    return BL_OK;
+}
+
+static bl_status zero_task(bl_stream *stream, const void *args)
+{
+    const zero_args *a = args;
+    (void)stream;
+    memset(a->dst, 0, a->size_bytes);
+    return BL_OK;
+}
+
+bl_status cuda_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
+{
+    struct cudaPointerAttributes where;
+
+    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(CHECK(cudaPointerGetAttributes(&where, dst)));
+    if (where.type == cudaMemoryTypeDevice || where.type == cudaMemoryTypeManaged)
+        return CHECK(cudaMemsetAsync(dst, 0, size_bytes, ((cuda_stream *)stream)->handle));
+    return cuda_stream_call(stream, zero_task, &(zero_args){dst, size_bytes}, sizeof(zero_args));
+}
+
+bl_status cuda_stream_synchronize(bl_stream *stream)
+{
+    cuda_stream *self = (cuda_stream *)stream;
+
+    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(CHECK(cudaEventRecord(self->end, self->handle)));
+    BL_TRY(CHECK(cudaEventSynchronize(self->end)));
+    return status_at(device_of(stream), &self->clock);
+}
+
+bl_status cuda_stream_status(bl_stream *stream)
+{
+    return status_at(device_of(stream), &((const cuda_stream *)stream)->clock);
+}
+
+/* ---- events ---- */
+
+bl_status cuda_event_create(bl_device *device, bl_event **out)
+{
+    cuda_event *event = calloc(1, sizeof *event);
+    bl_status st = event ? cuda_enter(device) : BL_FAIL(BL_ENOMEM, "an event");
+
+    *out = NULL;
+    if (st == BL_OK)
+        st = CHECK(cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming | cudaEventBlockingSync));
+    if (st != BL_OK) {
+        free(event);
+        return st;
+    }
+    event->base.device = device;
+    *out = &event->base;
+    return BL_OK;
+}
+
+void cuda_event_destroy(bl_event *event)
+{
+    if (cuda_enter(event->device) == BL_OK && cudaEventDestroy(((cuda_event *)event)->handle) != cudaSuccess)
+        (void)cudaGetLastError();
+    free(event);
+}
+
+bl_status cuda_event_record(bl_event *event, bl_stream *stream)
+{
+    cuda_event *self = (cuda_event *)event;
+
+    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
+    self->clock = ((cuda_stream *)stream)->clock;
+    self->is_recorded = true;
+    return BL_OK;
+}
+
+bl_status cuda_stream_wait(bl_stream *stream, bl_event *event)
+{
+    cuda_stream *self = (cuda_stream *)stream;
+    const cuda_event *what = (const cuda_event *)event;
+
+    if (!what->is_recorded) return BL_OK;
+    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(CHECK(cudaStreamWaitEvent(self->handle, what->handle, 0)));
+    if (event->device == stream->device) join_clocks(&self->clock, &what->clock);
+    return BL_OK;
+}
+
+bl_status cuda_event_synchronize(bl_event *event)
+{
+    const cuda_event *self = (const cuda_event *)event;
+
+    if (!self->is_recorded) return BL_OK;
+    BL_TRY(cuda_enter(event->device));
+    BL_TRY(CHECK(cudaEventSynchronize(self->handle)));
+    return status_at((const cuda_device *)event->device, &self->clock);
+}
+
+/* ---- stamps: events with times, laid onto the host's clock by a base event whose time is known ---- */
+
+/* CUDA tells the distance of two events as milliseconds in fp32, which a minute away from its base is good to
+ * 4 microseconds and a day away to 8 milliseconds. So there are two bases that take turns: times are told
+ * from the older one, at most two periods back. */
+static const double BASE_PERIOD_S = 30;
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static bl_status set_base(const cuda_device *device, cuda_time_base *base)
+{
+    double before_s = now_s();
+    BL_TRY(CHECK(cudaEventRecord(base->event, device->own_stream)));
+    BL_TRY(CHECK(cudaEventSynchronize(base->event)));
+    base->at_s = 0.5 * (before_s + now_s());
+    return BL_OK;
+}
+
+bl_status cuda_time_open(cuda_device *device)
+{
+    for (int i = 0; i < 2; i++) {
+        cudaEvent_t event;
+        BL_TRY(CHECK(cudaEventCreateWithFlags(&event, cudaEventDefault)));
+        device->time[i].event = event;
+        BL_TRY(set_base(device, &device->time[i]));
+    }
+    return BL_OK;
+}
+
+void cuda_time_close(cuda_device *device)
+{
+    for (int i = 0; i < 2; i++)
+        if (device->time[i].event) cudaEventDestroy(device->time[i].event);
+}
+
+bl_status cuda_stamp_create(bl_device *device, bl_stamp **out)
+{
+    cuda_stamp *stamp = calloc(1, sizeof *stamp);
+    bl_status st = stamp ? cuda_enter(device) : BL_FAIL(BL_ENOMEM, "a stamp");
+
+    *out = NULL;
+    if (st == BL_OK) st = CHECK(cudaEventCreateWithFlags(&stamp->handle, cudaEventDefault));
+    if (st != BL_OK) {
+        free(stamp);
+        return st;
+    }
+    stamp->base.device = device;
+    *out = &stamp->base;
+    return BL_OK;
+}
+
+void cuda_stamp_destroy(bl_stamp *stamp)
+{
+    if (cuda_enter(stamp->device) == BL_OK && cudaEventDestroy(((cuda_stamp *)stamp)->handle) != cudaSuccess)
+        (void)cudaGetLastError();
+    free(stamp);
+}
+
+bl_status cuda_stamp_record(bl_stamp *stamp, bl_stream *stream)
+{
+    cuda_stamp *self = (cuda_stamp *)stamp;
+
+    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
+    self->is_recorded = true;
+    return BL_OK;
+}
+
+double cuda_stamp_seconds(const bl_stamp *stamp)
+{
+    const cuda_stamp *self = (const cuda_stamp *)stamp;
+    cuda_device *device = (cuda_device *)stamp->device;
+    double at_s = 0;
+    float ms;
+
+    if (!self->is_recorded || cuda_enter(stamp->device) != BL_OK) return 0;
+    pthread_mutex_lock(&device->lock);
+    if (cudaEventQuery(self->handle) == cudaSuccess &&
+        cudaEventElapsedTime(&ms, device->time[0].event, self->handle) == cudaSuccess)
+        at_s = device->time[0].at_s + 1e-3 * (double)ms;
+    else
+        (void)cudaGetLastError(); /* "not ready", or a dead device: no time either way */
+    if (now_s() - device->time[1].at_s > BASE_PERIOD_S) {
+        cuda_time_base newer = device->time[0];
+        if (set_base(device, &newer) == BL_OK) {
+            device->time[0] = device->time[1];
+            device->time[1] = newer;
+        }
+    }
+    pthread_mutex_unlock(&device->lock);
+    return at_s;
+}
+
+double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
+{
+    const cuda_stamp *from = (const cuda_stamp *)begin, *to = (const cuda_stamp *)end;
+    float ms;
+
+    if (!from->is_recorded || !to->is_recorded || cuda_enter(begin->device) != BL_OK) return 0;
+    if (cudaEventElapsedTime(&ms, from->handle, to->handle) == cudaSuccess) return 1e-3 * (double)ms;
+    (void)cudaGetLastError(); /* "not ready", or a dead device */
+    return 0;
+}

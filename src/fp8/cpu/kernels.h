@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kernels.h -- the inner loops over one run of elements, once for every kind of processor.
+ *
+ * All variants give the same bits; the scalar one is the definition. Tests take each by name, everything else
+ * takes bl_fp8_kernels_best. Runs may have any alignment and any length, zero included. */
+#ifndef BALLAST_FP8_CPU_KERNELS_H
+#define BALLAST_FP8_CPU_KERNELS_H
+
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+typedef struct bl_fp8_kernels {
+    const char *name;
+    /* max |src[i]| as fp32; anything above FLT_MAX, NaN included, says that src is not finite. dtype: F32,
+     * BF16, F16. */
+    float (*absmax)(bl_dtype dtype, const void *src, int64_t n);
+    /* codes[i] = E4M3(src[i] / scale) */
+    void (*encode)(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n);
+    /* dst[i] = value(codes[i]) * scale */
+    void (*decode)(const uint8_t *codes, float scale, float *dst, int64_t n);
+    /* dst[i] = (float)src[i]; dtype: F32, BF16, F16 */
+    void (*widen)(bl_dtype dtype, const void *src, float *dst, int64_t n);
+} bl_fp8_kernels;
+
+typedef enum bl_fp8_variant {
+    BL_FP8_SCALAR,
+    BL_FP8_AVX2,
+    BL_FP8_AVX512,
+    BL_FP8_AVX512_VBMI,
+    BL_FP8_VARIANT_COUNT
+} bl_fp8_variant;
+
+/* NULL: this processor cannot run it. */
+const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant);
+/* The fastest that this processor can run; never NULL. Cheap, but not for inner loops. */
+const bl_fp8_kernels *bl_fp8_kernels_best(void);
+
+extern const bl_fp8_kernels bl_fp8_kernels_scalar, bl_fp8_kernels_avx2, bl_fp8_kernels_avx512,
+    bl_fp8_kernels_avx512_vbmi;
+
+#endif

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights are read twice, for absmax and for the codes, the second time from the cache: work is split by rows
+ * (fp8_row) or by rows of blocks (fp8_block; narrower pieces would keep to few cache sets, as rows often lie
+ * a power of two apart). The workers only note the lowest bad row; the error is worded afterwards, so that it
+ * names the same weight whatever their timing. */
+#include "fp8/fp8.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdatomic.h>
+
+#include "base/sizes.h"
+#include "fp8/element.h"
+#include "fp8/cpu/kernels.h"
+
+enum {
+    ITEM_BYTES = 256 << 10, /* of source a work item: small beside a matrix, large beside handing one out */
+    ENCODE_RUN = 256,       /* weights between two prefetches: long enough for the memory to keep up */
+    CACHE_LINE_BYTES = 64
+};
+
+typedef struct quantise_task {
+    const bl_fp8_kernels *kernels;
+    bl_dtype dtype;
+    const unsigned char *src;
+    int64_t row_begin, row_end, cols;
+    int64_t rows_per_item;
+    uint8_t *codes;
+    float *scales; /* fp8_row: written. fp8_block encode: read */
+    float *absmax;
+    atomic_llong first_bad_row; /* of the projection */
+} quantise_task;
+
+static bl_status init_task(quantise_task *task, bl_dtype dtype, const void *src, int64_t row_begin,
+                           int64_t row_end, int64_t cols)
+{
+    if (dtype != BL_F32 && dtype != BL_BF16 && dtype != BL_F16)
+        return BL_FAIL(BL_EINPUT, "weights of type %s cannot be quantised", bl_dtype_name(dtype));
+    *task = (quantise_task){.kernels = bl_fp8_kernels_best(),
+                            .dtype = dtype,
+                            .src = src,
+                            .row_begin = row_begin,
+                            .row_end = row_end,
+                            .cols = cols,
+                            .first_bad_row = row_end};
+    int64_t row_bytes = bl_max_i64(cols * (int64_t)bl_dtype_bytes(dtype), 1);
+    task->rows_per_item = bl_max_i64(ITEM_BYTES / row_bytes, 1);
+    return BL_OK;
+}
+
+static const unsigned char *source_at(const quantise_task *task, int64_t row, int64_t col)
+{
+    return task->src + ((row - task->row_begin) * task->cols + col) * (int64_t)bl_dtype_bytes(task->dtype);
+}
+
+static void note_bad_row(quantise_task *task, int64_t row)
+{
+    long long seen = atomic_load(&task->first_bad_row);
+    while (row < seen && !atomic_compare_exchange_weak(&task->first_bad_row, &seen, row)) continue;
+}
+
+static bl_status check_rows(quantise_task *task)
+{
+    int64_t row = atomic_load(&task->first_bad_row);
+    if (row >= task->row_end) return BL_OK;
+    for (int64_t col = 0; col < task->cols; col++) {
+        float value;
+        bl_dtype_to_f32(task->dtype, source_at(task, row, col), &value, 1);
+        if (!isfinite(value))
+            return BL_FAIL(BL_EINPUT, "row %lld, column %lld: the weight is %s", (long long)row,
+                           (long long)col, isnan(value) ? "NaN" : "infinite");
+    }
+    return BL_FAIL(BL_EINTERNAL, "row %lld: absmax is not finite, but the weights are", (long long)row);
+}
+
+float bl_fp8_scale(float absmax)
+{
+    return bl_e4m3_scale(absmax);
+}
+
+/* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its absmax. */
+static void encode_row(quantise_task *task, int64_t row, bool has_next)
+{
+    int64_t i = row - task->row_begin, run_bytes = ENCODE_RUN * (int64_t)bl_dtype_bytes(task->dtype);
+    for (int64_t col = 0; col < task->cols; col += ENCODE_RUN) {
+        const unsigned char *run = source_at(task, row, col);
+        if (has_next) {
+            const unsigned char *ahead = source_at(task, row + 1, col);
+            for (int64_t line = 0; line < run_bytes; line += CACHE_LINE_BYTES)
+                __builtin_prefetch(ahead + line);
+        }
+        task->kernels->encode(task->dtype, run, task->scales[i], task->codes + i * task->cols + col,
+                              bl_min_i64(ENCODE_RUN, task->cols - col));
+    }
+}
+
+static void quantise_rows(void *argument, int64_t index, void *scratch)
+{
+    (void)scratch;
+    quantise_task *task = argument;
+    int64_t begin = task->row_begin + index * task->rows_per_item;
+    int64_t end = bl_min_i64(begin + task->rows_per_item, task->row_end);
+    for (int64_t row = begin; row < end; row++) {
+        int64_t i = row - task->row_begin;
+        float absmax = task->kernels->absmax(task->dtype, source_at(task, row, 0), task->cols);
+        if (!(absmax <= FLT_MAX)) {
+            note_bad_row(task, row);
+            return;
+        }
+        task->scales[i] = bl_fp8_scale(absmax);
+        encode_row(task, row, row + 1 < end);
+    }
+}
+
+bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
+                              int64_t row_end, int64_t cols, uint8_t *codes, float *scales)
+{
+    quantise_task task;
+    BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
+    task.codes = codes;
+    task.scales = scales;
+    bl_pool_run(pool, bl_ceil_div(row_end - row_begin, task.rows_per_item), quantise_rows, &task);
+    return check_rows(&task);
+}
+
+/* ---- blocks: an item is a row of the task's grid, of which the rows [begin, end) of the projection are at
+ * hand ---- */
+static int64_t grid_rows(int64_t row_begin, int64_t row_end)
+{
+    return row_begin < row_end ? bl_ceil_div(row_end, BL_FP8_BLOCK) - row_begin / BL_FP8_BLOCK : 0;
+}
+
+static void block_row_range(const quantise_task *task, int64_t index, int64_t *begin, int64_t *end)
+{
+    int64_t first = (task->row_begin / BL_FP8_BLOCK + index) * BL_FP8_BLOCK;
+    *begin = bl_max_i64(first, task->row_begin);
+    *end = bl_min_i64(first + BL_FP8_BLOCK, task->row_end);
+}
+
+static void absmax_block_row(void *argument, int64_t index, void *scratch)
+{
+    (void)scratch;
+    quantise_task *task = argument;
+    int64_t begin, end, n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
+    float *absmax = task->absmax + index * n_blocks;
+    block_row_range(task, index, &begin, &end);
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t block = 0; block < n_blocks; block++) {
+            int64_t col = block * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, task->cols - col);
+            float found = task->kernels->absmax(task->dtype, source_at(task, row, col), width);
+            if (!(found <= FLT_MAX)) {
+                note_bad_row(task, row);
+                return;
+            }
+            if (found > absmax[block]) absmax[block] = found;
+        }
+}
+
+bl_status bl_fp8_block_absmax(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
+                              int64_t row_end, int64_t cols, float *absmax)
+{
+    quantise_task task;
+    BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
+    task.absmax = absmax;
+    bl_pool_run(pool, grid_rows(row_begin, row_end), absmax_block_row, &task);
+    return check_rows(&task);
+}
+
+static void encode_block_row(void *argument, int64_t index, void *scratch)
+{
+    (void)scratch;
+    quantise_task *task = argument;
+    int64_t begin, end, n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
+    const float *scales = task->scales + index * n_blocks;
+    block_row_range(task, index, &begin, &end);
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t block = 0; block < n_blocks; block++) {
+            int64_t col = block * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, task->cols - col);
+            task->kernels->encode(task->dtype, source_at(task, row, col), scales[block],
+                                  task->codes + (row - task->row_begin) * task->cols + col, width);
+        }
+}
+
+bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
+                              int64_t row_end, int64_t cols, const float *scales, uint8_t *codes)
+{
+    quantise_task task;
+    BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
+    task.scales = (float *)scales; /* only read */
+    task.codes = codes;
+    bl_pool_run(pool, grid_rows(row_begin, row_end), encode_block_row, &task);
+    return BL_OK;
+}
+
+/* A row of blocks at a time, start to end, so that the second reading comes from the cache. */
+static void quantise_block_row(void *argument, int64_t index, void *scratch)
+{
+    quantise_task *task = argument;
+    int64_t n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
+    float *scales = task->scales + index * n_blocks;
+    for (int64_t block = 0; block < n_blocks; block++) scales[block] = 0;
+    absmax_block_row(task, index, scratch);
+    for (int64_t block = 0; block < n_blocks; block++) scales[block] = bl_fp8_scale(scales[block]);
+    encode_block_row(task, index, scratch);
+}
+
+bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows, int64_t cols,
+                                uint8_t *codes, float *scales)
+{
+    quantise_task task;
+    BL_TRY(init_task(&task, dtype, src, 0, rows, cols));
+    task.codes = codes;
+    task.scales = task.absmax = scales;
+    bl_pool_run(pool, grid_rows(0, rows), quantise_block_row, &task);
+    return check_rows(&task);
+}

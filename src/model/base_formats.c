@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base_formats.c -- in which formats a checkpoint stores the projections and in which they are held, counted
+ * and put into words. */
+#include <stdio.h>
+
+#include "model/weights.h"
+
+static const char *stored_name(int kind)
+{
+    static const char *const fp8[] = {
+        [BL_SCALE_TENSOR] = "fp8_tensor", [BL_SCALE_ROW] = "fp8_row", [BL_SCALE_BLOCK] = "fp8_block"};
+    return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : fp8[kind - BL_FORMAT_COUNT];
+}
+
+void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored, bl_format held)
+{
+    bl_format format = BL_FORMAT_F32;
+    if (stored->scale_kind == BL_SCALE_NONE) bl_format_from_dtype(stored->codes->dtype, &format);
+    f->n[stored->scale_kind == BL_SCALE_NONE ? (int)format : BL_FORMAT_COUNT + (int)stored->scale_kind]
+        [held]++;
+    f->n_matrices++;
+}
+
+bool bl_llama_base_is_quantized(const bl_llama_base_formats *f)
+{
+    for (int held = 0; held < BL_FORMAT_COUNT; held++)
+        for (int kind = 0; kind < BL_FORMAT_COUNT; kind++) /* FP8 in the checkpoint stays as it is */
+            if (f->n[kind][held] > 0 && bl_format_is_fp8((bl_format)held)) return true;
+    return false;
+}
+
+typedef struct text {
+    char *at;
+    size_t n_free;
+} text;
+
+static void put(text *t, int written)
+{
+    size_t n = written < 0 ? 0 : (size_t)written < t->n_free ? (size_t)written : t->n_free - 1;
+    t->at += n;
+    t->n_free -= n;
+}
+
+/* "bf16", or of a mixture "12 bf16, 2 fp8_row". */
+static void list(const bl_llama_base_formats *f, bool is_stored, char *out)
+{
+    text t = {out, BL_BASE_FORMATS_TEXT_BYTES};
+    bool is_first = true;
+
+    out[0] = '\0';
+    for (int i = 0; i < (is_stored ? BL_STORED_FORMAT_COUNT : BL_FORMAT_COUNT); i++) {
+        int64_t n = 0;
+        for (int j = 0; j < (is_stored ? BL_FORMAT_COUNT : BL_STORED_FORMAT_COUNT); j++)
+            n += is_stored ? f->n[i][j] : f->n[j][i];
+        if (n == 0) continue;
+        const char *name = is_stored ? stored_name(i) : bl_format_name((bl_format)i);
+        if (n == f->n_matrices)
+            put(&t, snprintf(t.at, t.n_free, "%s", name));
+        else
+            put(&t, snprintf(t.at, t.n_free, "%s%lld %s", is_first ? "" : ", ", (long long)n, name));
+        is_first = false;
+    }
+}
+
+void bl_llama_base_formats_list_held(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES])
+{
+    list(f, false, out);
+}
+
+void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES])
+{
+    list(f, true, out);
+}
+
+void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where,
+                                    char out[BL_BASE_FORMATS_TEXT_BYTES])
+{
+    text t = {out, BL_BASE_FORMATS_TEXT_BYTES};
+    bool is_first = true;
+
+    out[0] = '\0';
+    for (int kind = 0; kind < BL_STORED_FORMAT_COUNT; kind++)
+        for (int held = 0; held < BL_FORMAT_COUNT; held++) {
+            int64_t n = f->n[kind][held];
+            if (n == 0) continue;
+            if (!is_first) put(&t, snprintf(t.at, t.n_free, "; "));
+            if (n != f->n_matrices)
+                put(&t, snprintf(t.at, t.n_free, "%lld of %lld matrices ", (long long)n,
+                                 (long long)f->n_matrices));
+            put(&t, snprintf(t.at, t.n_free, "%s in the checkpoint, %s in %s", stored_name(kind),
+                             bl_format_name((bl_format)held), where));
+            is_first = false;
+        }
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* host.c -- what a host holds once: configuration, open files, embedding, and the format of each projection. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/sizes.h"
+#include "base/xxh3.h"
+#include "model/weights.h"
+#include "model/rows.h"
+
+enum { FLOAT_DTYPES = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_F16) | BL_DTYPE_BIT(BL_BF16) };
+
+void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES])
+{
+    snprintf(name, BL_TENSOR_NAME_BYTES, "model.layers.%lld.%s.weight", (long long)layer, module);
+}
+
+bl_status bl_llama_check_tensors(const bl_llama_config *c, const bl_hf_model *model)
+{
+    enum { PER_LAYER = BL_PROJECTIONS + 2, AROUND = 3 };
+    size_t n = (size_t)c->n_layers * PER_LAYER + AROUND, i = 0;
+    char(*names)[BL_TENSOR_NAME_BYTES] = calloc(n, sizeof *names);
+    bl_hf_expected *expected = calloc(n, sizeof *expected);
+    bl_status st = BL_OK;
+
+    if (!names || !expected) {
+        st = BL_FAIL(BL_ENOMEM, "the list of tensors of %lld layers", (long long)c->n_layers);
+        goto done;
+    }
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        static const char *const norms[] = {"input_layernorm", "post_attention_layernorm"};
+        for (int p = 0; p < BL_PROJECTIONS; p++, i++) {
+            int64_t rows, cols;
+            bl_projection_shape(c, (bl_projection)p, &rows, &cols);
+            bl_llama_tensor_name(l, bl_projection_get((bl_projection)p)->module, names[i]);
+            expected[i] = (bl_hf_expected){names[i], 2, {rows, cols}, FLOAT_DTYPES | BL_DTYPE_BIT(BL_F8_E4M3), false};
+        }
+        for (int k = 0; k < 2; k++, i++) {
+            bl_llama_tensor_name(l, norms[k], names[i]);
+            expected[i] = (bl_hf_expected){names[i], 1, {c->hidden_size}, FLOAT_DTYPES, false};
+        }
+    }
+    bool tied = c->tie_word_embeddings;
+    expected[i++] = (bl_hf_expected){"model.norm.weight", 1, {c->hidden_size}, FLOAT_DTYPES, false};
+    expected[i++] = (bl_hf_expected){"model.embed_tokens.weight",
+                                     2,
+                                     {c->vocab_size, c->hidden_size},
+                                     FLOAT_DTYPES,
+                                     tied && bl_hf_find(model, "lm_head.weight")};
+    expected[i++] = (bl_hf_expected){"lm_head.weight", 2, {c->vocab_size, c->hidden_size}, FLOAT_DTYPES, tied};
+    st = bl_hf_check(model, expected, n);
+done:
+    free(expected);
+    free(names);
+    return st;
+}
+
+bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model)
+{
+    BL_TRY(bl_llama_config_fit_kv_heads(config, model));
+    BL_TRY(bl_llama_check_tensors(config, model));
+    for (int64_t i = 0; i < config->n_layers * BL_PROJECTIONS; i++) {
+        char name[BL_TENSOR_NAME_BYTES];
+        bl_hf_weight w;
+        bl_llama_tensor_name(i / BL_PROJECTIONS,
+                             bl_projection_get((bl_projection)(i % BL_PROJECTIONS))->module, name);
+        BL_TRY(bl_hf_get_weight(model, name, &w));
+    }
+    return BL_OK;
+}
+
+/* The format that the user's choice and the stored weight lead to. */
+static bl_status choose_format(bl_base_format choice, const bl_hf_weight *w, bl_format *out)
+{
+    if (w->scale_kind != BL_SCALE_NONE) {
+        *out = w->scale_kind == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
+        if ((choice == BL_BASE_FP8_ROW && *out != BL_FORMAT_FP8_ROW) || (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
+            return BL_FAIL(BL_EUSAGE,
+                           "base_format %s: %s is FP8 with %s scales already and would lose by being quantised again; use auto",
+                           choice == BL_BASE_FP8_ROW ? "fp8_row" : "fp8_block", w->codes->name,
+                           *out == BL_FORMAT_FP8_BLOCK ? "128 x 128 block" : "row");
+        return BL_OK;
+    }
+    if (choice == BL_BASE_STORED) {
+        bl_format_from_dtype(w->codes->dtype, out);
+        return BL_OK;
+    }
+    *out = choice == BL_BASE_FP8_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
+    return BL_OK;
+}
+
+const char *bl_base_format_name(bl_base_format format)
+{
+    static const char *const names[] = {"auto", "fp8_row", "fp8_block", "stored"};
+    return names[format];
+}
+
+bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format choice)
+{
+    size_t n = (size_t)host->config.n_layers * BL_PROJECTIONS;
+    if (!host->formats) host->formats = calloc(n, sizeof *host->formats);
+    if (!host->formats) return BL_FAIL(BL_ENOMEM, "formats of %zu weights", n);
+    host->base_formats = (bl_llama_base_formats){0};
+    for (size_t i = 0; i < n; i++) {
+        char name[BL_TENSOR_NAME_BYTES];
+        bl_hf_weight w;
+        bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS), bl_projection_get(i % BL_PROJECTIONS)->module, name);
+        BL_TRY(bl_hf_get_weight(host->files, name, &w));
+        BL_TRY(choose_format(choice, &w, &host->formats[i]));
+        bl_llama_base_formats_count(&host->base_formats, &w, host->formats[i]);
+    }
+    return BL_OK;
+}
+
+static bl_status read_embedding(bl_llama_host *host)
+{
+    const bl_tensor *t = bl_hf_find(host->files, "model.embed_tokens.weight");
+    const bl_tensor *head = bl_hf_find(host->files, "lm_head.weight");
+
+    if (!t) t = head; /* tied, and stored under the head's name */
+    host->embedding_dtype = t->dtype;
+    host->head_dtype = head ? head->dtype : t->dtype;
+    int64_t available = bl_memory_available_bytes(); /* where there is less the system would end us while we read */
+    if (available >= 0 && t->n_bytes > available)
+        return BL_FAIL(BL_ENOMEM, "%s: takes %lld bytes of memory, %lld are available", t->name, (long long)t->n_bytes,
+                       (long long)available);
+    host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
+    if (!host->embedding) return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
+    BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
+    host->embedding_checksum = XXH3_64bits_withSeed(host->embedding, (size_t)t->n_bytes, 0);
+    return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
+}
+
+bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out)
+{
+    bl_status st = BL_OK;
+
+    *out = NULL;
+    bl_llama_host *host = calloc(1, sizeof *host);
+    if (!host) return BL_FAIL(BL_ENOMEM, "model %s", dir);
+    host->n_positions = bl_max_i64(max_positions, 1);
+    BL_TRY_GOTO(st, done, bl_llama_config_load(dir, &host->config));
+    BL_TRY_GOTO(st, done, bl_hf_open(dir, &host->files));
+    BL_TRY_GOTO(st, done, bl_llama_check_model(&host->config, host->files));
+    BL_TRY_GOTO(st, done, bl_llama_host_set_format(host, format));
+    BL_TRY_GOTO(st, done, read_embedding(host));
+    BL_TRY_GOTO(st, done, bl_llama_open_io_files(host->files, &host->io_files));
+    *out = host;
+    host = NULL;
+done:
+    bl_llama_host_close(host);
+    return st;
+}
+
+void bl_llama_host_close(bl_llama_host *host)
+{
+    if (!host) return;
+    bl_io_files_close(host->io_files);
+    bl_hf_close(host->files);
+    free(host->embedding);
+    free(host->formats);
+    free(host);
+}

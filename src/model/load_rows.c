@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* load_rows.c -- some rows of stored weights, in the format they will be kept in. All that the jobs need is
+ * one stream of ranges: while rows of one job are quantised, those that follow are being read. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "base/xxh3.h"
+#include "model/rows.h"
+
+/* A terminal is told a few times a second; a load of less than a second is not worth a line. */
+static const double PROGRESS_S = 0.2, REPORT_S = 1.0;
+
+struct bl_row_loader {
+    bl_pool *pool;
+    const bl_row_job *jobs;
+    size_t n_jobs, next_job;
+    bl_reader *reader;
+    bl_io_range *ranges; /* of all jobs, in the order in which they are consumed */
+    size_t n_ranges;
+    void *bounce; /* for a range that comes in several chunks */
+    size_t bounce_bytes;
+    bool reports;
+    bool hashes; /* the job under way, into `sum` */
+    atomic_uint_fast64_t sum;
+    int64_t n_bytes, n_bytes_done;
+    double start_s, told_s;
+};
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int64_t row_bytes(const bl_hf_weight *w)
+{
+    return w->cols * (int64_t)bl_dtype_bytes(w->codes->dtype);
+}
+
+static bl_status name_tensor(const bl_hf_weight *w, bl_status st)
+{
+    return st == BL_OK
+               ? st
+               : bl_error_prefix(st, "%s: tensor %s", bl_safetensors_path(w->codes->file), w->codes->name);
+}
+
+static bool is_finite(bl_dtype dtype, const unsigned char *at)
+{
+    uint32_t word;
+    switch (dtype) {
+    case BL_F32:
+        memcpy(&word, at, 4);
+        return (word & 0x7f800000u) != 0x7f800000u;
+    case BL_BF16:
+        return (at[1] & 0x7fu) != 0x7fu || !(at[0] & 0x80u);
+    case BL_F16:
+        return (at[1] & 0x7cu) != 0x7cu;
+    default:
+        return (at[0] & 0x7fu) != 0x7fu; /* E4M3's NaN */
+    }
+}
+
+bl_status bl_llama_check_finite(const bl_tensor *t, int64_t begin, int64_t end, const void *bytes)
+{
+    int64_t cols = t->shape[t->n_dims - 1], width = (int64_t)bl_dtype_bytes(t->dtype);
+    const unsigned char *at = bytes;
+
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t col = 0; col < cols; col++, at += width)
+            if (!is_finite(t->dtype, at))
+                return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite",
+                               bl_safetensors_path(t->file), t->name, (long long)row, (long long)col);
+    return BL_OK;
+}
+
+/* ---- ranges: each step of a job reads one ---- */
+
+/* A step of a job: rows [first, last) are read, and those from `row` to `stop` dealt with. */
+typedef struct step {
+    int64_t first, last, row, stop;
+} step;
+
+static bool is_quantised(const bl_row_job *job)
+{
+    return job->weight.scale_kind == BL_SCALE_NONE && bl_format_is_fp8(job->format);
+}
+
+static step step_at(const bl_row_job *job, int64_t row)
+{
+    const bl_hf_weight *w = &job->weight;
+    step s = {row, row, row, row};
+
+    if (!is_quantised(job) || job->format == BL_FORMAT_FP8_ROW) {
+        int64_t n_rows = bl_max_i64(1, BL_IO_CHUNK_BYTES / bl_max_i64(1, row_bytes(w)));
+        s.stop = s.last = bl_min_i64(row + n_rows, job->end);
+    } else { /* a row of blocks, whole, for its absmax */
+        s.first = row / BL_FP8_BLOCK * BL_FP8_BLOCK;
+        s.last = bl_min_i64(s.first + BL_FP8_BLOCK, w->rows);
+        s.stop = bl_min_i64(s.last, job->end);
+    }
+    return s;
+}
+
+static int file_index(const bl_hf_model *model, const bl_tensor *tensor)
+{
+    int index = 0;
+    while (bl_hf_file(model, (size_t)index) != tensor->file) index++;
+    return index;
+}
+
+/* The ranges of all jobs; without memory for them they are only counted. */
+static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
+{
+    loader->n_ranges = 0;
+    for (size_t j = 0; j < loader->n_jobs; j++) {
+        const bl_row_job *job = &loader->jobs[j];
+        const bl_hf_weight *w = &job->weight;
+        int file = loader->ranges ? file_index(model, w->codes) : 0;
+        for (int64_t row = job->begin; row < job->end;) {
+            step s = step_at(job, row);
+            if (loader->ranges)
+                loader->ranges[loader->n_ranges] = (bl_io_range){
+                    file, w->codes->offset_bytes + s.first * row_bytes(w), (s.last - s.first) * row_bytes(w)};
+            loader->n_ranges++;
+            row = s.stop;
+        }
+    }
+}
+
+static void tell(bl_row_loader *loader)
+{
+    double now = now_s();
+    if (!loader->reports || now - loader->told_s < PROGRESS_S) return;
+    loader->told_s = now;
+    bl_log_progress("reading weights: %.2f of %.2f GB, %.2f GB/s", (double)loader->n_bytes_done * 1e-9,
+                    (double)loader->n_bytes * 1e-9,
+                    (double)loader->n_bytes_done * 1e-9 / (now - loader->start_s));
+}
+
+static bl_status take_chunk(bl_row_loader *loader, bl_io_chunk *chunk)
+{
+    BL_TRY(bl_reader_next(loader->reader, chunk));
+    loader->n_bytes_done += (int64_t)chunk->n_bytes;
+    tell(loader);
+    return BL_OK;
+}
+
+static bl_status reserve_bounce(bl_row_loader *loader, int64_t n_bytes)
+{
+    if (n_bytes <= (int64_t)loader->bounce_bytes) return BL_OK;
+    free(loader->bounce);
+    loader->bounce = malloc((size_t)n_bytes);
+    loader->bounce_bytes = loader->bounce ? (size_t)n_bytes : 0;
+    return loader->bounce ? BL_OK
+                          : BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
+}
+
+/* The bytes of the next range, in one piece, until the next call. */
+static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, const void **bytes)
+{
+    bl_io_chunk chunk;
+
+    BL_TRY(take_chunk(loader, &chunk));
+    *bytes = chunk.bytes;
+    if ((int64_t)chunk.n_bytes == n_bytes) return BL_OK;
+    BL_TRY(reserve_bounce(loader, n_bytes));
+    *bytes = loader->bounce;
+    for (int64_t at = 0;;) {
+        memcpy((char *)loader->bounce + at, chunk.bytes, chunk.n_bytes);
+        at += (int64_t)chunk.n_bytes;
+        if (at == n_bytes) return BL_OK;
+        BL_TRY(take_chunk(loader, &chunk));
+    }
+}
+
+static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s, const void **bytes)
+{
+    return name_tensor(&job->weight,
+                       take_range(loader, (s->last - s->first) * row_bytes(&job->weight), bytes));
+}
+
+/* ---- checksums: a sum over rows, whatever their order and whoever reads them ---- */
+
+/* Rows of a step, by the piece. */
+typedef struct hashed_rows {
+    const char *bytes;
+    int64_t n_rows, row_bytes;
+    uint64_t seed; /* of the first of them; each next one's is one more */
+    atomic_uint_fast64_t *sum;
+} hashed_rows;
+
+enum { HASH_BYTES = 256 << 10 };
+
+static int64_t rows_a_piece(const hashed_rows *rows)
+{
+    return bl_max_i64(1, HASH_BYTES / bl_max_i64(1, rows->row_bytes));
+}
+
+static void hash_piece(void *arg, int64_t index, void *scratch)
+{
+    const hashed_rows *rows = arg;
+    int64_t begin = index * rows_a_piece(rows), end = bl_min_i64(begin + rows_a_piece(rows), rows->n_rows);
+    uint64_t sum = 0;
+
+    (void)scratch;
+    for (int64_t r = begin; r < end; r++)
+        sum += XXH3_64bits_withSeed(rows->bytes + r * rows->row_bytes, (size_t)rows->row_bytes, rows->seed + (uint64_t)r);
+    atomic_fetch_add_explicit(rows->sum, sum, memory_order_relaxed);
+}
+
+/* Rows [row, stop) of the weight as they are stored. */
+static void add_rows(bl_row_loader *loader, const bl_hf_weight *w, int64_t row, int64_t stop, const void *bytes)
+{
+    hashed_rows rows = {bytes, stop - row, row_bytes(w), bl_llama_tensor_seed(w->codes->name) + (uint64_t)row, &loader->sum};
+
+    if (loader->hashes) bl_pool_run(loader->pool, bl_ceil_div(rows.n_rows, rows_a_piece(&rows)), hash_piece, &rows);
+}
+
+/* Scales [begin, end) of the weight. */
+static void add_scales(bl_row_loader *loader, const bl_hf_weight *w, int64_t begin, int64_t end, const float *scales)
+{
+    uint64_t seed = bl_llama_tensor_seed(w->scale->name), sum = 0;
+
+    for (int64_t i = begin; loader->hashes && i < end; i++) sum += XXH3_64bits_withSeed(&scales[i], sizeof *scales, seed + (uint64_t)i);
+    loader->sum += sum;
+}
+
+uint64_t bl_llama_tensor_seed(const char *name)
+{
+    return XXH3_64bits_withSeed(name, strlen(name), 0);
+}
+
+/* ---- jobs ---- */
+
+/* Whether none of the n_bytes of weights is NaN or infinite: loops that the compiler can turn into vectors.
+ */
+static bool all_finite(bl_dtype dtype, const unsigned char *bytes, size_t n_bytes)
+{
+    unsigned n_bad = 0;
+
+    if (dtype == BL_F32) {
+        for (size_t i = 0; i + 4 <= n_bytes; i += 4) {
+            uint32_t word;
+            memcpy(&word, bytes + i, 4);
+            n_bad |= (word & 0x7f800000u) == 0x7f800000u;
+        }
+    } else if (dtype == BL_BF16 || dtype == BL_F16) {
+        const uint16_t exponent = dtype == BL_BF16 ? 0x7f80 : 0x7c00;
+        for (size_t i = 0; i + 2 <= n_bytes; i += 2) {
+            uint16_t word;
+            memcpy(&word, bytes + i, 2);
+            n_bad |= (word & exponent) == exponent;
+        }
+    } else {
+        for (size_t i = 0; i < n_bytes; i++) n_bad |= (bytes[i] & 0x7fu) == 0x7fu;
+    }
+    return n_bad == 0;
+}
+
+/* A chunk on its way to its place, by the piece: what of it goes to one huge page. Threads that come to an untouched
+ * one together would have the kernel clear it for each of them, and keep one. */
+typedef struct placement {
+    bl_dtype dtype;
+    const unsigned char *from;
+    unsigned char *to;
+    size_t n_bytes;
+    atomic_bool has_bad;
+} placement;
+
+enum { HUGE_PAGE_BYTES = 2 << 20, PLACE_BYTES = 256 << 10 };
+
+/* The bytes of the first piece's huge page that lie before it. */
+static int64_t bytes_before(const placement *p)
+{
+    return (int64_t)((uintptr_t)p->to % HUGE_PAGE_BYTES);
+}
+
+static void place_piece(void *arg, int64_t index, void *scratch)
+{
+    placement *p = arg;
+    int64_t begin = index * HUGE_PAGE_BYTES - bytes_before(p);
+    int64_t end = bl_min_i64(begin + HUGE_PAGE_BYTES, (int64_t)p->n_bytes), n;
+
+    (void)scratch;
+    for (int64_t at = bl_max_i64(begin, 0); at < end; at += n) { /* looked at while it is in the cache */
+        n = bl_min_i64(PLACE_BYTES, end - at);
+        memcpy(p->to + at, p->from + at, (size_t)n);
+        if (!all_finite(p->dtype, p->to + at, (size_t)n))
+            atomic_store_explicit(&p->has_bad, true, memory_order_relaxed);
+    }
+}
+
+/* Weights kept as stored: their bytes, after a look at each. */
+static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
+{
+    const bl_tensor *tensor = job->weight.codes;
+    int64_t width = row_bytes(&job->weight);
+    bool has_bad = false;
+    const void *bytes;
+
+    for (int64_t row = job->begin; row < job->end;) {
+        step s = step_at(job, row);
+        BL_TRY(take_step(loader, job, &s, &bytes));
+        add_rows(loader, &job->weight, row, s.stop, bytes);
+        placement p = {tensor->dtype, bytes, (unsigned char *)job->codes + (row - job->begin) * width,
+                       (size_t)((s.stop - row) * width), false};
+        bl_pool_run(loader->pool, bl_ceil_div(bytes_before(&p) + (int64_t)p.n_bytes, HUGE_PAGE_BYTES), place_piece, &p);
+        has_bad = has_bad || p.has_bad;
+        row = s.stop;
+    }
+    return has_bad ? bl_llama_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
+}
+
+static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
+{
+    const bl_hf_weight *w = &job->weight;
+
+    BL_TRY(load_stored(loader, job));
+    float *stored = malloc((size_t)(w->scale_rows * w->scale_cols) * sizeof *stored);
+    if (!stored) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
+    bl_status st = bl_hf_read_scales(w, stored);
+    if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW) {
+        bool is_row = w->scale_kind == BL_SCALE_ROW;
+        for (int64_t r = job->begin; r < job->end; r++) job->scales[r] = stored[is_row ? r : 0];
+        if (is_row) add_scales(loader, w, job->begin, job->end, stored);
+        else if (job->begin == 0) add_scales(loader, w, 0, 1, stored);
+    } else if (st == BL_OK) {
+        int64_t first = bl_ceil_div(job->begin, BL_FP8_BLOCK), last = bl_ceil_div(job->end, BL_FP8_BLOCK);
+        memcpy(job->scales + first * w->scale_cols, stored + first * w->scale_cols,
+               (size_t)((last - first) * w->scale_cols) * sizeof *stored);
+        add_scales(loader, w, first * w->scale_cols, last * w->scale_cols, stored);
+    }
+    free(stored);
+    return st;
+}
+
+static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
+{
+    const bl_hf_weight *w = &job->weight;
+    const void *bytes;
+
+    for (int64_t row = job->begin; row < job->end;) {
+        step s = step_at(job, row);
+        uint8_t *codes = (uint8_t *)job->codes + (row - job->begin) * w->cols;
+        BL_TRY(take_step(loader, job, &s, &bytes));
+        add_rows(loader, w, row, s.stop, bytes);
+        BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop, w->cols,
+                                                  codes, job->scales + row)));
+        row = s.stop;
+    }
+    return BL_OK;
+}
+
+/* All rows of a row of blocks are read for the absmax, those of the job are encoded. `local` has room for its
+ * scales. */
+static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, const step *s, float *local)
+{
+    const bl_hf_weight *w = &job->weight;
+    int64_t grid_cols = bl_ceil_div(w->cols, BL_FP8_BLOCK);
+    const void *bytes;
+
+    BL_TRY(take_step(loader, job, s, &bytes));
+    for (int64_t c = 0; c < grid_cols; c++) local[c] = 0.0f;
+    BL_TRY(name_tensor(
+        w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first, s->last, w->cols, local)));
+    for (int64_t c = 0; c < grid_cols; c++) local[c] = bl_fp8_scale(local[c]);
+    const char *own = (const char *)bytes + (s->row - s->first) * row_bytes(w);
+    add_rows(loader, w, s->row, s->stop, own);
+    uint8_t *codes = (uint8_t *)job->codes + (s->row - job->begin) * w->cols;
+    BL_TRY(name_tensor(
+        w, bl_fp8_block_encode(loader->pool, w->codes->dtype, own, s->row, s->stop, w->cols, local, codes)));
+    if (s->first >= job->begin)
+        memcpy(job->scales + s->first / BL_FP8_BLOCK * grid_cols, local, (size_t)grid_cols * sizeof *local);
+    return BL_OK;
+}
+
+static bl_status quantise_blocks(bl_row_loader *loader, const bl_row_job *job)
+{
+    bl_status st = BL_OK;
+    float *local = malloc((size_t)bl_ceil_div(job->weight.cols, BL_FP8_BLOCK) * sizeof *local);
+
+    if (!local) return BL_FAIL(BL_ENOMEM, "scales of %s", job->weight.codes->name);
+    for (int64_t row = job->begin; st == BL_OK && row < job->end;) {
+        step s = step_at(job, row);
+        st = quantise_block(loader, job, &s, local);
+        row = s.stop;
+    }
+    free(local);
+    return st;
+}
+
+static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
+{
+    if (job->begin >= job->end) return BL_OK;
+    if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
+    if (job->format == BL_FORMAT_FP8_ROW) return quantise_rows(loader, job);
+    if (job->format == BL_FORMAT_FP8_BLOCK) return quantise_blocks(loader, job);
+    return load_stored(loader, job);
+}
+
+bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
+{
+    if (loader->next_job == loader->n_jobs) return BL_FAIL(BL_EINTERNAL, "no rows are left to load");
+    loader->hashes = checksum != NULL;
+    loader->sum = 0;
+    BL_TRY(run_job(loader, &loader->jobs[loader->next_job++]));
+    if (checksum) *checksum = loader->sum;
+    return BL_OK;
+}
+
+/* ---- the loader ---- */
+
+bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
+{
+    size_t n_files = bl_hf_file_count(model);
+    const char **paths = calloc(n_files + 1, sizeof *paths);
+
+    *out = NULL;
+    if (!paths) return BL_FAIL(BL_ENOMEM, "the names of %zu files", n_files);
+    for (size_t i = 0; i < n_files; i++) paths[i] = bl_safetensors_path(bl_hf_file(model, i));
+    bl_status st = bl_io_files_open(paths, (int)n_files, true, out);
+    free(paths);
+    return st;
+}
+
+/* The loaders of a host share one queue. 64 MiB cover a disk's latency and what the threads do between two chunks; more
+ * would take longer to get than to fill. */
+static int64_t queue_depth(int n_readers)
+{
+    enum { MIN_DEPTH = 4, LOAD_DEPTH = 16 };
+    return bl_max_i64(MIN_DEPTH, LOAD_DEPTH / n_readers);
+}
+
+int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards)
+{
+    int64_t stored = 0, bounce = 0,
+            buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES);
+
+    for (size_t i = 0; i < bl_hf_count(host->files); i++) {
+        const bl_tensor *tensor = bl_hf_at(host->files, i);
+        stored += tensor->n_bytes;
+        if (tensor->n_dims == 2 && tensor->shape[0] > 0)
+            bounce = bl_max_i64(bounce, tensor->n_bytes / tensor->shape[0] * BL_FP8_BLOCK);
+    }
+    bool is_in_blocks = host->formats[0] == BL_FORMAT_FP8_BLOCK && bounce > BL_IO_CHUNK_BYTES;
+    return bl_min_i64(buffers, bl_ceil_div(stored, n_shards)) + (is_in_blocks ? bounce : 0);
+}
+
+/* As deep a queue and as large requests as the ranges have a use for. */
+static void choose_buffers(const bl_row_loader *loader, int n_readers, bl_reader_options *options)
+{
+    int64_t largest = 1, n_chunks = 0;
+
+    for (size_t i = 0; i < loader->n_ranges; i++) largest = bl_max_i64(largest, loader->ranges[i].n_bytes);
+    int64_t chunk = bl_min_i64(bl_round_up(largest, BL_IO_ALIGN_BYTES), BL_IO_CHUNK_BYTES);
+    for (size_t i = 0; i < loader->n_ranges; i++) n_chunks += bl_ceil_div(loader->ranges[i].n_bytes, chunk);
+    options->chunk_bytes = (size_t)chunk;
+    options->queue_depth = (int)bl_min_i64(queue_depth(n_readers), bl_max_i64(n_chunks, 1));
+}
+
+bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,
+                               int n_readers, bl_pool *pool, const bl_row_job *jobs, size_t n_jobs,
+                               bool reports, bl_row_loader **out)
+{
+    bl_status st = BL_OK;
+    bl_reader_options options = {.engine = engine};
+
+    *out = NULL;
+    bl_row_loader *loader = calloc(1, sizeof *loader);
+    if (!loader) return BL_FAIL(BL_ENOMEM, "a loader");
+    loader->pool = pool;
+    loader->jobs = jobs;
+    loader->n_jobs = n_jobs;
+    loader->reports = reports;
+    loader->start_s = loader->told_s = now_s();
+    list_ranges(loader, model);
+    loader->ranges = calloc(loader->n_ranges + 1, sizeof *loader->ranges);
+    if (!loader->ranges) {
+        st = BL_FAIL(BL_ENOMEM, "%zu ranges of weights", loader->n_ranges);
+        goto done;
+    }
+    list_ranges(loader, model);
+    for (size_t i = 0; i < loader->n_ranges; i++) loader->n_bytes += loader->ranges[i].n_bytes;
+    choose_buffers(loader, n_readers, &options);
+    BL_TRY_GOTO(st, done, bl_reader_create(&options, files, &loader->reader));
+    BL_TRY_GOTO(st, done, bl_reader_stream(loader->reader, loader->ranges, loader->n_ranges));
+    *out = loader;
+    loader = NULL;
+done:
+    bl_row_loader_destroy(loader);
+    return st;
+}
+
+static void report(bl_row_loader *loader)
+{
+    bl_reader_stats stats;
+    double seconds = now_s() - loader->start_s;
+
+    bl_log_progress("%s", "");
+    if (seconds < REPORT_S) return;
+    bl_reader_get_stats(loader->reader, &stats);
+    bl_log_info("weights read: %.2f GB in %.1f s, %.2f GB/s (%s, waited for %.1f s)",
+                (double)loader->n_bytes_done * 1e-9, seconds, (double)loader->n_bytes_done * 1e-9 / seconds,
+                bl_reader_engine_name(loader->reader), stats.wait_s);
+}
+
+void bl_row_loader_destroy(bl_row_loader *loader)
+{
+    if (!loader) return;
+    if (loader->reports && loader->reader) report(loader);
+    bl_reader_destroy(loader->reader);
+    free(loader->ranges);
+    free(loader->bounce);
+    free(loader);
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pass.h -- the model run layer-major: each layer is visited once for a group of micro-batches.
+ *
+ * A visit acquires a layer's frozen matrices and LoRA weights once, takes the group's micro-batches through it one after the
+ * other, and releases them. Gathers are paid once a group; layer-internal memory is one micro-batch's; layer inputs, saved tensors and
+ * the boundary gradients are the whole group's. Layer inputs and saved tensors are two stacks (offload/spill.h): with offload_activations
+ * device memory has those of two layers, host memory the others. The order of visits is known (bl_llama_pass: 0..L-1, head, L-1..0, and from the
+ * start again), so each visit prefetches the ones to come.
+ *
+ * The size of the group never changes a bit: micro-batches do not mix, the loss is summed micro-batch by micro-batch, and gradients are
+ * handed out per layer and micro-batch. */
+#ifndef BALLAST_MODEL_PASS_H
+#define BALLAST_MODEL_PASS_H
+
+#include "linear/base.h"
+#include "comm/gather_ring.h"
+#include "device/timeline.h"
+#include "llama/block.h"
+#include "llama/lora.h"
+#include "model/weights.h"
+
+/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats) that backward overwrites; end says that the tasks queued
+ * on `stream` so far complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
+typedef struct bl_gradient_sink {
+    void *user;
+    bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
+    bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
+} bl_gradient_sink;
+
+typedef struct bl_pass_options {
+    int64_t T_max;   /* tokens of the largest micro-batch */
+    int max_group;   /* micro-batches visited together, >= 1 */
+    int ring_depth;  /* how far to look ahead */
+    unsigned save;   /* bl_save */
+    bool training;   /* false: forward only, two layer inputs are kept */
+    bool offload_activations; /* layer inputs and saved tensors go to host memory and back; nothing without training */
+    bool pin;                 /* that memory, where the system allows it (offload/arena.h) */
+    const bl_lora_layout *lora;
+    bl_gather_ring *lora_ring; /* unit i = layer i's flat vector, one item; NULL when there is no adapter */
+    bl_stream *activations;    /* carries what goes to host memory and back: not compute. NULL without offload_activations */
+    bl_timeline *timeline;     /* may be NULL: a compute span for each visit, "forward", "head", "backward", in which it may also stand still */
+} bl_pass_options;
+
+typedef struct bl_llama_pass bl_llama_pass;
+
+/* Takes all the memory the pass will ever need. weights, base, streams, lora, ring and timeline are borrowed. */
+bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base, bl_stream *compute,
+                               const bl_pass_options *options, bl_llama_pass **out);
+void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the streams are idle; NULL is fine */
+
+/* Bytes of device memory that create takes, and of host memory: 0 without offload_activations. */
+int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options);
+int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options);
+
+typedef struct bl_pass_input {
+    int n_micro;                   /* <= max_group; T = 0 is legal: the rank only takes part in the gathers */
+    const bl_micro_batch *micro;
+    double loss_scale;             /* of the gradient: 1 / number of labels of the step */
+    bl_lora_dropout dropout;       /* p, seed, step */
+    double *loss_sum;              /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
+    const bl_gradient_sink *sink;
+    bool (*stop)(void *user);      /* asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never */
+    void *stop_user;
+} bl_pass_input;
+
+/* Forward, loss and backward of one group. */
+bl_status bl_llama_pass_train(bl_llama_pass *pass, const bl_pass_input *input);
+
+/* Forward and loss only: no dropout, no gradients. */
+bl_status bl_llama_pass_evaluate(bl_llama_pass *pass, const bl_pass_input *input);
+
+/* After a loss that is not finite and with compute idle: the first layer of the group `input`, which must be the last, whose output
+ * holds a NaN or infinity (-1: the embedding), and the micro-batch of the group. False: none of them does, or they cannot be read. */
+bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro);
+
+/* The invariants of its stacks (offload/spill.h), at any time between two calls that queue work; BL_EINTERNAL says which is broken. */
+bl_status bl_llama_pass_validate(const bl_llama_pass *pass);
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/placement.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "llama/projection.h"
+#include "offload/arena.h"
+
+static void list_sizes(const bl_base_layout *layout, size_t *n_bytes)
+{
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++)
+            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++)
+                n_bytes[bl_base_page(layout, u, m, p)] = layout->units[u].matrix[m].part[p].shard_bytes;
+}
+
+bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers)
+{
+    int64_t n_pages = bl_base_page_count(layout);
+    size_t *n_bytes = calloc((size_t)n_pages + 1, sizeof *n_bytes);
+
+    if (!n_bytes) return BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
+    list_sizes(layout, n_bytes);
+    bl_tier_spread(n_bytes, n_pages, placement->ratio, placement->tier, tiers);
+    free(n_bytes);
+    return BL_OK;
+}
+
+bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
+                               bl_llama_placed_bytes *out)
+{
+    bl_status st = BL_OK;
+    int64_t n_pages = bl_base_page_count(layout);
+    bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
+    bool *is = calloc((size_t)n_pages + 1, sizeof *is);
+
+    *out = (bl_llama_placed_bytes){0};
+    if (!tiers || !is) {
+        st = BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_llama_place(layout, placement, tiers));
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++)
+            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
+                size_t bytes = (size_t)bl_round_up((int64_t)layout->units[u].matrix[m].part[p].shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
+                bl_tier tier = tiers[bl_base_page(layout, u, m, p)];
+                *(tier == BL_TIER_DEVICE ? &out->device : tier == BL_TIER_HOST ? &out->host : &out->disk) += bytes;
+            }
+    for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
+    out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
+    for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
+    out->reader = bl_base_paged_reader_bytes(layout, is, false, bl_llama_pager_queue_depth(placement->n));
+    out->writing = (size_t)(bl_min_i64((int64_t)out->disk, (int64_t)bl_llama_staging_bytes(placement)) +
+                            bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
+done:
+    free(is);
+    free(tiers);
+    return st;
+}
+
+size_t bl_llama_staging_bytes(const bl_llama_placement *placement)
+{
+    enum { MAX_BYTES = 32 << 20, MIN_BYTES = 4 << 20 };
+    if (placement->staging_bytes) return placement->staging_bytes;
+    return (size_t)bl_max_i64(MIN_BYTES, MAX_BYTES / bl_max_i64(1, placement->n));
+}
+
+int bl_llama_pager_queue_depth(int n)
+{
+    enum { MIN_DEPTH = 4 };
+    return (int)bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / bl_max_i64(1, n));
+}
+
+bl_status bl_llama_bind_rank(int index, int n)
+{
+    return bl_arena_bind_thread(bl_arena_node_of(index, n));
+}
+
+/* "mlp.gate_proj" of segment 0 of BL_GATE_UP. */
+static const bl_projection_info *find_projection(int matrix, int segment)
+{
+    for (int q = 0; q < BL_PROJECTIONS; q++) {
+        const bl_projection_info *info = bl_projection_get((bl_projection)q);
+        if ((int)info->matrix == matrix && info->segment == segment) return info;
+    }
+    return NULL;
+}
+
+void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix, int part, char name[BL_PAGE_NAME_BYTES])
+{
+    const bl_base_part *p = &layout->units[unit].matrix[matrix].part[part];
+
+    if (unit == n_layers) {
+        snprintf(name, BL_PAGE_NAME_BYTES, "lm_head");
+        return;
+    }
+    size_t used = 0;
+    for (int s = p->first_segment; s < p->first_segment + p->n_segments && used < BL_PAGE_NAME_BYTES; s++) {
+        const bl_projection_info *info = find_projection(matrix, s);
+        used += (size_t)(s == p->first_segment
+                             ? snprintf(name, BL_PAGE_NAME_BYTES, "model.layers.%lld.%s", (long long)unit, info->module)
+                             : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s", info->name));
+    }
+}

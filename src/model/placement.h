@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* placement.h -- which shards of a rank's frozen base lie in which tier. */
+#ifndef BALLAST_MODEL_PLACEMENT_H
+#define BALLAST_MODEL_PLACEMENT_H
+
+#include "linear/base.h"
+#include "offload/pages.h"
+
+/* ratio: the part of the base's bytes that lies in `tier`, 0..1; the rest is in device memory. */
+typedef struct bl_llama_placement {
+    double ratio;
+    bl_tier tier;
+    const char *dir; /* of page files; for BL_TIER_DISK */
+    bool pin;        /* the host tier's memory */
+    int index, n;    /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
+    size_t staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB for the n
+                             ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they need */
+} bl_llama_placement;
+
+/* staging_bytes, chosen. */
+size_t bl_llama_staging_bytes(const bl_llama_placement *placement);
+
+/* The tier of each page of the layout (bl_base_page_count of them; offload/tier.h says how they are chosen). */
+bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers);
+
+/* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
+ * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what disk pages are
+ * written through while the model is loaded, when none of the ring is there yet. */
+typedef struct bl_llama_placed_bytes {
+    size_t device, host, disk, ring, reader, writing;
+} bl_llama_placed_bytes;
+bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
+                               bl_llama_placed_bytes *out);
+
+/* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
+int bl_llama_pager_queue_depth(int n);
+
+/* Keeps the calling thread, and those it starts from now on, on the cores of the NUMA node of rank `index` of `n` ranks of this host:
+ * next to the host tier's memory. Nothing happens where there is one node, or fewer ranks than nodes. */
+bl_status bl_llama_bind_rank(int index, int n);
+
+enum { BL_PAGE_NAME_BYTES = 96 };
+/* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
+void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix, int part, char name[BL_PAGE_NAME_BYTES]);
+
+#endif

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weights.c -- what a rank holds: its shard of the frozen base, read row range by row range. */
+#include "model/weights.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/sizes.h"
+#include "base/xxh3.h"
+#include "model/rows.h"
+#include "offload/pager.h"
+#include "ops/rope.h"
+
+static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t cols)
+{
+    w->segment[w->n_segments++] = (bl_weight_segment){.format = format, .rows = rows};
+    w->rows += rows;
+    w->cols = cols;
+}
+
+bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats, bl_dtype head_dtype, int n_shards,
+                          bl_base_layout *out)
+{
+    bool tied = config->tie_word_embeddings;
+    *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + (tied ? 0 : 1)};
+    out->units = calloc((size_t)out->n_units, sizeof *out->units);
+    if (!out->units) return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
+    for (int64_t l = 0; l < config->n_layers; l++) {
+        out->units[l].n_matrices = BL_LAYER_MATRICES;
+        for (int p = 0; p < BL_PROJECTIONS; p++) {
+            int64_t rows, cols;
+            bl_projection_shape(config, (bl_projection)p, &rows, &cols);
+            add_segment(&out->units[l].matrix[bl_projection_get((bl_projection)p)->matrix].weight, formats[l * BL_PROJECTIONS + p],
+                        rows, cols);
+        }
+    }
+    if (!tied) {
+        bl_format format = BL_FORMAT_F32;
+        bl_format_from_dtype(head_dtype, &format);
+        bl_base_unit *head = &out->units[config->n_layers];
+        head->n_matrices = 1;
+        head->whole_ring = true;
+        add_segment(&head->matrix[0].weight, format, config->vocab_size, config->hidden_size);
+    }
+    bl_status st = bl_base_layout_finish(out);
+    if (st != BL_OK) bl_base_layout_free(out);
+    return st;
+}
+
+void bl_base_layout_free(bl_base_layout *layout)
+{
+    free(layout->units);
+    *layout = (bl_base_layout){0};
+}
+
+/* Places the scales of all segments one after the other in `scales`; NULL only counts. Returns the number of floats. */
+static int64_t place_scales(bl_base_layout *layout, float *scales)
+{
+    int64_t used = 0;
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++) {
+            bl_weight *w = &layout->units[u].matrix[m].weight;
+            for (int s = 0; s < w->n_segments; s++) {
+                size_t code_bytes, n_scales;
+                bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &code_bytes, &n_scales);
+                w->segment[s].scales = scales && n_scales ? scales + used : NULL;
+                used += (int64_t)n_scales;
+            }
+        }
+    return used;
+}
+
+static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
+{
+    const bl_tensor *t = bl_hf_find(w->host->files, name);
+
+    BL_TRY(bl_tensor_read_f32(t, out));
+    for (int64_t i = 0; i < w->host->config.hidden_size; i++)
+        if (!isfinite(out[i]))
+            return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)i);
+    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->host->config.hidden_size * sizeof *out, bl_llama_tensor_seed(name));
+    return BL_OK;
+}
+
+static bl_status load_norms(bl_llama_weights *w)
+{
+    static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};
+    const bl_llama_config *c = &w->host->config;
+    char name[BL_TENSOR_NAME_BYTES];
+
+    for (int64_t l = 0; l < c->n_layers; l++)
+        for (int k = 0; k < 2; k++) {
+            bl_llama_tensor_name(l, modules[k], name);
+            BL_TRY(load_norm(w, name, w->norms + (2 * l + k) * c->hidden_size));
+        }
+    return load_norm(w, "model.norm.weight", w->norms + 2 * c->n_layers * c->hidden_size);
+}
+
+static bl_status make_rope_tables(bl_llama_weights *w)
+{
+    const bl_llama_config *c = &w->host->config;
+    int64_t half = c->head_dim / 2, n = w->host->n_positions * half;
+    double *inv_freq = malloc((size_t)half * sizeof *inv_freq);
+
+    if (!inv_freq) return BL_FAIL(BL_ENOMEM, "RoPE frequencies");
+    bl_llama_config_rope_inv_freq(c, inv_freq);
+    bl_rope_fill_tables(w->host->n_positions, half, inv_freq, w->rope_tables, w->rope_tables + n);
+    free(inv_freq);
+    w->dims.cos_table = w->rope_tables;
+    w->dims.sin_table = w->rope_tables + n;
+    return BL_OK;
+}
+
+static bl_status allocate(bl_llama_weights *w)
+{
+    const bl_llama_config *c = &w->host->config;
+    size_t norms = (size_t)((2 * c->n_layers + 1) * c->hidden_size), rope = (size_t)(w->host->n_positions * c->head_dim);
+
+    w->n_scales = place_scales(&w->layout, NULL);
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)w->n_scales * sizeof(float), "scales", (void **)&w->scales));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, norms * sizeof(float), "norms", (void **)&w->norms));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, rope * sizeof(float), "RoPE tables", (void **)&w->rope_tables));
+    place_scales(&w->layout, w->scales);
+    return BL_OK;
+}
+
+/* What the ranks have read of the base, together; then what each reads whole. */
+static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shards, bl_stream *stream)
+{
+    int64_t *sum;
+
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, sizeof *sum, "a checksum", (void **)&sum));
+    *sum = (int64_t)w->checksum;
+    bl_status st = bl_comm_all_reduce_i64(shards, stream, sum, 1);
+    if (st == BL_OK) st = bl_stream_synchronize(stream);
+    w->checksum = (uint64_t)*sum + w->host->embedding_checksum;
+    bl_device_free(w->device, BL_SPACE_DEVICE, sum);
+    return st;
+}
+
+bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
+                                const bl_llama_placement *placement, bl_llama_weights **out)
+{
+    const bl_llama_config *c = &host->config;
+    bl_status st = BL_OK;
+
+    *out = NULL;
+    bl_llama_weights *w = calloc(1, sizeof *w);
+    if (!w) return BL_FAIL(BL_ENOMEM, "model weights");
+    w->host = host;
+    w->device = device;
+    w->dims = bl_block_dims_of(c);
+    BL_TRY_GOTO(st, done, bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
+    BL_TRY_GOTO(st, done, allocate(w));
+    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement));
+    BL_TRY_GOTO(st, done, sum_checksums(w, shards, stream));
+    BL_TRY_GOTO(st, done, load_norms(w));
+    BL_TRY_GOTO(st, done, make_rope_tables(w));
+    /* Each scale was written by exactly one rank of the group and is zero on the others. */
+    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shards, stream, w->scales, w->n_scales));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
+    if (c->tie_word_embeddings) {
+        bl_format format = BL_FORMAT_F32;
+        bl_format_from_dtype(host->embedding_dtype, &format);
+        w->tied_head = (bl_weight){.rows = c->vocab_size, .cols = c->hidden_size, .n_segments = 1,
+                                   .segment = {{.format = format, .codes = host->embedding, .rows = c->vocab_size}}};
+    }
+    *out = w;
+    w = NULL;
+done:
+    bl_llama_weights_free(w);
+    return st;
+}
+
+void bl_llama_weights_free(bl_llama_weights *w)
+{
+    if (!w) return;
+    bl_pages_destroy(w->pages);
+    bl_device_free(w->device, BL_SPACE_DEVICE, w->scales);
+    bl_device_free(w->device, BL_SPACE_DEVICE, w->norms);
+    bl_device_free(w->device, BL_SPACE_DEVICE, w->rope_tables);
+    bl_base_layout_free(&w->layout);
+    free(w);
+}
+
+bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_options *o, bl_base **out)
+{
+    bl_pager_options options = {.device = w->device, .comm = bl_comm_size(o->shards) > 1 ? o->shards : NULL, .copy = o->copy,
+                                .gather = o->gather, .ring_depth = o->ring_depth, .queue_depth = o->queue_depth, .io_engine = w->host->io_engine,
+                                .verify_always = o->verify_always, .timeline = o->timeline, .hooks = o->hooks};
+    if (bl_pages_files(w->pages)) bl_io_files_warn_with(bl_pages_files(w->pages), w->host->io_files); /* and all ranks' */
+    return bl_base_create_paged(&w->layout, w->pages, &options, out);
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An item is one document and one key/value head with its query heads: all that dk, dv of this head and dq of
+ * these heads get comes from it, in a fixed order, and P is computed once. With P_ij = exp(s_ij - lse_i),
+ * delta_i = do_i . o_i: dv_j = sum_i P_ij do_i;  dS_ij = P_ij (do_i . v_j - delta_i);  dq_i = sum_j dS_ij k_j
+ * / sqrt(d);  dk_j = sum_i dS_ij q_i / sqrt(d) (algorithm 2 of arXiv:2307.08691). */
+#include "ops/attention.h"
+
+#include <math.h>
+
+#include "ops/cpu/attention_cpu.h"
+
+enum { QUERY_BLOCK = 128, KEY_BLOCK = 128 };
+
+typedef struct backward_scratch {
+    float p[QUERY_BLOCK * KEY_BLOCK];
+    float ds[QUERY_BLOCK * KEY_BLOCK];
+} backward_scratch;
+_Static_assert(sizeof(backward_scratch) <= BL_POOL_SCRATCH_BYTES, "the tiles must fit a worker's scratch");
+
+/* A rectangle of queries and keys of one head; all pointers at its first row. */
+typedef struct backward_tile {
+    int64_t n_rows, n_keys, n_visible; /* row r sees the first n_visible + r keys */
+    const float *q, *do_, *k, *v, *lse, *delta;
+    float *dq, *dk, *dv;
+    int first_keys, first_rows; /* nothing yet in dq; nothing yet in dk, dv */
+} backward_tile;
+
+OPS_CLONES static void probabilities_row(int64_t n, float lse, float *p)
+{
+    for (int64_t j = 0; j < n; j++) p[j] = ops_expf(p[j] - lse);
+}
+
+OPS_CLONES static void score_gradient_row(int64_t n, float delta, const float *p, float *ds)
+{
+    OPS_IVDEP
+    for (int64_t j = 0; j < n; j++) ds[j] = p[j] * (ds[j] - delta);
+}
+
+static void backward_one_tile(const bl_attention_backward_args *a, const backward_tile *t,
+                              backward_scratch *s)
+{
+    float scale = (float)(1.0 / sqrt((double)a->d));
+    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k, a->kv_stride,
+                   0.0f, s->p, t->n_keys);
+    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v, a->kv_stride,
+                   0.0f, s->ds, t->n_keys);
+    for (int64_t r = 0; r < t->n_rows; r++) {
+        float *p = s->p + r * t->n_keys, *ds = s->ds + r * t->n_keys;
+        int64_t n = bl_min_i64(t->n_visible + r, t->n_keys);
+        probabilities_row(n, t->lse[r * a->n_heads], p);
+        score_gradient_row(n, t->delta[r * a->n_heads], p, ds);
+        memset(p + n, 0, (size_t)(t->n_keys - n) * sizeof *p);
+        memset(ds + n, 0, (size_t)(t->n_keys - n) * sizeof *ds);
+    }
+    float keep_rows = t->first_keys ? 0.0f : 1.0f, keep_keys = t->first_rows ? 0.0f : 1.0f;
+    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_, a->o_stride,
+                   keep_keys, t->dv, a->kv_stride);
+    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q, a->q_stride,
+                   keep_keys, t->dk, a->kv_stride);
+    ops_blas_sgemm(false, false, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k, a->kv_stride,
+                   keep_rows, t->dq, a->q_stride);
+}
+
+static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64_t end, int64_t first_head,
+                       int64_t n_heads)
+{
+    for (int64_t token = begin; token < end; token++) {
+        for (int64_t head = first_head; head < first_head + n_heads; head++) {
+            int64_t at = token * a->o_stride + head * a->d;
+            a->delta[token * a->n_heads + head] = (float)ops_dot((const float *)a->do_ + at, (const float *)a->o + at, a->d);
+        }
+    }
+}
+
+static void backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_attention_backward_args *a = arg;
+    int64_t document = index / a->n_kv_heads, kv_head = index % a->n_kv_heads,
+            group = a->n_heads / a->n_kv_heads;
+    int64_t begin = a->cu_seqlens[document], end = a->cu_seqlens[document + 1];
+
+    fill_delta(a, begin, end, kv_head * group, group);
+    for (int64_t key = begin; key < end; key += KEY_BLOCK) {
+        int64_t at_key = key * a->kv_stride + kv_head * a->d;
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+            for (int64_t row = key; row < end; row += QUERY_BLOCK) {
+                int64_t at_q = row * a->q_stride + head * a->d, at_row = row * a->n_heads + head;
+                backward_tile tile = {
+                    .n_rows = bl_min_i64(QUERY_BLOCK, end - row),
+                    .n_keys = bl_min_i64(KEY_BLOCK, end - key),
+                    .n_visible = row - key + 1,
+                    .q = (const float *)a->q + at_q,
+                    .do_ = (const float *)a->do_ + row * a->o_stride + head * a->d,
+                    .k = (const float *)a->k + at_key,
+                    .v = (const float *)a->v + at_key,
+                    .lse = a->lse + at_row,
+                    .delta = a->delta + at_row,
+                    .dq = (float *)a->dq + at_q,
+                    .dk = (float *)a->dk + at_key,
+                    .dv = (float *)a->dv + at_key,
+                    .first_keys = key == begin,
+                    .first_rows = row == key && head == kv_head * group,
+                };
+                backward_one_tile(a, &tile, scratch);
+            }
+        }
+    }
+}
+
+static bl_status backward_cpu(bl_stream *stream, const void *args)
+{
+    bl_attention_backward_args a = *(const bl_attention_backward_args *)args;
+    if (a.T == 0) return BL_OK;
+    bl_pool_run(ops_pool(stream), a.n_documents * a.n_kv_heads, backward_item, &a);
+    return BL_OK;
+}
+
+bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
+{
+    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride, args->kv_stride,
+                           args->o_stride));
+    return ops_launch(stream, backward_cpu, ops_cuda_attention_backward, args->act, args, sizeof *args);
+}

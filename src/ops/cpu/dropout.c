@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/elementwise.h"
+
+#include "ops/cpu/ops_cpu.h"
+#include "ops/philox.h"
+
+enum { GROUPS = 64, BLOCK = 4 * GROUPS }; /* columns are drawn by blocks that stay in the first-level cache */
+
+typedef struct dropout_job {
+    bl_dropout_args args;
+    bl_philox_key key;
+    uint32_t threshold;
+    float scale;
+} dropout_job;
+
+OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position, uint32_t first_group,
+                                  uint32_t *words)
+{
+    for (uint32_t i = 0; i < GROUPS; i++) {
+        uint32_t group[4];
+        bl_dropout_words(key, sample, position, first_group + i, group);
+        for (int k = 0; k < 4; k++) words[4 * i + (uint32_t)k] = group[k];
+    }
+}
+
+OPS_CLONES static void mask_block(int64_t n, uint32_t threshold, float scale, const uint32_t *words,
+                                  const float *x, float *y)
+{
+    OPS_IVDEP
+    for (int64_t c = 0; c < n; c++) {
+        float kept = x[c] * scale;
+        y[c] = words[c] >= threshold ? kept : 0.0f;
+    }
+}
+
+static void dropout_item(void *arg, int64_t index, void *scratch)
+{
+    const dropout_job *job = arg;
+    const bl_dropout_args *a = &job->args;
+    int64_t rows = ops_rows_per_item(a->C), end = bl_min_i64(a->T, (index + 1) * rows);
+    uint32_t *words = scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        for (int64_t c = 0; c < a->C; c += BLOCK) {
+            int64_t at = t * a->C + c;
+            draw_block(job->key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
+            mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words, (const float *)a->x + at, (float *)a->y + at);
+        }
+    }
+}
+
+static void copy_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_dropout_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->C), begin = index * rows, end = bl_min_i64(a->T, begin + rows);
+    (void)scratch;
+    memcpy((float *)a->y + begin * a->C, (const float *)a->x + begin * a->C, (size_t)((end - begin) * a->C) * sizeof(float));
+}
+
+static bl_status dropout_cpu(bl_stream *stream, const void *args)
+{
+    dropout_job job = {.args = *(const bl_dropout_args *)args};
+    int64_t n_items = bl_ceil_div(job.args.T, ops_rows_per_item(job.args.C));
+    if (job.args.p == 0.0f) {
+        if (job.args.y != job.args.x) bl_pool_run(ops_pool(stream), n_items, copy_item, &job.args);
+        return BL_OK;
+    }
+    job.key = bl_dropout_key(job.args.seed, job.args.step, job.args.layer, job.args.matrix);
+    job.threshold = bl_dropout_threshold(job.args.p);
+    job.scale = bl_dropout_scale(job.args.p);
+    bl_pool_run(ops_pool(stream), n_items, dropout_item, &job);
+    return BL_OK;
+}
+
+bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
+{
+    if (!(args->p >= 0.0f && args->p < 1.0f))
+        return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
+    return ops_launch(stream, dropout_cpu, ops_cuda_dropout, args->act, args, sizeof *args);
+}

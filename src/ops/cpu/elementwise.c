@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/elementwise.h"
+
+#include "ops/cpu/ops_cpu.h"
+
+OPS_CLONES static void swiglu_row(int64_t I, const float *g, const float *u, float *h)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < I; i++) h[i] = bl_swiglu(g[i], u[i]);
+}
+
+static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_swiglu_forward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *g = (const float *)a->gate_up + t * 2 * a->I;
+        swiglu_row(a->I, g, g + a->I, (float *)a->h + t * a->I);
+    }
+}
+
+static bl_status swiglu_forward_cpu(bl_stream *stream, const void *args)
+{
+    bl_swiglu_forward_args a = *(const bl_swiglu_forward_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_forward_item, &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u, const float *dh,
+                                           float *dg, float *du)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < I; i++) {
+        bl_swiglu_gradient d = bl_swiglu_gradient_of(g[i], u[i], dh[i]);
+        dg[i] = d.dg;
+        du[i] = d.du;
+    }
+}
+
+static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_swiglu_backward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *g = (const float *)a->gate_up + t * 2 * a->I, *dh = (const float *)a->dh + t * a->I;
+        float *dg = (float *)a->d_gate_up + t * 2 * a->I;
+        swiglu_gradient_row(a->I, g, g + a->I, dh, dg, dg + a->I);
+    }
+}
+
+static bl_status swiglu_backward_cpu(bl_stream *stream, const void *args)
+{
+    bl_swiglu_backward_args a = *(const bl_swiglu_backward_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item, &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void add_block(int64_t n, const float *a, const float *b, float *y)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+
+static void add_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_add_args *a = arg;
+    int64_t begin = index * OPS_ITEM_ELEMENTS;
+    (void)scratch;
+    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), (const float *)a->a + begin, (const float *)a->b + begin,
+              (float *)a->y + begin);
+}
+
+static bl_status add_cpu(bl_stream *stream, const void *args)
+{
+    bl_add_args a = *(const bl_add_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), add_item, &a);
+    return BL_OK;
+}
+
+static void cast_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_cast_args *a = arg;
+    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
+    const char *x = (const char *)a->x + (size_t)begin * bl_act_bytes(a->from);
+    char *y = (char *)a->y + (size_t)begin * bl_act_bytes(a->to);
+    (void)scratch;
+    if (a->from == a->to)
+        memcpy(y, x, (size_t)n * bl_act_bytes(a->to));
+    else if (a->from == BL_ACT_BF16)
+        bl_dtype_to_f32(BL_BF16, x, (float *)(void *)y, (size_t)n);
+    else
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)y)[i] = bl_f32_to_bf16(((const float *)(const void *)x)[i]);
+}
+
+static bl_status cast_cpu(bl_stream *stream, const void *args)
+{
+    bl_cast_args a = *(const bl_cast_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), cast_item, &a);
+    return BL_OK;
+}
+
+static void embedding_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_embedding_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    int64_t row_bytes = a->H * (int64_t)bl_dtype_bytes(a->dtype);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++)
+        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes, (float *)a->y + t * a->H,
+                        (size_t)a->H);
+}
+
+static bl_status embedding_cpu(bl_stream *stream, const void *args)
+{
+    bl_embedding_args a = *(const bl_embedding_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), embedding_item, &a);
+    return BL_OK;
+}
+
+bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
+{
+    return ops_launch(stream, swiglu_forward_cpu, ops_cuda_swiglu_forward, args->act, args, sizeof *args);
+}
+
+bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
+{
+    return ops_launch(stream, swiglu_backward_cpu, ops_cuda_swiglu_backward, args->act, args, sizeof *args);
+}
+
+bl_status bl_add(bl_stream *stream, const bl_add_args *args)
+{
+    return ops_launch(stream, add_cpu, ops_cuda_add, args->act, args, sizeof *args);
+}
+
+bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
+{
+    bl_add_args sum = {.n = args->n, .act = args->act, .a = args->y, .b = args->x, .y = args->y};
+    return bl_add(stream, &sum);
+}
+
+bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
+{
+    return ops_launch(stream, cast_cpu, ops_cuda_cast, BL_ACT_F32, args, sizeof *args);
+}
+
+bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
+{
+    if (args->dtype != BL_F32 && args->dtype != BL_F16 && args->dtype != BL_BF16)
+        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
+                       bl_dtype_name(args->dtype));
+    return ops_launch(stream, embedding_cpu, ops_cuda_embedding, args->act, args, sizeof *args);
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks whose
+ * logits fit the scratch: logits = x W^T, softmax and its gradient in place, dx = dlogits W. Packed inputs
+ * lie in dx itself (their product is finished before the gradient is written over them) and are spread out to
+ * their tokens at the end; without dx they lie behind the logits. */
+#include "ops/loss_head.h"
+
+#include <math.h>
+
+#include "ops/gemm.h"
+#include "ops/cpu/ops_cpu.h"
+
+enum {
+    CHUNK_TOKENS_MAX = 1024, /* more gains no speed */
+    CHUNK_TOKENS_MIN = 16,   /* of the largest vocabularies: 2 M floats at V = 128,256 */
+    SCRATCH_FLOATS_MIN = 1 << 20,
+    SCRATCH_FLOATS_MAX = 1 << 24 /* 64 MiB; 512 tokens at V = 32,000 */
+};
+
+typedef struct chunk {
+    const bl_loss_head_args *args;
+    int64_t n_tokens;
+    int64_t token[CHUNK_TOKENS_MAX]; /* packed row -> token of the micro-batch */
+    double logp[CHUNK_TOKENS_MAX];
+} chunk;
+
+int64_t bl_loss_head_scratch_floats(int64_t V)
+{
+    int64_t enough = bl_max_i64(SCRATCH_FLOATS_MIN,
+                                bl_min_i64(V, SCRATCH_FLOATS_MAX / CHUNK_TOKENS_MAX) * CHUNK_TOKENS_MAX);
+    return bl_max_i64(enough, V * CHUNK_TOKENS_MIN);
+}
+
+size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V)
+{
+    return bl_device_get_kind(device) == BL_DEVICE_CUDA ? ops_cuda_loss_head_scratch_bytes(T, H, V)
+                                                        : (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
+}
+
+/* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
+static void softmax_item(void *arg, int64_t index, void *scratch)
+{
+    chunk *c = arg;
+    const bl_loss_head_args *a = c->args;
+    int64_t token = c->token[index], target = a->targets[token];
+    float *row = (float *)a->logits + index * a->V, highest = ops_max(row, a->V), logit = row[target];
+    double sum = ops_exp_sum(row, a->V, highest);
+    (void)scratch;
+    c->logp[index] = (double)logit - (double)highest - log(sum);
+    if (!a->dx) return;
+    double factor = a->scale * (double)a->weights[token], hit = (double)row[target] / sum;
+    ops_scale(a->V, (float)(factor / sum), row);
+    row[target] = (float)(factor * (hit - 1.0));
+}
+
+/* Packs the tokens that count from *next_token on, at most n_max of them, into the rows of `packed`. */
+static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, float *packed)
+{
+    const bl_loss_head_args *a = c->args;
+    size_t row_bytes = (size_t)a->H * sizeof(float);
+    int64_t t = *next_token;
+    for (c->n_tokens = 0; t < a->T && c->n_tokens < n_max; t++) {
+        if (a->weights[t] == 0.0f) continue;
+        if (a->targets[t] < 0 || a->targets[t] >= a->V)
+            return BL_FAIL(BL_EINPUT, "loss head: target %d of token %lld is outside the vocabulary of %lld",
+                           a->targets[t], (long long)t, (long long)a->V);
+        memmove(packed + c->n_tokens * a->H, (const float *)a->x + t * a->H, row_bytes);
+        c->token[c->n_tokens++] = t;
+    }
+    *next_token = t;
+    return BL_OK;
+}
+
+static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
+{
+    const bl_loss_head_args *a = c->args;
+    BL_TRY(bl_cpu_gemm_weight_nt(pool, c->n_tokens, packed, a->H, &a->head, 0.0f, a->logits, a->V));
+    bl_pool_run(pool, c->n_tokens, softmax_item, c);
+    for (int64_t i = 0; i < c->n_tokens; i++) {
+        int64_t t = c->token[i];
+        if (a->loss_sum) *a->loss_sum -= (double)a->weights[t] * c->logp[i];
+        if (a->logp) a->logp[t] = (float)c->logp[i];
+    }
+    if (!a->dx) return BL_OK;
+    return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, &a->head, 0.0f, packed, a->H);
+}
+
+/* Row k of the n_packed first rows of dx goes to the k-th token that counts; the other tokens get 0. A packed
+ * row never lies behind its token, so from the back none is overwritten before it has moved. */
+static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
+{
+    size_t row_bytes = (size_t)a->H * sizeof(float);
+    float *dx = a->dx;
+    for (int64_t t = a->T - 1; t >= 0; t--) {
+        if (a->weights[t] == 0.0f)
+            memset(dx + t * a->H, 0, row_bytes);
+        else if (--n_packed != t)
+            memcpy(dx + t * a->H, dx + n_packed * a->H, row_bytes);
+    }
+}
+
+_Static_assert(sizeof(bl_loss_head_args) <= BL_STREAM_ARGS_BYTES, "the head travels inside a task's arguments");
+
+static bl_status loss_head_cpu(bl_stream *stream, const void *args)
+{
+    const bl_loss_head_args *a = args;
+    chunk c = {.args = a};
+    int64_t n_packed = 0, floats_per_token = a->dx ? a->V : a->V + a->H;
+    int64_t n_max = bl_min_i64(CHUNK_TOKENS_MAX, bl_loss_head_scratch_floats(a->V) / floats_per_token);
+    if (n_max < 1)
+        return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld", (long long)a->H,
+                       (long long)a->V);
+    if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
+    for (int64_t next_token = 0; next_token < a->T;) {
+        float *packed = a->dx ? (float *)a->dx + n_packed * a->H : (float *)a->logits + n_max * a->V;
+        BL_TRY(gather_chunk(&c, &next_token, n_max, packed));
+        if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
+        n_packed += c.n_tokens;
+    }
+    if (a->dx) spread_rows(a, n_packed);
+    return BL_OK;
+}
+
+bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
+{
+    if (args->head.rows != args->V || args->head.cols != args->H)
+        return BL_FAIL(BL_EINTERNAL, "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
+                       (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
+                       (long long)args->H);
+    return ops_launch(stream, loss_head_cpu, ops_cuda_loss_head, args->act, args, sizeof *args);
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/norm.h"
+
+#include <math.h>
+
+#include "ops/cpu/ops_cpu.h"
+
+OPS_CLONES static void normalise_row(int64_t H, float rstd, const float *x, const float *w, float *y)
+{
+    OPS_IVDEP
+    for (int64_t h = 0; h < H; h++) y[h] = bl_rmsnorm_element(x[h], rstd, w[h]);
+}
+
+static void forward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_rmsnorm_forward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *x = (const float *)a->x + t * a->H;
+        float rstd = (float)(1.0 / sqrt(ops_dot(x, x, a->H) / (double)a->H + a->eps));
+        normalise_row(a->H, rstd, x, a->w, (float *)a->y + t * a->H);
+        if (a->rstd) a->rstd[t] = rstd;
+    }
+}
+
+static bl_status forward_cpu(bl_stream *stream, const void *args)
+{
+    bl_rmsnorm_forward_args a = *(const bl_rmsnorm_forward_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), forward_item, &a);
+    return BL_OK;
+}
+
+/* sum_h dy_h w_h x_h in double. */
+OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, const float *x)
+{
+    vd8 lanes = {0};
+    int64_t h = 0;
+    for (; h + 8 <= H; h += 8)
+        lanes += __builtin_convertvector(*(const vf8 *)(dy + h), vd8) *
+                 __builtin_convertvector(*(const vf8 *)(w + h), vd8) *
+                 __builtin_convertvector(*(const vf8 *)(x + h), vd8);
+    double sum = 0;
+    for (int k = 0; k < 8; k++) sum += lanes[k];
+    for (; h < H; h++) sum += (double)dy[h] * (double)w[h] * (double)x[h];
+    return sum;
+}
+
+OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy, const float *w,
+                                    const float *x, float *dx)
+{
+    OPS_IVDEP
+    for (int64_t h = 0; h < H; h++) dx[h] = bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
+}
+
+OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy,
+                                               const float *w, const float *x, float *dx)
+{
+    OPS_IVDEP
+    for (int64_t h = 0; h < H; h++) dx[h] += bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
+}
+
+static void backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_rmsnorm_backward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *x = (const float *)a->x + t * a->H, *dy = (const float *)a->dy + t * a->H;
+        float rstd = a->rstd[t], *dx = (float *)a->dx + t * a->H;
+        float along = (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
+        if (a->accumulate)
+            accumulate_gradient_row(a->H, rstd, along, dy, a->w, x, dx);
+        else
+            gradient_row(a->H, rstd, along, dy, a->w, x, dx);
+    }
+}
+
+static bl_status backward_cpu(bl_stream *stream, const void *args)
+{
+    bl_rmsnorm_backward_args a = *(const bl_rmsnorm_backward_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), backward_item, &a);
+    return BL_OK;
+}
+
+bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
+{
+    return ops_launch(stream, forward_cpu, ops_cuda_rmsnorm_forward, args->act, args, sizeof *args);
+}
+
+bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
+{
+    return ops_launch(stream, backward_cpu, ops_cuda_rmsnorm_backward, args->act, args, sizeof *args);
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ops_cpu.h -- what the CPU kernels have in common: launching, splitting rows into items, vector loops.
+ * Internal to ops/.
+ *
+ * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one order
+ * anyway, and sums run in a fixed number of lanes (vf16, vd8) that wide machines hold in one register and
+ * narrow ones in several. So a clone for AVX-512 and the baseline give the same bits; only the BLAS under the
+ * GEMMs may differ from CPU to CPU. */
+#ifndef BALLAST_OPS_CPU_OPS_CPU_H
+#define BALLAST_OPS_CPU_OPS_CPU_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "ops/element.h"
+#include "ops/cuda/ops_cuda.h"
+
+/* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
+ * choice would run before their runtime is ready. For clang 14 such a function must be static, and still its
+ * name must be the only one in the program. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define OPS_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define OPS_SANITIZED 1
+#endif
+#if defined(__x86_64__) && !defined(OPS_SANITIZED)
+#define OPS_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define OPS_CLONES
+#endif
+
+/* Before a loop whose arrays are either disjoint or the very same: no iteration reads what another one
+ * writes. */
+#if defined(__clang__)
+#define OPS_IVDEP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define OPS_IVDEP _Pragma("GCC ivdep")
+#endif
+
+/* Unaligned vectors; may_alias because they are laid over float arrays. */
+typedef float vf16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t vi16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float vf8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double vd8 __attribute__((vector_size(64), aligned(8), may_alias));
+
+enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some microseconds of work */
+
+/* The one place where an op meets the kind of its device. `cpu` runs as a task of the stream; `cuda` queues
+ * kernels, now. act: the type of the op's activations, BL_ACT_F32 where it has none or takes any. */
+static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, bl_stream_fn cuda, bl_act_type act, const void *args,
+                                   size_t args_bytes)
+{
+    if (bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA) return cuda(stream, args);
+    if (act != BL_ACT_F32) return BL_FAIL(BL_EINTERNAL, "the CPU's activations are fp32");
+    return bl_stream_call(stream, cpu, args, args_bytes);
+}
+
+static inline bl_pool *ops_pool(bl_stream *stream)
+{
+    return bl_device_pool(bl_stream_device(stream));
+}
+
+/* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend on the
+ * threads. */
+static inline int64_t ops_rows_per_item(int64_t n_columns)
+{
+    return bl_max_i64(1, OPS_ITEM_ELEMENTS / bl_max_i64(1, n_columns));
+}
+
+/* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements, in double
+ * above. */
+double ops_exp_sum(float *row, int64_t n, float shift);
+
+/* The largest of row (n); NaN entries are passed over. -infinity for n = 0. */
+float ops_max(const float *row, int64_t n);
+
+/* row_i *= factor for i < n. */
+void ops_scale(int64_t n, float factor, float *row);
+
+/* sum_i a_i b_i, products and sum in double. */
+double ops_dot(const float *a, const float *b, int64_t n);
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/optimizer.h"
+
+#include <math.h>
+
+#include "ops/cpu/ops_cpu.h"
+
+typedef struct adamw_job {
+    bl_adamw_args args;
+    bl_adamw_factors factors;
+    double grad_scale;
+} adamw_job;
+
+OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m,
+                                   float *v)
+{
+    const bl_adamw_factors factors = job->factors;
+    const double grad_scale = job->grad_scale;
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
+}
+
+static void adamw_item(void *arg, int64_t index, void *scratch)
+{
+    const adamw_job *job = arg;
+    const bl_adamw_args *a = &job->args;
+    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
+    (void)scratch;
+    adamw_block(job, n, a->grad + begin, a->w + begin, a->m + begin, a->v + begin);
+}
+
+static bl_status adamw_cpu(bl_stream *stream, const void *args)
+{
+    adamw_job job = {.args = *(const bl_adamw_args *)args};
+    const bl_adamw_args *a = &job.args;
+    job.grad_scale = a->grad_scale ? *a->grad_scale : 1.0;
+    job.factors = bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a->n, OPS_ITEM_ELEMENTS), adamw_item, &job);
+    return BL_OK;
+}
+
+/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack whatever n is.
+ */
+enum { SUM_ITEMS = 256 };
+
+typedef struct sum_job {
+    const float *x;
+    int64_t n, per_item;
+    double partial[SUM_ITEMS];
+} sum_job;
+
+static void sum_item(void *arg, int64_t index, void *scratch)
+{
+    sum_job *job = arg;
+    int64_t begin = index * job->per_item;
+    (void)scratch;
+    job->partial[index] = ops_dot(job->x + begin, job->x + begin, bl_min_i64(job->per_item, job->n - begin));
+}
+
+static bl_status sum_squares_cpu(bl_stream *stream, const void *args)
+{
+    const bl_sum_squares_args *a = args;
+    sum_job job = {.x = a->x, .n = a->n};
+    job.per_item = bl_round_up(bl_max_i64(OPS_ITEM_ELEMENTS, bl_ceil_div(a->n, SUM_ITEMS)), 16);
+    int64_t n_items = bl_ceil_div(a->n, job.per_item);
+    bl_pool_run(ops_pool(stream), n_items, sum_item, &job);
+    double sum = 0;
+    for (int64_t i = 0; i < n_items; i++) sum += job.partial[i];
+    *a->sum += sum;
+    return BL_OK;
+}
+
+static bl_status clip_scale_cpu(bl_stream *stream, const void *args)
+{
+    const bl_clip_scale_args *a = args;
+    (void)stream;
+    *a->norm = sqrt(*a->sum_squares);
+    *a->grad_scale = bl_clip_factor(a->max_norm, *a->norm);
+    return BL_OK;
+}
+
+bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
+{
+    if (args->step < 1)
+        return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
+    return ops_launch(stream, adamw_cpu, ops_cuda_adamw, BL_ACT_F32, args, sizeof *args);
+}
+
+bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
+{
+    return ops_launch(stream, sum_squares_cpu, ops_cuda_sum_squares, BL_ACT_F32, args, sizeof *args);
+}
+
+bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
+{
+    return ops_launch(stream, clip_scale_cpu, ops_cuda_clip_scale, BL_ACT_F32, args, sizeof *args);
+}

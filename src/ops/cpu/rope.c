@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ops/rope.h"
+
+#include <math.h>
+
+#include "ops/cpu/ops_cpu.h"
+
+OPS_CLONES static void rotate_heads(int64_t n_heads, int64_t half, float direction, const float *cosines,
+                                    const float *sines, float *x)
+{
+    for (int64_t head = 0; head < n_heads; head++) {
+        float *a = x + head * 2 * half, *b = a + half;
+        OPS_IVDEP
+        for (int64_t i = 0; i < half; i++) {
+            bl_rope_pair turned = bl_rope_rotate(a[i], b[i], cosines[i], direction * sines[i]);
+            a[i] = turned.a;
+            b[i] = turned.b;
+        }
+    }
+}
+
+static void rope_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_rope_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->n_heads * a->d), end = bl_min_i64(a->T, (index + 1) * rows),
+            half = a->d / 2;
+    int64_t document = bl_document_of(a->cu_seqlens, a->n_documents, index * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
+        int64_t position = t - a->cu_seqlens[document] + a->position_offset;
+        rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + position * half,
+                     a->sin_table + position * half, (float *)a->x + t * a->row_stride);
+    }
+}
+
+static bl_status rope_cpu(bl_stream *stream, const void *args)
+{
+    bl_rope_args a = *(const bl_rope_args *)args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.n_heads * a.d)), rope_item, &a);
+    return BL_OK;
+}
+
+bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
+{
+    if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
+        return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
+                       args->direction);
+    return ops_launch(stream, rope_cpu, ops_cuda_rope, args->act, args, sizeof *args);
+}
+
+void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,
+                         float *sin_table)
+{
+    for (int64_t p = 0; p < n_positions; p++) {
+        for (int64_t i = 0; i < half; i++) {
+            double angle = (double)p * inv_freq[i];
+            cos_table[p * half + i] = (float)cos(angle);
+            sin_table[p * half + i] = (float)sin(angle);
+        }
+    }
+}

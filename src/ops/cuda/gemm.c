@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one caller of cuBLASLt. What a device keeps is a handle and a table of plans: descriptors and the
+ * algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by everything the
+ * heuristic looks at. The first is used, so that every process computes the same bits
+ * (docs/design/0013-algorithms-of-products.md). An entry without an algorithm records a refusal. The table
+ * has a fixed size; when it is full the plan that was made first goes.
+ *
+ * Setting a descriptor's attribute validates nothing: whether a scale mode exists on this GPU is told by the
+ * number of results that the heuristic returns, and so each FP8 kind is tried once when the table is made.
+ *
+ * The scale pointers live in the descriptor, so the table's lock is held until cublasLtMatmul has returned,
+ * which is when it has queued its kernels. */
+#include "ops/cuda/gemm_cuda.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "device/cuda/stream.h"
+
+enum {
+    N_PLANS = 256,
+    N_CANDIDATES = 8,
+    TIMED_ROUNDS = 3,
+    VERSION_MIN = 120900,
+    ALIGNMENT_MAX = 256,
+    FP8_CAPABILITY = 90
+};
+
+/* All of one type: compared as bytes. */
+typedef struct plan_key {
+    int64_t kind, transpose_a, transpose_b, fast_sums, d_type, accumulates;
+    int64_t m, n, k, lda, ldb, ldd;
+    int64_t align_a, align_b, align_d, workspace_bytes;
+} plan_key;
+
+typedef struct plan {
+    plan_key key;
+    cublasLtMatmulDesc_t operation; /* NULL: an empty place */
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t candidates[N_CANDIDATES];
+    int n_candidates; /* 0: refused */
+    bool is_timed;
+    int fastest; /* once is_timed */
+} plan;
+
+typedef struct gemm_state {
+    pthread_mutex_t lock;
+    cublasLtHandle_t handle;
+    int capability;
+    bool by_time;
+    bool is_refusal_told[OPS_N_GEMM_KINDS];
+    int next_plan; /* where the next one goes */
+    plan plans[N_PLANS];
+} gemm_state;
+
+static const char *const kind_names[OPS_N_GEMM_KINDS] = {
+    "bf16", "FP8 with a scale a row", "FP8 with a scale a block", "FP8 with a scale a matrix"};
+
+static bl_status check(cublasStatus_t status, const char *call)
+{
+    if (status == CUBLAS_STATUS_SUCCESS) return BL_OK;
+    bl_status st = status == CUBLAS_STATUS_ALLOC_FAILED    ? BL_ENOMEM
+                   : status == CUBLAS_STATUS_NOT_SUPPORTED ? BL_ELIMIT
+                                                           : BL_EINTERNAL;
+    return BL_FAIL(st, "%s: %s", call, cublasLtGetStatusString(status));
+}
+#define CHECK(call) check((call), #call)
+
+static void clear_plan(plan *p)
+{
+    if (p->operation) cublasLtMatmulDescDestroy(p->operation);
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->d) cublasLtMatrixLayoutDestroy(p->d);
+    *p = (plan){.n_candidates = 0};
+}
+
+/* ---- a plan ---- */
+
+static int64_t alignment_of(const void *pointer)
+{
+    int64_t alignment = ALIGNMENT_MAX;
+    while ((uintptr_t)pointer % (uintptr_t)alignment != 0) alignment /= 2;
+    return alignment;
+}
+
+static plan_key key_of(const ops_gemm *g)
+{
+    return (plan_key){.kind = g->kind,
+                      .transpose_a = g->transpose_a,
+                      .transpose_b = g->transpose_b,
+                      .fast_sums = g->fast_sums,
+                      .d_type = g->d_type,
+                      .accumulates = g->beta != 0,
+                      .m = g->m,
+                      .n = g->n,
+                      .k = g->k,
+                      .lda = g->lda,
+                      .ldb = g->ldb,
+                      .ldd = g->ldd,
+                      .align_a = alignment_of(g->a),
+                      .align_b = alignment_of(g->b),
+                      .align_d = alignment_of(g->d),
+                      .workspace_bytes = g->workspace ? (int64_t)g->workspace_bytes : 0};
+}
+
+static bl_status set_operation(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                               const void *value, size_t bytes)
+{
+    return CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, value, bytes));
+}
+
+static bl_status describe_operation(const plan_key *key, cublasLtMatmulDesc_t operation)
+{
+    int32_t transpose_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+            transpose_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int8_t fast_sums = (int8_t)key->fast_sums;
+    static const int32_t scale_modes[OPS_N_GEMM_KINDS][2] = {
+        [OPS_GEMM_FP8_ROW] = {CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+                              CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F},
+        [OPS_GEMM_FP8_BLOCK] = {CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                                CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F},
+        [OPS_GEMM_FP8_TENSOR] = {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                                 CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F},
+    };
+    const int32_t *modes = scale_modes[key->kind];
+
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof transpose_a));
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof transpose_b));
+    if (key->kind == OPS_GEMM_BF16) return BL_OK;
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &modes[0], sizeof modes[0]));
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &modes[1], sizeof modes[1]));
+    return set_operation(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast_sums, sizeof fast_sums);
+}
+
+static bl_status set_scales(cublasLtMatmulDesc_t operation, const float *a_scale, const float *b_scale)
+{
+    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_scale, sizeof a_scale));
+    return set_operation(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b_scale, sizeof b_scale);
+}
+
+static bl_status describe_matrix(cudaDataType_t type, bool transpose, int64_t rows, int64_t cols, int64_t ld,
+                                 cublasLtMatrixLayout_t *out)
+{
+    return CHECK(cublasLtMatrixLayoutCreate(out, type, (uint64_t)(transpose ? cols : rows),
+                                            (uint64_t)(transpose ? rows : cols), ld));
+}
+
+static bl_status prefer(const plan_key *key, cublasLtMatmulPreference_t preference)
+{
+    uint64_t workspace_bytes = (uint64_t)key->workspace_bytes;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+    uint32_t align_a = (uint32_t)key->align_a, align_b = (uint32_t)key->align_b,
+             align_d = (uint32_t)key->align_d;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        const void *value;
+        size_t bytes;
+    } wishes[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align_a, sizeof align_a},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align_b, sizeof align_b},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_d, sizeof align_d},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof align_d},
+    };
+    for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++)
+        BL_TRY(CHECK(cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value,
+                                                          wishes[i].bytes)));
+    return BL_OK;
+}
+
+/* Fills in the plan's candidates, or leaves it without any. */
+static bl_status find_candidates(const gemm_state *state, plan *p)
+{
+    cublasLtMatmulHeuristicResult_t results[N_CANDIDATES];
+    cublasLtMatmulPreference_t preference = NULL;
+    int n_results = 0;
+
+    bl_status st = CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    if (st == BL_OK) st = prefer(&p->key, preference);
+    if (st == BL_OK) {
+        cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(state->handle, p->operation, p->a, p->b, p->d, p->d, preference,
+                                           N_CANDIDATES, results, &n_results);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+            n_results = 0;
+        else
+            st = check(status, "cublasLtMatmulAlgoGetHeuristic");
+    }
+    for (int i = 0; st == BL_OK && i < n_results; i++)
+        if (results[i].state == CUBLAS_STATUS_SUCCESS &&
+            results[i].workspaceSize <= (size_t)p->key.workspace_bytes)
+            p->candidates[p->n_candidates++] = results[i].algo;
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    return st;
+}
+
+static bl_status make_plan(const gemm_state *state, const plan_key *key, plan *p)
+{
+    cudaDataType_t in_type = key->kind == OPS_GEMM_BF16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
+    cudaDataType_t out_type = key->d_type == BL_ACT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    static const float *const somewhere =
+        (const float *)(uintptr_t)ALIGNMENT_MAX; /* the heuristic asks whether there are scales */
+    bl_status st;
+
+    *p = (plan){.key = *key};
+    BL_TRY_GOTO(st, failed, CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
+    BL_TRY_GOTO(st, failed, describe_operation(key, p->operation));
+    BL_TRY_GOTO(st, failed, describe_matrix(in_type, key->transpose_a, key->m, key->k, key->lda, &p->a));
+    BL_TRY_GOTO(st, failed, describe_matrix(in_type, key->transpose_b, key->k, key->n, key->ldb, &p->b));
+    BL_TRY_GOTO(st, failed, describe_matrix(out_type, false, key->m, key->n, key->ldd, &p->d));
+    if (key->kind != OPS_GEMM_BF16) {
+        if (state->capability != FP8_CAPABILITY) return BL_OK;
+        BL_TRY_GOTO(st, failed, set_scales(p->operation, somewhere, somewhere));
+    }
+    BL_TRY_GOTO(st, failed, find_candidates(state, p));
+    return BL_OK;
+failed:
+    clear_plan(p);
+    return st;
+}
+
+/* ---- the device's table ---- */
+
+static void tell_refusal(gemm_state *state, const plan *p)
+{
+    if (p->key.kind == OPS_GEMM_BF16 || p->key.kind == OPS_GEMM_FP8_TENSOR ||
+        state->is_refusal_told[p->key.kind])
+        return;
+    state->is_refusal_told[p->key.kind] = true;
+    bl_log_info("cuBLASLt %zu has no %s for %lld x %lld x %lld on this GPU: bf16 instead",
+                cublasLtGetVersion(), kind_names[p->key.kind], (long long)p->key.m, (long long)p->key.n,
+                (long long)p->key.k);
+}
+
+/* Under the lock. */
+static bl_status find_plan(gemm_state *state, const ops_gemm *gemm, plan **out)
+{
+    plan_key key = key_of(gemm);
+
+    for (int i = 0; i < N_PLANS && state->plans[i].operation; i++) {
+        *out = &state->plans[i];
+        if (memcmp(&state->plans[i].key, &key, sizeof key) == 0) return BL_OK;
+    }
+    *out = &state->plans[state->next_plan];
+    clear_plan(*out);
+    BL_TRY(make_plan(state, &key, *out));
+    state->next_plan = (state->next_plan + 1) % N_PLANS;
+    if ((*out)->n_candidates == 0) tell_refusal(state, *out);
+    return BL_OK;
+}
+
+static void destroy_state(void *extension)
+{
+    gemm_state *state = extension;
+    for (int i = 0; i < N_PLANS; i++) clear_plan(&state->plans[i]);
+    if (state->handle) cublasLtDestroy(state->handle);
+    pthread_mutex_destroy(&state->lock);
+    free(state);
+}
+
+/* 405B's largest square shape: what a GPU has no algorithm for there it will not have anywhere that matters.
+ */
+static bl_status probe_kinds(gemm_state *state)
+{
+    void *aligned = (void *)(uintptr_t)ALIGNMENT_MAX;
+    for (int kind = OPS_GEMM_FP8_ROW; kind <= OPS_GEMM_FP8_BLOCK; kind++) {
+        plan *p;
+        BL_TRY(find_plan(state,
+                         &(ops_gemm){.kind = (ops_gemm_kind)kind,
+                                     .transpose_a = true,
+                                     .d_type = BL_ACT_BF16,
+                                     .beta = 1,
+                                     .m = 16384,
+                                     .n = 4096,
+                                     .k = 16384,
+                                     .lda = 16384,
+                                     .ldb = 16384,
+                                     .ldd = 16384,
+                                     .a = aligned,
+                                     .b = aligned,
+                                     .d = aligned,
+                                     .workspace = aligned,
+                                     .workspace_bytes = 32 << 20},
+                         &p));
+    }
+    return BL_OK;
+}
+
+static bl_status create_state(bl_device *device, void **out)
+{
+    gemm_state *state = calloc(1, sizeof *state);
+    bl_status st;
+
+    *out = NULL;
+    if (!state) return BL_FAIL(BL_ENOMEM, "the table of GEMMs");
+    pthread_mutex_init(&state->lock, NULL);
+    state->capability = bl_cuda_device_properties(device)->capability;
+    if (cublasLtGetVersion() < VERSION_MIN) {
+        st = BL_FAIL(BL_ELIMIT, "cuBLASLt %zu is too old: %d or newer is needed", cublasLtGetVersion(),
+                     VERSION_MIN);
+        goto failed;
+    }
+    BL_TRY_GOTO(st, failed, CHECK(cublasLtCreate(&state->handle)));
+    BL_TRY_GOTO(st, failed, probe_kinds(state));
+    *out = state;
+    return BL_OK;
+failed:
+    destroy_state(state);
+    return st;
+}
+
+static bl_status get_state(bl_stream *stream, gemm_state **out)
+{
+    void *extension;
+    BL_TRY(bl_cuda_device_extension(bl_stream_device(stream), create_state, destroy_state, &extension));
+    *out = extension;
+    return BL_OK;
+}
+
+bl_status ops_cuda_gemm_is_served(bl_stream *stream, const ops_gemm *gemm, bool *out)
+{
+    gemm_state *state;
+    plan *p;
+
+    *out = false;
+    (void)bl_cuda_stream_handle(stream);
+    BL_TRY(get_state(stream, &state));
+    pthread_mutex_lock(&state->lock);
+    bl_status st = find_plan(state, gemm, &p);
+    if (st == BL_OK) *out = p->n_candidates > 0;
+    pthread_mutex_unlock(&state->lock);
+    return st;
+}
+
+bl_status ops_cuda_gemm_choose_by_time(bl_stream *stream, bool by_time)
+{
+    gemm_state *state;
+
+    BL_TRY(get_state(stream, &state));
+    pthread_mutex_lock(&state->lock);
+    state->by_time = by_time;
+    pthread_mutex_unlock(&state->lock);
+    return BL_OK;
+}
+
+static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candidate, void *handle,
+                               const ops_gemm *g)
+{
+    return cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta, g->d,
+                          p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
+                          (size_t)p->key.workspace_bytes, handle);
+}
+
+/* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's advantage.
+ */
+static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g)
+{
+    void *handle = bl_cuda_stream_handle(stream);
+    double best_s = INFINITY;
+    bl_stamp *begin = NULL, *end = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_stamp_create(bl_stream_device(stream), &begin));
+    BL_TRY_GOTO(st, done, bl_stamp_create(bl_stream_device(stream), &end));
+    for (int round = -1; round < TIMED_ROUNDS; round++) /* the first warms up */
+        for (int i = 0; i < p->n_candidates; i++) {
+            BL_TRY_GOTO(st, done, bl_stamp_record(begin, stream));
+            cublasStatus_t status = multiply(state, p, i, handle, g);
+            BL_TRY_GOTO(st, done, bl_stamp_record(end, stream));
+            BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
+            double seconds = bl_stamp_elapsed_s(begin, end);
+            if (status != CUBLAS_STATUS_SUCCESS || round < 0 || seconds >= best_s) continue;
+            best_s = seconds;
+            p->fastest = i;
+        }
+    p->is_timed = true;
+done:
+    bl_stamp_destroy(begin);
+    bl_stamp_destroy(end);
+    return st;
+}
+
+static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g)
+{
+    void *handle = bl_cuda_stream_handle(stream);
+
+    if (p->n_candidates == 0)
+        return BL_FAIL(BL_ELIMIT, "cuBLASLt has no algorithm for %s, %lld x %lld x %lld", kind_names[g->kind],
+                       (long long)g->m, (long long)g->n, (long long)g->k);
+    if (g->kind != OPS_GEMM_BF16) BL_TRY(set_scales(p->operation, g->a_scale, g->b_scale));
+    if (state->by_time && !p->is_timed) BL_TRY(time_candidates(state, p, stream, g));
+    return check(multiply(state, p, state->by_time ? p->fastest : 0, handle, g), "cublasLtMatmul");
+}
+
+bl_status ops_cuda_gemm(bl_stream *stream, const ops_gemm *gemm)
+{
+    gemm_state *state;
+    plan *p;
+
+    (void)bl_cuda_stream_handle(stream);
+    BL_TRY(get_state(stream, &state));
+    pthread_mutex_lock(&state->lock);
+    bl_status st = find_plan(state, gemm, &p);
+    if (st == BL_OK) st = run_plan(state, p, stream, gemm);
+    pthread_mutex_unlock(&state->lock);
+    return st;
+}

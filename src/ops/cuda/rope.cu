@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A block takes a token, so that all of its heads share the position; a thread takes eight pairs of a head.
+ */
+#include "fp8/cuda/vector.cuh"
+#include "ops/element.h"
+#include "ops/cuda/ops_cuda.h"
+
+typedef struct rope_tables {
+    const int32_t *cu_seqlens;
+    int64_t n_documents, position_offset;
+    const float *cosines, *sines;
+    float direction;
+} rope_tables;
+
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    rope_kernel(unsigned n_heads, unsigned half, int64_t row_stride, bool aligned, rope_tables tables,
+                bl_bf16 *x)
+{
+    int64_t t = blockIdx.x, document = bl_document_of(tables.cu_seqlens, tables.n_documents, t);
+    int64_t position = t - tables.cu_seqlens[document] + tables.position_offset;
+    const float *cosines = tables.cosines + position * half, *sines = tables.sines + position * half;
+    unsigned groups_per_head = (half + BL_GROUP - 1) / BL_GROUP;
+    x += t * row_stride;
+    for (unsigned group = threadIdx.x; group < n_heads * groups_per_head; group += BL_BLOCK_THREADS) {
+        unsigned head = group / groups_per_head, pair = group % groups_per_head * BL_GROUP;
+        int64_t n_valid = (int64_t)half - pair;
+        bl_bf16 *first = x + (int64_t)head * 2 * half + pair;
+        float a[BL_GROUP], b[BL_GROUP], c[BL_GROUP], s[BL_GROUP];
+        bl_load(first, n_valid, aligned, a);
+        bl_load(first + half, n_valid, aligned, b);
+        bl_load(cosines + pair, n_valid, aligned, c);
+        bl_load(sines + pair, n_valid, aligned, s);
+#pragma unroll
+        for (int i = 0; i < BL_GROUP; i++) {
+            bl_rope_pair turned = bl_rope_rotate(a[i], b[i], c[i], tables.direction * s[i]);
+            a[i] = turned.a;
+            b[i] = turned.b;
+        }
+        bl_store(first, n_valid, aligned, a);
+        bl_store(first + half, n_valid, aligned, b);
+    }
+}
+
+extern "C" bl_status ops_cuda_rope(bl_stream *stream, const void *args)
+{
+    const bl_rope_args *a = (const bl_rope_args *)args;
+    int64_t half = a->d / 2;
+    if (a->act != BL_ACT_BF16 || a->T < 0 || a->n_heads < 0 || a->d < 0 ||
+        a->row_stride < a->n_heads * a->d || a->n_heads * (half + 1) > INT32_MAX)
+        return BL_FAIL(
+            BL_EINTERNAL, "rope: %lld tokens, %lld heads of %lld, rows %lld apart, activations of type %d",
+            (long long)a->T, (long long)a->n_heads, (long long)a->d, (long long)a->row_stride, (int)a->act);
+    if (a->n_heads == 0 || half == 0) return BL_OK;
+    rope_tables tables = {a->cu_seqlens, a->n_documents, a->position_offset,
+                          a->cos_table,  a->sin_table,   (float)a->direction};
+    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->cos_table) && bl_is_aligned(a->sin_table) &&
+                   half % BL_GROUP == 0 && a->row_stride % BL_GROUP == 0;
+    return bl_launch("rope", stream, {a->T, BL_BLOCK_THREADS, 1}, rope_kernel, (unsigned)a->n_heads,
+                     (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x);
+}

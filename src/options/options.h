@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.h -- a table of options, and all that is derived from it: reading a YAML file and a command line,
+ * --help, the reference page in docs/, and the file that records what a run was given.
+ *
+ * An option is a row of a constant table and a field of a struct of the caller's. Its key is the YAML key
+ * and, behind two dashes, the command-line option; dashes and underscores are the same in both. Whatever
+ * cannot be used exactly as written is refused with the place, the key, the value and what is allowed there;
+ * nothing is rounded, ignored or guessed.
+ *
+ * Values are written alike in YAML and on the command line:
+ *   string, path  any UTF-8 text                          list   names: a YAML sequence, or separated by
+ * commas int           decimal digits, no leading zero         bool   true false yes no on off, in any case
+ *   real          decimal, an exponent is fine: 2e-5      enum   one of its names; `false` means the name
+ * "no" or "none" An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins
+ * over the file's, whichever is read first; on the command line the last one wins, in a file a second one is
+ * an error.
+ *
+ * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread a set. */
+#ifndef BALLAST_OPTIONS_OPTIONS_H
+#define BALLAST_OPTIONS_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/status.h"
+
+typedef struct bl_string_list {
+    char **items;
+    int64_t n_items;
+} bl_string_list;
+
+/* The type of the field an option fills. Strings and lists belong to the struct: bl_options_clear frees them.
+ */
+typedef enum bl_option_type {
+    BL_OPTION_STRING, /* char *; NULL when the default is null */
+    BL_OPTION_PATH,   /* char *; the same */
+    BL_OPTION_INT,    /* int64_t */
+    BL_OPTION_REAL,   /* double */
+    BL_OPTION_BOOL,   /* bool */
+    BL_OPTION_ENUM,   /* a C enum: the position in `names` */
+    BL_OPTION_LIST    /* bl_string_list */
+} bl_option_type;
+
+/* What another value of the option does to a run's results: decides whether a run may be resumed with it. */
+typedef enum bl_option_effect {
+    BL_EFFECT_NONE,   /* none: speed, place, reports */
+    BL_EFFECT_RESULT, /* other numbers */
+    BL_EFFECT_SOURCE  /* names an input: the content decides, not the name */
+} bl_option_effect;
+
+/* Stored in an int or real field whose option `has_auto` when the value is the word auto. */
+enum { BL_OPTION_AUTO = -1 };
+
+typedef struct bl_option {
+    const char *key;   /* lower case, underscores */
+    const char *group; /* heading; options of a group stand together in the table */
+    const char *help;  /* one line, no full stop */
+    const char *default_text;
+    const char *names;     /* enum: "none|full|auto", in the order of the C enum */
+    const char *available; /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the
+                              default */
+    double min, max;       /* int and real: inclusive; integers are exact up to 2^53 */
+    size_t offset;         /* of the field */
+    bl_option_type type;
+    bl_option_effect effect;
+    unsigned commands;    /* bits: the commands it belongs to */
+    unsigned required_by; /* bits: the commands that refuse to run without it */
+    bool has_auto;
+} bl_option;
+
+/* A name that people paste from another program. With a key it is read as that option; without one it is
+ * refused with the hint. `values` ("true=full false=none") translates values; "word=" accepts the value and
+ * does nothing, and "*" at the end passes on all others, which are refused with the hint otherwise. NULL
+ * passes on everything. */
+typedef struct bl_option_alias {
+    const char *name;
+    const char *key;
+    const char *values;
+    const char *hint;
+} bl_option_alias;
+
+typedef enum bl_option_origin { BL_FROM_DEFAULT, BL_FROM_FILE, BL_FROM_LINE } bl_option_origin;
+
+/* A table and the struct it fills. Plain data, borrowed: the caller keeps all of it alive. */
+typedef struct bl_options {
+    const bl_option *table;
+    size_t n_options;
+    const bl_option_alias *aliases; /* may be NULL */
+    size_t n_aliases;
+    unsigned command; /* the bit of the command that reads: an option of other commands is refused on its
+                         command line */
+    void *values;     /* the struct */
+    uint8_t *origins; /* [n_options] bl_option_origin */
+} bl_options;
+
+/* Fills the struct with the defaults. `values` need not be initialised; bl_options_clear it, also after a
+ * failure. */
+bl_status bl_options_init(const bl_options *options);
+void bl_options_clear(const bl_options *options); /* frees strings and lists and sets them to NULL */
+
+/* Reads a flat YAML mapping. Keys of other commands are checked and kept: one file serves every command.
+ * Errors read "PATH:LINE: key: reason". */
+bl_status bl_options_read_yaml(const bl_options *options, const char *path);
+
+/* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command name. Other
+ * words go to words[*n_words < max_words] (borrowed from argv); one too many is an error. After "--"
+ * everything is a word. */
+bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words,
+                               const char **words, int *n_words);
+
+/* Refuses a struct that lacks an option that its command requires. */
+bl_status bl_options_check_required(const bl_options *options);
+
+/* The row of that key; NULL: none. */
+const bl_option *bl_options_find(const bl_options *options, const char *key);
+bl_option_origin bl_options_origin(const bl_options *options, const char *key); /* the key must exist */
+
+/* The field of a row as YAML text that reads back as the same value. The caller frees *text. */
+bl_status bl_option_format(const bl_option *option, const void *values, char **text);
+
+/* Every key of the table with its value, atomically; bl_options_read_yaml gives the same struct back.
+ * `comment` (may be NULL) is the first line. */
+bl_status bl_options_write_yaml(const bl_options *options, const char *path, const char *comment);
+
+/* The options of options->command for a terminal, by group. */
+void bl_options_print_help(const bl_options *options, FILE *out);
+/* The same for a reference page: a Markdown table a group, and one of the aliases; headings "### Group". */
+void bl_options_print_markdown(const bl_options *options, FILE *out);
+
+/* true, yes, on or false, no, off in any case; false: none of them. */
+bool bl_text_parse_bool(const char *text, bool *value);
+
+/* The name nearest to `word` by edit distance, if it is near enough to be a misspelling; NULL otherwise.
+ * names[n_names]. */
+const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names);
+
+#endif

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Options from a YAML file and from a command line. */
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <yaml.h>
+
+#include "base/file_kind.h"
+#include "base/files.h"
+#include "options/options.h"
+#include "options/internal.h"
+
+enum { FILE_MAX_BYTES = 1 << 20, WHERE_BYTES = 512 };
+
+typedef struct reader {
+    const bl_options *options;
+    const char *path;
+    yaml_parser_t parser;
+    yaml_event_t event; /* the latest; owned */
+    int64_t *lines;     /* of note_given, in this file */
+} reader;
+
+/* ---- what is given once ---- */
+
+/* A key is given once, under one name. lines[n_options + n_aliases] has the place of each, 0 = not yet; the
+ * caller frees it. NULL: no memory. */
+static int64_t *create_lines(const bl_options *options)
+{
+    return calloc(options->n_options + options->n_aliases, sizeof(int64_t));
+}
+
+/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere. */
+static int64_t note_given(const bl_options *options, int64_t *lines, const char *name, int64_t index,
+                          int64_t line)
+{
+    char key[BL_OPTION_KEY_BYTES];
+    int64_t before = 0;
+
+    bl_option_normalise(name, key);
+    const bl_option_alias *alias = bl_options_find(options, key) ? NULL : bl_options_find_alias(options, key);
+    if (alias) {
+        int64_t *at = &lines[options->n_options + (size_t)(alias - options->aliases)];
+        before = *at;
+        *at = line;
+    }
+    if (index == BL_OPTION_NOTHING) return before;
+    if (!before) before = lines[index];
+    lines[index] = line;
+    return before;
+}
+
+/* ---- a YAML file ---- */
+
+static bl_status next_event(reader *r)
+{
+    yaml_event_delete(&r->event);
+    memset(&r->event, 0, sizeof r->event);
+    if (yaml_parser_parse(&r->parser, &r->event)) return BL_OK;
+    const yaml_parser_t *p = &r->parser;
+    const char *problem = p->problem ? p->problem : "not YAML";
+    if (p->error == YAML_MEMORY_ERROR) return BL_FAIL(BL_ENOMEM, "%s: reading YAML", r->path);
+    if (p->error == YAML_READER_ERROR) {
+        return BL_FAIL(BL_EUSAGE, "%s: byte %zu: %s", r->path, p->problem_offset, problem);
+    }
+    return BL_FAIL(BL_EUSAGE, "%s:%zu: %s", r->path, p->problem_mark.line + 1, problem);
+}
+
+static int64_t event_line(const reader *r)
+{
+    return (int64_t)r->event.start_mark.line + 1;
+}
+
+/* The text of the current scalar, which the caller frees. *is_null: unquoted and a null of YAML's. */
+static bl_status take_scalar(const reader *r, const char *where, char **text, bool *is_null)
+{
+    const char *value = (const char *)r->event.data.scalar.value;
+    size_t n_bytes = r->event.data.scalar.length;
+
+    if (r->event.data.scalar.tag) return BL_FAIL(BL_EUSAGE, "%stags are not supported", where);
+    if (memchr(value, '\0', n_bytes)) return BL_FAIL(BL_EUSAGE, "%sa NUL in a text", where);
+    *is_null = r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE &&
+               (n_bytes == 0 || strcmp(value, "~") == 0 || strcasecmp(value, "null") == 0);
+    *text = strdup(value);
+    return *text ? BL_OK : BL_FAIL(BL_ENOMEM, "%s%zu bytes", where, n_bytes);
+}
+
+/* Adds the current event, which must be a scalar, to the value. items is owned by the caller. */
+static bl_status take_item(const reader *r, const char *where, char ***items, size_t *n_items, bool *is_null)
+{
+    if (r->event.type == YAML_ALIAS_EVENT)
+        return BL_FAIL(BL_EUSAGE, "%sYAML aliases are not supported", where);
+    if (r->event.type != YAML_SCALAR_EVENT) return BL_FAIL(BL_EUSAGE, "%skeys are flat: no nesting", where);
+    char **grown = realloc(*items, (*n_items + 1) * sizeof *grown);
+    if (!grown) return BL_FAIL(BL_ENOMEM, "%s%zu items", where, *n_items + 1);
+    *items = grown;
+    grown[*n_items] = NULL;
+    BL_TRY(take_scalar(r, where, &grown[*n_items], is_null));
+    (*n_items)++;
+    return BL_OK;
+}
+
+/* The value after a key: a scalar or a sequence of scalars. */
+static bl_status take_value(reader *r, const char *where, char ***items, bl_option_value *value)
+{
+    bool is_null = false;
+
+    BL_TRY(next_event(r));
+    value->is_sequence = r->event.type == YAML_SEQUENCE_START_EVENT;
+    if (!value->is_sequence) {
+        BL_TRY(take_item(r, where, items, &value->n_items, &value->is_null));
+    } else {
+        for (;;) {
+            BL_TRY(next_event(r));
+            if (r->event.type == YAML_SEQUENCE_END_EVENT) break;
+            BL_TRY(take_item(r, where, items, &value->n_items, &is_null));
+            if (is_null) return BL_FAIL(BL_EUSAGE, "%sa null in a sequence", where);
+        }
+    }
+    value->items = (const char *const *)*items;
+    return BL_OK;
+}
+
+/* The current event is a key. */
+static bl_status read_pair(reader *r)
+{
+    bl_status st;
+    char where[WHERE_BYTES], with_key[WHERE_BYTES + BL_OPTION_KEY_BYTES];
+    char *name = NULL, **items = NULL;
+    bl_option_value value = {0};
+    bl_option_translation translation;
+    bool is_null;
+    int64_t index, line = event_line(r);
+
+    snprintf(where, sizeof where, "%s:%lld: ", r->path, (long long)line);
+    if (r->event.type != YAML_SCALAR_EVENT) return BL_FAIL(BL_EUSAGE, "%sexpected a key", where);
+    BL_TRY_GOTO(st, done, take_scalar(r, where, &name, &is_null));
+    snprintf(with_key, sizeof with_key, "%s%.*s: ", where, BL_OPTION_KEY_BYTES - 3, name);
+    BL_TRY_GOTO(st, done, take_value(r, with_key, &items, &value));
+    BL_TRY_GOTO(st, done, bl_options_resolve(r->options, where, name, &value, &translation, &index));
+    int64_t before = note_given(r->options, r->lines, name, index, line);
+    if (before) {
+        st = BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld", where, name,
+                     index == BL_OPTION_NOTHING ? name : r->options->table[index].key, (long long)before);
+        goto done;
+    }
+    if (index != BL_OPTION_NOTHING) st = bl_options_assign(r->options, where, index, &value, BL_FROM_FILE);
+done:
+    for (size_t i = 0; i < value.n_items; i++) free(items[i]);
+    free(items);
+    free(name);
+    return st;
+}
+
+static bl_status read_document(reader *r)
+{
+    BL_TRY(next_event(r)); /* the stream's start */
+    BL_TRY(next_event(r));
+    if (r->event.type == YAML_STREAM_END_EVENT) return BL_OK; /* an empty file sets nothing */
+    BL_TRY(next_event(r));
+    bool is_empty = r->event.type == YAML_SCALAR_EVENT && r->event.data.scalar.length == 0;
+    if (!is_empty && r->event.type != YAML_MAPPING_START_EVENT) {
+        return BL_FAIL(BL_EUSAGE, "%s:%lld: expected lines of \"key: value\"", r->path,
+                       (long long)event_line(r));
+    }
+    while (!is_empty) {
+        BL_TRY(next_event(r));
+        if (r->event.type == YAML_MAPPING_END_EVENT) break;
+        BL_TRY(read_pair(r));
+    }
+    BL_TRY(next_event(r)); /* the document's end */
+    BL_TRY(next_event(r));
+    if (r->event.type == YAML_STREAM_END_EVENT) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "%s:%lld: a second document", r->path, (long long)event_line(r));
+}
+
+bl_status bl_options_read_yaml(const bl_options *options, const char *path)
+{
+    bl_status st;
+    void *bytes = NULL;
+    const char *text;
+    size_t n_bytes;
+    reader r = {.options = options, .path = path};
+
+    st = bl_file_read_all(path, FILE_MAX_BYTES, &bytes, &n_bytes);
+    if (st != BL_OK) return st == BL_EINPUT ? BL_EUSAGE : st;
+    text = bytes; /* libyaml passes over a mark only where it guesses the encoding */
+    if (bl_text_skip_mark(path, &text, &n_bytes) != BL_OK ||
+        bl_file_kind_refuse(path, text, n_bytes, "YAML") != BL_OK) {
+        st = BL_EUSAGE;
+        goto done;
+    }
+    if (!(r.lines = create_lines(options)) || !yaml_parser_initialize(&r.parser)) {
+        st = BL_FAIL(BL_ENOMEM, "%s: reading YAML", path);
+        goto done;
+    }
+    yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, n_bytes);
+    st = read_document(&r);
+    yaml_event_delete(&r.event);
+    yaml_parser_delete(&r.parser);
+done:
+    free(r.lines);
+    free(bytes);
+    return st;
+}
+
+/* ---- the command line ---- */
+
+/* Whether the option may stand alone, for true: bools, and aliases whose translation begins with one of a
+ * bool's words. */
+static bool is_switch(const bl_options *options, const char *name)
+{
+    char key[BL_OPTION_KEY_BYTES];
+    bl_option_normalise(name, key);
+    const bl_option *option = bl_options_find(options, key);
+    if (option) return option->type == BL_OPTION_BOOL;
+    const bl_option_alias *alias = bl_options_find_alias(options, key);
+    if (!alias) return false;
+    if (alias->values) {
+        return strncmp(alias->values, "true=", 5) == 0 || strncmp(alias->values, "false=", 6) == 0;
+    }
+    return alias->key && bl_options_find(options, alias->key)->type == BL_OPTION_BOOL;
+}
+
+static bl_status read_option(const bl_options *options, int argc, char *const *argv, int *at, int64_t *lines)
+{
+    bl_status st;
+    bool truth;
+    const char *text;
+    const char *word = argv[*at] + 2;
+    const char *equals = strchr(word, '=');
+    const char *next = *at + 1 < argc ? argv[*at + 1] : NULL;
+    char *name = strndup(word, equals ? (size_t)(equals - word) : strlen(word));
+    bl_option_value value = {.items = &text, .n_items = 1};
+    bl_option_translation translation;
+    int64_t index;
+
+    if (!name) return BL_FAIL(BL_ENOMEM, "%s", argv[*at]);
+    if (equals) {
+        text = equals + 1;
+    } else if (is_switch(options, name)) {
+        bool takes_next = next && bl_text_parse_bool(next, &truth);
+        text = takes_next ? next : "true";
+        *at += takes_next;
+    } else {
+        text = next && strncmp(next, "--", 2) != 0 ? next : NULL;
+        *at += text != NULL;
+    }
+    value.is_null = !text || strcmp(text, "null") == 0;
+    BL_TRY_GOTO(st, done, bl_options_resolve(options, "--", name, &value, &translation, &index));
+    if (!text) {
+        st = BL_FAIL(BL_EUSAGE, "--%s: a value is missing", name);
+        goto done;
+    }
+    if (note_given(options, lines, name, index, 1)) {
+        st = BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name,
+                     index == BL_OPTION_NOTHING ? name : options->table[index].key);
+        goto done;
+    }
+    if (index != BL_OPTION_NOTHING) st = bl_options_assign(options, "--", index, &value, BL_FROM_LINE);
+done:
+    free(name);
+    return st;
+}
+
+bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words,
+                               const char **words, int *n_words)
+{
+    bl_status st = BL_OK;
+    bool only_words = false;
+    int64_t *lines = create_lines(options);
+
+    *n_words = 0;
+    if (!lines) return BL_FAIL(BL_ENOMEM, "out of memory: reading the command line");
+    for (int i = 0; i < argc && st == BL_OK; i++) {
+        if (!only_words && strcmp(argv[i], "--") == 0) {
+            only_words = true;
+        } else if (!only_words && strncmp(argv[i], "--", 2) == 0) {
+            st = read_option(options, argc, argv, &i, lines);
+        } else if (!only_words && argv[i][0] == '-' && argv[i][1]) {
+            st = BL_FAIL(BL_EUSAGE, "%s: unknown option; options begin with two dashes", argv[i]);
+        } else if (*n_words == max_words) {
+            st = BL_FAIL(BL_EUSAGE, "%s: unexpected word", argv[i]);
+        } else {
+            words[(*n_words)++] = argv[i];
+        }
+    }
+    free(lines);
+    return st;
+}

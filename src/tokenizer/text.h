@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* text.h -- UTF-8, character classes, the byte alphabet of byte-level BPE, and growable text. */
+#ifndef BALLAST_TOKENIZER_TEXT_H
+#define BALLAST_TOKENIZER_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* The code point at text[0..n_bytes), valid UTF-8, n_bytes > 0; *length gets its bytes. */
+uint32_t bl_utf8_decode(const char *text, size_t n_bytes, size_t *length);
+size_t bl_utf8_encode(uint32_t code, char out[4]);
+size_t bl_utf8_valid_prefix(const char *text, size_t n_bytes); /* bytes before the first that is not UTF-8 */
+size_t bl_utf8_bad_run(const char *text,
+                       size_t n_bytes);       /* bytes one U+FFFD stands for at a bad place (W3C, Rust) */
+bool bl_unicode_is_space(uint32_t code);      /* White_Space */
+bool bl_unicode_is_word(uint32_t code);       /* \w of UTS 18 */
+uint32_t bl_byte_to_char(unsigned char byte); /* GPT-2's bytes_to_unicode */
+int bl_char_to_byte(uint32_t code);           /* its inverse; -1: not in the alphabet */
+
+/* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found soon: not
+ * memmem, whose sanitizer twin looks at all of the text in each call. */
+const char *bl_text_find(const char *text, size_t n_bytes, const char *part, size_t n_part);
+
+/* A growable byte buffer. */
+typedef struct bl_bytes {
+    char *data;
+    size_t n, capacity;
+} bl_bytes;
+
+bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes);
+void bl_bytes_free(bl_bytes *bytes);
+
+/* Appends the raw bytes that `text`, written in the byte alphabet, stands for. False: a character outside it
+ * (nothing added). */
+bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes, bool *in_alphabet);
+
+#endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What bl_llama_quantize writes is what loading the source in that format gives, bit for bit, whatever the
+ * engine; interrupted, it goes on; and it refuses what it should. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "convert/quantize.h"
+#include "model/weights.h"
+
+static char folder[] = "/tmp/ballast-test-quantize.XXXXXX";
+static bl_pool *pool;
+static bl_device *device;
+static bl_stream *stream;
+static bl_comm *comm;
+
+enum { N_PATHS = 8 };
+static char *path_texts[N_PATHS];
+
+static const char *const golden[] = {"tiny-gqa", "tiny-mha-tied", "tiny-llama3-rope"};
+static const char *const stories[] = {"stories260K", "stories260K-bf16", "stories260K-bf16-sharded"};
+
+static int set_up(void **state)
+{
+    (void)state;
+    return !mkdtemp(folder) || bl_pool_create(2, &pool) != BL_OK ||
+           bl_device_create_cpu(2, &device) != BL_OK || bl_stream_create(device, "test", &stream) != BL_OK ||
+           bl_comm_create_local(1, 0.0, &comm) != BL_OK;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_PATHS; i++) free(path_texts[i]);
+    bl_comm_destroy(comm);
+    bl_stream_destroy(stream);
+    bl_device_destroy(device);
+    bl_pool_destroy(pool);
+    return bl_tree_remove(folder) != BL_OK;
+}
+
+/* "dir/name", valid until N_PATHS more have been joined. */
+static const char *join(const char *dir, const char *name)
+{
+    static int next;
+    char *text;
+    assert_int_equal(bl_path_join(dir, name, &text), BL_OK);
+    next = (next + 1) % N_PATHS;
+    free(path_texts[next]);
+    return path_texts[next] = text;
+}
+
+static bl_status quantize(const char *source, const char *target, bl_format format,
+                          bl_quantize_result *result)
+{
+    const bl_quantize_options options = {.source = source, .target = target, .format = format, .pool = pool};
+    return bl_llama_quantize(&options, result);
+}
+
+typedef struct loaded {
+    bl_llama_host *host;
+    bl_llama_weights *weights;
+} loaded;
+
+static loaded load(const char *dir, bl_base_format format, bl_io_engine engine)
+{
+    loaded l;
+    if (bl_llama_host_open(dir, format, 16, &l.host) != BL_OK) fail_msg("%s", bl_error_text());
+    l.host->io_engine = engine;
+    if (bl_llama_weights_load(l.host, device, comm, stream, NULL, &l.weights) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    return l;
+}
+
+static void unload(loaded *l)
+{
+    bl_llama_weights_free(l->weights);
+    bl_llama_host_close(l->host);
+}
+
+static size_t scale_bytes(const loaded *l)
+{
+    return (size_t)l->weights->n_scales * sizeof(float);
+}
+
+static void assert_same(const loaded *a, const loaded *b)
+{
+    assert_int_equal(a->weights->layout.shard_bytes, b->weights->layout.shard_bytes);
+    assert_int_equal(scale_bytes(a), scale_bytes(b));
+    assert_memory_equal(a->weights->shards, b->weights->shards, a->weights->layout.shard_bytes);
+    assert_memory_equal(a->weights->scales, b->weights->scales, scale_bytes(a));
+}
+
+static void check_model(const char *source)
+{
+    static const bl_format formats[] = {BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
+    static const bl_base_format choices[] = {BL_BASE_FP8_ROW, BL_BASE_FP8_BLOCK};
+    const char *target = join(folder, "out");
+    bl_quantize_result result;
+
+    for (size_t f = 0; f < BL_COUNT(formats); f++) {
+        if (quantize(source, target, formats[f], &result) != BL_OK)
+            fail_msg("%s: %s", source, bl_error_text());
+        assert_int_equal(result.n_kept, 0);
+        loaded expected = load(source, choices[f], BL_IO_PREAD);
+        loaded other = load(source, choices[f], BL_IO_URING);
+        loaded quantized = load(target, BL_BASE_AUTO, BL_IO_AUTO);
+        assert_same(&expected, &other);
+        assert_same(&expected, &quantized);
+        for (size_t i = 0; i < (size_t)expected.host->config.n_layers * BL_PROJECTIONS; i++)
+            assert_int_equal(quantized.host->formats[i], formats[f]);
+        unload(&expected);
+        unload(&other);
+        unload(&quantized);
+        assert_int_equal(bl_tree_remove(target), BL_OK);
+    }
+}
+
+static void test_golden_models(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(golden); i++) check_model(join("tests/golden/train/models", golden[i]));
+}
+
+static void test_real_models(void **state)
+{
+    (void)state;
+    const char *data = getenv("BALLAST_TEST_DATA");
+    if (!data) {
+        print_message("skipped: BALLAST_TEST_DATA is not set\n");
+        skip();
+    }
+    for (size_t i = 0; i < BL_COUNT(stories); i++) check_model(join(join(data, "models"), stories[i]));
+}
+
+static void overwrite(const char *path, int64_t offset, const char *text)
+{
+    FILE *file = fopen(path, "r+");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, offset, SEEK_SET), 0);
+    assert_int_equal(fputs(text, file) >= 0, 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void put_text(const char *path, const char *text)
+{
+    assert_int_equal(bl_file_write_atomic(path, text, strlen(text)), BL_OK);
+}
+
+static void copy(const char *from, const char *to)
+{
+    void *bytes;
+    size_t n_bytes;
+    assert_int_equal(bl_file_read_all(from, 1 << 30, &bytes, &n_bytes), BL_OK);
+    assert_int_equal(bl_file_write_atomic(to, bytes, n_bytes), BL_OK);
+    free(bytes);
+}
+
+/* A target that was begun and then lost a file, or holds a changed byte in one. */
+static void test_resume(void **state)
+{
+    (void)state;
+    const char *data = getenv("BALLAST_TEST_DATA");
+    bl_quantize_result result;
+    char source[512], target[512], shard[2][600], kept[600], tmp[608];
+    struct stat before, after;
+
+    if (!data) skip();
+    snprintf(source, sizeof source, "%s/models/%s", data, stories[2]);
+    snprintf(target, sizeof target, "%s/resumed", folder);
+    for (int i = 0; i < 2; i++)
+        snprintf(shard[i], sizeof shard[i], "%s/model-0000%d-of-00002.safetensors", target, i + 1);
+    snprintf(kept, sizeof kept, "%s/kept", folder);
+    snprintf(tmp, sizeof tmp, "%s.tmp", shard[1]);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_int_equal(result.n_files, 2);
+    copy(shard[1], kept);
+
+    /* Interrupted inside the second file. */
+    assert_int_equal(rename(shard[1], tmp), 0);
+    assert_int_equal(unlink(join(target, "config.json")), 0);
+    assert_int_equal(stat(shard[0], &before), 0);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_int_equal(result.n_kept, 1);
+    assert_int_equal(stat(shard[0], &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+    assert_false(bl_file_exists(tmp));
+    assert_true(bl_file_exists(join(target, "config.json")));
+
+    overwrite(shard[1], 140000, "x");
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_int_equal(result.n_kept, 1);
+    void *bytes[2];
+    size_t n_bytes[2];
+    assert_int_equal(bl_file_read_all(shard[1], 1 << 30, &bytes[0], &n_bytes[0]), BL_OK);
+    assert_int_equal(bl_file_read_all(kept, 1 << 30, &bytes[1], &n_bytes[1]), BL_OK);
+    assert_int_equal(n_bytes[0], n_bytes[1]);
+    assert_memory_equal(bytes[0], bytes[1], n_bytes[0]);
+    free(bytes[0]);
+    free(bytes[1]);
+
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_int_equal(result.n_kept, 2);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_BLOCK, &result), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "fp8_row"));
+    assert_int_equal(
+        quantize(join("tests/golden/train/models", golden[0]), target, BL_FORMAT_FP8_ROW, &result),
+        BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "other files"));
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    const char *source = join("tests/golden/train/models", golden[0]);
+    char target[512], model[512];
+    bl_quantize_result result;
+
+    snprintf(target, sizeof target, "%s/refused", folder);
+    snprintf(model, sizeof model, "%s/model", folder);
+    assert_int_equal(
+        quantize("tests/golden/train/models/tiny-fp8-ct-channel", target, BL_FORMAT_FP8_ROW, &result),
+        BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "quantized already"));
+    assert_int_equal(quantize(join(folder, "nothing"), target, BL_FORMAT_FP8_ROW, &result), BL_EINPUT);
+    assert_false(bl_file_exists(target));
+
+    assert_int_equal(bl_dir_create(model), BL_OK);
+    copy(join(source, "config.json"), join(model, "config.json"));
+    copy(join(source, "model.safetensors"), join(model, "model.safetensors"));
+    assert_int_equal(quantize(model, join(model, "."), BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "one folder"));
+
+    assert_int_equal(bl_dir_create(target), BL_OK);
+    put_text(join(target, "thesis.txt"), "years of work");
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "thesis.txt"));
+
+    /* In place of the target, or of its parent. */
+    snprintf(target, sizeof target, "%s/model/config.json", folder);
+    source = join("tests/golden/train/models", golden[0]);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "/config.json: exists and is not a folder"));
+    assert_int_equal(quantize(source, join(target, "x"), BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+
+    /* Sparse: a model that no disk here could take. The space is checked before anything is written. */
+    put_text(join(model, "huge.dat"), "");
+    if (truncate(join(model, "huge.dat"), INT64_C(8) << 40) == 0) {
+        const char *other = join(folder, "full");
+        assert_int_equal(quantize(model, other, BL_FORMAT_FP8_ROW, &result), BL_ELIMIT);
+        assert_non_null(strstr(bl_error_text(), other));
+        assert_non_null(strstr(bl_error_text(), "are free"));
+        assert_false(bl_file_exists(join(other, "model.safetensors")));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_models),
+        cmocka_unit_test(test_real_models),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

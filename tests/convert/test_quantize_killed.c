@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bl_llama_quantize killed before each system call that changes the disk, one after the other: run once more,
+ * it ends with the bytes of a run that nobody disturbed, and leaves nothing else behind. */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "convert/quantize.h"
+
+static char folder[] = "/tmp/ballast-test-quantize-killed.XXXXXX";
+
+static int n_left = -1; /* calls until the process ends; negative: it does not */
+
+static void count(void)
+{
+    if (n_left >= 0 && n_left-- == 0) kill(getpid(), SIGKILL);
+}
+
+int __real_open(const char *path, int flags, ...);
+int __wrap_open(const char *path, int flags, mode_t mode);
+int __real_mkdir(const char *path, mode_t mode);
+int __wrap_mkdir(const char *path, mode_t mode);
+int __real_flock(int fd, int how);
+int __wrap_flock(int fd, int how);
+int __real_ftruncate(int fd, off_t n_bytes);
+int __wrap_ftruncate(int fd, off_t n_bytes);
+ssize_t __real_pwrite(int fd, const void *src, size_t n_bytes, off_t offset);
+ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset);
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+
+int __wrap_open(const char *path, int flags, mode_t mode)
+{
+    if (flags & O_CREAT) count();
+    return __real_open(path, flags, mode);
+}
+
+int __wrap_mkdir(const char *path, mode_t mode)
+{
+    count();
+    return __real_mkdir(path, mode);
+}
+
+int __wrap_flock(int fd, int how)
+{
+    count();
+    return __real_flock(fd, how);
+}
+
+int __wrap_ftruncate(int fd, off_t n_bytes)
+{
+    count();
+    return __real_ftruncate(fd, n_bytes);
+}
+
+ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
+{
+    count();
+    return __real_pwrite(fd, src, n_bytes, offset);
+}
+
+int __wrap_fsync(int fd)
+{
+    count();
+    return __real_fsync(fd);
+}
+
+int __wrap_rename(const char *from, const char *to)
+{
+    count();
+    return __real_rename(from, to);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    return !mkdtemp(folder);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return bl_tree_remove(folder) != BL_OK;
+}
+
+/* In a process of its own, which is killed before its call `n_calls`; negative: not. Whether it was. */
+static bool quantize(const char *source, const char *target, int n_calls)
+{
+    int status;
+    pid_t child = fork();
+
+    assert_true(child >= 0);
+    if (child == 0) {
+        bl_quantize_options options = {.source = source, .target = target, .format = BL_FORMAT_FP8_ROW};
+        bl_quantize_result result;
+        if (bl_pool_create(1, &options.pool) != BL_OK) _exit(1);
+        n_left = n_calls;
+        bl_status st = bl_llama_quantize(&options, &result);
+        if (st != BL_OK) fprintf(stderr, "%s\n", bl_error_text());
+        _exit(st != BL_OK);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return true;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_msg("after %d calls: status %x", n_calls, (unsigned)status);
+    return false;
+}
+
+static void assert_same_file(const char *dir_a, const char *dir_b, const char *name)
+{
+    char path_a[512], path_b[512];
+    void *a, *b;
+    size_t n_a, n_b;
+
+    snprintf(path_a, sizeof path_a, "%s/%s", dir_a, name);
+    snprintf(path_b, sizeof path_b, "%s/%s", dir_b, name);
+    assert_int_equal(bl_file_read_all(path_a, 1 << 30, &a, &n_a), BL_OK);
+    assert_int_equal(bl_file_read_all(path_b, 1 << 30, &b, &n_b), BL_OK);
+    if (n_a != n_b || memcmp(a, b, n_a) != 0) fail_msg("%s and %s differ", path_a, path_b);
+    free(a);
+    free(b);
+}
+
+static void assert_same_folder(const char *dir_a, const char *dir_b)
+{
+    char **a, **b;
+    size_t n_a, n_b;
+
+    assert_int_equal(bl_dir_list(dir_a, &a, &n_a), BL_OK);
+    assert_int_equal(bl_dir_list(dir_b, &b, &n_b), BL_OK);
+    for (size_t i = 0; i < n_b; i++)
+        if (i >= n_a || strcmp(a[i], b[i]) != 0) fail_msg("%s/%s is not in %s", dir_b, b[i], dir_a);
+    assert_int_equal(n_a, n_b);
+    for (size_t i = 0; i < n_a; i++)
+        if (strcmp(a[i], ".ballast.lock") != 0)
+            assert_same_file(dir_a, dir_b, a[i]); /* it names its last holder */
+    bl_names_free(a, n_a);
+    bl_names_free(b, n_b);
+}
+
+static void kill_before_each_call(const char *source)
+{
+    char whole[256], target[256];
+    int n = 0;
+
+    snprintf(whole, sizeof whole, "%s/whole", folder);
+    snprintf(target, sizeof target, "%s/killed/target", folder);
+    assert_int_equal(bl_tree_remove(whole), BL_OK);
+    assert_false(quantize(source, whole, -1));
+    for (bool killed = true; killed; n++) {
+        char killed_dir[256];
+        snprintf(killed_dir, sizeof killed_dir, "%s/killed", folder);
+        assert_int_equal(bl_tree_remove(killed_dir), BL_OK);
+        killed = quantize(source, target, n);
+        if (killed && n % 3 == 0) quantize(source, target, n / 2); /* and once more on its way back */
+        assert_false(quantize(source, target, -1));
+        assert_same_folder(whole, target);
+    }
+    print_message("%s: killed before each of %d calls\n", source, n - 1);
+    assert_true(n > 20);
+}
+
+static void test_golden_model(void **state)
+{
+    (void)state;
+    kill_before_each_call("tests/golden/train/models/tiny-gqa");
+}
+
+static void test_sharded_model(void **state)
+{
+    (void)state;
+    const char *data = getenv("BALLAST_TEST_DATA");
+    char source[512];
+
+    if (!data) {
+        print_message("skipped: BALLAST_TEST_DATA is not set\n");
+        skip();
+    }
+    snprintf(source, sizeof source, "%s/models/stories260K-bf16-sharded", data);
+    kill_before_each_call(source);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_model),
+        cmocka_unit_test(test_sharded_model),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,728 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Data sets: each format's ids and labels, files of every shape, rows that must be refused, limits, counts,
+ * fingerprints. It is longer than 600 lines because every format is checked against the same small tokenizer
+ * and file helpers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "data/dataset.h"
+
+enum { EOS = 900, M = BL_LABEL_MASKED };
+
+static char folder[64], path[128];
+static bl_tokenizer *tokenizer; /* fixtures/fallback.json: BOS <s> = 1, a byte <0xXX> = 2 + XX */
+
+static int set_up(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/ballast-dataset-XXXXXX");
+    if (!mkdtemp(folder)) return -1;
+    snprintf(path, sizeof path, "%s/rows.jsonl", folder);
+    return bl_tokenizer_load("tests/tokenizer/fixtures/fallback.json", &tokenizer) == BL_OK ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    bl_tokenizer_destroy(tokenizer);
+    return bl_tree_remove(folder) == BL_OK ? 0 : -1;
+}
+
+static void write_bytes(const char *bytes, size_t n)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, n, file), n);
+    assert_int_equal(fclose(file), 0);
+}
+
+static bl_dataset_options default_options(void)
+{
+    bl_dataset_options options = bl_dataset_default_options(path);
+    options.eos_id = EOS;
+    options.vocab_size = 1000;
+    return options;
+}
+
+static bl_dataset *open_with(const bl_dataset_options *options, const char *text)
+{
+    bl_dataset *dataset;
+    write_bytes(text, strlen(text));
+    if (bl_dataset_open(options, tokenizer, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+    return dataset;
+}
+
+static bl_dataset *open_text(const char *text)
+{
+    bl_dataset_options options = default_options();
+    return open_with(&options, text);
+}
+
+static int32_t id_of(const char *token)
+{
+    int32_t id = bl_tokenizer_token_to_id(tokenizer, token);
+    assert_true(id >= 0);
+    return id;
+}
+
+static void check_sample(const bl_dataset *dataset, int64_t index, size_t n, const int32_t *ids,
+                         const int32_t *labels)
+{
+    bl_sample sample;
+    if (bl_dataset_get(dataset, index, &sample) != BL_OK) fail_msg("%s", bl_error_text());
+    assert_int_equal(sample.n_tokens, n);
+    assert_int_equal(bl_dataset_n_tokens(dataset, index), n);
+    assert_memory_equal(sample.ids, ids, n * sizeof *ids);
+    assert_memory_equal(sample.labels, labels, n * sizeof *labels);
+    bl_sample_free(&sample);
+}
+
+/* Opening fails with BL_EINPUT, and the text says `reason`. */
+static void check_refused(const bl_dataset_options *options, const char *bytes, size_t n, const char *reason)
+{
+    bl_dataset *dataset;
+    write_bytes(bytes, n);
+    bl_status st = bl_dataset_open(options, tokenizer, &dataset);
+    if (st != BL_EINPUT) fail_msg("status %d for %s", (int)st, bytes);
+    assert_null(dataset);
+    if (!strstr(bl_error_text(), reason) || strncmp(bl_error_text(), path, strlen(path)))
+        fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), reason);
+}
+
+/* ---- formats ---- */
+
+static void test_tokens(void **state)
+{
+    bl_sample sample;
+    (void)state;
+    bl_dataset *dataset =
+        open_text("{\"input_ids\":[1,2,3]}\n"
+                  "{\"input_ids\":[4,5,999,0],\"labels\":[-100,-100,7,0],\"document_ids\":[0,0,2,2],"
+                  "\"weights\":[1,0.5,2,3]}\n");
+    assert_int_equal(bl_dataset_format(dataset), BL_DATA_TOKENS);
+    assert_int_equal(bl_dataset_count(dataset), 2);
+    check_sample(dataset, 0, 3, (int32_t[]){1, 2, 3}, (int32_t[]){1, 2, 3});
+    check_sample(dataset, 1, 4, (int32_t[]){4, 5, 999, 0}, (int32_t[]){M, M, 7, 0});
+    assert_int_equal(bl_dataset_get(dataset, 0, &sample), BL_OK);
+    assert_null(sample.document_ids);
+    assert_null(sample.weights);
+    bl_sample_free(&sample);
+    assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_OK);
+    assert_memory_equal(sample.document_ids, ((int32_t[]){0, 0, 2, 2}), 16);
+    assert_memory_equal(sample.weights, ((float[]){1, 0.5f, 2, 3}), 16);
+    bl_sample_free(&sample);
+    bl_sample_free(&sample);
+    bl_dataset_stats stats;
+    bl_dataset_get_stats(dataset, &stats);
+    assert_int_equal(stats.n_rows, 2);
+    assert_int_equal(stats.n_tokens, 7);
+    assert_int_equal(stats.n_label_tokens, 4); /* [2, 3] and [7, 0]: a first label has nothing before it */
+    assert_int_equal(bl_dataset_get(dataset, 2, &sample), BL_EINTERNAL);
+    assert_int_equal(bl_dataset_get(dataset, -1, &sample), BL_EINTERNAL);
+    bl_dataset_close(dataset);
+}
+
+static void test_text(void **state)
+{
+    (void)state;
+    bl_dataset *dataset = open_text("{\"text\":\"ab hello\",\"id\":3}\n{\"text\":\"\"}\n");
+    assert_int_equal(bl_dataset_format(dataset), BL_DATA_TEXT);
+    int32_t ids[] = {1, id_of("\u2581ab"), id_of("\u2581hello"), EOS};
+    check_sample(dataset, 0, 4, ids, ids);
+    check_sample(dataset, 1, 2, (int32_t[]){1, EOS}, (int32_t[]){1, EOS});
+    bl_dataset_close(dataset);
+
+    bl_dataset_options options = default_options();
+    options.add_eos = false;
+    dataset = open_with(&options, "{\"text\":\"ab hello\"}");
+    check_sample(dataset, 0, 3, ids, ids);
+    bl_dataset_close(dataset);
+
+    /* A key that nobody reads may hold an integer of any size. */
+    dataset = open_text("{\"id\":340282366920938463463374607431768211456,\"text\":\"ab hello\"}\n");
+    check_sample(dataset, 0, 4, ids, ids);
+    bl_dataset_close(dataset);
+}
+
+static void test_prompt_completion(void **state)
+{
+    static const char row[] = "{\"prompt\":\"ab\",\"completion\":\"ab<s>\"}";
+    /* The completion goes on without a space, and a special token's text in it is characters. */
+    int32_t ids[] = {1, id_of("\u2581ab"), id_of("ab"), id_of("<"), 2 + 's', id_of(">"), EOS};
+    int32_t masked[BL_COUNT(ids)];
+    bl_dataset_options options = default_options();
+
+    (void)state;
+    memcpy(masked, ids, sizeof ids);
+    masked[0] = masked[1] = M;
+    bl_dataset *dataset = open_with(&options, row);
+    assert_int_equal(bl_dataset_format(dataset), BL_DATA_PROMPT_COMPLETION);
+    check_sample(dataset, 0, BL_COUNT(ids), ids, masked);
+    bl_dataset_close(dataset);
+    options.train_on_inputs = true;
+    dataset = open_with(&options, row);
+    check_sample(dataset, 0, BL_COUNT(ids), ids, ids);
+    bl_dataset_close(dataset);
+
+    /* Without a prompt the completion is the text's beginning. */
+    dataset = open_text("{\"prompt\":\"\",\"completion\":\"ab\"}");
+    check_sample(dataset, 0, 3, (int32_t[]){1, id_of("\u2581ab"), EOS},
+                 (int32_t[]){M, id_of("\u2581ab"), EOS});
+    bl_dataset_close(dataset);
+}
+
+/* Checks that a sample is BOS, `prompt` masked, `completion` and EOS in the loss. */
+static void check_joined(const bl_dataset *dataset, const bl_tokenizer *with, int64_t index,
+                         const char *prompt, const char *completion, int32_t eos)
+{
+    bl_sample sample;
+    size_t n_prefix, n_text;
+    char *text;
+    bl_ids ids = {0};
+
+    bl_tokenizer_prefix(with, &n_prefix);
+    assert_int_equal(bl_dataset_get(dataset, index, &sample), BL_OK);
+    assert_int_equal(sample.ids[sample.n_tokens - 1], eos);
+    assert_int_equal(bl_tokenizer_decode(with, sample.ids + n_prefix, (size_t)sample.n_tokens - n_prefix - 1,
+                                         false, &text, &n_text),
+                     BL_OK);
+    if (strncmp(text, prompt, strlen(prompt)) || strcmp(text + strlen(prompt), completion))
+        fail_msg("row %d: got \"%s\", expected \"%s\" \"%s\"", (int)index, text, prompt, completion);
+    free(text);
+    assert_int_equal(bl_tokenizer_encode(with, prompt, strlen(prompt), BL_ADD_SPECIAL, &ids), BL_OK);
+    for (size_t t = 0; t < (size_t)sample.n_tokens; t++)
+        assert_int_equal(sample.labels[t], t < ids.n ? M : sample.ids[t]);
+    assert_memory_equal(sample.ids, ids.id, ids.n * sizeof *ids.id);
+    bl_ids_free(&ids);
+    bl_sample_free(&sample);
+}
+
+#define PREAMBLE "Below is an instruction that describes a task"
+#define REQUEST  "Write a response that appropriately completes the request.\n\n### Instruction:\n"
+
+static void test_alpaca(void **state)
+{
+    (void)state;
+    bl_dataset *dataset =
+        open_text("{\"instruction\":\"Say hello.\",\"input\":\"\",\"output\":\"hello\",\"text\":\"whole\"}\n"
+                  "{\"instruction\":\"Add.\",\"input\":\"1 2\",\"output\":\"3\"}\n"
+                  "{\"instruction\":\"Do.\",\"output\":\"\"}\n"
+                  "{\"instruction\":\"Do %s.\",\"input\":null,\"output\":\"x\"}\n");
+    assert_int_equal(bl_dataset_format(dataset), BL_DATA_ALPACA);
+    check_joined(dataset, tokenizer, 0, PREAMBLE ". " REQUEST "Say hello.\n\n### Response:", "hello", EOS);
+    check_joined(dataset, tokenizer, 1,
+                 PREAMBLE ", paired with an input that provides further context. " REQUEST
+                          "Add.\n\n### Input:\n1 2\n\n### Response:",
+                 "3", EOS);
+    check_joined(dataset, tokenizer, 2, PREAMBLE ". " REQUEST "Do.\n\n### Response:", "", EOS);
+    check_joined(dataset, tokenizer, 3, PREAMBLE ". " REQUEST "Do %s.\n\n### Response:", "x", EOS);
+    bl_dataset_close(dataset);
+}
+
+static void test_template_that_ends_texts(void **state)
+{
+    bl_tokenizer *split;
+    bl_dataset *dataset;
+    bl_sample sample;
+    bl_dataset_options options = default_options();
+
+    (void)state;
+    assert_int_equal(bl_tokenizer_load("tests/tokenizer/fixtures/byte_level_split.json", &split), BL_OK);
+    int32_t begin = bl_tokenizer_token_to_id(split, "<|begin|>"),
+            end = bl_tokenizer_token_to_id(split, "<|end|>");
+    write_bytes("{\"text\":\"ab\"}", 13);
+    for (int other = 0; other < 2; other++) {
+        options.eos_id = other ? EOS : end; /* the template's own end is not doubled */
+        assert_int_equal(bl_dataset_open(&options, split, &dataset), BL_OK);
+        assert_int_equal(bl_dataset_get(dataset, 0, &sample), BL_OK);
+        assert_int_equal(sample.n_tokens, 3 + other);
+        assert_int_equal(sample.ids[0], begin);
+        assert_int_equal(sample.ids[2], end);
+        bl_sample_free(&sample);
+        bl_dataset_close(dataset);
+    }
+    options.eos_id = -1; /* this tokenizer has no configuration that names one */
+    assert_int_equal(bl_dataset_open(&options, split, &dataset), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "EOS"));
+    bl_tokenizer_destroy(split);
+}
+
+/* ---- shapes of files ---- */
+
+static void test_file_shapes_give_the_same_rows(void **state)
+{
+    static const char *const shapes[] = {
+        "{\"input_ids\":[1,2]}\n{\"input_ids\":[3,4,5]}\n",
+        "{\"input_ids\":[1,2]}\n{\"input_ids\":[3,4,5]}",
+        "\xef\xbb\xbf{\"input_ids\":[1,2]}\r\n{\"input_ids\":[3,4,5]}\r\n",
+        "\n\n  {\"input_ids\":[1,2]}  \n\r\n\t{\"input_ids\":[3,4,5]}\n\n\n",
+        "[{\"input_ids\":[1,2]},{\"input_ids\":[3,4,5]}]",
+        "\xef\xbb\xbf \n[\n {\n  \"input_ids\": [\n1,\n2]\n }\r\n,\n{\"input_ids\":[3,4,5]}\n]\n\n",
+        "[{\"input_ids\":[1,2],\"labels\":null},{\"input_ids\":[3,4,5]} ]",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(shapes); i++) {
+        bl_dataset *dataset = open_text(shapes[i]);
+        assert_int_equal(bl_dataset_count(dataset), 2);
+        check_sample(dataset, 0, 2, (int32_t[]){1, 2}, (int32_t[]){1, 2});
+        check_sample(dataset, 1, 3, (int32_t[]){3, 4, 5}, (int32_t[]){3, 4, 5});
+        bl_dataset_close(dataset);
+    }
+    /* Braces, brackets, quotes and backslashes in strings are no borders. */
+    bl_dataset *dataset = open_text("[{\"text\":\"}]\\\"{\\\\\",\"x\":[{},\"]\"]},{\"text\":\"ab\"}]");
+    assert_int_equal(bl_dataset_count(dataset), 2);
+    check_sample(dataset, 1, 3, (int32_t[]){1, id_of("\u2581ab"), EOS},
+                 (int32_t[]){1, id_of("\u2581ab"), EOS});
+    bl_dataset_close(dataset);
+}
+
+/* Rows larger than the reader's buffer, then a small one; as lines and as an array. */
+static void test_huge_rows(void **state)
+{
+    enum { N = 9 << 20 };
+    char *text = malloc(N + 200);
+    bl_dataset *dataset;
+    bl_dataset_options options = default_options();
+
+    (void)state;
+    for (int array = 0; array < 2; array++) {
+        size_t n = (size_t)sprintf(text, "%s{\"text\":\"hello\"}%s\n{\"text\":\"", array ? "[" : "",
+                                   array ? "," : "");
+        for (size_t i = 0; i < N / 3; i++, n += 3) memcpy(text + n, "ab ", 3);
+        n += (size_t)sprintf(text + n, "\"}%s\n{\"text\":\"ab\"}%s", array ? "," : "", array ? "]" : "");
+        write_bytes(text, n);
+        if (bl_dataset_open(&options, tokenizer, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+        assert_int_equal(bl_dataset_count(dataset), 3);
+        assert_int_equal(bl_dataset_n_tokens(dataset, 1), N / 3 + 3); /* BOS, the words, a lone space, EOS */
+        check_sample(dataset, 2, 3, (int32_t[]){1, id_of("\u2581ab"), EOS},
+                     (int32_t[]){1, id_of("\u2581ab"), EOS});
+        bl_dataset_close(dataset);
+    }
+    free(text);
+}
+
+/* ---- refusals ---- */
+
+typedef struct bad_row {
+    const char *bytes;
+    size_t n; /* 0: strlen */
+    const char *reason;
+} bad_row;
+
+static const bad_row bad_files[] = {
+    {"{\"input_ids\":[1,2]}\n{\"input_ids\":[1,}\n", 0, ":2:"},
+    {"{\"input_ids\":[1,2]}\n{\"input_ids\":[1,2]\n", 0, ":2:"},
+    {"{\"input_ids\":[1,2]} {\"input_ids\":[1,2]}\n", 0, ":1:21: "},
+    {"{\"text\":\"a\"}\n{\"text\":\"a\xff\"}\n", 0, ":2:"},
+    {"{\"text\":\"a\"}\n{\"text\":\"a\0b\"}\n", 29, ":2:11: NUL byte"},
+    {"{\"text\":\"a\\u0000b\"}\n", 0, "without NUL"},
+    {"{\"text\":\"a\\ud800\"}\n", 0, ":1:"},
+    {"{\"text\":\"a\",\"text\":\"b\"}\n", 0, "duplicate"},
+    {"{\"text\":\"a\"}\n{\"text\":3}\n", 0, ":2: key text: expected a string, got 3"},
+    {"{\"text\":\"a\"}\n{\"words\":3}\n", 0, ":2: key text: missing"},
+    {"{\"text\":\"a\"}\n\n\n\"text\"\n", 0, ":4: expected a JSON object"},
+    {"{\"prompt\":\"a\",\"completion\":[]}\n", 0, ":1: key completion: expected a string"},
+    {"{\"instruction\":\"a\",\"output\":null}\n", 0, ":1: key output"},
+    {"{\"instruction\":\"a\",\"input\":4,\"output\":\"a\"}\n", 0, ":1: key input: expected a string, got 4"},
+    {"{\"foo\":[]}\n", 0, ":1: no known data format"},
+    {"hello\n", 0, ":1:"},
+    {"", 0, "no usable rows"},
+    {"\n\n", 0, "no usable rows"},
+    {"[]", 0, "no usable rows"},
+    {"[{\"input_ids\":[1,2]}", 0, ":1:21: expected ','"},
+    {"[{\"input_ids\":[1,2]},", 0, "the file ends inside the array"},
+    {"[{\"input_ids\":[1,2]},]", 0, ":1:22: expected an object"},
+    {"[{\"input_ids\":[1,2]},3]", 0, ":1:22: expected an object"},
+    {"[{\"input_ids\":[1,2]}\n{\"input_ids\":[1,2]}]", 0, ":2:1: expected ','"},
+    {"[{\"input_ids\":[1,2]}]\n[", 0, ":2:1: text behind the end"},
+    {"[{\"input_ids\":[1,2", 0, ":1:19: the file ends inside an element"},
+    {"[{\"text\":\"\xc3\xa9\"},{\"text\":\"b\",}]", 0, ":1:27: "}, /* a column counts characters */
+    {"[{\"text\":\"a\"},\n  {\"text\":\"b\"},{\"text\":1}]", 0, ":2: key text"},
+    {"{\"input_ids\":[1,1000]}", 0, "input_ids[1]: expected an integer in [0, 999]"},
+    {"{\"input_ids\":[1,-1]}", 0, "input_ids[1]"},
+    {"{\"input_ids\":[1,-100]}", 0, "input_ids[1]"},
+    {"{\"input_ids\":[1,2.0]}", 0, "input_ids[1]"},
+    {"{\"input_ids\":[1,99999999999999999999]}", 0, ":1:"},
+    {"{\"input_ids\":[1,4294967297]}", 0, "input_ids[1]"},
+    {"{\"input_ids\":\"12\"}", 0, "key input_ids: expected an array"},
+    {"{\"input_ids\":[1,2],\"labels\":[1]}", 0, "labels has 1 elements, input_ids 2"},
+    {"{\"input_ids\":[1,2],\"labels\":[1,-99]}", 0, "labels[1]: expected an integer in [0, 999] or -100"},
+    {"{\"input_ids\":[1,2],\"document_ids\":[1,0]}", 0, "document_ids[1]: smaller"},
+    {"{\"input_ids\":[1,2],\"document_ids\":[1]}", 0, "document_ids has 1"},
+    {"{\"input_ids\":[1,2],\"document_ids\":[-1,0]}", 0, "document_ids[0]"},
+    {"{\"input_ids\":[1,2],\"weights\":[1]}", 0, "weights has 1"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,\"x\"]}", 0, "weights[1]"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,1e39]}", 0, "weights[1]"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,-0.5]}", 0, ":1: weights[1]: expected a number of at least 0"},
+    {"{\"input_ids\":[1,2],\"weights\":[-1e-9,1]}", 0, ":1: weights[0]: expected a number of at least 0"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,NaN]}", 0, ":1:"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,-Infinity]}", 0, ":1:"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,1e999]}", 0, ":1:"},
+    {"{\"input_ids\":[1,2],\"attention_mask\":[1,0]}", 0, "key attention_mask"},
+    {"{\"input_ids\":[1,2],\"labels\":[1,-100]}", 0, ":1: nothing to learn from"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,0]}", 0, ":1: nothing to learn from"},
+    {"{\"input_ids\":[1]}", 0, ":1: nothing to learn from"},
+    {"{\"input_ids\":[]}", 0, ":1: nothing to learn from"},
+};
+
+static void test_bad_files_are_refused_with_place(void **state)
+{
+    bl_dataset_options options = default_options();
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(bad_files); i++)
+        check_refused(&options, bad_files[i].bytes,
+                      bad_files[i].n ? bad_files[i].n : strlen(bad_files[i].bytes), bad_files[i].reason);
+}
+
+static void test_bad_rows_can_be_skipped(void **state)
+{
+    bl_dataset_options options = default_options();
+    bl_dataset_stats stats;
+
+    (void)state;
+    options.skip_bad = true;
+    for (int array = 0; array < 2; array++) {
+        bl_dataset *dataset = open_with(
+            &options, array
+                          ? "[{\"foo\":1},{\"input_ids\":[1,2]},{\"input_ids\":[1,]}, {\"input_ids\":[3,4]}]"
+                          : "oops\n{\"input_ids\":[1,2]}\n{\"input_ids\":[1,}\n{\"input_ids\":[3,4]}\n");
+        assert_int_equal(bl_dataset_count(dataset), 2);
+        check_sample(dataset, 1, 2, (int32_t[]){3, 4}, (int32_t[]){3, 4});
+        bl_dataset_get_stats(dataset, &stats);
+        assert_int_equal(stats.n_bad, 2);
+        assert_int_equal(stats.n_rows, 4);
+        bl_dataset_close(dataset);
+    }
+    check_refused(&options, "oops\n", 5, "no usable rows (1 rows, 1 of them bad)");
+}
+
+static void test_options_are_checked(void **state)
+{
+    bl_dataset *dataset;
+    bl_dataset_options options = default_options();
+
+    (void)state;
+    write_bytes("{\"text\":\"a\"}", 12);
+    assert_int_equal(bl_dataset_open(&options, NULL, &dataset), BL_EUSAGE);
+    options.max_seq_length = -1;
+    assert_int_equal(bl_dataset_open(&options, tokenizer, &dataset), BL_EUSAGE);
+    options.max_seq_length = 1;
+    assert_int_equal(bl_dataset_open(&options, tokenizer, &dataset), BL_EUSAGE);
+    options = default_options();
+    options.format = BL_DATA_TOKENS;
+    options.vocab_size = 0;
+    assert_int_equal(bl_dataset_open(&options, NULL, &dataset), BL_EUSAGE);
+    options.path = folder;
+    assert_int_equal(bl_dataset_open(&options, tokenizer, &dataset), BL_EINPUT);
+    options.path = "/nonexistent.jsonl";
+    assert_int_equal(bl_dataset_open(&options, tokenizer, &dataset), BL_EINPUT);
+    bl_dataset_close(NULL);
+
+    bl_data_format format;
+    bl_overlong overlong;
+    for (int i = 0; i <= BL_DATA_SHAREGPT; i++) {
+        assert_true(bl_data_format_parse(bl_data_format_name((bl_data_format)i), &format));
+        assert_int_equal(format, i);
+    }
+    assert_false(bl_data_format_parse("csv", &format));
+    assert_true(bl_overlong_parse("skip", &overlong));
+    assert_int_equal(overlong, BL_OVERLONG_SKIP);
+    assert_false(bl_overlong_parse("drop", &overlong));
+}
+
+/* ---- length limits ---- */
+
+static void test_overlong_policies(void **state)
+{
+    static const char rows[] = "{\"input_ids\":[1,2,3,4,5],\"document_ids\":[0,0,0,1,1]}\n{\"input_ids\":[6,"
+                               "7,8]}\n{\"input_ids\":[1,2,3,4]}\n";
+    bl_dataset_options options = default_options();
+    bl_dataset_stats stats;
+
+    (void)state;
+    options.max_seq_length = 3;
+    bl_dataset *dataset = open_with(&options, rows);
+    assert_int_equal(bl_dataset_count(dataset), 3);
+    check_sample(dataset, 0, 3, (int32_t[]){1, 2, 3}, (int32_t[]){1, 2, 3});
+    bl_dataset_get_stats(dataset, &stats);
+    assert_int_equal(stats.n_overlong, 2);
+    assert_int_equal(stats.n_tokens_lost, 3);
+    assert_int_equal(stats.n_tokens, 9);
+    bl_dataset_close(dataset);
+
+    options.overlong = BL_OVERLONG_SKIP;
+    dataset = open_with(&options, rows);
+    assert_int_equal(bl_dataset_count(dataset), 1);
+    check_sample(dataset, 0, 3, (int32_t[]){6, 7, 8}, (int32_t[]){6, 7, 8});
+    bl_dataset_get_stats(dataset, &stats);
+    assert_int_equal(stats.n_overlong, 2);
+    assert_int_equal(stats.n_tokens_lost, 9);
+    assert_int_equal(stats.n_tokens, 3);
+    bl_dataset_close(dataset);
+
+    options.overlong = BL_OVERLONG_ERROR;
+    check_refused(&options, rows, strlen(rows), ":1: 5 tokens, max_seq_length is 3");
+    /* What is left of a truncated sample may hold nothing to learn. */
+    options.overlong = BL_OVERLONG_TRUNCATE;
+    static const char long_prompt[] = "{\"prompt\":\"ab ab ab\",\"completion\":\"ab\"}";
+    check_refused(&options, long_prompt, strlen(long_prompt), ":1: nothing to learn from");
+}
+
+/* ---- use ---- */
+
+static void test_fingerprint(void **state)
+{
+    static const char row[] = "{\"prompt\":\"ab\",\"completion\":\"abc\"}\n";
+    bl_dataset_options options = default_options();
+    bl_dataset *dataset = open_with(&options, row);
+    uint64_t first = bl_dataset_fingerprint(dataset);
+    char other[160];
+
+    (void)state;
+    bl_dataset_close(dataset);
+    strcpy(other, path);
+    snprintf(path, sizeof path, "%s/elsewhere.jsonl", folder);
+    dataset = open_with(&options, row);
+    assert_true(bl_dataset_fingerprint(dataset) == first); /* wherever it lies */
+    bl_dataset_close(dataset);
+    options.path = path;
+
+    for (int change = 0; change < 4; change++) {
+        options = default_options();
+        options.train_on_inputs = change == 0;
+        options.max_seq_length = change == 1 ? 100 : 0;
+        options.eos_id = change == 2 ? EOS + 1 : EOS;
+        snprintf(other, sizeof other, "%s%s", row, change == 3 ? "\n" : "");
+        dataset = open_with(&options, other);
+        assert_true(bl_dataset_fingerprint(dataset) != first);
+        bl_dataset_close(dataset);
+    }
+}
+
+/* Many batches, with bad rows among them: how many threads build them changes nothing, and the first bad row
+ * is the one named. */
+static void test_threads_build_rows(void **state)
+{
+    enum { N_ROWS = 3000, N_BYTES = N_ROWS * 48 };
+    static char text[N_BYTES];
+    bl_dataset_options options = default_options();
+    bl_dataset_stats stats, first_stats = {0};
+    uint64_t first = 0;
+    size_t n = 0;
+    bl_dataset *dataset;
+
+    (void)state;
+    for (int i = 0; i < N_ROWS; i++)
+        n += (size_t)snprintf(text + n, sizeof text - n,
+                              i % 700 == 699 ? "{\"text\":%d}\n" : "{\"text\":\"ab hello %d\"}\n", i);
+    for (int n_threads = 1; n_threads <= 7; n_threads += 3) {
+        options.n_threads = n_threads;
+        options.skip_bad = true;
+        dataset = open_with(&options, text);
+        bl_dataset_get_stats(dataset, &stats);
+        assert_int_equal(stats.n_bad, 4);
+        assert_int_equal(bl_dataset_count(dataset), N_ROWS - 4);
+        if (n_threads == 1) {
+            first = bl_dataset_fingerprint(dataset);
+            first_stats = stats;
+        }
+        assert_true(bl_dataset_fingerprint(dataset) == first);
+        assert_memory_equal(&stats, &first_stats, sizeof stats);
+        bl_dataset_close(dataset);
+        options.skip_bad = false;
+        check_refused(&options, text, n, ":700: key text: expected a string, got 699");
+    }
+}
+
+static void test_changed_file_is_noticed(void **state)
+{
+    bl_sample sample;
+    bl_dataset *dataset = open_text("{\"text\":\"ab ab\"}\n{\"text\":\"ab ab\"}\n");
+
+    (void)state;
+    write_bytes("{\"text\":\"ab ab\"}\n{\"text\":\"ababa\"}\n", 34);
+    assert_int_equal(bl_dataset_get(dataset, 0, &sample), BL_OK);
+    bl_sample_free(&sample);
+    assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), ":2: sample 1 (from 0) has changed"));
+    assert_null(sample.ids);
+    write_bytes("{\"te", 4);
+    assert_int_equal(bl_dataset_get(dataset, 1, &sample), BL_EIO);
+    bl_dataset_close(dataset);
+}
+
+static void *get_often(void *arg)
+{
+    const bl_dataset *dataset = arg;
+    intptr_t n_wrong = 0;
+
+    for (int64_t i = 0; i < 3000; i++) {
+        bl_sample sample;
+        if (bl_dataset_get(dataset, i % 50, &sample) != BL_OK || sample.ids[1] != 10 + (int32_t)(i % 50))
+            n_wrong++;
+        bl_sample_free(&sample);
+    }
+    return (void *)n_wrong;
+}
+
+static void test_threads_get_samples(void **state)
+{
+    enum { N_THREADS = 4 };
+    char text[4096];
+    size_t n = 0;
+    pthread_t thread[N_THREADS];
+    void *n_wrong;
+
+    (void)state;
+    for (int i = 0; i < 50; i++) n += (size_t)sprintf(text + n, "{\"input_ids\":[1,%d]}\n", 10 + i);
+    bl_dataset *dataset = open_text(text);
+    for (int i = 0; i < N_THREADS; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, get_often, dataset), 0);
+    for (int i = 0; i < N_THREADS; i++) {
+        pthread_join(thread[i], &n_wrong);
+        assert_null(n_wrong);
+    }
+    bl_dataset_close(dataset);
+}
+
+static void test_split_rounds_half_to_even(void **state)
+{
+    int64_t n;
+    (void)state;
+    assert_int_equal(bl_dataset_split(1000, 5, &n), BL_OK);
+    assert_int_equal(n, 50);
+    assert_int_equal(bl_dataset_split(50, 5, &n), BL_OK); /* 2.5 */
+    assert_int_equal(n, 2);
+    assert_int_equal(bl_dataset_split(70, 5, &n), BL_OK); /* 3.5 */
+    assert_int_equal(n, 4);
+    assert_int_equal(bl_dataset_split(10, 0, &n), BL_OK);
+    assert_int_equal(n, 0);
+    assert_int_equal(bl_dataset_split(10, 1, &n), BL_EUSAGE);
+    assert_int_equal(bl_dataset_split(10, 99, &n), BL_EUSAGE);
+    assert_int_equal(bl_dataset_split(10, 100, &n), BL_EUSAGE);
+    assert_int_equal(bl_dataset_split(10, -1, &n), BL_EUSAGE);
+}
+
+/* ---- real data ---- */
+
+static const char *data_folder;
+
+static bl_tokenizer *load_real(const char *relative)
+{
+    char *full;
+    bl_tokenizer *real;
+    assert_int_equal(bl_path_join(data_folder, relative, &full), BL_OK);
+    if (bl_tokenizer_load(full, &real) != BL_OK) fail_msg("%s", bl_error_text());
+    free(full);
+    return real;
+}
+
+static void check_alpaca_row(const bl_dataset *dataset, const bl_tokenizer *real, size_t index,
+                             const json_t *row, int32_t eos)
+{
+    const char *input = json_string_value(json_object_get(row, "input"));
+    char *prompt;
+    assert_true(asprintf(&prompt, PREAMBLE "%s. " REQUEST "%s%s%s\n\n### Response:",
+                         *input ? ", paired with an input that provides further context" : "",
+                         json_string_value(json_object_get(row, "instruction")),
+                         *input ? "\n\n### Input:\n" : "", input) > 0);
+    check_joined(dataset, real, (int64_t)index, prompt, json_string_value(json_object_get(row, "output")),
+                 eos);
+    free(prompt);
+}
+
+static void test_real_alpaca(void **state)
+{
+    static const char *const tokenizers[] = {"tokenizers/llama3", "tokenizers/llama2"};
+    char *file;
+    json_t *rows;
+    size_t i;
+    const json_t *row;
+
+    (void)state;
+    if (!data_folder) skip();
+    assert_int_equal(bl_path_join(data_folder, "datasets/alpaca_5000.json", &file), BL_OK);
+    assert_int_equal(bl_json_load(file, 1 << 24, &rows), BL_OK);
+    for (int k = 0; k < 2; k++) {
+        bl_tokenizer *real = load_real(tokenizers[k]);
+        bl_dataset_options options = bl_dataset_default_options(file);
+        bl_dataset *dataset;
+        options.eos_id = bl_tokenizer_token_to_id(real, k ? "</s>" : "<|end_of_text|>");
+        if (bl_dataset_open(&options, real, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+        assert_int_equal(bl_dataset_count(dataset), 5000);
+        json_array_foreach(rows, i, row) check_alpaca_row(dataset, real, i, row, options.eos_id);
+        bl_dataset_close(dataset);
+        bl_tokenizer_destroy(real);
+    }
+    json_decref(rows);
+    free(file);
+}
+
+static void test_real_files_open(void **state)
+{
+    static const struct {
+        const char *file;
+        bl_data_format format;
+        int64_t n;
+    } files[] = {{"gsm8k_alpaca_1000.json", BL_DATA_ALPACA, 1000},
+                 {"gsm8k_prompt_completion_1000.jsonl", BL_DATA_PROMPT_COMPLETION, 1000},
+                 {"stories_lowercase_text_1000.jsonl", BL_DATA_TEXT, 1000},
+                 {"stories_lowercase_text_valid_200.jsonl", BL_DATA_TEXT, 200},
+                 {"gsm8k_messages_1000.jsonl", BL_DATA_MESSAGES, 1000},
+                 {"rasbt_messages_1100.jsonl", BL_DATA_MESSAGES, 1100}};
+    (void)state;
+    if (!data_folder) skip();
+    bl_tokenizer *real = load_real("models/stories260K");
+    for (size_t i = 0; i < BL_COUNT(files); i++) {
+        char relative[128], *file;
+        bl_dataset *dataset;
+        snprintf(relative, sizeof relative, "datasets/%s", files[i].file);
+        assert_int_equal(bl_path_join(data_folder, relative, &file), BL_OK);
+        bl_dataset_options options = bl_dataset_default_options(file);
+        if (files[i].format == BL_DATA_MESSAGES) options.chat_template = "llama2";
+        if (bl_dataset_open(&options, real, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+        assert_int_equal(bl_dataset_format(dataset), files[i].format);
+        assert_int_equal(bl_dataset_count(dataset), files[i].n);
+        bl_dataset_close(dataset);
+        free(file);
+    }
+    bl_tokenizer_destroy(real);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_tokens, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_text, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_prompt_completion, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_alpaca, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_template_that_ends_texts, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_file_shapes_give_the_same_rows, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_huge_rows, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_bad_files_are_refused_with_place, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_bad_rows_can_be_skipped, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_options_are_checked, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_overlong_policies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_fingerprint, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_threads_build_rows, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_changed_file_is_noticed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_threads_get_samples, set_up, tear_down),
+        cmocka_unit_test(test_split_rounds_half_to_even),
+        cmocka_unit_test(test_real_alpaca),
+        cmocka_unit_test(test_real_files_open),
+    };
+    if (!(data_folder = getenv("BALLAST_TEST_DATA")))
+        puts("skip: BALLAST_TEST_DATA is not set: real data sets are not opened");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

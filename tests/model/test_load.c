@@ -1,0 +1,577 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a rank holds after loading: the rows of its shard, as quantising the whole tensor gives them, in any
+ * format, from any checkpoint, on any number of ranks. Small models are made here, of shapes that no block or
+ * rank count divides. */
+#include "ops_test.h"
+#include "test_ranks.h"
+#include "tmp_dir.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "llama/config.h"
+#include "model/weights.h"
+#include "store/safetensors.h"
+
+/* How a made model is stored. */
+typedef struct made {
+    bl_dtype dtype;       /* of everything but FP8 weights */
+    bl_scale_kind scales; /* of the projections; NONE: they are `dtype` too */
+    bool tied, has_embedding, has_head;
+    const char *poisoned;   /* a tensor with a NaN, or NULL */
+    int64_t poisoned_index; /* element */
+} made;
+
+enum {
+    HIDDEN = 160,
+    INTER = 200,
+    HEADS = 4,
+    KV_HEADS = 2,
+    HEAD_DIM = 24,
+    VOCAB = 50,
+    LAYERS = 2,
+    MAX_TENSORS = 64
+};
+
+typedef struct tensor_list {
+    bl_tensor_spec spec[MAX_TENSORS];
+    char name[MAX_TENSORS][96];
+    size_t n;
+} tensor_list;
+
+static void add(tensor_list *list, bl_dtype dtype, int n_dims, int64_t rows, int64_t cols, const char *format,
+                int layer, const char *module)
+{
+    assert_true(list->n < MAX_TENSORS);
+    snprintf(list->name[list->n], sizeof list->name[0], format, layer, module);
+    list->spec[list->n] = (bl_tensor_spec){list->name[list->n], dtype, n_dims, {rows, cols}};
+    list->n++;
+}
+
+static void list_tensors(const made *m, const bl_llama_config *config, tensor_list *list)
+{
+    for (int l = 0; l < LAYERS; l++) {
+        for (int p = 0; p < BL_PROJECTIONS; p++) {
+            const char *module = bl_projection_get((bl_projection)p)->module;
+            int64_t rows, cols;
+            bl_projection_shape(config, (bl_projection)p, &rows, &cols);
+            add(list, m->scales == BL_SCALE_NONE ? m->dtype : BL_F8_E4M3, 2, rows, cols,
+                "model.layers.%d.%s.weight", l, module);
+            if (m->scales == BL_SCALE_TENSOR)
+                add(list, BL_F32, 1, 1, 0, "model.layers.%d.%s.weight_scale", l, module);
+            if (m->scales == BL_SCALE_ROW)
+                add(list, BL_F32, 2, rows, 1, "model.layers.%d.%s.weight_scale", l, module);
+            if (m->scales == BL_SCALE_BLOCK)
+                add(list, BL_F32, 2, bl_ceil_div(rows, 128), bl_ceil_div(cols, 128),
+                    "model.layers.%d.%s.weight_scale", l, module);
+        }
+        add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l, "input_layernorm");
+        add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l, "post_attention_layernorm");
+    }
+    add(list, m->dtype, 1, HIDDEN, 0, "model.norm.weight", 0, "");
+    if (m->has_embedding) add(list, m->dtype, 2, VOCAB, HIDDEN, "model.embed_tokens.weight", 0, "");
+    if (m->has_head) add(list, m->dtype, 2, VOCAB, HIDDEN, "lm_head.weight", 0, "");
+}
+
+/* Values of one tensor: the same in every model, whatever its dtype and wherever the tensor lies. The tied
+ * table is one by either name. */
+static void *make_values(const made *m, const bl_tensor_spec *spec, size_t *n_bytes)
+{
+    int64_t n = spec->shape[0] * (spec->n_dims == 2 ? spec->shape[1] : 1);
+    uint64_t seed = 1;
+    for (const char *c = m->tied && strcmp(spec->name, "lm_head.weight") == 0 ? "model.embed_tokens.weight"
+                                                                              : spec->name;
+         *c; c++)
+        seed = seed * 31 + (unsigned char)*c;
+    float *values = test_random_floats(n, seed % 1000003);
+    bool poisoned = m->poisoned && strcmp(spec->name, m->poisoned) == 0;
+    *n_bytes = (size_t)n * bl_dtype_bytes(spec->dtype);
+    uint8_t *bytes = test_alloc((int64_t)*n_bytes, 1);
+    uint16_t *halves = (uint16_t *)bytes;
+    bool is_scale = strstr(spec->name, "weight_scale") != NULL;
+    for (int64_t i = 0; i < n; i++) {
+        float value = is_scale                             ? 0.01f + fabsf(values[i])
+                      : poisoned && i == m->poisoned_index ? NAN
+                                                           : values[i];
+        switch (spec->dtype) {
+        case BL_F8_E4M3:
+            bytes[i] = isnan(value) ? 0x7f : (uint8_t)((int)(value * 126.0f) & 0xfe);
+            break;
+        case BL_F16:
+            halves[i] = bl_f32_to_f16(value);
+            break;
+        case BL_BF16:
+            halves[i] = bl_f32_to_bf16(value);
+            break;
+        default:
+            memcpy(bytes + 4 * i, &value, 4);
+            break;
+        }
+    }
+    free(values);
+    return bytes;
+}
+
+static const char *make_model(const made *m)
+{
+    static const char *const strategies[] = {"", "tensor", "channel", "block"};
+    const char *dir = tmp_subdir("model");
+    char config_text[1024], quantization[256] = "";
+    bl_safetensors_writer *writer;
+    bl_llama_config config;
+    tensor_list list = {.n = 0};
+
+    if (m->scales != BL_SCALE_NONE)
+        snprintf(quantization, sizeof quantization,
+                 ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"g\":"
+                 "{\"weights\":"
+                 "{\"strategy\":\"%s\"%s}}}}",
+                 strategies[m->scales], m->scales == BL_SCALE_BLOCK ? ",\"block_structure\":[128,128]" : "");
+    snprintf(
+        config_text, sizeof config_text,
+        "{\"model_type\":\"llama\",\"hidden_size\":%d,\"intermediate_size\":%d,\"num_attention_heads\":%d,"
+        "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":%d,\"num_hidden_layers\":%d,\"tie_word_"
+        "embeddings\":%s%s}",
+        HIDDEN, INTER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, m->tied ? "true" : "false", quantization);
+    put_text("model/config.json", config_text);
+    assert_int_equal(bl_llama_config_load(dir, &config), BL_OK);
+    list_tensors(m, &config, &list);
+    assert_int_equal(
+        bl_safetensors_create(tmp_path("model/model.safetensors"), list.spec, list.n, NULL, 0, &writer),
+        BL_OK);
+    const size_t *order = bl_safetensors_writer_order(writer);
+    for (size_t i = 0; i < list.n; i++) {
+        size_t n_bytes;
+        void *bytes = make_values(m, &list.spec[order[i]], &n_bytes);
+        assert_int_equal(bl_safetensors_writer_append(writer, bytes, n_bytes), BL_OK);
+        free(bytes);
+    }
+    assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
+    return dir;
+}
+
+static bl_llama_host *open_host(const char *dir, bl_base_format format)
+{
+    bl_llama_host *host;
+    bl_status st = bl_llama_host_open(dir, format, 16, &host);
+    if (st != BL_OK) print_error("%s\n", bl_error_text());
+    assert_int_equal(st, BL_OK);
+    return host;
+}
+
+/* ---- one rank: each projection is what quantising it whole gives ---- */
+
+static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t layer, bl_projection p,
+                             bl_format format)
+{
+    const bl_projection_info *info = bl_projection_get(p);
+    const bl_base_unit *unit = &w->layout.units[layer];
+    const bl_base_matrix *matrix = &unit->matrix[info->matrix];
+    const bl_weight_segment *segment = &matrix->weight.segment[info->segment];
+    size_t n_codes, n_scales;
+    bl_hf_weight stored;
+    char name[96];
+
+    snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)layer, info->module);
+    assert_int_equal(bl_hf_get_weight(w->host->files, name, &stored), BL_OK);
+    assert_int_equal(segment->format, format);
+    assert_int_equal(segment->rows, stored.rows);
+    assert_true(bl_format_sizes(format, stored.rows, stored.cols, &n_codes, &n_scales));
+    void *bytes = test_alloc(stored.codes->n_bytes, 1);
+    uint8_t *codes = test_alloc((int64_t)n_codes, 1);
+    float *scales = test_floats((int64_t)n_scales);
+    assert_int_equal(bl_tensor_read(stored.codes, 0, (size_t)stored.codes->n_bytes, bytes), BL_OK);
+    if (stored.scale_kind != BL_SCALE_NONE) {
+        memcpy(codes, bytes, n_codes);
+        assert_int_equal(bl_hf_read_scales(&stored, scales), BL_OK);
+        for (size_t i = 1; stored.scale_kind == BL_SCALE_TENSOR && i < n_scales; i++) scales[i] = scales[0];
+    } else if (format == BL_FORMAT_FP8_ROW) {
+        assert_int_equal(
+            bl_fp8_row_quantise(pool, stored.codes->dtype, bytes, 0, stored.rows, stored.cols, codes, scales),
+            BL_OK);
+    } else if (format == BL_FORMAT_FP8_BLOCK) {
+        assert_int_equal(
+            bl_fp8_block_quantise(pool, stored.codes->dtype, bytes, stored.rows, stored.cols, codes, scales),
+            BL_OK);
+    } else {
+        memcpy(codes, bytes, n_codes);
+    }
+    const bl_base_part *part = &matrix->part[0]; /* one format a model: one part a matrix */
+    int64_t first_row = bl_projection_row(&w->host->config, p);
+    const char *held =
+        (const char *)w->shards + unit->offset + part->shard_offset + first_row * part->row_bytes;
+    assert_memory_equal(held, codes, n_codes);
+    if (n_scales)
+        assert_memory_equal(segment->scales, scales, n_scales * sizeof *scales);
+    else
+        assert_null(segment->scales);
+    free(bytes), free(codes), free(scales);
+}
+
+/* ---- several ranks: shards are cut out of what one rank holds, and all have all scales ---- */
+
+typedef struct sharded_load {
+    const bl_llama_weights *whole;
+    const char *pages_dir;
+} sharded_load;
+
+static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weights *whole, int rank)
+{
+    for (int64_t u = 0; u < mine->layout.n_units; u++)
+        for (int m = 0; m < mine->layout.units[u].n_matrices; m++)
+            for (int p = 0; p < mine->layout.units[u].matrix[m].n_parts; p++) {
+                const bl_base_unit *unit = &mine->layout.units[u], *whole_unit = &whole->layout.units[u];
+                const bl_base_part *part = &unit->matrix[m].part[p];
+                const char *shard = (const char *)mine->shards + unit->offset + part->shard_offset;
+                const char *all = (const char *)whole->shards + whole_unit->offset +
+                                  whole_unit->matrix[m].part[p].shard_offset;
+                int64_t begin, end;
+                bl_base_part_rows(part, rank, &begin, &end);
+                size_t n_bytes = (size_t)((end - begin) * part->row_bytes);
+                TEST_CHECK(memcmp(shard, all + begin * part->row_bytes, n_bytes) == 0);
+                for (size_t i = n_bytes; i < part->shard_bytes; i++) TEST_CHECK(shard[i] == 0);
+            }
+    size_t n_scale_bytes = (size_t)whole->n_scales * sizeof(float);
+    TEST_CHECK(mine->n_scales == whole->n_scales);
+    TEST_CHECK(mine->checksum == whole->checksum);
+    TEST_CHECK(memcmp(mine->scales, whole->scales, n_scale_bytes) == 0);
+    TEST_CHECK(memcmp(mine->norms, whole->norms, (2 * LAYERS + 1) * HIDDEN * sizeof(float)) == 0);
+    return BL_OK;
+}
+
+/* Cut into pieces of 128 rows on its way to page files, and read from files that are there, a shard is the same. */
+static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
+{
+    const sharded_load *load = self->arg;
+    bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .dir = load->pages_dir, .staging_bytes = 1};
+
+    for (int again = 0; again < 2; again++) {
+        bl_llama_weights *paged;
+        BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, &placement, &paged));
+        bl_status st = bl_pages_has_disk(paged->pages) == (again == 1) ? BL_OK : BL_FAIL(BL_EINTERNAL, "page files: load %d", again);
+        for (int64_t page = 0; st == BL_OK && page < bl_pages_count(mine->pages); page++) {
+            size_t n_bytes = bl_pages_spec(mine->pages, page)->n_bytes;
+            char *bytes = malloc(n_bytes + 1);
+            st = bl_pages_read(paged->pages, page, bytes);
+            if (st == BL_OK && memcmp(bytes, bl_pages_memory(mine->pages, page), n_bytes) != 0)
+                st = BL_FAIL(BL_EINTERNAL, "page %s differs", bl_pages_spec(mine->pages, page)->name);
+            free(bytes);
+        }
+        if (st == BL_OK && memcmp(paged->scales, mine->scales, (size_t)mine->n_scales * sizeof(float)) != 0)
+            st = BL_FAIL(BL_EINTERNAL, "scales differ");
+        if (st == BL_OK && paged->checksum != mine->checksum) st = BL_FAIL(BL_EINTERNAL, "checksums differ: load %d", again);
+        bl_llama_weights_free(paged);
+        BL_TRY(st);
+    }
+    return BL_OK;
+}
+
+static bl_status load_shard(test_rank *self)
+{
+    const sharded_load *load = self->arg;
+    bl_llama_weights *mine;
+    BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, NULL, &mine));
+    bl_status st = check_shards(mine, load->whole, self->rank);
+    if (st == BL_OK) st = check_pages(self, mine);
+    bl_llama_weights_free(mine);
+    return st;
+}
+
+/* Returns the checksum of the weights. */
+static uint64_t check_model(const made *m, bl_base_format choice, bl_format format)
+{
+    static const int ranks[] = {2, 3, 5, 8};
+    bl_llama_host *host = open_host(make_model(m), choice);
+    test_device d = test_device_create(2);
+    bl_llama_weights *whole;
+    bl_comm *comm;
+
+    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
+    assert_int_equal(bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &whole), BL_OK);
+    for (int64_t l = 0; l < LAYERS; l++)
+        for (int p = 0; p < BL_PROJECTIONS; p++)
+            check_projection(whole, bl_device_pool(d.device), l, (bl_projection)p, format);
+    sharded_load load = {whole, tmp_path("pages")};
+    assert_int_equal(bl_tree_remove(load.pages_dir), BL_OK);
+    assert_int_equal(bl_dir_create(load.pages_dir), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(ranks); i++) {
+        bl_status st = test_ranks_run(ranks[i], 1, 60, load_shard, &load, NULL);
+        if (st != BL_OK) print_error("%s, %d ranks: %s\n", bl_format_name(format), ranks[i], bl_error_text());
+        assert_int_equal(st, BL_OK);
+    }
+    /* A model that was written again, whatever its bytes, has page files of its own. */
+    const struct timespec long_ago[2] = {{1, 0}, {1, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(host->files, 0)), long_ago, 0), 0);
+    assert_int_equal(test_ranks_run(ranks[0], 1, 60, load_shard, &load, NULL), BL_OK);
+    uint64_t checksum = whole->checksum;
+    bl_llama_weights_free(whole);
+    bl_llama_host_close(host);
+    bl_comm_destroy(comm);
+    test_device_destroy(d);
+    return checksum;
+}
+
+static void test_formats_and_ranks(void **state)
+{
+    static const bl_dtype dtypes[] = {BL_F32, BL_BF16, BL_F16};
+    static const bl_format stored[] = {BL_FORMAT_F32, BL_FORMAT_BF16, BL_FORMAT_F16};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        made m = {.dtype = dtypes[i], .tied = i == 1, .has_embedding = true, .has_head = i != 1};
+        uint64_t checksum = check_model(&m, BL_BASE_AUTO, BL_FORMAT_FP8_ROW);
+        assert_true(check_model(&m, BL_BASE_FP8_ROW, BL_FORMAT_FP8_ROW) == checksum);
+        assert_true(check_model(&m, BL_BASE_FP8_BLOCK, BL_FORMAT_FP8_BLOCK) == checksum);
+        assert_true(check_model(&m, BL_BASE_STORED, stored[i]) == checksum);
+    }
+}
+
+static void test_fp8_checkpoints(void **state)
+{
+    static const bl_format kept[] = {0, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
+    (void)state;
+    for (int kind = BL_SCALE_TENSOR; kind <= BL_SCALE_BLOCK; kind++) {
+        made m = {.dtype = BL_BF16, .scales = (bl_scale_kind)kind, .has_embedding = true, .has_head = true};
+        bl_llama_host *host;
+        uint64_t checksum = check_model(&m, BL_BASE_AUTO, kept[kind]);
+        assert_true(check_model(&m, BL_BASE_STORED, kept[kind]) == checksum);
+        bl_base_format other = kind == BL_SCALE_BLOCK ? BL_BASE_FP8_ROW : BL_BASE_FP8_BLOCK;
+        assert_int_equal(bl_llama_host_open(tmp_path("model"), other, 16, &host), BL_EUSAGE);
+        assert_error_has("would lose by being quantised again");
+        assert_null(host);
+    }
+}
+
+/* ---- the checksum is of every tensor ---- */
+
+static uint64_t checksum_of(const char *dir, bl_base_format format)
+{
+    test_device d = test_device_create(2);
+    bl_llama_host *host = open_host(dir, format);
+    bl_llama_weights *weights;
+    bl_comm *comm;
+
+    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
+    assert_int_equal(bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &weights), BL_OK);
+    uint64_t checksum = weights->checksum;
+    bl_llama_weights_free(weights);
+    bl_llama_host_close(host);
+    bl_comm_destroy(comm);
+    test_device_destroy(d);
+    return checksum;
+}
+
+/* Turns one bit over: the lowest of the element in the middle. */
+static void flip_middle(const char *path, const bl_tensor *t)
+{
+    int64_t width = (int64_t)bl_dtype_bytes(t->dtype), at = t->offset_bytes + t->n_bytes / width / 2 * width;
+    int fd = open(path, O_RDWR);
+    uint8_t byte;
+
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    assert_int_equal(close(fd), 0);
+}
+
+static void check_flips(const made *m, bl_base_format format)
+{
+    const char *dir = make_model(m), *path = tmp_path("model/model.safetensors");
+    uint64_t checksum = checksum_of(dir, format);
+    bl_safetensors *file;
+
+    assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
+    for (size_t i = 0; i < bl_safetensors_count(file); i++) {
+        const bl_tensor *t = bl_safetensors_at(file, i);
+        flip_middle(path, t);
+        if (checksum_of(dir, format) == checksum) fail_msg("a bit of %s is not seen", t->name);
+        flip_middle(path, t);
+    }
+    assert_true(checksum_of(dir, format) == checksum);
+    bl_safetensors_close(file);
+}
+
+static void test_every_tensor_is_in_the_checksum(void **state)
+{
+    const made plain = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
+    const made tied = {.dtype = BL_F32, .tied = true, .has_embedding = true};
+
+    (void)state;
+    check_flips(&plain, BL_BASE_FP8_ROW);
+    check_flips(&plain, BL_BASE_FP8_BLOCK);
+    check_flips(&plain, BL_BASE_STORED);
+    check_flips(&tied, BL_BASE_AUTO);
+    for (int kind = BL_SCALE_TENSOR; kind <= BL_SCALE_BLOCK; kind++) {
+        const made fp8 = {.dtype = BL_BF16, .scales = (bl_scale_kind)kind, .has_embedding = true, .has_head = true};
+        check_flips(&fp8, BL_BASE_AUTO);
+    }
+}
+
+/* Rows that change places, within a tensor or between two of one shape, are another model. */
+static void test_places_are_in_the_checksum(void **state)
+{
+    const made m = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
+    const char *dir = make_model(&m), *path = tmp_path("model/model.safetensors");
+    static const char *const names[] = {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"};
+    uint64_t checksum = checksum_of(dir, BL_BASE_STORED);
+    bl_safetensors *file;
+    char rows[2][HIDDEN * 2];
+
+    (void)state;
+    assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
+    const bl_tensor *gate = bl_safetensors_find(file, names[0]), *up = bl_safetensors_find(file, names[1]);
+    const int64_t places[][2] = {{gate->offset_bytes, gate->offset_bytes + HIDDEN * 2}, {gate->offset_bytes, up->offset_bytes}};
+    int fd = open(path, O_RDWR);
+    for (size_t i = 0; i < BL_COUNT(places); i++)
+        for (int turn = 0; turn < 2; turn++) {
+            for (int k = 0; k < 2; k++) assert_int_equal(pread(fd, rows[k], sizeof rows[k], places[i][k]), sizeof rows[k]);
+            for (int k = 0; k < 2; k++) assert_int_equal(pwrite(fd, rows[1 - k], sizeof rows[k], places[i][k]), sizeof rows[k]);
+            assert_true((checksum_of(dir, BL_BASE_STORED) == checksum) == (turn == 1));
+        }
+    close(fd);
+    bl_safetensors_close(file);
+}
+
+/* ---- bad weights ---- */
+
+static void check_refused(const made *m, bl_base_format format, const char *place)
+{
+    const char *dir = make_model(m);
+    bl_llama_host *host;
+    bl_llama_weights *weights = NULL;
+    test_device d = test_device_create(1);
+    bl_comm *comm;
+
+    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
+    bl_status st = bl_llama_host_open(dir, format, 16, &host);
+    if (st == BL_OK) st = bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &weights);
+    assert_int_equal(st, BL_EINPUT);
+    assert_null(weights);
+    assert_error_has(m->poisoned);
+    assert_error_has(place);
+    assert_error_has("model.safetensors");
+    bl_llama_host_close(host);
+    bl_comm_destroy(comm);
+    test_device_destroy(d);
+}
+
+static void test_weights_that_are_not_finite(void **state)
+{
+    static const bl_dtype dtypes[] = {BL_F32, BL_BF16, BL_F16};
+    static const bl_base_format formats[] = {BL_BASE_FP8_ROW, BL_BASE_FP8_BLOCK, BL_BASE_STORED};
+    (void)state;
+    for (int i = 0; i < 9; i++) {
+        made m = {.dtype = dtypes[i / 3],
+                  .has_embedding = true,
+                  .has_head = true,
+                  .poisoned = "model.layers.1.mlp.up_proj.weight",
+                  .poisoned_index = 131 * HIDDEN + 17};
+        check_refused(&m, formats[i % 3], "row 131, column 17");
+    }
+    made m = {.dtype = BL_BF16,
+              .scales = BL_SCALE_ROW,
+              .has_embedding = true,
+              .has_head = true,
+              .poisoned = "model.layers.0.self_attn.v_proj.weight",
+              .poisoned_index = 47 * HIDDEN + 159};
+    check_refused(&m, BL_BASE_AUTO, "row 47, column 159");
+    for (int i = 0; i < 3; i++) {
+        made around = {.dtype = dtypes[i],
+                       .has_embedding = true,
+                       .has_head = true,
+                       .poisoned = "lm_head.weight",
+                       .poisoned_index = 49 * HIDDEN};
+        check_refused(&around, BL_BASE_AUTO, "row 49, column 0");
+        around.poisoned = "model.embed_tokens.weight";
+        check_refused(&around, BL_BASE_AUTO, "row 49, column 0");
+        around.poisoned = "model.layers.1.post_attention_layernorm.weight";
+        around.poisoned_index = 9;
+        check_refused(&around, BL_BASE_AUTO, "element 9");
+        around.poisoned = "model.norm.weight";
+        check_refused(&around, BL_BASE_AUTO, "element 9");
+    }
+}
+
+static void test_tied_table_under_either_name(void **state)
+{
+    size_t n_bytes = VOCAB * HIDDEN * sizeof(float);
+    float *tables[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        made m = {.dtype = BL_F32, .tied = true, .has_embedding = i != 1, .has_head = i != 0};
+        bl_llama_host *host = open_host(make_model(&m), BL_BASE_AUTO);
+        tables[i] = test_alloc((int64_t)n_bytes, 1);
+        memcpy(tables[i], host->embedding, n_bytes);
+        bl_llama_host_close(host);
+    }
+    assert_memory_equal(tables[0], tables[1], n_bytes);
+    assert_memory_equal(tables[0], tables[2], n_bytes);
+    for (int i = 0; i < 3; i++) free(tables[i]);
+
+    made missing = {.dtype = BL_F32, .has_embedding = true};
+    bl_llama_host *host;
+    assert_int_equal(bl_llama_host_open(make_model(&missing), BL_BASE_AUTO, 16, &host), BL_EINPUT);
+    assert_error_has("lm_head.weight");
+    missing = (made){.dtype = BL_F32, .tied = true};
+    assert_int_equal(bl_llama_host_open(make_model(&missing), BL_BASE_AUTO, 16, &host), BL_EINPUT);
+    assert_error_has("embed_tokens");
+}
+
+/* The largest known model, laid out for eight ranks: 2 x 53,248 x 16,384 codes in one matrix, 405 billion in
+ * all. */
+static void test_layout_of_405b(void **state)
+{
+    bl_llama_config config;
+    bl_base_layout layout;
+    (void)state;
+
+    assert_int_equal(bl_llama_config_preset("llama3.1-405b", &config), BL_OK);
+    bl_format *formats = test_alloc(config.n_layers * BL_PROJECTIONS, sizeof *formats);
+    for (int64_t i = 0; i < config.n_layers * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_FP8_ROW;
+    assert_int_equal(bl_llama_layout(&config, formats, BL_BF16, 8, &layout), BL_OK);
+    int64_t per_layer = 16384ll * (16384 + 2 * 1024) + 16384ll * 16384 + 3 * 16384ll * 53248,
+            head = 2 * 128256ll * 16384;
+    /* Every row count is a multiple of 8, and every shard of the alignment. */
+    assert_int_equal(layout.shard_bytes, (size_t)(126 * per_layer + head) / 8);
+    assert_int_equal(layout.units[0].slot_bytes, (size_t)per_layer);
+    assert_int_equal(bl_base_sharded_ring_bytes(&layout, 2),
+                     (size_t)(2 * per_layer)); /* more than the head */
+    bool *is_resident = calloc((size_t)bl_base_page_count(&layout), sizeof *is_resident);
+    assert_non_null(is_resident);
+    assert_int_equal(bl_base_paged_ring_bytes(&layout, is_resident, 2), (size_t)(2 * per_layer));
+    free(is_resident);
+    /* What all disk pages are written through, 32 MiB twice for a host and 4 and 8 MiB a rank at least; nothing in memory. */
+    static const struct {
+        int n;
+        size_t writing;
+    } hosts[] = {{0, 64 << 20}, {1, 64 << 20}, {2, 32 << 20}, {8, 12 << 20}, {16, 12 << 20}};
+    for (size_t i = 0; i < BL_COUNT(hosts); i++) {
+        bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .n = hosts[i].n};
+        bl_llama_placed_bytes placed;
+        assert_int_equal(bl_llama_place_bytes(&layout, &placement, 2, &placed), BL_OK);
+        assert_int_equal(placed.disk, layout.shard_bytes);
+        assert_int_equal(placed.writing, hosts[i].writing);
+        placement.tier = BL_TIER_HOST;
+        assert_int_equal(bl_llama_place_bytes(&layout, &placement, 2, &placed), BL_OK);
+        assert_int_equal(placed.writing, 0);
+    }
+    assert_int_equal(layout.units[125].offset, (size_t)(125 * per_layer) / 8);
+    bl_base_layout_free(&layout);
+    free(formats);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats_and_ranks),
+        cmocka_unit_test(test_fp8_checkpoints),
+        cmocka_unit_test(test_every_tensor_is_in_the_checksum),
+        cmocka_unit_test(test_places_are_in_the_checksum),
+        cmocka_unit_test(test_weights_that_are_not_finite),
+        cmocka_unit_test(test_tied_table_under_either_name),
+        cmocka_unit_test(test_layout_of_405b),
+    };
+    return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
+}
