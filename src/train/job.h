@@ -101,6 +101,18 @@ struct bl_rank {
     double peak_flops;
 };
 
+/* open.c. Close after any failure, too. */
+
+/* Which ranks there are, and which of them are this process's. */
+bl_status bl_job_place_ranks(bl_job *job);
+/* Model, tokenizer, data and LoRA's layout, by job->config. */
+bl_status bl_job_open(bl_job *job);
+void bl_job_close(bl_job *job);
+
+/* ranks.c: runs the ranks of this process to their end and returns the failure that came first. While they run, signals stop a training.
+ * *peak_bytes: the largest RssAnon seen. */
+bl_status bl_job_run_ranks(bl_job *job, int64_t *peak_bytes);
+
 /* rank_setup.c: everything a rank needs, and its end. Free after the thread has ended. */
 bl_pass_options bl_job_pass_options(const bl_job *job); /* without the LoRA ring */
 bl_status bl_rank_setup(bl_rank *rank);
