@@ -63,11 +63,13 @@ static void block_from_bf16(bench *b)
 }
 static void row_to_f32(bench *b)
 {
-    bl_fp8_dequantise(b->pool, BL_FORMAT_FP8_ROW, b->codes, b->scales, b->rows, b->cols, b->decoded);
+    bl_fp8_dequantise(b->pool, BL_FORMAT_FP8_ROW, b->codes, b->scales, b->rows, b->cols,
+                      b->decoded);
 }
 static void block_to_f32(bench *b)
 {
-    bl_fp8_dequantise(b->pool, BL_FORMAT_FP8_BLOCK, b->codes, b->scales, b->rows, b->cols, b->decoded);
+    bl_fp8_dequantise(b->pool, BL_FORMAT_FP8_BLOCK, b->codes, b->scales, b->rows, b->cols,
+                      b->decoded);
 }
 static void transpose(bench *b)
 {
@@ -110,14 +112,16 @@ static void run_case(bench *b, size_t c, int n_runs)
         }
     for (int what = 0; what < 2; what++)
         qsort(seconds[what], (size_t)n_runs, sizeof(double), compare_doubles);
-    printf("{\"bench\":\"fp8\",\"case\":\"%s\",\"kernels\":\"%s\",\"threads\":%d,\"rows\":%lld,\"cols\":%lld,"
-           "\"bytes\":%zu,"
-           "\"min_s\":%.6f,\"median_s\":%.6f,\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,\"percent_of_"
-           "memcpy\":%.1f}\n",
-           cases[c].name, bl_fp8_kernels_best()->name, bl_pool_threads(b->pool), (long long)b->rows,
-           (long long)b->cols, bytes, seconds[0][0], seconds[0][n_runs / 2],
-           1e-9 * (double)bytes / seconds[0][0], 1e-9 * (double)bytes / seconds[1][0],
-           100 * seconds[1][0] / seconds[0][0]);
+    printf(
+        "{\"bench\":\"fp8\",\"case\":\"%s\",\"kernels\":\"%s\",\"threads\":%d,\"rows\":%lld,"
+        "\"cols\":%lld,"
+        "\"bytes\":%zu,"
+        "\"min_s\":%.6f,\"median_s\":%.6f,\"gb_per_s\":%.2f,\"memcpy_gb_per_s\":%.2f,\"percent_of_"
+        "memcpy\":%.1f}\n",
+        cases[c].name, bl_fp8_kernels_best()->name, bl_pool_threads(b->pool), (long long)b->rows,
+        (long long)b->cols, bytes, seconds[0][0], seconds[0][n_runs / 2],
+        1e-9 * (double)bytes / seconds[0][0], 1e-9 * (double)bytes / seconds[1][0],
+        100 * seconds[1][0] / seconds[0][0]);
 }
 
 /* Weights as a network has them: small, of either sign. */
@@ -140,7 +144,8 @@ int main(int argc, char **argv)
     int n_threads = argc > 1 ? atoi(argv[1]) : 2, n_runs = argc > 4 ? atoi(argv[4]) : 15;
     if (b.rows < 1 || b.cols < 1 || n_runs < 1 || n_runs > MAX_RUNS ||
         bl_pool_create(n_threads, &b.pool) != BL_OK) {
-        fprintf(stderr, "usage: %s [THREADS [ROWS COLS [RUNS]]], at most %d runs\n", argv[0], MAX_RUNS);
+        fprintf(stderr, "usage: %s [THREADS [ROWS COLS [RUNS]]], at most %d runs\n", argv[0],
+                MAX_RUNS);
         return 2;
     }
     size_t n = (size_t)(b.rows * b.cols),
@@ -153,14 +158,15 @@ int main(int argc, char **argv)
     b.scales = malloc(((size_t)b.rows + n_blocks) * sizeof(float));
     b.from = malloc(5 * n / 2 + 1);
     b.to = malloc(5 * n / 2 + 1);
-    if (!b.source[0] || !b.source[1] || !b.codes || !b.transposed || !b.decoded || !b.scales || !b.from ||
-        !b.to) {
+    if (!b.source[0] || !b.source[1] || !b.codes || !b.transposed || !b.decoded || !b.scales ||
+        !b.from || !b.to) {
         fprintf(stderr, "no memory for %zu weights\n", n);
         return 4;
     }
     fill(&b);
     for (size_t c = 0; c < BL_COUNT(cases); c++) run_case(&b, c, n_runs);
-    void *buffers[] = {b.source[0], b.source[1], b.codes, b.transposed, b.decoded, b.scales, b.from, b.to};
+    void *buffers[] = {b.source[0], b.source[1], b.codes, b.transposed,
+                       b.decoded,   b.scales,    b.from,  b.to};
     for (size_t i = 0; i < BL_COUNT(buffers); i++) free(buffers[i]);
     bl_pool_destroy(b.pool);
     return 0;

@@ -29,8 +29,9 @@ static const struct {
     const char *name;
     int64_t N, K;
 } matrices[] = {
-    {"70m qkv", 1280, 768},   {"70m o", 768, 768},    {"70m gate_up", 4096, 768},   {"70m down", 768, 2048},
-    {"300m qkv", 1536, 1024}, {"300m o", 1024, 1024}, {"300m gate_up", 8192, 1024}, {"300m down", 1024, 4096},
+    {"70m qkv", 1280, 768},       {"70m o", 768, 768},       {"70m gate_up", 4096, 768},
+    {"70m down", 768, 2048},      {"300m qkv", 1536, 1024},  {"300m o", 1024, 1024},
+    {"300m gate_up", 8192, 1024}, {"300m down", 1024, 4096},
 };
 
 static const int64_t tokens[] = {512, 64, 16, 8, 4, 1};
@@ -47,12 +48,14 @@ static bl_status run_once(bench *b, int way)
     int64_t N = b->N, K = b->K;
     if (way == PLAIN) {
         const float *W = b->weight[BL_FORMAT_F32].segment[0].codes;
-        return b->forward
-                   ? bl_cpu_gemm_f32(b->pool, false, true, b->T, N, K, 1, b->in, K, W, K, 0, b->out, N)
-                   : bl_cpu_gemm_f32(b->pool, false, false, b->T, K, N, 1, b->in, N, W, K, 0, b->out, K);
+        return b->forward ? bl_cpu_gemm_f32(b->pool, false, true, b->T, N, K, 1, b->in, K, W, K, 0,
+                                            b->out, N)
+                          : bl_cpu_gemm_f32(b->pool, false, false, b->T, K, N, 1, b->in, N, W, K, 0,
+                                            b->out, K);
     }
-    return b->forward ? bl_cpu_gemm_weight_nt(b->pool, b->T, b->in, K, &b->weight[way], 0, b->out, N)
-                      : bl_cpu_gemm_weight_nn(b->pool, b->T, b->in, N, &b->weight[way], 0, b->out, K);
+    return b->forward
+               ? bl_cpu_gemm_weight_nt(b->pool, b->T, b->in, K, &b->weight[way], 0, b->out, N)
+               : bl_cpu_gemm_weight_nn(b->pool, b->T, b->in, N, &b->weight[way], 0, b->out, K);
 }
 
 static void run_case(bench *b, const char *name, int n_runs)
@@ -70,13 +73,16 @@ static void run_case(bench *b, const char *name, int n_runs)
             if (run >= 0 && seconds < best[way]) best[way] = seconds;
         }
     for (int way = 0; way < N_WAYS; way++)
-        printf("{\"bench\":\"gemm\",\"matrix\":\"%s\",\"direction\":\"%s\",\"format\":\"%s\",\"library\":\"%"
+        printf("{\"bench\":\"gemm\",\"matrix\":\"%s\",\"direction\":\"%s\",\"format\":\"%s\","
+               "\"library\":\"%"
                "s\",\"threads\":%d,"
-               "\"tokens\":%lld,\"rows\":%lld,\"cols\":%lld,\"min_s\":%.6f,\"gflops\":%.1f,\"percent_of_"
+               "\"tokens\":%lld,\"rows\":%lld,\"cols\":%lld,\"min_s\":%.6f,\"gflops\":%.1f,"
+               "\"percent_of_"
                "plain\":%.1f}\n",
-               name, b->forward ? "nt" : "nn", way == PLAIN ? "plain" : bl_format_name((bl_format)way),
-               bl_cpu_gemm_library(), bl_pool_threads(b->pool), (long long)b->T, (long long)b->N,
-               (long long)b->K, best[way], 1e-9 * flops / best[way], 100 * best[PLAIN] / best[way]);
+               name, b->forward ? "nt" : "nn",
+               way == PLAIN ? "plain" : bl_format_name((bl_format)way), bl_cpu_gemm_library(),
+               bl_pool_threads(b->pool), (long long)b->T, (long long)b->N, (long long)b->K,
+               best[way], 1e-9 * flops / best[way], 100 * best[PLAIN] / best[way]);
 }
 
 static float *random_floats(int64_t n)

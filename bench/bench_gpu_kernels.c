@@ -22,7 +22,9 @@ enum { SKIPPED = 77, LAUNCHES = 8, RUNS_MAX = 99, PATTERN_BYTES = 4 << 20 };
 enum { H = 16384, I = 53248, HEADS = 136, D = 128, QKV = 18432, VOCABULARY = 100000 };
 
 static const double H200_BYTES_PER_S = 4.8e12;
-enum { LORA_SHARE = 45 << 20 }; /* a rank's LoRA weights: r = 16, all seven projections, eight ranks */
+enum {
+    LORA_SHARE = 45 << 20
+}; /* a rank's LoRA weights: r = 16, all seven projections, eight ranks */
 
 typedef struct bench {
     int64_t T;
@@ -114,13 +116,19 @@ static bl_status run_dropout(bench *b)
 }
 static bl_status run_embedding(bench *b)
 {
-    bl_embedding_args a = {
-        .T = b->T, .H = H, .dtype = BL_BF16, .act = BL_ACT_BF16, .ids = b->ids, .table = b->a, .y = b->b};
+    bl_embedding_args a = {.T = b->T,
+                           .H = H,
+                           .dtype = BL_BF16,
+                           .act = BL_ACT_BF16,
+                           .ids = b->ids,
+                           .table = b->a,
+                           .y = b->b};
     return bl_embedding(b->stream, &a);
 }
 static bl_status run_cast(bench *b)
 {
-    bl_cast_args a = {.n = LORA_SHARE, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = b->floats, .y = b->b};
+    bl_cast_args a = {
+        .n = LORA_SHARE, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = b->floats, .y = b->b};
     return bl_cast(b->stream, &a);
 }
 static bl_status quantise_rows(bench *b, int64_t cols, const float *column_factor)
@@ -142,7 +150,8 @@ static bl_status run_quantise_rows_2i(bench *b)
 }
 static bl_status run_quantise_groups_h(bench *b)
 {
-    return fp8_cuda_quantise_groups(b->stream, b->a, H, b->T, H, (uint8_t *)b->b, (float *)(void *)b->c);
+    return fp8_cuda_quantise_groups(b->stream, b->a, H, b->T, H, (uint8_t *)b->b,
+                                    (float *)(void *)b->c);
 }
 static bl_status run_dequantise_row(bench *b)
 {
@@ -289,9 +298,9 @@ static bl_status run_cases(bench *b, int n_runs)
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         double bytes = (double)(cases[i].per_token * b->T + cases[i].fixed),
                floor_s = bytes / H200_BYTES_PER_S;
-        printf(
-            "{\"bench\":\"gpu_kernels\",\"kernel\":\"%s\",\"tokens\":%lld,\"bytes\":%.0f,\"floor_us\":%.1f",
-            cases[i].name, (long long)b->T, bytes, 1e6 * floor_s);
+        printf("{\"bench\":\"gpu_kernels\",\"kernel\":\"%s\",\"tokens\":%lld,\"bytes\":%.0f,"
+               "\"floor_us\":%.1f",
+               cases[i].name, (long long)b->T, bytes, 1e6 * floor_s);
         if (b->device) {
             bl_status status = measure(b, cases[i].run, n_runs, seconds);
             if (status != BL_OK) {
@@ -301,7 +310,8 @@ static bl_status run_cases(bench *b, int n_runs)
             double rate = bytes / seconds[0];
             if (i == 0) copy_rate = rate;
             printf(",\"min_us\":%.1f,\"median_us\":%.1f,\"gb_per_s\":%.0f,\"percent_of_copy\":%.1f",
-                   1e6 * seconds[0], 1e6 * seconds[n_runs / 2], 1e-9 * rate, 100 * rate / copy_rate);
+                   1e6 * seconds[0], 1e6 * seconds[n_runs / 2], 1e-9 * rate,
+                   100 * rate / copy_rate);
         }
         printf("}\n");
         fflush(stdout);
@@ -311,7 +321,8 @@ static bl_status run_cases(bench *b, int n_runs)
 
 static void destroy(bench *b)
 {
-    void *memory[] = {b->a, b->b, b->c, b->floats, b->ids, b->position, b->sample, b->cu_seqlens, b->sums};
+    void *memory[] = {b->a,        b->b,      b->c,          b->floats, b->ids,
+                      b->position, b->sample, b->cu_seqlens, b->sums};
     bl_stamp_destroy(b->begin);
     bl_stamp_destroy(b->end);
     bl_stream_destroy(b->stream);
@@ -328,9 +339,10 @@ int main(int argc, char **argv)
     int n_runs = atoi(runs);
     bench b = {.T = atoll(tokens)};
     if (b.T < 1 || b.T > 65536 || n_runs < 1 || n_runs > RUNS_MAX) {
-        fprintf(stderr,
-                "usage: bench_gpu_kernels [--plan] [TOKENS [RUNS]]; at most 65536 tokens and %d runs\n",
-                RUNS_MAX);
+        fprintf(
+            stderr,
+            "usage: bench_gpu_kernels [--plan] [TOKENS [RUNS]]; at most 65536 tokens and %d runs\n",
+            RUNS_MAX);
         return 2;
     }
     if (!is_plan && bl_device_create_cuda(0, &b.device) != BL_OK) {

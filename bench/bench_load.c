@@ -16,7 +16,13 @@
 #include "base/sizes.h"
 #include "model/weights.h"
 
-enum { N_ROUNDS = 5, COMMAND_BYTES = 16384, QUANTISE_ROWS = 4096, QUANTISE_COLS = 8192, N_THREADS_MAX = 64 };
+enum {
+    N_ROUNDS = 5,
+    COMMAND_BYTES = 16384,
+    QUANTISE_ROWS = 4096,
+    QUANTISE_COLS = 8192,
+    N_THREADS_MAX = 64
+};
 
 typedef struct load_result {
     bl_status status;
@@ -40,7 +46,8 @@ static int n_threads(void)
 
 static bl_status load(const char *model, bl_base_format format, const char *dir, load_result *out)
 {
-    bl_llama_placement placement = {.ratio = dir ? 1 : 0, .tier = dir ? BL_TIER_DISK : BL_TIER_HOST, .dir = dir};
+    bl_llama_placement placement = {
+        .ratio = dir ? 1 : 0, .tier = dir ? BL_TIER_DISK : BL_TIER_HOST, .dir = dir};
     bl_llama_host *host = NULL;
     bl_llama_weights *weights = NULL;
     bl_device *device = NULL;
@@ -55,8 +62,10 @@ static bl_status load(const char *model, bl_base_format format, const char *dir,
     double start = now_s();
     BL_TRY_GOTO(st, done, bl_llama_weights_load(host, device, comm, stream, &placement, &weights));
     out->seconds = now_s() - start;
-    for (size_t i = 0; i < bl_hf_count(host->files); i++) out->stored_bytes += bl_hf_at(host->files, i)->n_bytes;
-    out->stored_bytes -= host->config.vocab_size * host->config.hidden_size * (int64_t)bl_dtype_bytes(host->embedding_dtype);
+    for (size_t i = 0; i < bl_hf_count(host->files); i++)
+        out->stored_bytes += bl_hf_at(host->files, i)->n_bytes;
+    out->stored_bytes -= host->config.vocab_size * host->config.hidden_size *
+                         (int64_t)bl_dtype_bytes(host->embedding_dtype);
     out->kept_bytes = dir ? 0 : (int64_t)weights->layout.shard_bytes;
 done:
     bl_llama_weights_free(weights);
@@ -83,9 +92,11 @@ static load_result load_in_child(const char *model, bl_base_format format, const
         _exit(write(ends[1], &result, sizeof result) == (ssize_t)sizeof result ? 0 : 1);
     }
     close(ends[1]);
-    if (child < 0 || read(ends[0], &result, sizeof result) != (ssize_t)sizeof result) result.status = BL_EINTERNAL;
+    if (child < 0 || read(ends[0], &result, sizeof result) != (ssize_t)sizeof result)
+        result.status = BL_EINTERNAL;
     close(ends[0]);
-    if (child > 0 && wait4(child, &code, 0, &usage) == child) result.rss_bytes = usage.ru_maxrss * 1024;
+    if (child > 0 && wait4(child, &code, 0, &usage) == child)
+        result.rss_bytes = usage.ru_maxrss * 1024;
     return result;
 }
 
@@ -98,7 +109,8 @@ static double run_fio(const char *model)
     double bytes_per_s = 0;
 
     snprintf(command, sizeof command,
-             "fio --name=load --readonly --filename=$(ls '%s'/*.safetensors | paste -sd:) --ioengine=io_uring --direct=1 --iodepth=32 "
+             "fio --name=load --readonly --filename=$(ls '%s'/*.safetensors | paste -sd:) "
+             "--ioengine=io_uring --direct=1 --iodepth=32 "
              "--bs=4M --rw=read --output-format=json 2>/dev/null",
              model);
     FILE *pipe = popen(command, "r");
@@ -125,7 +137,9 @@ static double run_quantiser(void)
         for (size_t i = 0; i < n; i++) source[i] = (uint16_t)(0x3c00 + i % 511);
         for (int run = 0; run <= RUNS; run++) {
             double start = now_s();
-            if (bl_fp8_row_quantise(pool, BL_BF16, source, 0, QUANTISE_ROWS, QUANTISE_COLS, codes, scales) != BL_OK) break;
+            if (bl_fp8_row_quantise(pool, BL_BF16, source, 0, QUANTISE_ROWS, QUANTISE_COLS, codes,
+                                    scales) != BL_OK)
+                break;
             if (run > 0 && now_s() - start < best_s) best_s = now_s() - start;
         }
     }
@@ -146,13 +160,16 @@ static void touch_piece(void *arg, int64_t index, void *scratch)
     touch_args *t = arg;
     enum { PIECE = 2 << 20, PAGE = 4096 };
     (void)scratch;
-    for (size_t at = (size_t)index * PIECE; at < (size_t)(index + 1) * PIECE && at < t->n_bytes; at += PAGE) t->memory[at] = 1;
+    for (size_t at = (size_t)index * PIECE; at < (size_t)(index + 1) * PIECE && at < t->n_bytes;
+         at += PAGE)
+        t->memory[at] = 1;
 }
 
 /* GB/s of memory that the system hands out, with all threads. */
 static double run_touch(size_t n_bytes)
 {
-    touch_args args = {mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), n_bytes};
+    touch_args args = {
+        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), n_bytes};
     bl_pool *pool = NULL;
     double start = 0, end = 0;
 
@@ -171,8 +188,8 @@ static double run_touch(size_t n_bytes)
 static void print_load(const char *name, const load_result *r, double bound)
 {
     double rate = 1e-9 * (double)r->stored_bytes / r->seconds;
-    printf(",\"%s_gb_per_s\":%.3f,\"%s_of_bound\":%.3f,\"%s_rss_above_shard_mb\":%.0f", name, rate, name, rate / bound, name,
-           1e-6 * (double)(r->rss_bytes - r->kept_bytes));
+    printf(",\"%s_gb_per_s\":%.3f,\"%s_of_bound\":%.3f,\"%s_rss_above_shard_mb\":%.0f", name, rate,
+           name, rate / bound, name, 1e-6 * (double)(r->rss_bytes - r->kept_bytes));
 }
 
 /* The bound of a load: the least of the rates at which bytes are read, quantised, and room is made for what is kept of them. */
@@ -212,8 +229,10 @@ static bool run_round(const char *model, const char *dir, int round)
         fio[3] = run_fio(model);
     }
     if (fp8.status != BL_OK || stored.status != BL_OK || disk.status != BL_OK) return false;
-    double quantiser = run_quantiser(), touch_fp8 = touch * (double)fp8.stored_bytes / (double)fp8.kept_bytes;
-    printf("{\"bench\":\"load\",\"round\":%d,\"stored_bytes\":%lld,\"fio_gb_per_s\":[%.3f,%.3f,%.3f,%.3f],\"quantiser_gb_per_s\":%.3f,"
+    double quantiser = run_quantiser(),
+           touch_fp8 = touch * (double)fp8.stored_bytes / (double)fp8.kept_bytes;
+    printf("{\"bench\":\"load\",\"round\":%d,\"stored_bytes\":%lld,\"fio_gb_per_s\":[%.3f,%.3f,%."
+           "3f,%.3f],\"quantiser_gb_per_s\":%.3f,"
            "\"touch_gb_per_s\":%.3f",
            round, (long long)fp8.stored_bytes, fio[0], fio[1], fio[2], fio[3], quantiser, touch);
     print_load("fp8_row", &fp8, least(least(quantiser, (fio[0] + fio[1]) / 2), touch_fp8));

@@ -56,7 +56,8 @@ static void expect(int holds, const char *what)
 static float *numbers(bench *b, int64_t count)
 {
     void *memory;
-    check(bl_device_alloc(b->device, BL_SPACE_DEVICE, (size_t)count * sizeof(float), "numbers", &memory));
+    check(bl_device_alloc(b->device, BL_SPACE_DEVICE, (size_t)count * sizeof(float), "numbers",
+                          &memory));
     float *x = memory;
     for (int64_t i = 0; i < count; i++) {
         b->random = b->random * 6364136223846793005u + 1442695040888963407u;
@@ -77,8 +78,8 @@ static int compare(const void *a, const void *b)
 }
 
 /* Runs the jobs in turn, so that a disturbance of the machine meets both. */
-static void measure(bench *b, job_fn first, const void *first_job, timing *first_time, job_fn second,
-                    const void *second_job, timing *second_time)
+static void measure(bench *b, job_fn first, const void *first_job, timing *first_time,
+                    job_fn second, const void *second_job, timing *second_time)
 {
     double times[2][MAX_RUNS];
     for (int run = -1; run < b->n_runs; run++) {
@@ -91,18 +92,21 @@ static void measure(bench *b, job_fn first, const void *first_job, timing *first
     }
     for (int which = 0; which < 2; which++) {
         qsort(times[which], (size_t)b->n_runs, sizeof(double), compare);
-        *(which ? second_time : first_time) = (timing){times[which][0], times[which][b->n_runs / 2]};
+        *(which ? second_time : first_time) =
+            (timing){times[which][0], times[which][b->n_runs / 2]};
     }
 }
 
-static void report(const bench *b, const char *name, const char *shape, timing op, const char *yardstick,
-                   double scale, timing other)
+static void report(const bench *b, const char *name, const char *shape, timing op,
+                   const char *yardstick, double scale, timing other)
 {
-    printf("{\"bench\":\"%s\",%s,\"threads\":%d,\"runs\":%d,\"best_s\":%.6f,\"median_s\":%.6f,\"%s_best_s\":%"
+    printf("{\"bench\":\"%s\",%s,\"threads\":%d,\"runs\":%d,\"best_s\":%.6f,\"median_s\":%.6f,\"%s_"
+           "best_s\":%"
            ".6f,"
            "\"%s_median_s\":%.6f,\"ratio\":%.3f}\n",
-           name, shape, b->n_threads, b->n_runs, op.best_s, op.median_s, yardstick, other.best_s * scale,
-           yardstick, other.median_s * scale, op.best_s / (other.best_s * scale));
+           name, shape, b->n_threads, b->n_runs, op.best_s, op.median_s, yardstick,
+           other.best_s * scale, yardstick, other.median_s * scale,
+           op.best_s / (other.best_s * scale));
     fflush(stdout);
 }
 
@@ -156,8 +160,8 @@ static bl_status run_head_products(bl_stream *stream, const void *job)
 
 static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
 {
-    float *x = numbers(b, T * H), *head = numbers(b, V * H), *dx = numbers(b, T * H), *logp = numbers(b, T),
-          *weights = numbers(b, T);
+    float *x = numbers(b, T * H), *head = numbers(b, V * H), *dx = numbers(b, T * H),
+          *logp = numbers(b, T), *weights = numbers(b, T);
     float *scratch = numbers(b, bl_loss_head_scratch_floats(V)), *logits = numbers(b, T * V);
     int32_t *targets = (int32_t *)numbers(b, T);
     double loss = 0, sum = 0;
@@ -181,8 +185,9 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
                             .dx = dx,
                             .logp = logp,
                             .loss_sum = &loss};
-    head_products products = {.logits = {.forward = true, .T = T, .in = x, .out = logits, .weight = w},
-                              .dx = {.forward = false, .T = T, .in = logits, .out = dx, .weight = w}};
+    head_products products = {
+        .logits = {.forward = true, .T = T, .in = x, .out = logits, .weight = w},
+        .dx = {.forward = false, .T = T, .in = logits, .out = dx, .weight = w}};
     timing op_time, gemm_time;
     char shape[128];
     measure(b, run_loss_head, &op, &op_time, run_head_products, &products, &gemm_time);
@@ -190,7 +195,8 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
     double target_logit = 0;
     for (int64_t v = 0; v < V; v++) {
         double logit = 0;
-        for (int64_t h = 0; h < H; h++) logit += (double)x[(T - 1) * H + h] * (double)head[v * H + h];
+        for (int64_t h = 0; h < H; h++)
+            logit += (double)x[(T - 1) * H + h] * (double)head[v * H + h];
         sum += exp(logit);
         if (v == targets[T - 1]) target_logit = logit;
     }
@@ -205,12 +211,13 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
 /* The yardstick's product is (T, n_heads d) by its square, about the size of an output projection. */
 static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_heads, int64_t d)
 {
-    int64_t H = n_heads * d, stride = (n_heads + 2 * n_kv_heads) * d, at_k = H, at_v = H + n_kv_heads * d;
+    int64_t H = n_heads * d, stride = (n_heads + 2 * n_kv_heads) * d, at_k = H,
+            at_v = H + n_kv_heads * d;
     int32_t cu_seqlens[2] = {0, (int32_t)T};
     float *qkv = numbers(b, T * stride), *o = numbers(b, T * H), *lse = numbers(b, T * n_heads),
           *d_o = numbers(b, T * H);
-    float *d_qkv = numbers(b, T * stride), *delta = numbers(b, T * n_heads), *square = numbers(b, H * H),
-          *product = numbers(b, T * H);
+    float *d_qkv = numbers(b, T * stride), *delta = numbers(b, T * n_heads),
+          *square = numbers(b, H * H), *product = numbers(b, T * H);
     bl_attention_forward_args forward = {.T = T,
                                          .n_heads = n_heads,
                                          .n_kv_heads = n_kv_heads,
@@ -260,8 +267,8 @@ static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_h
      * H. */
     double pairs = (double)T * (double)T / 2 * (double)n_heads,
            unit = 2.0 * pairs * (double)d / (2.0 * (double)T * (double)H * (double)H);
-    snprintf(shape, sizeof shape, "\"T\":%lld,\"n_heads\":%lld,\"n_kv_heads\":%lld,\"d\":%lld", (long long)T,
-             (long long)n_heads, (long long)n_kv_heads, (long long)d);
+    snprintf(shape, sizeof shape, "\"T\":%lld,\"n_heads\":%lld,\"n_kv_heads\":%lld,\"d\":%lld",
+             (long long)T, (long long)n_heads, (long long)n_kv_heads, (long long)d);
     measure(b, run_forward, &forward, &op_time, run_matmul, &gemm, &gemm_time);
     for (int64_t i = 0; i < d; i++)
         expect(fabsf(o[i] - qkv[at_v + i]) < 1e-6f, "attention"); /* token 0 sees itself alone */
@@ -323,8 +330,9 @@ static void bench_rows(bench *b, int64_t T, int64_t H)
 
 int main(int argc, char **argv)
 {
-    bench b = {
-        .n_threads = argc > 1 ? atoi(argv[1]) : 2, .n_runs = argc > 2 ? atoi(argv[2]) : 9, .random = 1};
+    bench b = {.n_threads = argc > 1 ? atoi(argv[1]) : 2,
+               .n_runs = argc > 2 ? atoi(argv[2]) : 9,
+               .random = 1};
     if (argc > 3 || b.n_threads < 1 || b.n_runs < 1 || b.n_runs > MAX_RUNS) {
         fprintf(stderr, "usage: bench_ops [THREADS] [RUNS]\n");
         return 2;

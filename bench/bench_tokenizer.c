@@ -26,7 +26,8 @@ static size_t chunk_end(const char *text, size_t n_bytes, size_t start)
     return newline ? (size_t)(newline - text) + 1 : n_bytes;
 }
 
-static bl_status encode_all(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, bl_ids *ids)
+static bl_status encode_all(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                            bl_ids *ids)
 {
     ids->n = 0;
     for (size_t start = 0, end; start < n_bytes; start = end) {
@@ -43,7 +44,8 @@ static bl_status verify(const bl_tokenizer *tokenizer, const char *text, size_t 
     size_t n_decoded = 0, n_first = chunk_end(text, n_bytes, 0);
 
     bl_status st = bl_tokenizer_encode(tokenizer, text, n_first, 0, &ids);
-    if (st == BL_OK) st = bl_tokenizer_decode(tokenizer, ids.id, ids.n, false, &decoded, &n_decoded);
+    if (st == BL_OK)
+        st = bl_tokenizer_decode(tokenizer, ids.id, ids.n, false, &decoded, &n_decoded);
     if (st == BL_OK && (n_decoded != n_first || memcmp(decoded, text, n_first)))
         st = BL_FAIL(BL_EINPUT, "decoding does not give the text back");
     free(decoded);
@@ -78,7 +80,8 @@ static bl_status bench(const char *tokenizer_path, const char *text_path, int n_
         s[run] = now_s() - start_s;
     }
     qsort(s, (size_t)n_runs, sizeof *s, compare);
-    printf("{\"bench\":\"tokenizer\",\"tokenizer\":\"%s\",\"file\":\"%s\",\"bytes\":%zu,\"tokens\":%zu,"
+    printf("{\"bench\":\"tokenizer\",\"tokenizer\":\"%s\",\"file\":\"%s\",\"bytes\":%zu,\"tokens\":"
+           "%zu,"
            "\"load_s\":%.3f,"
            "\"runs\":%d,\"median_s\":%.6f,\"min_s\":%.6f,\"mb_per_s\":%.2f}\n",
            tokenizer_path, text_path, n_bytes, ids.n, load_s, n_runs, s[n_runs / 2], s[0],

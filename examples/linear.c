@@ -33,11 +33,13 @@ static float *random_matrix(int rows, int cols, float size, unsigned long long *
 }
 
 /* The largest |y - (x W^T + s (x A^T) B^T)|, W dequantised. */
-static double largest_error(const bl_weight *w, const float *x, const float *A, const float *B, const float *y)
+static double largest_error(const bl_weight *w, const float *x, const float *A, const float *B,
+                            const float *y)
 {
     static float dense[N * K];
     double worst = 0.0;
-    bl_fp8_dequantise_tile(BL_FORMAT_FP8_ROW, w->segment[0].codes, w->segment[0].scales, K, 0, N, 0, K, dense, K);
+    bl_fp8_dequantise_tile(BL_FORMAT_FP8_ROW, w->segment[0].codes, w->segment[0].scales, K, 0, N, 0,
+                           K, dense, K);
     for (int t = 0; t < T; t++)
         for (int n = 0; n < N; n++) {
             double sum = 0.0;
@@ -52,8 +54,8 @@ static double largest_error(const bl_weight *w, const float *x, const float *A, 
     return worst;
 }
 
-static bl_status run(bl_stream *stream, const bl_lora_linear *linear, const float *x, const float *dy, float *y,
-                     float *dx)
+static bl_status run(bl_stream *stream, const bl_lora_linear *linear, const float *x,
+                     const float *dy, float *y, float *dx)
 {
     BL_TRY(bl_lora_linear_forward(stream, linear, T, x, y));
     BL_TRY(bl_lora_linear_backward(stream, linear, T, x, dy, dx));
@@ -67,16 +69,23 @@ int main(void)
     bl_stream *stream = NULL;
     static unsigned char codes[N * K];
     static float scales[N], y[T * N], dx[T * K], dA[R * K], dB[N * R];
-    float *w = random_matrix(N, K, 0.1f, &state), *x = random_matrix(T, K, 1.0f, &state), *dy = random_matrix(T, N, 1.0f, &state);
+    float *w = random_matrix(N, K, 0.1f, &state), *x = random_matrix(T, K, 1.0f, &state),
+          *dy = random_matrix(T, N, 1.0f, &state);
     float *A = random_matrix(R, K, 0.05f, &state), *B = random_matrix(N, R, 0.05f, &state);
-    float *workspace = malloc(sizeof(float) * (size_t)bl_lora_linear_workspace_floats(T, K, R, false));
-    bl_status st = w && x && dy && A && B && workspace ? BL_OK : BL_FAIL(BL_ENOMEM, "a few matrices");
+    float *workspace =
+        malloc(sizeof(float) * (size_t)bl_lora_linear_workspace_floats(T, K, R, false));
+    bl_status st =
+        w && x && dy && A && B && workspace ? BL_OK : BL_FAIL(BL_ENOMEM, "a few matrices");
 
     if (st == BL_OK) st = bl_device_create_cpu(2, &device);
     if (st == BL_OK) st = bl_stream_create(device, "compute", &stream);
-    if (st == BL_OK) st = bl_fp8_row_quantise(bl_device_pool(device), BL_F32, w, 0, N, K, codes, scales);
+    if (st == BL_OK)
+        st = bl_fp8_row_quantise(bl_device_pool(device), BL_F32, w, 0, N, K, codes, scales);
     bl_lora_linear linear = {
-        .weight = {.rows = N, .cols = K, .n_segments = 1, .segment = {{BL_FORMAT_FP8_ROW, codes, scales, N}}},
+        .weight = {.rows = N,
+                   .cols = K,
+                   .n_segments = 1,
+                   .segment = {{BL_FORMAT_FP8_ROW, codes, scales, N}}},
         .n_parts = 1,
         .part = {{.r = R, .rows = N, .scale = SCALE, .A = A, .B = B, .dA = dA, .dB = dB}},
         .workspace = workspace,
@@ -84,9 +93,12 @@ int main(void)
     if (st == BL_OK) st = run(stream, &linear, x, dy, y, dx);
 
     double error = st == BL_OK ? largest_error(&linear.weight, x, A, B, y) : INFINITY;
-    if (st != BL_OK) fprintf(stderr, "linear: %s\n", bl_error_text());
-    else printf("y (%d,%d) = x W^T + s (x A^T) B^T, W in FP8: %d bytes for %d weights; largest error %.1e\n", T, N,
-                (int)(sizeof codes + sizeof scales), N * K, error);
+    if (st != BL_OK)
+        fprintf(stderr, "linear: %s\n", bl_error_text());
+    else
+        printf("y (%d,%d) = x W^T + s (x A^T) B^T, W in FP8: %d bytes for %d weights; largest "
+               "error %.1e\n",
+               T, N, (int)(sizeof codes + sizeof scales), N * K, error);
 
     free(workspace);
     float *const blocks[] = {w, x, dy, A, B};

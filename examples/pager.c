@@ -105,7 +105,8 @@ static void print_rate(const bl_timeline *timeline)
     bl_timeline_totals totals;
     bl_timeline_get_totals(timeline, &totals);
     const bl_lane_totals *disk = &totals.lane[BL_LANE_DISK];
-    printf("%d matrices of %d x %d, %d times: %.1f MB through a ring of %d, %.2f GB/s from disk; compute "
+    printf("%d matrices of %d x %d, %d times: %.1f MB through a ring of %d, %.2f GB/s from disk; "
+           "compute "
            "waited %.3f s for it\n",
            N_MATRICES, ROWS, COLS, N_PASSES, 1e-6 * (double)disk->n_bytes, RING_DEPTH,
            1e-9 * (double)disk->n_bytes / disk->busy_s, disk->stall_s);
@@ -128,8 +129,11 @@ static bl_status run(const char *dir, float *y)
     BL_TRY_GOTO(st, done, bl_stream_create(device, "gather", &gather));
     BL_TRY_GOTO(st, done, bl_timeline_create(device, 1024, NULL, NULL, &timeline));
     BL_TRY_GOTO(st, done, make_pages(device, dir, &pages));
-    bl_pager_options options = {
-        .device = device, .copy = copy, .gather = gather, .ring_depth = RING_DEPTH, .timeline = timeline};
+    bl_pager_options options = {.device = device,
+                                .copy = copy,
+                                .gather = gather,
+                                .ring_depth = RING_DEPTH,
+                                .timeline = timeline};
     BL_TRY_GOTO(st, done, bl_pager_create(&options, pages, N_MATRICES, units, &pager));
     BL_TRY_GOTO(st, done, stream_matrices(pager, compute, y));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(copy));

@@ -7,7 +7,8 @@
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 
-static const bl_bench *const benches[] = {&bl_bench_linear, &bl_bench_io, &bl_bench_pager, &bl_bench_hardware};
+static const bl_bench *const benches[] = {&bl_bench_linear, &bl_bench_io, &bl_bench_pager,
+                                          &bl_bench_hardware};
 
 static void print_options(FILE *out, bool as_markdown)
 {
@@ -43,7 +44,8 @@ static bl_status run(int argc, char *const *argv)
 
     bl_status st = BL_OK;
     int n_words;
-    bl_options options = {.table = bench->table, .n_options = bench->n_options, .command = BL_CLI_ANY};
+    bl_options options = {
+        .table = bench->table, .n_options = bench->n_options, .command = BL_CLI_ANY};
     options.values = calloc(1, bench->values_bytes);
     options.origins = calloc(bench->n_options, 1);
     if (!options.values || !options.origins) {
@@ -71,12 +73,14 @@ bl_bench_times bl_bench_summarise(double *seconds, int64_t n)
     return (bl_bench_times){seconds[0], 0.5 * (seconds[(n - 1) / 2] + seconds[n / 2])};
 }
 
-bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes, int64_t *n_bytes)
+bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes,
+                               int64_t *n_bytes)
 {
     static const struct {
         const char *name;
         int64_t bytes;
-    } units[] = {{"", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", INT64_C(1) << 40}};
+    } units[] = {
+        {"", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", INT64_C(1) << 40}};
     char *end;
 
     errno = 0;
@@ -84,13 +88,14 @@ bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multip
     bool is_good = text[0] >= '0' && text[0] <= '9' && errno == 0;
     size_t u = 0;
     while (u < BL_COUNT(units) && strcmp(end, units[u].name) != 0) u++;
-    is_good = is_good && u < BL_COUNT(units) && !bl_mul_i64_overflows(count, units[u].bytes, n_bytes) &&
-              *n_bytes > 0 && *n_bytes % multiple_bytes == 0;
+    is_good = is_good && u < BL_COUNT(units) &&
+              !bl_mul_i64_overflows(count, units[u].bytes, n_bytes) && *n_bytes > 0 &&
+              *n_bytes % multiple_bytes == 0;
     if (is_good) return BL_OK;
-    return BL_FAIL(
-        BL_EUSAGE,
-        "--%s: expected a size as in 512MiB (KiB, MiB, GiB, TiB), a multiple of %lld bytes, got '%s'", key,
-        (long long)multiple_bytes, text);
+    return BL_FAIL(BL_EUSAGE,
+                   "--%s: expected a size as in 512MiB (KiB, MiB, GiB, TiB), a multiple of %lld "
+                   "bytes, got '%s'",
+                   key, (long long)multiple_bytes, text);
 }
 
 const bl_command bl_command_bench = {

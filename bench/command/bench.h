@@ -30,6 +30,7 @@ typedef struct bl_bench_times {
 bl_bench_times bl_bench_summarise(double *seconds, int64_t n); /* n >= 1; sorts */
 
 /* "4GiB", "512MiB", "64KiB" or plain bytes: a multiple of multiple_bytes, not 0. BL_EUSAGE names the key. */
-bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes, int64_t *n_bytes);
+bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes,
+                               int64_t *n_bytes);
 
 #endif

@@ -62,7 +62,8 @@ static bl_status write_random(const bl_bench_file *file)
             x ^= x << 13, x ^= x >> 7, x ^= x << 17; /* Marsaglia 2003, xorshift64 */
             piece[i] = x;
         }
-        BL_TRY_GOTO(st, done, bl_file_write_full(file->fd, file->path, piece, BL_IO_CHUNK_BYTES, at));
+        BL_TRY_GOTO(st, done,
+                    bl_file_write_full(file->fd, file->path, piece, BL_IO_CHUNK_BYTES, at));
     }
     st = bl_file_sync(file->fd, file->path);
 done:
@@ -78,8 +79,8 @@ bl_status bl_bench_file_make(const char *dir, int64_t n_bytes, bl_bench_file *ou
     *out = (bl_bench_file){.fd = -1, .n_bytes = n_bytes};
     BL_TRY(bl_dir_free_bytes(dir, &free_bytes));
     if (free_bytes < n_bytes)
-        return BL_FAIL(BL_ELIMIT, "%s: a file of %lld bytes to read, %lld are free", dir, (long long)n_bytes,
-                       (long long)free_bytes);
+        return BL_FAIL(BL_ELIMIT, "%s: a file of %lld bytes to read, %lld are free", dir,
+                       (long long)n_bytes, (long long)free_bytes);
     BL_TRY(bl_path_join(dir, "ballast-io-XXXXXX", &name));
     out->fd = mkostemp(name, O_CLOEXEC);
     bl_status st = out->fd < 0 ? bl_fail_errno(BL_EIO, "%s: making a file there", dir) : BL_OK;
@@ -112,8 +113,8 @@ void bl_bench_file_drop_cache(const bl_bench_file *file)
     posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
 }
 
-bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options, bool verify,
-                             double *seconds, const char **engine)
+bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options,
+                             bool verify, double *seconds, const char **engine)
 {
     const char *const path = file->path;
     const bl_io_range range = {0, 0, file->n_bytes};
@@ -135,7 +136,8 @@ bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options 
     *seconds = bl_now_s() - start;
     *engine = bl_reader_engine_name(reader);
     if (verify && digest != file->digest)
-        st = BL_FAIL(BL_EINTERNAL, "%s: the %s engine delivered other bytes than pread", path, *engine);
+        st = BL_FAIL(BL_EINTERNAL, "%s: the %s engine delivered other bytes than pread", path,
+                     *engine);
 done:
     bl_reader_destroy(reader);
     bl_io_files_close(files);

@@ -27,8 +27,8 @@ void bl_bench_file_close(bl_bench_file *file);
 /* Reads all of it in order, past the page cache, through a new reader. *seconds: from before the reader is
  * made to the last chunk; *engine: the one in use, "uring" or "pread". With `verify`, the bytes are compared
  * with the digest (BL_EINTERNAL), and the time means nothing. */
-bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options, bool verify,
-                             double *seconds, const char **engine);
+bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options,
+                             bool verify, double *seconds, const char **engine);
 
 /* Takes what the page cache holds of it away, for readers that would find it there. */
 void bl_bench_file_drop_cache(const bl_bench_file *file);

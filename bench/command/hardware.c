@@ -22,8 +22,8 @@ typedef struct hardware_options {
     bool json;
 } hardware_options;
 
-#define OPTION(field, kind)                                                                                  \
-    .key = #field, .group = "bench hardware", .type = BL_OPTION_##kind,                                      \
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "bench hardware", .type = BL_OPTION_##kind,                            \
     .offset = offsetof(hardware_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
@@ -120,7 +120,8 @@ static bl_status report_host(hardware *h)
     cpu_set_t allowed, cores;
 
     BL_TRY(get_allowed_cores(&allowed));
-    for (int node = 0; node < MAX_NODES; node++) node_count += get_node_cores(node, &allowed, &cores);
+    for (int node = 0; node < MAX_NODES; node++)
+        node_count += get_node_cores(node, &allowed, &cores);
     BL_TRY(put(h->report, "hardware_version", json_integer(1)));
     BL_TRY(put(h->report, "processor", describe_processor()));
     BL_TRY(put(h->report, "online_cores", json_integer(sysconf(_SC_NPROCESSORS_ONLN))));
@@ -128,10 +129,12 @@ static bl_status report_host(hardware *h)
     BL_TRY(put(h->report, "numa_nodes", json_integer(bl_max_i64(node_count, 1))));
     BL_TRY(put(h->report, "memory_bytes",
                json_integer((json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE))));
-    BL_TRY(put(h->report, "available_memory_bytes", available < 0 ? json_null() : json_integer(available)));
+    BL_TRY(put(h->report, "available_memory_bytes",
+               available < 0 ? json_null() : json_integer(available)));
     BL_TRY(put(h->report, "locked_memory_limit_bytes", locked_limit_bytes()));
     if (h->options->dir) BL_TRY(bl_dir_free_bytes(h->options->dir, &free_bytes));
-    BL_TRY(put(h->report, "free_disk_bytes", h->options->dir ? json_integer(free_bytes) : json_null()));
+    BL_TRY(put(h->report, "free_disk_bytes",
+               h->options->dir ? json_integer(free_bytes) : json_null()));
     for (size_t i = 0; i < BL_COUNT(lists); i++) BL_TRY(put(h->report, lists[i], json_array()));
     return BL_OK;
 }
@@ -168,12 +171,14 @@ static void print_rate(const char *kind, json_t *entry, const char *unit, bl_rat
         else if (json_is_string(value))
             snprintf(line + at, sizeof line - at, "%s  ", json_string_value(value));
     }
-    printf("%-14s %-64s %10.3f %10.3f %s\n", kind, line, 1e-9 * rate.best, 1e-9 * rate.median, unit);
+    printf("%-14s %-64s %10.3f %10.3f %s\n", kind, line, 1e-9 * rate.best, 1e-9 * rate.median,
+           unit);
     fflush(stdout);
 }
 
 /* Appends to the report's list `kind`; owns `entry`, which says what was measured. */
-static bl_status add_rate(hardware *h, const char *kind, json_t *entry, const char *unit, bl_rate rate)
+static bl_status add_rate(hardware *h, const char *kind, json_t *entry, const char *unit,
+                          bl_rate rate)
 {
     char best[64], median[64];
     json_t *list = json_object_get(h->report, kind);
@@ -202,9 +207,10 @@ static bl_status measure_memory(hardware *h)
 
     for (int n = 1; n > 0; n = next_threads(n, h->n_threads)) {
         BL_TRY(bl_rate_memory_copy(n, (size_t)h->memory_bytes, h->options->runs, &rate));
-        BL_TRY(add_rate(h, "memory_copy",
-                        json_pack("{s:i, s:I}", "threads", n, "copied_bytes", (json_int_t)h->memory_bytes),
-                        "bytes", rate));
+        BL_TRY(add_rate(
+            h, "memory_copy",
+            json_pack("{s:i, s:I}", "threads", n, "copied_bytes", (json_int_t)h->memory_bytes),
+            "bytes", rate));
     }
     return BL_OK;
 }
@@ -226,11 +232,12 @@ static bl_status measure_nodes(hardware *h)
             st = bl_fail_errno(BL_ELIMIT, "moving to NUMA node %d", node);
             goto done;
         }
-        BL_TRY_GOTO(st, done, bl_rate_memory_copy(n, (size_t)h->memory_bytes, h->options->runs, &rate));
+        BL_TRY_GOTO(st, done,
+                    bl_rate_memory_copy(n, (size_t)h->memory_bytes, h->options->runs, &rate));
         BL_TRY_GOTO(st, done,
                     add_rate(h, "memory_copy",
-                             json_pack("{s:i, s:i, s:I}", "numa_node", node, "threads", n, "copied_bytes",
-                                       (json_int_t)h->memory_bytes),
+                             json_pack("{s:i, s:i, s:I}", "numa_node", node, "threads", n,
+                                       "copied_bytes", (json_int_t)h->memory_bytes),
                              "bytes", rate));
     }
 done:
@@ -258,9 +265,10 @@ static bl_status measure_disk(hardware *h)
     bl_bench_times times = bl_bench_summarise(seconds, o->runs);
     double n_bytes = (double)h->disk_bytes;
     st = add_rate(h, "disk_read",
-                  json_pack("{s:s, s:s, s:b, s:i, s:i, s:I}", "dir", o->dir, "engine", engine, "direct",
-                            file.is_direct, "queue_depth", BL_IO_QUEUE_DEPTH, "chunk_bytes",
-                            BL_IO_CHUNK_BYTES, "file_bytes", (json_int_t)h->disk_bytes),
+                  json_pack("{s:s, s:s, s:b, s:i, s:i, s:I}", "dir", o->dir, "engine", engine,
+                            "direct", file.is_direct, "queue_depth", BL_IO_QUEUE_DEPTH,
+                            "chunk_bytes", BL_IO_CHUNK_BYTES, "file_bytes",
+                            (json_int_t)h->disk_bytes),
                   "bytes", (bl_rate){n_bytes / times.best_s, n_bytes / times.median_s});
 done:
     bl_bench_file_close(&file);
@@ -275,9 +283,10 @@ static bl_status measure_gathers(hardware *h)
     for (int n = 2; n <= h->n_threads; n *= 2) {
         bytes_per_rank = (size_t)(h->memory_bytes / n);
         BL_TRY(bl_rate_all_gather(n, bytes_per_rank, h->options->runs, &rate));
-        BL_TRY(add_rate(h, "all_gather",
-                        json_pack("{s:i, s:I}", "ranks", n, "bytes_per_rank", (json_int_t)bytes_per_rank),
-                        "bytes", rate));
+        BL_TRY(add_rate(
+            h, "all_gather",
+            json_pack("{s:i, s:I}", "ranks", n, "bytes_per_rank", (json_int_t)bytes_per_rank),
+            "bytes", rate));
     }
     return BL_OK;
 }
@@ -288,11 +297,13 @@ static bl_status measure_copies(hardware *h, const char *name, bl_device *device
     bl_rate rate;
 
     for (int to_device = 1; to_device >= 0; to_device--) {
-        BL_TRY(bl_rate_device_copy(device, to_device, (size_t)h->memory_bytes, h->options->runs, &rate));
-        BL_TRY(add_rate(h, "device_copy",
-                        json_pack("{s:s, s:s, s:I}", "device", name, "direction", directions[to_device],
-                                  "copied_bytes", (json_int_t)h->memory_bytes),
-                        "bytes", rate));
+        BL_TRY(bl_rate_device_copy(device, to_device, (size_t)h->memory_bytes, h->options->runs,
+                                   &rate));
+        BL_TRY(
+            add_rate(h, "device_copy",
+                     json_pack("{s:s, s:s, s:I}", "device", name, "direction",
+                               directions[to_device], "copied_bytes", (json_int_t)h->memory_bytes),
+                     "bytes", rate));
     }
     return BL_OK;
 }
@@ -307,9 +318,10 @@ static bl_status measure_fp8(hardware *h, int n_threads, bl_device *device)
         for (int back = 0; back < 2; back++) {
             BL_TRY(back ? bl_rate_fp8_dequantise(device, format, n, n, o->runs, &rate)
                         : bl_rate_fp8_quantise(device, format, n, n, o->runs, &rate));
-            json_t *entry = json_pack("{s:s, s:i, s:s, s:s, s:I}", "device", "cpu", "threads", n_threads,
-                                      "format", bl_format_name(format), "direction",
-                                      back ? "dequantise" : "quantise", "matrix_size", (json_int_t)n);
+            json_t *entry =
+                json_pack("{s:s, s:i, s:s, s:s, s:I}", "device", "cpu", "threads", n_threads,
+                          "format", bl_format_name(format), "direction",
+                          back ? "dequantise" : "quantise", "matrix_size", (json_int_t)n);
             BL_TRY(add_rate(h, "fp8", entry, "weights", rate));
         }
     return BL_OK;
@@ -322,8 +334,9 @@ static bl_status measure_gemm(hardware *h, const char *name, int n_threads, bl_a
     bl_rate rate;
 
     BL_TRY(bl_rate_gemm(device, act, o->matrix_size, o->runs, &rate));
-    json_t *entry = json_pack("{s:s, s:i, s:s, s:I}", "device", name, "threads", n_threads, "dtype",
-                              act == BL_ACT_F32 ? "f32" : "bf16", "matrix_size", (json_int_t)o->matrix_size);
+    json_t *entry =
+        json_pack("{s:s, s:i, s:s, s:I}", "device", name, "threads", n_threads, "dtype",
+                  act == BL_ACT_F32 ? "f32" : "bf16", "matrix_size", (json_int_t)o->matrix_size);
     return add_rate(h, "gemm", entry, "flops", rate);
 }
 
@@ -416,9 +429,10 @@ const bl_bench bl_bench_hardware = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(hardware_options),
-    .details =
-        "Cores, memory, limits, and how fast memory, disk, local ranks and the device are: the best run and "
-        "the median. Each\n"
-        "measurement verifies its result before it is timed. docs/benchmarks.md describes hardware.json.\n",
+    .details = "Cores, memory, limits, and how fast memory, disk, local ranks and the device are: "
+               "the best run and "
+               "the median. Each\n"
+               "measurement verifies its result before it is timed. docs/benchmarks.md describes "
+               "hardware.json.\n",
     .run = run,
 };

@@ -23,13 +23,14 @@ typedef struct io_options {
     bool fio, json;
 } io_options;
 
-#define OPTION(field, kind)                                                                                  \
-    .key = #field, .group = "bench io", .type = BL_OPTION_##kind, .offset = offsetof(io_options, field),     \
-    .commands = BL_CLI_ANY
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "bench io", .type = BL_OPTION_##kind,                                  \
+    .offset = offsetof(io_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
     {OPTION(file, PATH), .help = "the file to read"},
-    {OPTION(dir, PATH), .help = "or: the folder where a file of random bytes is made, and taken away again"},
+    {OPTION(dir, PATH),
+     .help = "or: the folder where a file of random bytes is made, and taken away again"},
     {OPTION(size, STRING), .default_text = "4GiB", .help = "of the file that is made"},
     {OPTION(io_engine, ENUM), .names = "auto|uring|pread", .default_text = "auto",
      .help = "which engine to measure; auto: each"},
@@ -69,10 +70,11 @@ static char *run_fio_program(char *const *arguments)
         return NULL;
     }
     if (posix_spawn_file_actions_init(&actions) == 0) {
-        bool is_ready =
-            posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO) == 0 &&
-            posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0) == 0;
-        if (!is_ready || posix_spawnp(&child, arguments[0], &actions, NULL, arguments, environ) != 0)
+        bool is_ready = posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO) == 0 &&
+                        posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null",
+                                                         O_WRONLY, 0) == 0;
+        if (!is_ready ||
+            posix_spawnp(&child, arguments[0], &actions, NULL, arguments, environ) != 0)
             child = -1;
         posix_spawn_file_actions_destroy(&actions);
     }
@@ -113,7 +115,8 @@ static double run_fio(const io_bench *b)
 {
     char depth[32], bytes[48], direct[16];
     char *file = fio_file_argument(b->file.path), *text = NULL;
-    char name[] = "fio", job[] = "--name=bench", rw[] = "--rw=read", engine[] = "--ioengine=io_uring";
+    char name[] = "fio", job[] = "--name=bench", rw[] = "--rw=read",
+         engine[] = "--ioengine=io_uring";
     char readonly[] = "--readonly", format[] = "--output-format=json",
          clock[] = "--clocksource=clock_gettime";
     char *const arguments[] = {name,  job,    file,     rw,     engine, depth,
@@ -128,7 +131,8 @@ static double run_fio(const io_bench *b)
     if (file) text = run_fio_program(arguments);
     const char *document = text ? strchr(text, '{') : NULL; /* notes may stand before it */
     if (document && bl_json_parse("fio", 1, document, strlen(document), &report) == BL_OK) {
-        json_t *job_read = json_object_get(json_array_get(json_object_get(report, "jobs"), 0), "read");
+        json_t *job_read =
+            json_object_get(json_array_get(json_object_get(report, "jobs"), 0), "read");
         io_bytes = json_number_value(json_object_get(job_read, "io_bytes"));
         bytes_per_s = json_number_value(json_object_get(job_read, "bw_bytes"));
     }
@@ -176,11 +180,12 @@ static void print_contender(io_bench *b, contender who, const double *ratios)
     bl_bench_times times = bl_bench_summarise(b->seconds[who], o->runs);
 
     if (o->json) {
-        printf("{\"bench\":\"io\",\"reader\":\"%s\",\"bytes\":%lld,\"direct\":%s,\"queue_depth\":%lld,"
-               "\"chunk_bytes\":%zu,\"runs\":%lld,\"best_gb_per_s\":%.4g,\"median_gb_per_s\":%.4g",
-               names[who], (long long)b->file.n_bytes, b->file.is_direct ? "true" : "false",
-               (long long)o->queue_depth, b->reader.chunk_bytes, (long long)o->runs, gb / times.best_s,
-               gb / times.median_s);
+        printf(
+            "{\"bench\":\"io\",\"reader\":\"%s\",\"bytes\":%lld,\"direct\":%s,\"queue_depth\":%lld,"
+            "\"chunk_bytes\":%zu,\"runs\":%lld,\"best_gb_per_s\":%.4g,\"median_gb_per_s\":%.4g",
+            names[who], (long long)b->file.n_bytes, b->file.is_direct ? "true" : "false",
+            (long long)o->queue_depth, b->reader.chunk_bytes, (long long)o->runs, gb / times.best_s,
+            gb / times.median_s);
         if (ratios) printf(",\"best_of_fio\":%.3f,\"median_of_fio\":%.3f", ratios[0], ratios[1]);
         printf("}\n");
         return;
@@ -203,7 +208,8 @@ static void print_results(io_bench *b)
     }
     if (!b->options->json) {
         printf("%lld bytes, %lld rounds, %s\n", (long long)b->file.n_bytes, (long long)n,
-               b->file.is_direct ? "O_DIRECT" : "through the page cache: this file system has no O_DIRECT");
+               b->file.is_direct ? "O_DIRECT"
+                                 : "through the page cache: this file system has no O_DIRECT");
         printf("%-8s %10s %10s", "reader", "best GB/s", "median");
         if (b->takes_part[FIO]) printf(" %13s %13s", "best : fio", "median : fio");
         printf("\n");
@@ -225,11 +231,13 @@ static bl_status run(const void *values)
     if (!o->file == !o->dir) return BL_FAIL(BL_EUSAGE, "bench io: give either --file or --dir");
     BL_TRY(bl_bench_parse_bytes("size", o->size, BL_IO_CHUNK_BYTES, &size_bytes));
     BL_TRY(bl_bench_parse_bytes("chunk", o->chunk, BL_IO_ALIGN_BYTES, &chunk_bytes));
-    if (chunk_bytes > MAX_CHUNK_BYTES) return BL_FAIL(BL_EUSAGE, "--chunk: at most 1GiB, got '%s'", o->chunk);
+    if (chunk_bytes > MAX_CHUNK_BYTES)
+        return BL_FAIL(BL_EUSAGE, "--chunk: at most 1GiB, got '%s'", o->chunk);
     io_bench *b = calloc(1, sizeof *b);
     if (!b) return BL_FAIL(BL_ENOMEM, "bench io: its times");
     b->options = o;
-    b->reader = (bl_reader_options){.queue_depth = (int)o->queue_depth, .chunk_bytes = (size_t)chunk_bytes};
+    b->reader =
+        (bl_reader_options){.queue_depth = (int)o->queue_depth, .chunk_bytes = (size_t)chunk_bytes};
     b->takes_part[FIO] = o->fio;
     b->takes_part[URING] = o->io_engine != BL_IO_PREAD;
     b->takes_part[PREAD] = o->io_engine != BL_IO_URING;
@@ -249,12 +257,13 @@ const bl_bench bl_bench_io = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(io_options),
-    .details =
-        "Each engine streams the file past the page cache, taking turns with fio (io_uring) at the same "
-        "depth "
-        "and size of\n"
-        "request; a first round verifies the bytes. 10^9 bytes a second: the best round's and the median. "
-        "The ratios to fio\n"
-        "are of the best rounds and the median of the rounds' own.\n",
+    .details = "Each engine streams the file past the page cache, taking turns with fio (io_uring) "
+               "at the same "
+               "depth "
+               "and size of\n"
+               "request; a first round verifies the bytes. 10^9 bytes a second: the best round's "
+               "and the median. "
+               "The ratios to fio\n"
+               "are of the best rounds and the median of the rounds' own.\n",
     .run = run,
 };

@@ -21,14 +21,17 @@ typedef struct bench_options {
     bl_device_kind device;
 } bench_options;
 
-#define OPTION(field, kind)                                                                                  \
-    .key = #field, .group = "bench linear", .type = BL_OPTION_##kind, .offset = offsetof(bench_options, field),   \
-    .commands = BL_CLI_ANY
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "bench linear", .type = BL_OPTION_##kind,                              \
+    .offset = offsetof(bench_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(device, ENUM), .default_text = "cpu", .names = "cpu|cuda", .help = "cpu, or cuda for the first GPU"},
-    {OPTION(model, STRING), .default_text = "llama3.2-1b", .help = "whose shapes: a name as in llama3.1-8b"},
-    {OPTION(matrices, LIST), .default_text = "qkv,o,gate_up,down", .help = "the fused matrices to measure"},
+    {OPTION(device, ENUM), .default_text = "cpu", .names = "cpu|cuda",
+     .help = "cpu, or cuda for the first GPU"},
+    {OPTION(model, STRING), .default_text = "llama3.2-1b",
+     .help = "whose shapes: a name as in llama3.1-8b"},
+    {OPTION(matrices, LIST), .default_text = "qkv,o,gate_up,down",
+     .help = "the fused matrices to measure"},
     {OPTION(formats, LIST), .default_text = "fp8_row,fp8_block,bf16,f32",
      .help = "how the frozen weight is held"},
     {OPTION(tokens, INT), .default_text = "512", .min = 1, .max = 1 << 20,
@@ -99,9 +102,10 @@ static bl_status allocate(bench_case *c)
 
     if (!bl_format_sizes(c->format, N, K, &code_bytes, &n_scales))
         return BL_FAIL(BL_EUSAGE, "the matrix is too large");
-    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, (size_t)floats * sizeof(float), "bench matrices",
-                           (void **)&c->block));
-    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, code_bytes, "bench weight", (void **)&c->codes));
+    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, (size_t)floats * sizeof(float),
+                           "bench matrices", (void **)&c->block));
+    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, code_bytes, "bench weight",
+                           (void **)&c->codes));
     BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, n_scales * sizeof(float), "bench scales",
                            (void **)&c->scales));
     fill(c->block, floats);
@@ -128,8 +132,8 @@ static void describe(bench_case *c, const bl_llama_config *config)
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if ((int)bl_projection_get((bl_projection)p)->matrix != c->matrix) continue;
         bl_projection_shape(config, (bl_projection)p, &rows, &cols);
-        c->linear.part[c->linear.n_parts++] =
-            (bl_lora_part){.r = c->options->lora_r, .row_begin = w->rows, .rows = rows, .scale = 2.0f};
+        c->linear.part[c->linear.n_parts++] = (bl_lora_part){
+            .r = c->options->lora_r, .row_begin = w->rows, .rows = rows, .scale = 2.0f};
         w->rows += rows;
         w->cols = cols;
     }
@@ -176,13 +180,15 @@ static bl_status measure(bench_case *c, bool forward)
         best_layer = fmin(best_layer, end - middle);
     }
     double flops = 2.0 * (double)c->T * (double)c->N * (double)c->K;
-    printf(
-        "{\"bench\":\"linear\",\"matrix\":\"%s\",\"rows\":%lld,\"cols\":%lld,\"tokens\":%lld,\"format\":\"%"
-        "s\",\"lora_r\":%lld,"
-        "\"pass\":\"%s\",\"seconds\":%.6f,\"gflops\":%.2f,\"gemm_gflops\":%.2f,\"percent_of_gemm\":%.1f}\n",
-        matrix_names[c->matrix], (long long)c->N, (long long)c->K, (long long)c->T, bl_format_name(c->format),
-        (long long)c->options->lora_r, forward ? "forward" : "backward", best_layer,
-        flops / best_layer * 1e-9, flops / best_gemm * 1e-9, 100.0 * best_gemm / best_layer);
+    printf("{\"bench\":\"linear\",\"matrix\":\"%s\",\"rows\":%lld,\"cols\":%lld,\"tokens\":%lld,"
+           "\"format\":\"%"
+           "s\",\"lora_r\":%lld,"
+           "\"pass\":\"%s\",\"seconds\":%.6f,\"gflops\":%.2f,\"gemm_gflops\":%.2f,\"percent_of_"
+           "gemm\":%.1f}\n",
+           matrix_names[c->matrix], (long long)c->N, (long long)c->K, (long long)c->T,
+           bl_format_name(c->format), (long long)c->options->lora_r,
+           forward ? "forward" : "backward", best_layer, flops / best_layer * 1e-9,
+           flops / best_gemm * 1e-9, 100.0 * best_gemm / best_layer);
     fflush(stdout);
     return BL_OK;
 }
@@ -211,15 +217,20 @@ static bl_status parse_matrix(const char *name, int *out)
 
 static bl_status run_cuda_case(const bench_case *c)
 {
-    return bl_bench_linear_cuda(c->device, c->stream, &(bl_linear_case){.model = c->options->model, .matrix = matrix_names[c->matrix],
-                                                                        .format = c->format, .T = c->T, .runs = c->options->runs,
-                                                                        .linear = c->linear});
+    return bl_bench_linear_cuda(c->device, c->stream,
+                                &(bl_linear_case){.model = c->options->model,
+                                                  .matrix = matrix_names[c->matrix],
+                                                  .format = c->format,
+                                                  .T = c->T,
+                                                  .runs = c->options->runs,
+                                                  .linear = c->linear});
 }
 
 static bl_status create_device(const bench_options *o, bl_device **out)
 {
     if (o->device == BL_DEVICE_CUDA) return bl_device_create_cuda(0, out);
-    return bl_device_create_cpu((int)(o->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : o->threads), out);
+    return bl_device_create_cpu(
+        (int)(o->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : o->threads), out);
 }
 
 static bl_status run(const void *values)
@@ -255,13 +266,15 @@ const bl_bench bl_bench_linear = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(bench_options),
-    .details =
-        "A JSON line for each matrix, format and pass: the layer with its adapter, everything included, beside "
-        "an fp32\n"
-        "GEMM of the frozen matrix's shape, alternating in one run; the best of --runs. Backward is dx, dA and "
-        "dB; its GEMM is\n"
-        "dx's alone. On a GPU FP8 formats are measured decoded and as FP8, beside the fastest bf16 and FP8 GEMMs that "
-        "cuBLASLt\n"
-        "offers; docs/gpu.md explains the fields.\n",
+    .details = "A JSON line for each matrix, format and pass: the layer with its adapter, "
+               "everything included, beside "
+               "an fp32\n"
+               "GEMM of the frozen matrix's shape, alternating in one run; the best of --runs. "
+               "Backward is dx, dA and "
+               "dB; its GEMM is\n"
+               "dx's alone. On a GPU FP8 formats are measured decoded and as FP8, beside the "
+               "fastest bf16 and FP8 GEMMs that "
+               "cuBLASLt\n"
+               "offers; docs/gpu.md explains the fields.\n",
     .run = run,
 };

@@ -84,7 +84,8 @@ static void fill_pattern(uint16_t *values, uint8_t *codes)
     uint32_t state = 12345;
     for (int64_t i = 0; i < PATTERN_BYTES; i++) {
         state = state * 1664525u + 1013904223u;
-        if (i < PATTERN_BYTES / 2) values[i] = bl_f32_to_bf16((float)(state >> 8) * 0x1p-24f - 0.5f);
+        if (i < PATTERN_BYTES / 2)
+            values[i] = bl_f32_to_bf16((float)(state >> 8) * 0x1p-24f - 0.5f);
         codes[i] = (uint8_t)(state >> 13);
         if ((codes[i] & 0x7f) == 0x7f) codes[i] ^= 1;
     }
@@ -151,7 +152,8 @@ static bl_status make_memory(linear_bench *b)
 {
     size_t larger = (size_t)bl_max_i64(b->N, b->K);
 
-    BL_TRY(bl_device_alloc(b->device, BL_SPACE_HOST, 2 * PATTERN_BYTES, "bench linear", &b->pattern));
+    BL_TRY(
+        bl_device_alloc(b->device, BL_SPACE_HOST, 2 * PATTERN_BYTES, "bench linear", &b->pattern));
     fill_pattern(b->pattern, (uint8_t *)b->pattern + PATTERN_BYTES);
     BL_TRY(make_weight(b, (const uint8_t *)b->pattern + PATTERN_BYTES));
     BL_TRY(take_filled(b, (size_t)(b->T * b->K) * 2, b->pattern, &b->x));
@@ -159,11 +161,12 @@ static bl_status make_memory(linear_bench *b)
     BL_TRY(take(b, (size_t)b->T * larger * 2, &b->out));
     BL_TRY(take_filled(b, (size_t)(b->N * b->K) * 2, b->pattern, &b->dense));
     BL_TRY(take(b, (size_t)(b->N * b->K), &b->turned));
-    BL_TRY(
-        take_filled(b, (size_t)b->T * larger, (const uint8_t *)b->pattern + PATTERN_BYTES, &b->input_codes));
+    BL_TRY(take_filled(b, (size_t)b->T * larger, (const uint8_t *)b->pattern + PATTERN_BYTES,
+                       &b->input_codes));
     BL_TRY(take(b, sizeof *b->one_scale, (void **)&b->one_scale));
     BL_TRY(fp8_cuda_fill(b->stream, b->one_scale, 1, 0x1p-10f));
-    BL_TRY(take(b, (size_t)b->T * larger * sizeof(float) / BL_FP8_BLOCK + (size_t)b->T * sizeof(float),
+    BL_TRY(take(b,
+                (size_t)b->T * larger * sizeof(float) / BL_FP8_BLOCK + (size_t)b->T * sizeof(float),
                 (void **)&b->input_scales));
     BL_TRY(make_parts(b));
     b->linear.mode = BL_MATMUL_FP8; /* whose workspace serves both */
@@ -223,15 +226,16 @@ static bl_status plain_fp8_gemm(linear_bench *b, bool fast_sums)
 
 static bl_status frozen_product(linear_bench *b)
 {
-    return bl_matmul_weight(b->stream, &(bl_matmul_weight_args){.forward = b->forward,
-                                                                .act = BL_ACT_BF16,
-                                                                .mode = b->linear.mode,
-                                                                .T = b->T,
-                                                                .in = b->forward ? b->x : b->dy,
-                                                                .out = b->out,
-                                                                .weight = b->linear.weight,
-                                                                .scratch = b->linear.workspace,
-                                                                .scratch_bytes = b->linear.workspace_bytes});
+    return bl_matmul_weight(b->stream,
+                            &(bl_matmul_weight_args){.forward = b->forward,
+                                                     .act = BL_ACT_BF16,
+                                                     .mode = b->linear.mode,
+                                                     .T = b->T,
+                                                     .in = b->forward ? b->x : b->dy,
+                                                     .out = b->out,
+                                                     .weight = b->linear.weight,
+                                                     .scratch = b->linear.workspace,
+                                                     .scratch_bytes = b->linear.workspace_bytes});
 }
 
 static bl_status quantise(linear_bench *b)
@@ -242,7 +246,8 @@ static bl_status quantise(linear_bench *b)
     return b->shape->format == BL_FORMAT_FP8_ROW
                ? fp8_cuda_quantise_rows(b->stream, in, inner, factor, b->T, inner, b->input_codes,
                                         b->input_scales)
-               : fp8_cuda_quantise_groups(b->stream, in, inner, b->T, inner, b->input_codes, b->input_scales);
+               : fp8_cuda_quantise_groups(b->stream, in, inner, b->T, inner, b->input_codes,
+                                          b->input_scales);
 }
 
 /* Steps that a mode does not take are not measured: nothing is queued. */
@@ -260,26 +265,30 @@ static bl_status run_step(linear_bench *b, step what)
         return is_fp8 ? plain_fp8_gemm(b, what == STEP_FP8_GEMM_FAST) : BL_OK;
     case STEP_LAYER:
     case STEP_LAYER_TIMED:
-        return b->forward ? bl_lora_linear_forward(b->stream, &b->linear, b->T, b->x, b->out)
-                          : bl_lora_linear_backward(b->stream, &b->linear, b->T, b->x, b->dy, b->out);
+        return b->forward
+                   ? bl_lora_linear_forward(b->stream, &b->linear, b->T, b->x, b->out)
+                   : bl_lora_linear_backward(b->stream, &b->linear, b->T, b->x, b->dy, b->out);
     case STEP_FROZEN:
         return frozen_product(b);
     case STEP_DECODE:
         return is_fp8 || w->format == BL_FORMAT_BF16
                    ? BL_OK
-                   : fp8_cuda_dequantise(b->stream, w->format, w->codes, w->scales, b->N, b->K, b->dense);
+                   : fp8_cuda_dequantise(b->stream, w->format, w->codes, w->scales, b->N, b->K,
+                                         b->dense);
     case STEP_QUANTISE:
         return is_fp8 ? quantise(b) : BL_OK;
     default:
-        return is_fp8 && !b->forward ? fp8_cuda_transpose(b->stream, b->codes, b->N, b->K, b->turned) : BL_OK;
+        return is_fp8 && !b->forward
+                   ? fp8_cuda_transpose(b->stream, b->codes, b->N, b->K, b->turned)
+                   : BL_OK;
     }
 }
 
 static bl_status time_step(linear_bench *b, step what, double *seconds)
 {
-    BL_TRY(ops_cuda_gemm_choose_by_time(b->stream, what == STEP_GEMM || what == STEP_FP8_GEMM_FULL ||
-                                                       what == STEP_FP8_GEMM_FAST ||
-                                                       what == STEP_LAYER_TIMED));
+    BL_TRY(ops_cuda_gemm_choose_by_time(
+        b->stream, what == STEP_GEMM || what == STEP_FP8_GEMM_FULL || what == STEP_FP8_GEMM_FAST ||
+                       what == STEP_LAYER_TIMED));
     BL_TRY(bl_stamp_record(b->begin, b->stream));
     BL_TRY(run_step(b, what));
     BL_TRY(bl_stamp_record(b->end, b->stream));
@@ -311,7 +320,8 @@ static bl_status hash_results(linear_bench *b, XXH64_hash_t *out)
     for (int p = 0; p < b->linear.n_parts && !b->forward; p++) {
         const bl_lora_part *part = &b->linear.part[p];
         BL_TRY_GOTO(st, done, hash(b, state, part->dA, (size_t)(part->r * b->K) * sizeof(float)));
-        BL_TRY_GOTO(st, done, hash(b, state, part->dB, (size_t)(part->rows * part->r) * sizeof(float)));
+        BL_TRY_GOTO(st, done,
+                    hash(b, state, part->dB, (size_t)(part->rows * part->r) * sizeof(float)));
     }
     *out = XXH3_64bits_digest(state);
 done:
@@ -328,8 +338,8 @@ static bl_status fetch_sample(linear_bench *b)
 
     memset(b->pattern, 0, 2 * PATTERN_BYTES);
     BL_TRY(bl_stream_copy(b->stream, b->pattern, b->out, n));
-    BL_TRY(
-        bl_stream_copy(b->stream, (char *)b->pattern + PATTERN_BYTES, (const char *)b->out + bytes - n, n));
+    BL_TRY(bl_stream_copy(b->stream, (char *)b->pattern + PATTERN_BYTES,
+                          (const char *)b->out + bytes - n, n));
     return bl_stream_synchronize(b->stream);
 }
 
@@ -356,20 +366,21 @@ static bl_status compare_sample(linear_bench *b)
 static void print_fp8(const linear_bench *b, const double *best, double flops)
 {
     bool has_fast = b->is_fp8_gemm_served[true], has_full = b->is_fp8_gemm_served[false];
-    double full_s = has_full ? best[STEP_FP8_GEMM_FULL] : 0, fast_s = has_fast ? best[STEP_FP8_GEMM_FAST] : 0;
+    double full_s = has_full ? best[STEP_FP8_GEMM_FULL] : 0,
+           fast_s = has_fast ? best[STEP_FP8_GEMM_FAST] : 0;
     bool is_fast = has_fast && (!has_full || fast_s < full_s);
     double gemm_s = is_fast ? fast_s : full_s;
 
-    printf(
-        "\"fp8_gemm_seconds\":%.7f,\"fp8_gemm_tflops\":%.1f,\"fp8_gemm_sums\":\"%s\","
-        "\"fp8_gemm_full_sums_seconds\":%.7f,\"percent_of_fp8_gemm\":%.1f,\"timed_percent_of_fp8_gemm\":%.1f,"
-        "\"times_bf16\":%.2f,\"difference_from_bf16\":%.4f,",
-        gemm_s, gemm_s > 0 ? flops / gemm_s * 1e-12 : 0,
-        is_fast    ? "fast"
-        : has_full ? "full"
-                   : "none",
-        full_s, 100.0 * gemm_s / best[STEP_LAYER], 100.0 * gemm_s / best[STEP_LAYER_TIMED],
-        b->bf16_s[!b->forward] / best[STEP_LAYER], b->difference);
+    printf("\"fp8_gemm_seconds\":%.7f,\"fp8_gemm_tflops\":%.1f,\"fp8_gemm_sums\":\"%s\","
+           "\"fp8_gemm_full_sums_seconds\":%.7f,\"percent_of_fp8_gemm\":%.1f,\"timed_percent_of_"
+           "fp8_gemm\":%.1f,"
+           "\"times_bf16\":%.2f,\"difference_from_bf16\":%.4f,",
+           gemm_s, gemm_s > 0 ? flops / gemm_s * 1e-12 : 0,
+           is_fast    ? "fast"
+           : has_full ? "full"
+                      : "none",
+           full_s, 100.0 * gemm_s / best[STEP_LAYER], 100.0 * gemm_s / best[STEP_LAYER_TIMED],
+           b->bf16_s[!b->forward] / best[STEP_LAYER], b->difference);
 }
 
 static void print_line(linear_bench *b)
@@ -384,22 +395,26 @@ static void print_line(linear_bench *b)
         median[s] = times.median_s;
     }
     if (!is_fp8) b->bf16_s[!b->forward] = best[STEP_LAYER];
-    printf(
-        "{\"bench\":\"linear\",\"device\":\"cuda\",\"model\":\"%s\",\"matrix\":\"%s\",\"rows\":%lld,\"cols\":"
-        "%lld,"
-        "\"tokens\":%lld,\"format\":\"%s\",\"mode\":\"%s\",\"lora_r\":%lld,\"pass\":\"%s\","
-        "\"seconds\":%.7f,\"median_seconds\":%.7f,\"tflops\":%.1f,\"gemm_seconds\":%.7f,\"gemm_tflops\":%.1f,"
-        "\"percent_of_gemm\":%.1f,\"gemm_first_seconds\":%.7f,\"timed_seconds\":%.7f,\"timed_percent_of_"
-        "gemm\":%.1f,",
-        b->shape->model, b->shape->matrix, (long long)b->N, (long long)b->K, (long long)b->T,
-        bl_format_name(b->shape->format), is_fp8 ? "fp8" : "bf16", (long long)b->linear.part[0].r,
-        b->forward ? "forward" : "backward", best[STEP_LAYER], median[STEP_LAYER],
-        flops / best[STEP_LAYER] * 1e-12, best[STEP_GEMM], flops / best[STEP_GEMM] * 1e-12,
-        100.0 * best[STEP_GEMM] / best[STEP_LAYER], best[STEP_GEMM_FIRST], best[STEP_LAYER_TIMED],
-        100.0 * best[STEP_GEMM] / best[STEP_LAYER_TIMED]);
+    printf("{\"bench\":\"linear\",\"device\":\"cuda\",\"model\":\"%s\",\"matrix\":\"%s\",\"rows\":%"
+           "lld,\"cols\":"
+           "%lld,"
+           "\"tokens\":%lld,\"format\":\"%s\",\"mode\":\"%s\",\"lora_r\":%lld,\"pass\":\"%s\","
+           "\"seconds\":%.7f,\"median_seconds\":%.7f,\"tflops\":%.1f,\"gemm_seconds\":%.7f,\"gemm_"
+           "tflops\":%.1f,"
+           "\"percent_of_gemm\":%.1f,\"gemm_first_seconds\":%.7f,\"timed_seconds\":%.7f,\"timed_"
+           "percent_of_"
+           "gemm\":%.1f,",
+           b->shape->model, b->shape->matrix, (long long)b->N, (long long)b->K, (long long)b->T,
+           bl_format_name(b->shape->format), is_fp8 ? "fp8" : "bf16",
+           (long long)b->linear.part[0].r, b->forward ? "forward" : "backward", best[STEP_LAYER],
+           median[STEP_LAYER], flops / best[STEP_LAYER] * 1e-12, best[STEP_GEMM],
+           flops / best[STEP_GEMM] * 1e-12, 100.0 * best[STEP_GEMM] / best[STEP_LAYER],
+           best[STEP_GEMM_FIRST], best[STEP_LAYER_TIMED],
+           100.0 * best[STEP_GEMM] / best[STEP_LAYER_TIMED]);
     if (is_fp8) print_fp8(b, best, flops);
     printf("\"frozen_seconds\":%.7f,\"adapter_seconds\":%.7f,\"decode_seconds\":%.7f,"
-           "\"quantise_seconds\":%.7f,\"transpose_seconds\":%.7f,\"bits\":\"%016llx\",\"timed_bits\":\"%"
+           "\"quantise_seconds\":%.7f,\"transpose_seconds\":%.7f,\"bits\":\"%016llx\",\"timed_"
+           "bits\":\"%"
            "016llx\"}\n",
            best[STEP_FROZEN], median[STEP_LAYER] - median[STEP_FROZEN], best[STEP_DECODE],
            best[STEP_QUANTISE], best[STEP_TRANSPOSE], (unsigned long long)b->bits,
@@ -409,7 +424,8 @@ static void print_line(linear_bench *b)
 
 static bl_status measure(linear_bench *b)
 {
-    for (int64_t run = -2; run < b->shape->runs; run++) /* two to warm up: the first chooses algorithms */
+    for (int64_t run = -2; run < b->shape->runs;
+         run++) /* two to warm up: the first chooses algorithms */
         for (int s = 0; s < N_STEPS; s++) {
             double seconds;
             BL_TRY(time_step(b, (step)s, &seconds));

@@ -15,9 +15,11 @@ static const struct {
     const char *name;
     char rows, cols; /* h hidden, i inter, k of keys and values; 0: a norm */
 } layer_tensors[PER_LAYER] = {
-    {"self_attn.q_proj", 'h', 'h'}, {"self_attn.k_proj", 'k', 'h'}, {"self_attn.v_proj", 'k', 'h'},
-    {"self_attn.o_proj", 'h', 'h'}, {"mlp.gate_proj", 'i', 'h'},    {"mlp.up_proj", 'i', 'h'},
-    {"mlp.down_proj", 'h', 'i'},    {"input_layernorm", 'h', 0},    {"post_attention_layernorm", 'h', 0},
+    {"self_attn.q_proj", 'h', 'h'},       {"self_attn.k_proj", 'k', 'h'},
+    {"self_attn.v_proj", 'k', 'h'},       {"self_attn.o_proj", 'h', 'h'},
+    {"mlp.gate_proj", 'i', 'h'},          {"mlp.up_proj", 'i', 'h'},
+    {"mlp.down_proj", 'h', 'i'},          {"input_layernorm", 'h', 0},
+    {"post_attention_layernorm", 'h', 0},
 };
 
 static int64_t extent(const bl_bench_model *m, char what)
@@ -29,7 +31,8 @@ int64_t bl_bench_model_layer_weights(const bl_bench_model *m)
 {
     int64_t n = 0;
     for (int t = 0; t < PER_LAYER; t++)
-        if (layer_tensors[t].cols) n += extent(m, layer_tensors[t].rows) * extent(m, layer_tensors[t].cols);
+        if (layer_tensors[t].cols)
+            n += extent(m, layer_tensors[t].rows) * extent(m, layer_tensors[t].cols);
     return n;
 }
 
@@ -38,15 +41,19 @@ static bl_status write_config(const bl_bench_model *m, const char *dir)
     char path[PATH_BYTES], text[1024];
 
     snprintf(path, sizeof path, "%s/model/config.json", dir);
-    int n = snprintf(text, sizeof text,
-                     "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"torch_dtype\": \"bfloat16\",\n"
-                     " \"hidden_act\": \"silu\", \"bos_token_id\": 1, \"eos_token_id\": 2, \"rms_norm_eps\": 1e-05,\n"
-                     " \"attention_bias\": false, \"mlp_bias\": false, \"rope_theta\": 10000.0, \"rope_scaling\": null,\n"
-                     " \"tie_word_embeddings\": true, \"max_position_embeddings\": %lld, \"vocab_size\": %lld,\n"
-                     " \"hidden_size\": %lld, \"intermediate_size\": %lld, \"num_hidden_layers\": %lld,\n"
-                     " \"num_attention_heads\": %lld, \"num_key_value_heads\": %d, \"head_dim\": %d}\n",
-                     (long long)m->row_tokens, (long long)m->vocab, (long long)m->hidden, (long long)m->inter, (long long)m->layers,
-                     (long long)(m->hidden / HEAD_DIM), KV_HEADS, HEAD_DIM);
+    int n = snprintf(
+        text, sizeof text,
+        "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"torch_dtype\": "
+        "\"bfloat16\",\n"
+        " \"hidden_act\": \"silu\", \"bos_token_id\": 1, \"eos_token_id\": 2, \"rms_norm_eps\": "
+        "1e-05,\n"
+        " \"attention_bias\": false, \"mlp_bias\": false, \"rope_theta\": 10000.0, "
+        "\"rope_scaling\": null,\n"
+        " \"tie_word_embeddings\": true, \"max_position_embeddings\": %lld, \"vocab_size\": %lld,\n"
+        " \"hidden_size\": %lld, \"intermediate_size\": %lld, \"num_hidden_layers\": %lld,\n"
+        " \"num_attention_heads\": %lld, \"num_key_value_heads\": %d, \"head_dim\": %d}\n",
+        (long long)m->row_tokens, (long long)m->vocab, (long long)m->hidden, (long long)m->inter,
+        (long long)m->layers, (long long)(m->hidden / HEAD_DIM), KV_HEADS, HEAD_DIM);
     return bl_file_write_atomic(path, text, (size_t)n);
 }
 
@@ -59,7 +66,8 @@ static uint16_t to_bf16(float value)
 }
 
 /* Norms of one, weights in +-0.06, from an LCG (Knuth's MMIX constants). */
-static bl_status append_tensor(bl_safetensors_writer *writer, const bl_tensor_spec *spec, uint64_t *random)
+static bl_status append_tensor(bl_safetensors_writer *writer, const bl_tensor_spec *spec,
+                               uint64_t *random)
 {
     enum { PIECE = 4096 };
     uint16_t piece[PIECE];
@@ -95,16 +103,21 @@ static bl_status write_weights(const bl_bench_model *m, const char *dir)
     for (int64_t l = 0; l < m->layers; l++)
         for (int t = 0; t < PER_LAYER; t++, k++) {
             bool is_norm = !layer_tensors[t].cols;
-            snprintf(names[k], NAME_BYTES, "model.layers.%lld.%s.weight", (long long)l, layer_tensors[t].name);
-            specs[k] = (bl_tensor_spec){names[k], BL_BF16, is_norm ? 1 : 2,
-                                        {extent(m, layer_tensors[t].rows), is_norm ? 0 : extent(m, layer_tensors[t].cols)}};
+            snprintf(names[k], NAME_BYTES, "model.layers.%lld.%s.weight", (long long)l,
+                     layer_tensors[t].name);
+            specs[k] = (bl_tensor_spec){
+                names[k],
+                BL_BF16,
+                is_norm ? 1 : 2,
+                {extent(m, layer_tensors[t].rows), is_norm ? 0 : extent(m, layer_tensors[t].cols)}};
         }
     specs[k++] = (bl_tensor_spec){"model.norm.weight", BL_BF16, 1, {m->hidden}};
     specs[k++] = (bl_tensor_spec){"model.embed_tokens.weight", BL_BF16, 2, {m->vocab, m->hidden}};
     snprintf(path, sizeof path, "%s/model/model.safetensors", dir);
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, metadata, 1, &writer));
     for (size_t i = 0; i < n; i++)
-        BL_TRY_GOTO(st, done, append_tensor(writer, &specs[bl_safetensors_writer_order(writer)[i]], &random));
+        BL_TRY_GOTO(st, done,
+                    append_tensor(writer, &specs[bl_safetensors_writer_order(writer)[i]], &random));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
 done:

@@ -30,26 +30,37 @@ typedef struct pager_options {
     char *dir;
 } pager_options;
 
-#define OPTION(field, kind)                                                                                  \
-    .key = #field, .group = "bench pager", .type = BL_OPTION_##kind, .offset = offsetof(pager_options, field), .commands = BL_CLI_ANY
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "bench pager", .type = BL_OPTION_##kind,                               \
+    .offset = offsetof(pager_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
     {OPTION(question, ENUM), .names = "overlap|stall|ratio", .default_text = "overlap",
-     .help = "overlap: step times beside those without offloading; stall: seconds that micro-batches wait when 1 to 8 of them share a "
+     .help = "overlap: step times beside those without offloading; stall: seconds that "
+             "micro-batches wait when 1 to 8 of them share a "
              "visit; ratio: tokens per second for offload_ratio 0 to 1"},
-    {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host", .help = "where offloaded pages lie: host or disk"},
+    {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host",
+     .help = "where offloaded pages lie: host or disk"},
     {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
      .help = "how long the copies of a visit of one micro-batch take, in parts of its compute"},
-    {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 16, .help = "ranks, which share each base"},
+    {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 16,
+     .help = "ranks, which share each base"},
     {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads a rank"},
-    {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64, .help = "layers of the base held at once"},
+    {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64,
+     .help = "layers of the base held at once"},
     {OPTION(layers, INT), .default_text = "16", .min = 2, .max = 1024, .help = "of the model"},
-    {OPTION(hidden, INT), .default_text = "256", .min = 64, .max = 16384, .help = "of the model, a multiple of 64"},
-    {OPTION(tokens, INT), .default_text = "256", .min = 2, .max = 65536, .help = "of a micro-batch"},
-    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 64, .help = "of a step (stall: 8)"},
-    {OPTION(steps, INT), .default_text = "8", .min = 3, .max = 10000, .help = "of a training; the first two do not count"},
-    {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100, .help = "how often the contenders take turns"},
-    {OPTION(dir, PATH), .default_text = "/tmp", .help = "where a scratch folder is made, and removed again"},
+    {OPTION(hidden, INT), .default_text = "256", .min = 64, .max = 16384,
+     .help = "of the model, a multiple of 64"},
+    {OPTION(tokens, INT), .default_text = "256", .min = 2, .max = 65536,
+     .help = "of a micro-batch"},
+    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 64,
+     .help = "of a step (stall: 8)"},
+    {OPTION(steps, INT), .default_text = "8", .min = 3, .max = 10000,
+     .help = "of a training; the first two do not count"},
+    {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100,
+     .help = "how often the contenders take turns"},
+    {OPTION(dir, PATH), .default_text = "/tmp",
+     .help = "where a scratch folder is made, and removed again"},
 };
 
 enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_ARGS = 64, MAX_VALUES = 4096 };
@@ -67,7 +78,7 @@ typedef struct pacer {
     pthread_mutex_t lock; /* guards threads */
     copy_thread threads[MAX_RANKS];
     int n_threads;
-    int64_t layer_bytes;   /* of a rank */
+    int64_t layer_bytes; /* of a rank */
     int64_t pages_a_layer;
     double forward_s, backward_s; /* that the copies of a visit shall take */
 } pacer;
@@ -78,7 +89,8 @@ static bool is_backward(pacer *p, int64_t layer)
 
     pthread_mutex_lock(&p->lock);
     while (i < p->n_threads && !pthread_equal(p->threads[i].thread, pthread_self())) i++;
-    if (i == p->n_threads) p->threads[p->n_threads++] = (copy_thread){.thread = pthread_self(), .last_layer = -1};
+    if (i == p->n_threads)
+        p->threads[p->n_threads++] = (copy_thread){.thread = pthread_self(), .last_layer = -1};
     copy_thread *t = &p->threads[i];
     if (layer != t->last_layer) t->is_backward = layer < t->last_layer;
     t->last_layer = layer;
@@ -109,7 +121,7 @@ typedef struct contender {
 
 typedef struct outcome {
     double step_s, tokens_per_s, stall_s; /* medians of steps; stall: of compute, for pages */
-    double forward_s, backward_s;         /* medians of visits of one micro-batch; with a trace only */
+    double forward_s, backward_s; /* medians of visits of one micro-batch; with a trace only */
 } outcome;
 
 typedef struct pager_bench {
@@ -123,7 +135,8 @@ static double median(double *values, int64_t n)
     return n > 0 ? bl_bench_summarise(values, n).median_s : 0;
 }
 
-static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], int *n, const char *key, const char *format, ...)
+static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], int *n,
+                         const char *key, const char *format, ...)
 {
     va_list list;
 
@@ -137,7 +150,8 @@ static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], 
     ++*n;
 }
 
-static bl_status configure(const pager_bench *b, const contender *c, bool traces, bl_train_config **out)
+static bl_status configure(const pager_bench *b, const contender *c, bool traces,
+                           bl_train_config **out)
 {
     const pager_options *o = b->options;
     char(*text)[PATH_BYTES] = calloc(MAX_ARGS, sizeof *text), *argv[MAX_ARGS];
@@ -151,7 +165,8 @@ static bl_status configure(const pager_bench *b, const contender *c, bool traces
     add_argument(argv, text, &n, "data_format", "tokens");
     add_argument(argv, text, &n, "max_seq_length", "%lld", (long long)o->tokens);
     add_argument(argv, text, &n, "per_device_train_batch_size", "1");
-    add_argument(argv, text, &n, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
+    add_argument(argv, text, &n, "gradient_accumulation_steps", "%lld",
+                 (long long)o->micro_batches);
     add_argument(argv, text, &n, "visit_tokens", "%lld", (long long)(c->visit_micro * o->tokens));
     add_argument(argv, text, &n, "max_steps", "%lld", (long long)o->steps);
     add_argument(argv, text, &n, "save_steps", "0");
@@ -190,7 +205,9 @@ static bl_status read_metrics(const pager_bench *b, outcome *out)
         json_decref(row);
     }
     fclose(file);
-    *out = (outcome){.step_s = median(step_s, n), .tokens_per_s = median(tokens_per_s, n), .stall_s = median(stall_s, n)};
+    *out = (outcome){.step_s = median(step_s, n),
+                     .tokens_per_s = median(tokens_per_s, n),
+                     .stall_s = median(stall_s, n)};
     return n > 0 ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s holds no step", path);
 }
 
@@ -210,8 +227,11 @@ static bl_status read_trace(const pager_bench *b, int64_t visit_micro, outcome *
     json_array_foreach(json_object_get(trace, "traceEvents"), i, event)
     {
         const char *name = json_string_value(json_object_get(event, "name"));
-        int k = name && strcmp(name, "forward") == 0 ? 0 : name && strcmp(name, "backward") == 0 ? 1 : -1;
-        if (k < 0 || n[k] == MAX_VALUES || json_integer_value(json_object_get(event, "pid")) != 0) continue;
+        int k = name && strcmp(name, "forward") == 0    ? 0
+                : name && strcmp(name, "backward") == 0 ? 1
+                                                        : -1;
+        if (k < 0 || n[k] == MAX_VALUES || json_integer_value(json_object_get(event, "pid")) != 0)
+            continue;
         durations[k][n[k]++] = 1e-6 * json_number_value(json_object_get(event, "dur"));
     }
     json_decref(trace);
@@ -222,7 +242,8 @@ static bl_status read_trace(const pager_bench *b, int64_t visit_micro, outcome *
 
 static bl_status train(pager_bench *b, const contender *c, bool traces, outcome *out)
 {
-    bl_pager_hooks hooks = {.pace = pace, .pace_user = &b->pacer, .is_synchronous = c->is_synchronous};
+    bl_pager_hooks hooks = {
+        .pace = pace, .pace_user = &b->pacer, .is_synchronous = c->is_synchronous};
     bl_train_config *config = NULL;
 
     b->pacer.n_threads = 0; /* the last training's are gone */
@@ -254,19 +275,24 @@ static bl_status ask_overlap(pager_bench *b)
         outcome plain, overlapped, synchronous;
         BL_TRY(calibrate(b, &plain));
         BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = 1}, false, &overlapped));
-        BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = 1, .is_synchronous = true}, false, &synchronous));
+        BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = 1, .is_synchronous = true}, false,
+                     &synchronous));
         ahead[round] = overlapped.step_s / plain.step_s;
         late[round] = synchronous.step_s / plain.step_s;
-        printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,\"threads\":%lld,\"part\":%g,\"round\":%lld,"
+        printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,"
+               "\"threads\":%lld,\"part\":%g,\"round\":%lld,"
                "\"step_s\":%.6f,\"overlapped\":%.4f,\"synchronous\":%.4f,\"stall_s\":%.6f}\n",
-               bl_tier_name(o->tier), (long long)o->ranks, (long long)o->threads, o->part, (long long)round + 1, plain.step_s,
-               ahead[round], late[round], overlapped.stall_s);
+               bl_tier_name(o->tier), (long long)o->ranks, (long long)o->threads, o->part,
+               (long long)round + 1, plain.step_s, ahead[round], late[round], overlapped.stall_s);
         fflush(stdout);
     }
-    bl_bench_times a = bl_bench_summarise(ahead, o->rounds), s = bl_bench_summarise(late, o->rounds);
-    printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,\"threads\":%lld,\"part\":%g,"
+    bl_bench_times a = bl_bench_summarise(ahead, o->rounds),
+                   s = bl_bench_summarise(late, o->rounds);
+    printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,"
+           "\"threads\":%lld,\"part\":%g,"
            "\"overlapped_median\":%.4f,\"synchronous_median\":%.4f}\n",
-           bl_tier_name(o->tier), (long long)o->ranks, (long long)o->threads, o->part, a.median_s, s.median_s);
+           bl_tier_name(o->tier), (long long)o->ranks, (long long)o->threads, o->part, a.median_s,
+           s.median_s);
     return BL_OK;
 }
 
@@ -282,10 +308,13 @@ static bl_status ask_stall(pager_bench *b)
         if (o->micro_batches % m != 0) continue;
         BL_TRY(calibrate(b, &plain));
         BL_TRY(train(b, &(contender){.ratio = 1, .visit_micro = m}, false, &offloaded));
-        double compute_s = (double)(o->layers * o->micro_batches) * (plain.forward_s + plain.backward_s);
-        printf("{\"bench\":\"pager\",\"question\":\"stall\",\"tier\":\"%s\",\"part\":%g,\"m\":%lld,\"predicted\":%.4f,\"measured\":%.4f,"
+        double compute_s =
+            (double)(o->layers * o->micro_batches) * (plain.forward_s + plain.backward_s);
+        printf("{\"bench\":\"pager\",\"question\":\"stall\",\"tier\":\"%s\",\"part\":%g,\"m\":%lld,"
+               "\"predicted\":%.4f,\"measured\":%.4f,"
                "\"step\":%.4f}\n",
-               bl_tier_name(o->tier), o->part, (long long)m, brought * fmax(0, o->part / (double)m - 1), offloaded.stall_s / compute_s,
+               bl_tier_name(o->tier), o->part, (long long)m,
+               brought * fmax(0, o->part / (double)m - 1), offloaded.stall_s / compute_s,
                offloaded.step_s / plain.step_s);
         fflush(stdout);
     }
@@ -302,11 +331,14 @@ static bl_status ask_ratio(pager_bench *b)
         double ratio = (double)i / (N_RATIOS - 1);
         BL_TRY(calibrate(b, &plain));
         for (int k = 0; k < 2; k++)
-            BL_TRY(train(b, &(contender){.ratio = ratio, .visit_micro = 1, .is_synchronous = k == 1}, false, &way[k]));
-        printf("{\"bench\":\"pager\",\"question\":\"ratio\",\"tier\":\"%s\",\"part\":%g,\"ratio\":%.3f,\"tokens_per_s\":%.1f,"
+            BL_TRY(train(b,
+                         &(contender){.ratio = ratio, .visit_micro = 1, .is_synchronous = k == 1},
+                         false, &way[k]));
+        printf("{\"bench\":\"pager\",\"question\":\"ratio\",\"tier\":\"%s\",\"part\":%g,\"ratio\":%"
+               ".3f,\"tokens_per_s\":%.1f,"
                "\"overlapped\":%.4f,\"synchronous\":%.4f}\n",
-               bl_tier_name(o->tier), o->part, ratio, plain.tokens_per_s, way[0].tokens_per_s / plain.tokens_per_s,
-               way[1].tokens_per_s / plain.tokens_per_s);
+               bl_tier_name(o->tier), o->part, ratio, plain.tokens_per_s,
+               way[0].tokens_per_s / plain.tokens_per_s, way[1].tokens_per_s / plain.tokens_per_s);
         fflush(stdout);
     }
     return BL_OK;
@@ -320,10 +352,17 @@ static bl_status run(const void *values)
 
     if (options.question == STALL) options.micro_batches = 8;
     if (o->tier == BL_TIER_DEVICE) return BL_FAIL(BL_EUSAGE, "--tier: host or disk");
-    if (o->hidden % 64 != 0) return BL_FAIL(BL_EUSAGE, "--hidden %lld: must be a multiple of 64", (long long)o->hidden);
-    bl_bench_model model = {.layers = o->layers, .hidden = o->hidden, .inter = 11 * o->hidden / 4, .vocab = 256,
-                            .rows = o->steps * o->micro_batches * o->ranks, .row_tokens = o->tokens};
-    pager_bench b = {.options = o, .pacer = {.pages_a_layer = 4, .layer_bytes = bl_bench_model_layer_weights(&model) / o->ranks}};
+    if (o->hidden % 64 != 0)
+        return BL_FAIL(BL_EUSAGE, "--hidden %lld: must be a multiple of 64", (long long)o->hidden);
+    bl_bench_model model = {.layers = o->layers,
+                            .hidden = o->hidden,
+                            .inter = 11 * o->hidden / 4,
+                            .vocab = 256,
+                            .rows = o->steps * o->micro_batches * o->ranks,
+                            .row_tokens = o->tokens};
+    pager_bench b = {.options = o,
+                     .pacer = {.pages_a_layer = 4,
+                               .layer_bytes = bl_bench_model_layer_weights(&model) / o->ranks}};
     snprintf(b.scratch, sizeof b.scratch, "%s/ballast-bench-XXXXXX", o->dir);
     if (!mkdtemp(b.scratch)) return bl_fail_errno(BL_EIO, "make a folder in %s", o->dir);
     bl_log_set_silent(); /* the trainings' own reports */
@@ -342,8 +381,11 @@ const bl_bench bl_bench_pager = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(pager_options),
-    .details = "Trains a random model in three ways that take turns: all in device memory; offloaded and brought ahead of time;\n"
-               "offloaded and brought when wanted. Tiers are paced to the compute measured in the same run. JSON lines;\n"
-               "overlapped and synchronous are step times (question ratio: tokens per second) beside the first way's.\n",
+    .details = "Trains a random model in three ways that take turns: all in device memory; "
+               "offloaded and brought ahead of time;\n"
+               "offloaded and brought when wanted. Tiers are paced to the compute measured in the "
+               "same run. JSON lines;\n"
+               "overlapped and synchronous are step times (question ratio: tokens per second) "
+               "beside the first way's.\n",
     .run = run,
 };

@@ -20,7 +20,8 @@ static bl_rate rate_of(double *seconds, int64_t runs, double work)
 }
 
 /* `work` is what one call of `once` does. */
-static bl_status time_runs(bl_status (*once)(void *arg), void *arg, int64_t runs, double work, bl_rate *out)
+static bl_status time_runs(bl_status (*once)(void *arg), void *arg, int64_t runs, double work,
+                           bl_rate *out)
 {
     double seconds[BL_BENCH_MAX_RUNS];
 
@@ -128,7 +129,8 @@ static bl_status copy_on_stream(void *arg)
     return bl_stream_synchronize(c->stream);
 }
 
-bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs, bl_rate *out)
+bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs,
+                              bl_rate *out)
 {
     bl_stream *stream = NULL;
     unsigned char *host = NULL, *back = NULL;
@@ -136,14 +138,18 @@ bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes,
     bl_status st;
 
     BL_TRY_GOTO(st, done, bl_stream_create(device, "copy", &stream));
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&host));
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&back));
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "bench device memory", &on_device));
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&host));
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&back));
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "bench device memory", &on_device));
     for (size_t i = 0; i < n_bytes; i++) host[i] = (unsigned char)(i * 131u >> 7);
-    device_copy in = {stream, host, on_device, n_bytes}, back_again = {stream, on_device, back, n_bytes};
+    device_copy in = {stream, host, on_device, n_bytes},
+                back_again = {stream, on_device, back, n_bytes};
     BL_TRY_GOTO(st, done, copy_on_stream(&in));
     BL_TRY_GOTO(st, done, copy_on_stream(&back_again));
     if (memcmp(host, back, n_bytes) != 0) {
@@ -175,7 +181,8 @@ static bool is_gathered(const gather_rank *r, const unsigned char *all)
 {
     for (int from = 0; from < bl_comm_size(r->comm); from++)
         for (size_t i = 0; i < r->bytes_per_rank; i++)
-            if (all[(size_t)from * r->bytes_per_rank + i] != (unsigned char)(from + 1)) return false;
+            if (all[(size_t)from * r->bytes_per_rank + i] != (unsigned char)(from + 1))
+                return false;
     return true;
 }
 
@@ -225,7 +232,8 @@ static bl_status run_gather_ranks(gather_rank *ranks, int n_ranks)
     bl_error error = {BL_OK, ""};
 
     for (int i = 0; i < n_ranks; i++) {
-        ranks[i].is_started = pthread_create(&ranks[i].thread, NULL, run_gather_rank, &ranks[i]) == 0;
+        ranks[i].is_started =
+            pthread_create(&ranks[i].thread, NULL, run_gather_rank, &ranks[i]) == 0;
         if (ranks[i].is_started) continue;
         bl_error_save(&error, BL_FAIL(BL_ELIMIT, "a thread for rank %d of %d", i, n_ranks));
         bl_comm_abort(ranks[i].comm, &error);
@@ -250,11 +258,14 @@ bl_status bl_rate_all_gather(int n_ranks, size_t bytes_per_rank, int64_t runs, b
     }
     BL_TRY_GOTO(st, done, bl_comm_create_local(n_ranks, 60.0, comms));
     for (int i = 0; i < n_ranks; i++)
-        ranks[i] = (gather_rank){
-            .comm = comms[i], .bytes_per_rank = bytes_per_rank, .runs = runs, .seconds = seconds + i * runs};
+        ranks[i] = (gather_rank){.comm = comms[i],
+                                 .bytes_per_rank = bytes_per_rank,
+                                 .runs = runs,
+                                 .seconds = seconds + i * runs};
     BL_TRY_GOTO(st, done, run_gather_ranks(ranks, n_ranks));
     for (int i = 1; i < n_ranks; i++)
-        for (int64_t run = 0; run < runs; run++) seconds[run] = fmax(seconds[run], ranks[i].seconds[run]);
+        for (int64_t run = 0; run < runs; run++)
+            seconds[run] = fmax(seconds[run], ranks[i].seconds[run]);
     *out = rate_of(seconds, runs, (double)(n_ranks - 1) * (double)bytes_per_rank);
 done:
     for (int i = 0; comms && i < n_ranks; i++) bl_comm_destroy(comms[i]);
@@ -318,7 +329,8 @@ static bl_status bring_operands(gemm *g, float *host, uint16_t *packed, void *op
 bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t runs, bl_rate *out)
 {
     size_t n_values = (size_t)(n * n), operand_bytes = n_values * bl_act_bytes(act);
-    gemm g = {.args = {.act = act, .M = n, .N = n, .K = n, .lda = n, .ldb = n, .ldc = n, .alpha = 1.0f}};
+    gemm g = {
+        .args = {.act = act, .M = n, .N = n, .K = n, .lda = n, .ldb = n, .ldc = n, .alpha = 1.0f}};
     float *host = NULL;
     uint16_t *packed = NULL;
     unsigned char *operands = NULL;
@@ -326,25 +338,26 @@ bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t ru
 
     BL_TRY_GOTO(st, done, bl_stream_create(device, "bench", &g.stream));
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_HOST, 3 * n_values * sizeof *host, "bench matrices",
-                                (void **)&host));
+                bl_device_alloc(device, BL_SPACE_HOST, 3 * n_values * sizeof *host,
+                                "bench matrices", (void **)&host));
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_HOST, 2 * n_values * sizeof *packed, "bench matrices",
-                                (void **)&packed));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(device, BL_SPACE_DEVICE, 2 * operand_bytes, "bench matrices", (void **)&operands));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(device, BL_SPACE_DEVICE, n_values * sizeof *host, "bench product", &g.args.c));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(device, BL_SPACE_DEVICE, BL_MATMUL_SCRATCH_BYTES, "bench scratch", &g.args.scratch));
+                bl_device_alloc(device, BL_SPACE_HOST, 2 * n_values * sizeof *packed,
+                                "bench matrices", (void **)&packed));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE, 2 * operand_bytes, "bench matrices",
+                                (void **)&operands));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE, n_values * sizeof *host, "bench product",
+                                &g.args.c));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE, BL_MATMUL_SCRATCH_BYTES, "bench scratch",
+                                &g.args.scratch));
     g.args.scratch_bytes = BL_MATMUL_SCRATCH_BYTES;
     g.args.a = operands, g.args.b = operands + operand_bytes;
     BL_TRY_GOTO(st, done, bring_operands(&g, host, packed, operands));
     BL_TRY_GOTO(st, done, bl_matmul(g.stream, &g.args));
-    BL_TRY_GOTO(st, done, bl_stream_copy(g.stream, host + 2 * n_values, g.args.c, n_values * sizeof *host));
+    BL_TRY_GOTO(st, done,
+                bl_stream_copy(g.stream, host + 2 * n_values, g.args.c, n_values * sizeof *host));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(g.stream));
     if (!is_product(host, n)) {
         st = BL_FAIL(BL_EINTERNAL, "a product of matrices is wrong");
@@ -375,8 +388,10 @@ static bl_status quantise(void *arg)
 {
     const fp8_case *c = arg;
     if (c->format == BL_FORMAT_FP8_ROW)
-        return bl_fp8_row_quantise(c->pool, BL_F32, c->weights, 0, c->rows, c->cols, c->codes, c->scales);
-    return bl_fp8_block_quantise(c->pool, BL_F32, c->weights, c->rows, c->cols, c->codes, c->scales);
+        return bl_fp8_row_quantise(c->pool, BL_F32, c->weights, 0, c->rows, c->cols, c->codes,
+                                   c->scales);
+    return bl_fp8_block_quantise(c->pool, BL_F32, c->weights, c->rows, c->cols, c->codes,
+                                 c->scales);
 }
 
 static bl_status dequantise(void *arg)
@@ -399,8 +414,8 @@ static bool is_near(const fp8_case *c)
     return true;
 }
 
-static bl_status rate_fp8(bl_status (*once)(void *arg), bl_device *device, bl_format format, int64_t rows,
-                          int64_t cols, int64_t runs, bl_rate *out)
+static bl_status rate_fp8(bl_status (*once)(void *arg), bl_device *device, bl_format format,
+                          int64_t rows, int64_t cols, int64_t runs, bl_rate *out)
 {
     fp8_case c = {.pool = bl_device_pool(device), .format = format, .rows = rows, .cols = cols};
     size_t n = (size_t)(rows * cols), code_bytes, n_scales;
@@ -432,8 +447,8 @@ done:
     return st;
 }
 
-bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols, int64_t runs,
-                               bl_rate *out)
+bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
+                               int64_t runs, bl_rate *out)
 {
     return rate_fp8(quantise, device, format, rows, cols, runs, out);
 }

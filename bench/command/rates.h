@@ -21,7 +21,8 @@ typedef struct bl_rate {
 bl_status bl_rate_memory_copy(int n_threads, size_t n_bytes, int64_t runs, bl_rate *out);
 
 /* Bytes copied from BL_SPACE_HOST to BL_SPACE_DEVICE by one stream, or the other way. */
-bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs, bl_rate *out);
+bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs,
+                              bl_rate *out);
 
 /* Bytes that a rank of the local communicator receives from the others: (n_ranks - 1) * bytes_per_rank a
  * gather; the slowest rank counts. */
@@ -33,8 +34,8 @@ bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t ru
 
 /* Weights converted between fp32 and the format, one of the two FP8 ones, in a matrix of rows x cols; a CPU
  * device. */
-bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols, int64_t runs,
-                               bl_rate *out);
+bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
+                               int64_t runs, bl_rate *out);
 bl_status bl_rate_fp8_dequantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
                                  int64_t runs, bl_rate *out);
 

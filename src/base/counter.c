@@ -51,8 +51,9 @@ void bl_counter_wait(bl_counter *counter, uint64_t target)
     for (;;) {
         uint32_t n_wakes = atomic_load_explicit(&counter->n_wakes, memory_order_acquire);
         uint64_t at = atomic_load_explicit(&counter->wake_at, memory_order_relaxed);
-        while (at > target && !atomic_compare_exchange_weak_explicit(
-                                  &counter->wake_at, &at, target, memory_order_relaxed, memory_order_relaxed))
+        while (at > target &&
+               !atomic_compare_exchange_weak_explicit(&counter->wake_at, &at, target,
+                                                      memory_order_relaxed, memory_order_relaxed))
             ;
         full_fence();
         if (reached(counter, target)) return;

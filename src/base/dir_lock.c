@@ -46,7 +46,8 @@ static bl_status open_lock(const char *path, int *fd)
 {
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (*fd >= 0) return BL_OK;
-    if (errno == ELOOP) return BL_FAIL(BL_EUSAGE, "%s: is a symbolic link, not a lock file: remove it", path);
+    if (errno == ELOOP)
+        return BL_FAIL(BL_EUSAGE, "%s: is a symbolic link, not a lock file: remove it", path);
     return bl_fail_errno(errno == EISDIR || errno == ENXIO ? BL_EUSAGE : BL_EIO, "%s", path);
 }
 
@@ -64,7 +65,8 @@ static bl_status take_lock(const char *dir, const char *path, int *fd)
         BL_TRY(open_lock(path, fd));
         while (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
             if (errno == EINTR) continue;
-            return errno == EWOULDBLOCK ? fail_locked(dir, *fd) : bl_fail_errno(BL_EIO, "%s: flock", path);
+            return errno == EWOULDBLOCK ? fail_locked(dir, *fd)
+                                        : bl_fail_errno(BL_EIO, "%s: flock", path);
         }
         if (fstat(*fd, &opened) != 0) return bl_fail_errno(BL_EIO, "%s", path);
         if (lstat(path, &named) == 0 && is_same_file(&opened, &named)) return BL_OK;
@@ -124,11 +126,13 @@ bl_status bl_dir_lock_check(const bl_dir_lock *lock)
 
     if (fstat(lock->fd, &opened) != 0) return BL_OK;
     bool is_there = lstat(lock->path, &named) == 0;
-    if (is_there ? is_same_file(&opened, &named) : errno != ENOENT && errno != ENOTDIR && errno != ESTALE)
+    if (is_there ? is_same_file(&opened, &named)
+                 : errno != ENOENT && errno != ENOTDIR && errno != ESTALE)
         return BL_OK;
-    return BL_FAIL(
-        BL_EIO, "%s: was removed%s while this process used it (its lock file is %s); nothing more is written",
-        lock->dir, is_there ? " and made again" : "", is_there ? "another one" : "gone");
+    return BL_FAIL(BL_EIO,
+                   "%s: was removed%s while this process used it (its lock file is %s); nothing "
+                   "more is written",
+                   lock->dir, is_there ? " and made again" : "", is_there ? "another one" : "gone");
 }
 
 void bl_dir_lock_release(bl_dir_lock *lock)

@@ -5,10 +5,12 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[BL_DTYPE_COUNT] = {
-    [BL_BOOL] = {"BOOL", 1},       [BL_U8] = {"U8", 1},           [BL_I8] = {"I8", 1},   [BL_F8_E5M2] = {"F8_E5M2", 1},
-    [BL_F8_E4M3] = {"F8_E4M3", 1}, [BL_F8_E8M0] = {"F8_E8M0", 1}, [BL_I16] = {"I16", 2}, [BL_U16] = {"U16", 2},
-    [BL_F16] = {"F16", 2},         [BL_BF16] = {"BF16", 2},       [BL_I32] = {"I32", 4}, [BL_U32] = {"U32", 4},
-    [BL_F32] = {"F32", 4},         [BL_F64] = {"F64", 8},         [BL_I64] = {"I64", 8}, [BL_U64] = {"U64", 8},
+    [BL_BOOL] = {"BOOL", 1},       [BL_U8] = {"U8", 1},           [BL_I8] = {"I8", 1},
+    [BL_F8_E5M2] = {"F8_E5M2", 1}, [BL_F8_E4M3] = {"F8_E4M3", 1}, [BL_F8_E8M0] = {"F8_E8M0", 1},
+    [BL_I16] = {"I16", 2},         [BL_U16] = {"U16", 2},         [BL_F16] = {"F16", 2},
+    [BL_BF16] = {"BF16", 2},       [BL_I32] = {"I32", 4},         [BL_U32] = {"U32", 4},
+    [BL_F32] = {"F32", 4},         [BL_F64] = {"F64", 8},         [BL_I64] = {"I64", 8},
+    [BL_U64] = {"U64", 8},
 };
 
 size_t bl_dtype_bytes(bl_dtype dtype)
@@ -33,7 +35,8 @@ bool bl_dtype_parse(const char *name, bl_dtype *out)
 
 float bl_f16_to_f32(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 1023u, bits;
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 31u,
+             fraction = half & 1023u, bits;
     if (exponent == 31) {
         bits = sign | 0x7f800000u | fraction << 13;
     } else if (exponent != 0) {
@@ -55,11 +58,11 @@ uint16_t bl_f32_to_f16(float value)
     uint16_t sign = (uint16_t)(bits >> 16 & 0x8000u);
     uint32_t magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return sign | 0x7e00u;
-    if (magnitude >= 0x477ff000u) return sign | 0x7c00u;     /* 65520 and above round to infinity */
-    if (magnitude < 0x38800000u) {                           /* below 2^-14: let the addition round to 2^-24 */
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00u; /* 65520 and above round to infinity */
+    if (magnitude < 0x38800000u) { /* below 2^-14: let the addition round to 2^-24 */
         float positive, shifted;
         memcpy(&positive, &magnitude, sizeof positive);
-        shifted = positive + 0.5f;                           /* ulp(0.5) is 2^-24 */
+        shifted = positive + 0.5f; /* ulp(0.5) is 2^-24 */
         memcpy(&bits, &shifted, sizeof bits);
         return sign | (uint16_t)(bits - 0x3f000000u);
     }
@@ -71,7 +74,9 @@ bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count)
 {
     const unsigned char *bytes = src;
     switch (dtype) {
-    case BL_F32: memcpy(dst, src, count * sizeof(float)); return true;
+    case BL_F32:
+        memcpy(dst, src, count * sizeof(float));
+        return true;
     case BL_BF16:
     case BL_F16:
         for (size_t i = 0; i < count; i++) {
@@ -87,6 +92,7 @@ bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count)
             dst[i] = (float)wide;
         }
         return true;
-    default: return false;
+    default:
+        return false;
     }
 }

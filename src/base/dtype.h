@@ -15,14 +15,28 @@ extern "C" {
 #endif
 
 typedef enum bl_dtype {
-    BL_BOOL, BL_U8, BL_I8, BL_F8_E5M2, BL_F8_E4M3, BL_F8_E8M0, BL_I16, BL_U16, BL_F16, BL_BF16,
-    BL_I32, BL_U32, BL_F32, BL_F64, BL_I64, BL_U64,
+    BL_BOOL,
+    BL_U8,
+    BL_I8,
+    BL_F8_E5M2,
+    BL_F8_E4M3,
+    BL_F8_E8M0,
+    BL_I16,
+    BL_U16,
+    BL_F16,
+    BL_BF16,
+    BL_I32,
+    BL_U32,
+    BL_F32,
+    BL_F64,
+    BL_I64,
+    BL_U64,
     BL_DTYPE_COUNT
 } bl_dtype;
 
-size_t bl_dtype_bytes(bl_dtype dtype);                     /* bytes of one element */
-const char *bl_dtype_name(bl_dtype dtype);                 /* "BF16" */
-bool bl_dtype_parse(const char *name, bl_dtype *out);      /* false: unknown name */
+size_t bl_dtype_bytes(bl_dtype dtype);                /* bytes of one element */
+const char *bl_dtype_name(bl_dtype dtype);            /* "BF16" */
+bool bl_dtype_parse(const char *name, bl_dtype *out); /* false: unknown name */
 
 BL_HOST_DEVICE float bl_bf16_to_f32(uint16_t bits)
 {
@@ -42,8 +56,9 @@ BL_HOST_DEVICE uint16_t bl_f32_to_bf16(float value)
     return (uint16_t)(bits >> 16);
 }
 
-float bl_f16_to_f32(uint16_t bits);   /* exact, subnormals included */
-uint16_t bl_f32_to_f16(float value);  /* round to nearest even; overflow to infinity; NaN stays NaN */
+float bl_f16_to_f32(uint16_t bits); /* exact, subnormals included */
+uint16_t
+bl_f32_to_f16(float value); /* round to nearest even; overflow to infinity; NaN stays NaN */
 
 /* dst[i] = (float)src[i] for i < count; src holds `dtype`: F32, F16, BF16 or F64. Any alignment. False: other dtype. */
 bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count);

@@ -40,7 +40,8 @@ static const file_kind kinds[] = {
     {MAGIC("SQLite format 3\0"), 0, "an SQLite database", CONVERT},
     {MAGIC("\x93NUMPY"), 0, "a NumPy file", CONVERT},
     {MAGIC("\x89HDF\r\n\x1a\n"), 0, "an HDF5 file", "convert it first"},
-    {MAGIC("\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"), 0, "an old Excel or other Office document", CONVERT},
+    {MAGIC("\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"), 0, "an old Excel or other Office document",
+     CONVERT},
     {MAGIC("%PDF-"), 0, "a PDF document", "extract its text and write it as JSON lines"},
     {MAGIC("GGUF"), 0, "a GGUF model", "use the model's Hugging Face files in safetensors"},
     {MAGIC("{\0"), 0, "UTF-16 text", RECODE}, /* without a mark: bl_text_skip_mark sees those */
@@ -92,7 +93,8 @@ static bool find_other(const char *bytes, size_t n_bytes, file_kind *out)
     return find_zip(bytes - blanks, n_bytes + blanks, out);
 }
 
-bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_bytes, const char *expected)
+bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_bytes,
+                              const char *expected)
 {
     file_kind kind = {0};
     size_t n = n_bytes < BL_FILE_KIND_BYTES ? n_bytes : BL_FILE_KIND_BYTES;
@@ -107,10 +109,10 @@ bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_byte
 
 /* ---- tables ---- */
 
-static const char *const columns[] = {"instruction", "input",         "output",  "prompt",    "completion",
-                                      "text",        "question",      "answer",  "query",     "response",
-                                      "messages",    "conversations", "context", "input_ids", "chosen",
-                                      "rejected",    "system"};
+static const char *const columns[] = {
+    "instruction", "input",     "output", "prompt",   "completion", "text",
+    "question",    "answer",    "query",  "response", "messages",   "conversations",
+    "context",     "input_ids", "chosen", "rejected", "system"};
 
 /* Whether a field may be a column's name; *known: one that training data use. */
 static bool is_column(const char *field, size_t n, bool *known)

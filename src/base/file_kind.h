@@ -14,7 +14,8 @@ enum { BL_FILE_KIND_BYTES = 512 }; /* that are looked at; a shorter file has few
 
 /* BL_EINPUT "path: is KIND, not EXPECTED: what to do" when the file that begins with bytes[0..n_bytes) is of
  * a kind that is known here. None of them begins as JSON does. `expected`: "JSON", "a safetensors file". */
-bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_bytes, const char *expected);
+bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_bytes,
+                              const char *expected);
 
 /* Whether a file that is not JSON is likely a table of text: by the name .csv or .tsv, or by a first line of
  * column names, one of them a name that training data use. line[0..n_bytes) has no newline. */

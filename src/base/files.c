@@ -48,7 +48,7 @@ bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes)
     int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (opened < 0) return fail_open(path);
     bl_status st = fstat(opened, &info) == 0 ? check_regular(BL_EINPUT, path, &info)
-                                              : bl_fail_errno(BL_EIO, "%s", path);
+                                             : bl_fail_errno(BL_EIO, "%s", path);
     if (st != BL_OK) {
         close(opened);
         return st;
@@ -58,7 +58,8 @@ bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes)
     return BL_OK;
 }
 
-bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes, int64_t offset_bytes)
+bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes,
+                            int64_t offset_bytes)
 {
     char *to = dst;
 
@@ -70,8 +71,9 @@ bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes,
                                  offset_bytes);
         }
         if (got == 0)
-            return BL_FAIL(BL_EIO, "%s: ends at offset %" PRId64 ", where %zu more bytes are expected", path,
-                           offset_bytes, n_bytes);
+            return BL_FAIL(BL_EIO,
+                           "%s: ends at offset %" PRId64 ", where %zu more bytes are expected",
+                           path, offset_bytes, n_bytes);
         to += got;
         n_bytes -= (size_t)got;
         offset_bytes += got;
@@ -90,8 +92,8 @@ bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, siz
     *n_bytes = 0;
     BL_TRY(bl_file_open(path, &fd, &size));
     if ((uint64_t)size > max_bytes) {
-        st =
-            BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, more than the limit of %zu", path, size, max_bytes);
+        st = BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, more than the limit of %zu", path, size,
+                     max_bytes);
         goto done;
     }
     if (!(block = malloc((size_t)size + 1))) {
@@ -121,7 +123,8 @@ bl_status bl_text_skip_mark(const char *path, const char **text, size_t *n_bytes
                  {"\xfe\xff", "UTF-16", 2}};
 
     for (size_t i = 0; i < BL_COUNT(marks); i++) {
-        if (*n_bytes < marks[i].n_bytes || memcmp(*text, marks[i].bytes, marks[i].n_bytes)) continue;
+        if (*n_bytes < marks[i].n_bytes || memcmp(*text, marks[i].bytes, marks[i].n_bytes))
+            continue;
         if (marks[i].name)
             return BL_FAIL(BL_EINPUT, "%s: the text is %s; save it as UTF-8", path, marks[i].name);
         *text += marks[i].n_bytes;
@@ -157,7 +160,8 @@ bool bl_file_exists(const char *path)
 
 /* ---- writing ---- */
 
-bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n_bytes, int64_t offset_bytes)
+bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n_bytes,
+                             int64_t offset_bytes)
 {
     const char *from = src;
 
@@ -197,9 +201,12 @@ bl_status bl_file_check_output(const char *path)
     struct stat info;
 
     if (stat(path, &info) == 0) BL_TRY(check_regular(BL_EUSAGE, path, &info));
-    ssize_t n_bytes = readlink(path, target, sizeof target); /* as /dev/stdout: renaming would replace the link */
-    if (n_bytes >= (ssize_t)sizeof of_process - 1 && memcmp(target, of_process, sizeof of_process - 1) == 0)
-        return BL_FAIL(BL_EUSAGE, "%s: is a link to an open file of a process, not a regular file", path);
+    ssize_t n_bytes =
+        readlink(path, target, sizeof target); /* as /dev/stdout: renaming would replace the link */
+    if (n_bytes >= (ssize_t)sizeof of_process - 1 &&
+        memcmp(target, of_process, sizeof of_process - 1) == 0)
+        return BL_FAIL(BL_EUSAGE, "%s: is a link to an open file of a process, not a regular file",
+                       path);
     return BL_OK;
 }
 
@@ -233,7 +240,8 @@ static void writer_free(bl_writer *writer)
 static void remove_stale_tmp(const char *tmp_path)
 {
     struct stat info;
-    if (lstat(tmp_path, &info) == 0 && (S_ISREG(info.st_mode) || S_ISLNK(info.st_mode))) unlink(tmp_path);
+    if (lstat(tmp_path, &info) == 0 && (S_ISREG(info.st_mode) || S_ISLNK(info.st_mode)))
+        unlink(tmp_path);
 }
 
 bl_status bl_writer_open(const char *path, bl_writer **out)
@@ -287,7 +295,8 @@ bl_status bl_writer_commit(bl_writer *writer)
     BL_TRY_GOTO(st, done, bl_file_sync(writer->fd, writer->tmp_path));
     int closed = close(writer->fd);
     writer->fd = -1;
-    if (closed != 0 && errno != EINTR) { /* interrupted: it is closed all the same, and was synced */
+    if (closed != 0 &&
+        errno != EINTR) { /* interrupted: it is closed all the same, and was synced */
         st = bl_fail_errno(BL_EIO, "%s: close", writer->tmp_path);
         goto done;
     }
@@ -331,7 +340,8 @@ static bl_status create_folder(const char *path)
 
     if (mkdir(path, 0777) != 0) {
         if (errno == EEXIST) return BL_OK;
-        return bl_fail_errno(errno == ENOTDIR ? BL_EINPUT : BL_EIO, "%s: creating the folder", path);
+        return bl_fail_errno(errno == ENOTDIR ? BL_EINPUT : BL_EIO, "%s: creating the folder",
+                             path);
     }
     BL_TRY(parent_of(path, &parent));
     bl_status st = bl_dir_sync(parent);

@@ -24,7 +24,8 @@ bl_status bl_file_open(const char *path, int *fd, int64_t *n_bytes);
 
 /* dst[0..n_bytes) = the file's bytes from offset_bytes on. Any thread may read the same fd. A file that ends
  * earlier is BL_EIO. `path` only names the file in errors. */
-bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes, int64_t offset_bytes);
+bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes,
+                            int64_t offset_bytes);
 
 /* The whole file, at most max_bytes, in one block the caller frees, with a NUL after its n_bytes. */
 bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, size_t *n_bytes);
@@ -43,10 +44,12 @@ bool bl_file_exists(const char *path);
 /* ---- writing ---- */
 
 /* Writes all of src at offset_bytes. */
-bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n_bytes, int64_t offset_bytes);
+bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n_bytes,
+                             int64_t offset_bytes);
 
 bl_status bl_file_sync(int fd, const char *path); /* fsync; a failure is final */
-bl_status bl_dir_sync(const char *path); /* makes creations, renames and removals in the folder durable */
+bl_status
+bl_dir_sync(const char *path); /* makes creations, renames and removals in the folder durable */
 
 /* BL_EUSAGE when `path` is there and no regular file (links followed), or a link into /proc: what is renamed over a
  * device, a FIFO or /dev/stdout would take its place. */

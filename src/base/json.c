@@ -62,7 +62,8 @@ static bl_status refuse_nul(const char *file, int64_t first_line, const char *te
     int64_t line = first_line;
 
     if (!nul) return BL_OK;
-    for (const char *end; (end = memchr(line_start, '\n', (size_t)(nul - line_start))) != NULL; line++)
+    for (const char *end; (end = memchr(line_start, '\n', (size_t)(nul - line_start))) != NULL;
+         line++)
         line_start = end + 1;
     return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%td: NUL byte", file, line, nul - line_start + 1);
 }
@@ -130,7 +131,8 @@ static json_t *load_text(const char *text, size_t n_bytes, json_error_t *error)
     return document;
 }
 
-bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes, json_t **out)
+bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes,
+                        json_t **out)
 {
     json_error_t error;
 
@@ -146,8 +148,8 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
     if (*out) return BL_OK;
     replace_controls(error.text);
     int64_t line = first_line + (error.line > 0 ? error.line - 1 : 0);
-    return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%d: %s", file, line, error.column > 0 ? error.column : 0,
-                   error.text);
+    return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%d: %s", file, line,
+                   error.column > 0 ? error.column : 0, error.text);
 }
 
 bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out)
@@ -205,8 +207,8 @@ bl_status bl_json_check_object(const char *file, const json_t *value)
 }
 
 /* The value to convert, or NULL when the key is absent and may be. */
-static bl_status find_value(const char *file, const json_t *object, const char *key, bl_json_need need,
-                            const char *expected, const json_t **value)
+static bl_status find_value(const char *file, const json_t *object, const char *key,
+                            bl_json_need need, const char *expected, const json_t **value)
 {
     *value = json_object_get(object, key);
     if (need == BL_JSON_OPTIONAL && (!*value || json_is_null(*value))) {
@@ -224,8 +226,8 @@ const char *bl_json_text(const json_t *value)
     return text && strlen(text) == json_string_length(value) ? text : NULL;
 }
 
-bl_status bl_json_get_int(const char *file, const json_t *object, const char *key, bl_json_need need,
-                          int64_t min, int64_t max, int64_t *out)
+bl_status bl_json_get_int(const char *file, const json_t *object, const char *key,
+                          bl_json_need need, int64_t min, int64_t max, int64_t *out)
 {
     char expected[96];
     const json_t *value;
@@ -240,8 +242,8 @@ bl_status bl_json_get_int(const char *file, const json_t *object, const char *ke
     return BL_OK;
 }
 
-bl_status bl_json_get_real(const char *file, const json_t *object, const char *key, bl_json_need need,
-                           double min, double max, double *out)
+bl_status bl_json_get_real(const char *file, const json_t *object, const char *key,
+                           bl_json_need need, double min, double max, double *out)
 {
     char expected[96];
     const json_t *value;
@@ -256,8 +258,8 @@ bl_status bl_json_get_real(const char *file, const json_t *object, const char *k
     return BL_OK;
 }
 
-bl_status bl_json_get_bool(const char *file, const json_t *object, const char *key, bl_json_need need,
-                           bool *out)
+bl_status bl_json_get_bool(const char *file, const json_t *object, const char *key,
+                           bl_json_need need, bool *out)
 {
     const json_t *value;
 
@@ -268,8 +270,8 @@ bl_status bl_json_get_bool(const char *file, const json_t *object, const char *k
     return BL_OK;
 }
 
-bl_status bl_json_get_string(const char *file, const json_t *object, const char *key, bl_json_need need,
-                             const char **out)
+bl_status bl_json_get_string(const char *file, const json_t *object, const char *key,
+                             bl_json_need need, const char **out)
 {
     const json_t *value;
 
@@ -282,8 +284,8 @@ bl_status bl_json_get_string(const char *file, const json_t *object, const char 
     return BL_OK;
 }
 
-bl_status bl_json_get_array(const char *file, const json_t *object, const char *key, bl_json_need need,
-                            const json_t **out)
+bl_status bl_json_get_array(const char *file, const json_t *object, const char *key,
+                            bl_json_need need, const json_t **out)
 {
     const json_t *value;
 
@@ -294,8 +296,8 @@ bl_status bl_json_get_array(const char *file, const json_t *object, const char *
     return BL_OK;
 }
 
-bl_status bl_json_get_object(const char *file, const json_t *object, const char *key, bl_json_need need,
-                             const json_t **out)
+bl_status bl_json_get_object(const char *file, const json_t *object, const char *key,
+                             bl_json_need need, const json_t **out)
 {
     const json_t *value;
 

@@ -23,7 +23,8 @@
 /* Parses n_bytes of text. `file` and `first_line` (1 for a whole file, the line's number for a row of JSONL)
  * only name the place in errors: "file:line:column: reason". *out is owned by the caller. BL_EINPUT,
  * BL_ENOMEM. */
-bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes, json_t **out);
+bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes,
+                        json_t **out);
 
 /* Parses a whole regular file of at most max_bytes, with or without a byte order mark; as bl_json_parse, and
  * the errors of bl_file_read_all and bl_text_skip_mark. */
@@ -39,19 +40,20 @@ typedef enum bl_json_need { BL_JSON_REQUIRED, BL_JSON_OPTIONAL } bl_json_need;
 
 /* Typed getters of object[key]. A value of another type or outside [min, max] is BL_EINPUT:
  * "file: key K: expected an integer in [a, b], got V". Returned pointers are borrowed from the document. */
-bl_status bl_json_get_int(const char *file, const json_t *object, const char *key, bl_json_need need,
-                          int64_t min, int64_t max, int64_t *out);
-bl_status bl_json_get_real(const char *file, const json_t *object, const char *key, bl_json_need need,
-                           double min, double max, double *out); /* an integer is accepted too */
-bl_status bl_json_get_bool(const char *file, const json_t *object, const char *key, bl_json_need need,
-                           bool *out);
+bl_status bl_json_get_int(const char *file, const json_t *object, const char *key,
+                          bl_json_need need, int64_t min, int64_t max, int64_t *out);
+bl_status bl_json_get_real(const char *file, const json_t *object, const char *key,
+                           bl_json_need need, double min, double max,
+                           double *out); /* an integer is accepted too */
+bl_status bl_json_get_bool(const char *file, const json_t *object, const char *key,
+                           bl_json_need need, bool *out);
 /* Without NUL inside: *out is the whole text. */
-bl_status bl_json_get_string(const char *file, const json_t *object, const char *key, bl_json_need need,
-                             const char **out);
-bl_status bl_json_get_array(const char *file, const json_t *object, const char *key, bl_json_need need,
-                            const json_t **out);
-bl_status bl_json_get_object(const char *file, const json_t *object, const char *key, bl_json_need need,
-                             const json_t **out);
+bl_status bl_json_get_string(const char *file, const json_t *object, const char *key,
+                             bl_json_need need, const char **out);
+bl_status bl_json_get_array(const char *file, const json_t *object, const char *key,
+                            bl_json_need need, const json_t **out);
+bl_status bl_json_get_object(const char *file, const json_t *object, const char *key,
+                             bl_json_need need, const json_t **out);
 
 /* The text of a string without NUL inside; NULL for any other value. For values a getter does not reach:
  * json_string_value shows only what is before the NUL. */
@@ -61,6 +63,7 @@ const char *bl_json_text(const json_t *value);
 bl_status bl_json_check_object(const char *file, const json_t *value);
 
 /* BL_EINPUT with "file: key K: expected `expected`, got V"; for checks a getter cannot say. */
-bl_status bl_json_fail(const char *file, const char *key, const char *expected, const json_t *value);
+bl_status bl_json_fail(const char *file, const char *key, const char *expected,
+                       const json_t *value);
 
 #endif

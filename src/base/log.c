@@ -11,7 +11,8 @@
 
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
-static atomic_bool is_line_open; /* a line of progress is on the terminal, without its end; changed under stderr's lock */
+static atomic_bool
+    is_line_open; /* a line of progress is on the terminal, without its end; changed under stderr's lock */
 
 /* What ends it, if it is there. Under stderr's lock. */
 static const char *end_of_line(void)
@@ -55,7 +56,8 @@ int bl_log_columns(void)
     if (atomic_load_explicit(&is_silent, memory_order_relaxed) || !isatty(STDERR_FILENO) || !term ||
         strcmp(term, "dumb") == 0 || getenv("OMPI_COMM_WORLD_RANK"))
         return 0;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : DEFAULT_COLUMNS;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col
+                                                                           : DEFAULT_COLUMNS;
 }
 
 void bl_log_progress(const char *format, ...)

@@ -19,7 +19,8 @@ static int64_t read_number(const char *path, const char *key, int64_t unit)
 
     if (!file) return -1;
     while (value < 0 && fgets(line, sizeof line, file))
-        if (strncmp(line, key, strlen(key)) == 0 && sscanf(line + strlen(key), "%" SCNd64, &value) == 1 &&
+        if (strncmp(line, key, strlen(key)) == 0 &&
+            sscanf(line + strlen(key), "%" SCNd64, &value) == 1 &&
             bl_mul_i64_overflows(value, unit, &value))
             value = -1;
     fclose(file);
@@ -53,7 +54,8 @@ static int64_t read_cgroup(const char *folder, const char *name, const char *key
  * the least limit of all parents, also of those that a container does not see. */
 static int64_t cgroup_left_bytes(const cgroup_version *version, const char *folder)
 {
-    int64_t limit = read_cgroup(folder, version->limit, ""), used = read_cgroup(folder, version->used, "");
+    int64_t limit = read_cgroup(folder, version->limit, ""),
+            used = read_cgroup(folder, version->used, "");
     int64_t inherited = read_cgroup(folder, "memory.stat", "hierarchical_memory_limit ");
 
     if (inherited >= 0 && inherited < limit) limit = inherited;
@@ -87,11 +89,13 @@ static void read_cgroup_path(const cgroup_version *version, const char *root, ch
     snprintf(name, sizeof name, "%s/proc/self/cgroup", root);
     if (!(file = fopen(name, "r"))) return;
     while (fgets(line, sizeof line, file)) {
-        char *controllers = strchr(line, ':'), *below = controllers ? strchr(controllers + 1, ':') : NULL;
+        char *controllers = strchr(line, ':'),
+             *below = controllers ? strchr(controllers + 1, ':') : NULL;
         line[strcspn(line, "\n")] = '\0';
         if (!below || below[1] != '/') continue;
         *below++ = '\0';
-        if (has_name(controllers + 1, version->controller)) snprintf(path, PATH_BYTES, "%s", below[1] ? below : "");
+        if (has_name(controllers + 1, version->controller))
+            snprintf(path, PATH_BYTES, "%s", below[1] ? below : "");
     }
     fclose(file);
 }

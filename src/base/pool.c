@@ -24,7 +24,8 @@ struct bl_pool {
     int n_threads;
     worker *workers;      /* [0] stands for the caller */
     pthread_mutex_t turn; /* held by the thread whose loop runs */
-    pthread_mutex_t lock; /* guards what follows; the atomics are changed under it and peeked at without */
+    pthread_mutex_t
+        lock; /* guards what follows; the atomics are changed under it and peeked at without */
     pthread_cond_t wake, idle;
     bl_pool_fn fn;
     void *arg;
@@ -67,7 +68,8 @@ static void *worker_main(void *argument)
         for (int i = 0; i < BL_SPIN_ROUNDS && count_loops(pool) == seen; i++) bl_cpu_pause();
         pthread_mutex_lock(&pool->lock);
         pool->n_asleep++;
-        while (!pool->quit && count_loops(pool) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
+        while (!pool->quit && count_loops(pool) == seen)
+            pthread_cond_wait(&pool->wake, &pool->lock);
         pool->n_asleep--;
         if (pool->quit) break;
         seen = count_loops(pool);
@@ -104,7 +106,9 @@ bl_status bl_pool_create(int n_threads, bl_pool **out)
         worker *w = &pool->workers[i];
         w->pool = pool;
         w->scratch = aligned_alloc(64, BL_POOL_SCRATCH_BYTES);
-        int refused = !w->scratch ? ENOMEM : i > 0 ? pthread_create(&w->thread, NULL, worker_main, w) : 0;
+        int refused = !w->scratch ? ENOMEM
+                      : i > 0     ? pthread_create(&w->thread, NULL, worker_main, w)
+                                  : 0;
         if (refused) {
             free(w->scratch);
             bl_pool_destroy(pool);

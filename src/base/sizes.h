@@ -11,14 +11,35 @@
 extern "C" {
 #endif
 
-static inline bool bl_mul_overflows(size_t a, size_t b, size_t *out) { return __builtin_mul_overflow(a, b, out); }
-static inline bool bl_add_overflows(size_t a, size_t b, size_t *out) { return __builtin_add_overflow(a, b, out); }
-static inline bool bl_mul_i64_overflows(int64_t a, int64_t b, int64_t *out) { return __builtin_mul_overflow(a, b, out); }
+static inline bool bl_mul_overflows(size_t a, size_t b, size_t *out)
+{
+    return __builtin_mul_overflow(a, b, out);
+}
+static inline bool bl_add_overflows(size_t a, size_t b, size_t *out)
+{
+    return __builtin_add_overflow(a, b, out);
+}
+static inline bool bl_mul_i64_overflows(int64_t a, int64_t b, int64_t *out)
+{
+    return __builtin_mul_overflow(a, b, out);
+}
 
-static inline int64_t bl_ceil_div(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor; }
-static inline int64_t bl_round_up(int64_t n, int64_t multiple) { return bl_ceil_div(n, multiple) * multiple; }
-static inline int64_t bl_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t bl_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t bl_ceil_div(int64_t n, int64_t divisor)
+{
+    return (n + divisor - 1) / divisor;
+}
+static inline int64_t bl_round_up(int64_t n, int64_t multiple)
+{
+    return bl_ceil_div(n, multiple) * multiple;
+}
+static inline int64_t bl_min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t bl_max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
 
 #define BL_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

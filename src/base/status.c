@@ -34,13 +34,15 @@ bl_status bl_fail_errno(bl_status status, const char *format, ...)
     bl_fail_v(status, format, args);
     va_end(args);
 
-    const char *text = strerror_r(code, reason, sizeof reason); /* the GNU variant: returns the text */
+    const char *text =
+        strerror_r(code, reason, sizeof reason); /* the GNU variant: returns the text */
     size_t length = strlen(error_text);
     snprintf(error_text + length, sizeof error_text - length, ": %s", text);
     errno = code;
     if (status != BL_EIO) return status;
     if (code == ENOMEM) return BL_ENOMEM;
-    if (code == ENOSPC || code == EDQUOT || code == EMFILE || code == ENFILE || code == EFBIG) return BL_ELIMIT;
+    if (code == ENOSPC || code == EDQUOT || code == EMFILE || code == ENFILE || code == EFBIG)
+        return BL_ELIMIT;
     return status;
 }
 
@@ -55,7 +57,8 @@ bl_status bl_error_prefix(bl_status status, const char *format, ...)
     va_end(args);
     size_t length = strlen(error_text);
     /* What does not fit is cut; the precision says so to gcc's -Wformat-truncation. */
-    snprintf(error_text + length, sizeof error_text - length, ": %.*s", (int)(sizeof error_text - length), old);
+    snprintf(error_text + length, sizeof error_text - length, ": %.*s",
+             (int)(sizeof error_text - length), old);
     return status;
 }
 
@@ -79,26 +82,36 @@ bl_status bl_error_restore(const bl_error *error)
 int bl_status_exit_code(bl_status status)
 {
     switch (status) {
-    case BL_OK: return 0;
-    case BL_EUSAGE: return 2;
-    case BL_EINPUT: return 3;
+    case BL_OK:
+        return 0;
+    case BL_EUSAGE:
+        return 2;
+    case BL_EINPUT:
+        return 3;
     case BL_EIO:
     case BL_ENOMEM:
-    case BL_ELIMIT: return 4;
-    case BL_ECHECKPOINT: return 5;
-    case BL_ENUMERIC: return 6;
+    case BL_ELIMIT:
+        return 4;
+    case BL_ECHECKPOINT:
+        return 5;
+    case BL_ENUMERIC:
+        return 6;
     case BL_ERANK:
-    case BL_ECANCELLED: return 7;
-    case BL_ESTOPPED: return 75;
-    case BL_EINTERNAL: break;
+    case BL_ECANCELLED:
+        return 7;
+    case BL_ESTOPPED:
+        return 75;
+    case BL_EINTERNAL:
+        break;
     }
     return 1;
 }
 
 const char *bl_status_name(bl_status status)
 {
-    static const char *const names[] = {"ok",         "usage",   "input", "io",        "memory",  "limit",
-                                        "checkpoint", "numeric", "rank",  "cancelled", "stopped", "internal"};
+    static const char *const names[] = {"ok",     "usage",     "input",      "io",
+                                        "memory", "limit",     "checkpoint", "numeric",
+                                        "rank",   "cancelled", "stopped",    "internal"};
     size_t index = (size_t)status;
     return index < sizeof names / sizeof names[0] ? names[index] : "unknown";
 }

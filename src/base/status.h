@@ -58,7 +58,8 @@ bl_status bl_error_prefix(bl_status status, const char *format, ...) BL_PRINTF(2
 const char *bl_error_text(void);
 
 void bl_error_save(bl_error *out, bl_status status); /* copies this thread's text */
-bl_status bl_error_restore(const bl_error *error);   /* sets this thread's text, returns error->status */
+bl_status
+bl_error_restore(const bl_error *error); /* sets this thread's text, returns error->status */
 
 /* The process exit code of notes in docs/reliability.md. */
 int bl_status_exit_code(bl_status status);
@@ -68,15 +69,15 @@ const char *bl_status_name(bl_status status);
 
 #define BL_FAIL(status, ...) bl_fail((status), __VA_ARGS__)
 
-#define BL_TRY(call)                                                                                                   \
-    do {                                                                                                               \
-        bl_status bl_try_status_ = (call);                                                                             \
-        if (bl_try_status_ != BL_OK) return bl_try_status_;                                                            \
+#define BL_TRY(call)                                                                               \
+    do {                                                                                           \
+        bl_status bl_try_status_ = (call);                                                         \
+        if (bl_try_status_ != BL_OK) return bl_try_status_;                                        \
     } while (0)
 
-#define BL_TRY_GOTO(st, label, call)                                                                                   \
-    do {                                                                                                               \
-        if (((st) = (call)) != BL_OK) goto label;                                                                      \
+#define BL_TRY_GOTO(st, label, call)                                                               \
+    do {                                                                                           \
+        if (((st) = (call)) != BL_OK) goto label;                                                  \
     } while (0)
 
 #ifdef __cplusplus

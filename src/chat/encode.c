@@ -162,14 +162,16 @@ static bl_status add_start(writer *w, const bl_chat_message *messages, size_t *n
 
 /* ---- what is refused ---- */
 
-static bl_status check_message(const bl_chat_template *chat, const bl_chat_message *messages, size_t i)
+static bl_status check_message(const bl_chat_template *chat, const bl_chat_message *messages,
+                               size_t i)
 {
     bl_chat_role role = messages[i].role;
     const char *text = messages[i].content;
     size_t n_bytes = strlen(text), n_system = i > 0 && messages[0].role == BL_CHAT_SYSTEM;
 
     size_t n_valid = bl_utf8_valid_prefix(text, n_bytes);
-    if (n_valid < n_bytes) return BL_FAIL(BL_EINPUT, "message %zu: byte %zu is not UTF-8", i, n_valid);
+    if (n_valid < n_bytes)
+        return BL_FAIL(BL_EINPUT, "message %zu: byte %zu is not UTF-8", i, n_valid);
     if (!chat->has_role[role])
         return BL_FAIL(BL_EINPUT, "message %zu: chat template %s has no role %s", i, chat->name,
                        bl_chat_role_names[role]);
@@ -179,10 +181,11 @@ static bl_status check_message(const bl_chat_template *chat, const bl_chat_messa
     if (!chat->alternates) return BL_OK;
     bl_chat_role expected = (i - n_system) % 2 ? BL_CHAT_ASSISTANT : BL_CHAT_USER;
     if (role == expected || (i == 0 && role == BL_CHAT_SYSTEM)) return BL_OK;
-    return BL_FAIL(BL_EINPUT,
-                   "message %zu: %s; chat template %s wants %s there (roles alternate, user first, one "
-                   "system message before)",
-                   i, bl_chat_role_names[role], chat->name, bl_chat_role_names[expected]);
+    return BL_FAIL(
+        BL_EINPUT,
+        "message %zu: %s; chat template %s wants %s there (roles alternate, user first, one "
+        "system message before)",
+        i, bl_chat_role_names[role], chat->name, bl_chat_role_names[expected]);
 }
 
 static bl_status check_all(const bl_chat_template *chat, const bl_chat_message *messages, size_t n)
@@ -195,7 +198,8 @@ static bl_status check_all(const bl_chat_template *chat, const bl_chat_message *
 }
 
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
-                                  size_t n_messages, bool train_on_inputs, bl_ids *ids, bl_ids *labels)
+                                  size_t n_messages, bool train_on_inputs, bl_ids *ids,
+                                  bl_ids *labels)
 {
     writer w = {.chat = chat, .train_on_inputs = train_on_inputs, .ids = ids, .labels = labels};
     size_t first;
@@ -205,7 +209,8 @@ bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_me
     BL_TRY_GOTO(st, done, add_start(&w, messages, &first));
     for (size_t i = first; i < n_messages; i++) {
         bool learned = messages[i].role == BL_CHAT_ASSISTANT;
-        BL_TRY_GOTO(st, done, learned ? add_learned(&w, &messages[i]) : add_listened(&w, &messages[i], NULL));
+        BL_TRY_GOTO(st, done,
+                    learned ? add_learned(&w, &messages[i]) : add_listened(&w, &messages[i], NULL));
     }
     st = set_border(&w, false);
 done:

@@ -23,9 +23,11 @@ typedef struct reader {
     yaml_document_t document;
 } reader;
 
-static bl_status fail_at(const reader *r, const yaml_node_t *node, const char *key, const char *reason)
+static bl_status fail_at(const reader *r, const yaml_node_t *node, const char *key,
+                         const char *reason)
 {
-    return BL_FAIL(BL_EUSAGE, "%s:%zu: %.80s: %s", r->chat->name, node->start_mark.line + 1, key, reason);
+    return BL_FAIL(BL_EUSAGE, "%s:%zu: %.80s: %s", r->chat->name, node->start_mark.line + 1, key,
+                   reason);
 }
 
 static const char *text_of(const yaml_node_t *node)
@@ -41,7 +43,8 @@ static bl_status check_scalar(const reader *r, const yaml_node_t *node, const ch
     return BL_OK;
 }
 
-static bl_status read_text(const reader *r, const yaml_node_t *node, const char *key, bl_chat_text *out)
+static bl_status read_text(const reader *r, const yaml_node_t *node, const char *key,
+                           bl_chat_text *out)
 {
     char place[PLACE_BYTES];
 
@@ -53,17 +56,18 @@ static bl_status read_text(const reader *r, const yaml_node_t *node, const char 
 static bl_status read_bool(const reader *r, const yaml_node_t *node, const char *key, bool *out)
 {
     BL_TRY(check_scalar(r, node, key));
-    return bl_text_parse_bool(text_of(node), out) ? BL_OK : fail_at(r, node, key, "expected true or false");
+    return bl_text_parse_bool(text_of(node), out) ? BL_OK
+                                                  : fail_at(r, node, key, "expected true or false");
 }
 
 /* The values of a mapping by its keys: value[i] is that of names[i], NULL where absent. */
-static bl_status read_mapping(reader *r, const yaml_node_t *node, const char *what, const char *const *names,
-                              size_t n_names, yaml_node_t **value)
+static bl_status read_mapping(reader *r, const yaml_node_t *node, const char *what,
+                              const char *const *names, size_t n_names, yaml_node_t **value)
 {
     if (node->type != YAML_MAPPING_NODE) return fail_at(r, node, what, "expected keys with values");
     memset(value, 0, n_names * sizeof *value);
-    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start; pair < node->data.mapping.pairs.top;
-         pair++) {
+    for (yaml_node_pair_t *pair = node->data.mapping.pairs.start;
+         pair < node->data.mapping.pairs.top; pair++) {
         const yaml_node_t *key = yaml_document_get_node(&r->document, pair->key);
         size_t i = 0;
         BL_TRY(check_scalar(r, key, what));
@@ -71,8 +75,8 @@ static bl_status read_mapping(reader *r, const yaml_node_t *node, const char *wh
         if (i == n_names) {
             const char *nearest = bl_text_nearest(text_of(key), names, n_names);
             return BL_FAIL(BL_EUSAGE, "%s:%zu: %.80s: unknown key of %s%s%s", r->chat->name,
-                           key->start_mark.line + 1, text_of(key), what, nearest ? "; did you mean " : "",
-                           nearest ? nearest : "");
+                           key->start_mark.line + 1, text_of(key), what,
+                           nearest ? "; did you mean " : "", nearest ? nearest : "");
         }
         if (value[i]) return fail_at(r, key, names[i], "given twice");
         value[i] = yaml_document_get_node(&r->document, pair->value);
@@ -110,7 +114,8 @@ static bl_status read_role(reader *r, const yaml_node_t *node, int role)
 static bl_status read_root(reader *r, const yaml_node_t *root)
 {
     enum { BEGIN, TRIM, ROLES, END_TOKEN, TRAIN_SUFFIX, N_KEYS };
-    static const char *const names[N_KEYS] = {"begin", "trim", "roles", "end_token", "train_suffix"};
+    static const char *const names[N_KEYS] = {"begin", "trim", "roles", "end_token",
+                                              "train_suffix"};
     yaml_node_t *value[N_KEYS], *role[BL_CHAT_N_ROLES];
     bl_chat_template *chat = r->chat;
 
@@ -123,7 +128,8 @@ static bl_status read_root(reader *r, const yaml_node_t *root)
         return fail_at(r, value[ROLES], "roles", "expected user and assistant");
     if (value[BEGIN]) BL_TRY(read_text(r, value[BEGIN], "begin", &chat->begin));
     if (value[TRIM]) BL_TRY(read_bool(r, value[TRIM], "trim", &chat->trims));
-    if (value[TRAIN_SUFFIX]) BL_TRY(read_bool(r, value[TRAIN_SUFFIX], "train_suffix", &chat->learns_suffix));
+    if (value[TRAIN_SUFFIX])
+        BL_TRY(read_bool(r, value[TRAIN_SUFFIX], "train_suffix", &chat->learns_suffix));
     if (value[END_TOKEN]) return split_answer_end(r, value[END_TOKEN]);
     return value[TRAIN_SUFFIX]
                ? BL_OK

@@ -39,8 +39,8 @@ static bl_status add_plain(const char *place, const char *text, size_t n_bytes, 
     const char *close = open ? bl_text_find(open, n_bytes - (size_t)(open - text), "|>", 2) : NULL;
 
     if (close)
-        return BL_FAIL(BL_EUSAGE, "%s: %.*s is not a special token of this model's tokenizer", place,
-                       (int)bl_min_i64(close + 2 - open, 80), open);
+        return BL_FAIL(BL_EUSAGE, "%s: %.*s is not a special token of this model's tokenizer",
+                       place, (int)bl_min_i64(close + 2 - open, 80), open);
     return n_bytes ? add_piece(-1, text, n_bytes, out) : BL_OK;
 }
 
@@ -105,13 +105,14 @@ static bl_status build_llama3(bl_chat_template *chat)
 static bl_status build_llama3_1(bl_chat_template *chat, const char *date)
 {
     BL_TRY(build_llama3(chat));
-    return bl_text_format(&chat->system_head, "Cutting Knowledge Date: December 2023\nToday Date: %s\n\n",
+    return bl_text_format(&chat->system_head,
+                          "Cutting Knowledge Date: December 2023\nToday Date: %s\n\n",
                           date ? date : BL_CHAT_DEFAULT_DATE);
 }
 
 /* A special token, with `after` behind it or `before` before it. */
-static bl_status set_around(bl_chat_template *chat, const char *before, const char *token, const char *after,
-                            bl_chat_text *out)
+static bl_status set_around(bl_chat_template *chat, const char *before, const char *token,
+                            const char *after, bl_chat_text *out)
 {
     char *text;
 
@@ -128,7 +129,8 @@ static bl_status build_llama2(bl_chat_template *chat)
 {
     size_t n_eos;
     const int32_t *eos = bl_tokenizer_eos(chat->tokenizer, &n_eos);
-    const char *begin = bl_tokenizer_id_to_token(chat->tokenizer, bl_tokenizer_bos(chat->tokenizer));
+    const char *begin =
+        bl_tokenizer_id_to_token(chat->tokenizer, bl_tokenizer_bos(chat->tokenizer));
     const char *end = n_eos ? bl_tokenizer_id_to_token(chat->tokenizer, eos[0]) : NULL;
 
     chat->trims = chat->alternates = chat->nests_system = true;
@@ -143,7 +145,13 @@ static bl_status build_llama2(bl_chat_template *chat)
 
 /* ---- choice ---- */
 
-typedef enum family { FAMILY_FILE, FAMILY_LLAMA2, FAMILY_LLAMA3, FAMILY_LLAMA3_1, FAMILY_LLAMA3_2 } family;
+typedef enum family {
+    FAMILY_FILE,
+    FAMILY_LLAMA2,
+    FAMILY_LLAMA3,
+    FAMILY_LLAMA3_1,
+    FAMILY_LLAMA3_2
+} family;
 
 static const char *const family_names[] = {"", "llama2", "llama3", "llama3.1", "llama3.2"};
 
@@ -163,8 +171,9 @@ static bool has_special(const bl_tokenizer *tokenizer, const char *token)
  * none. A default system message makes it another template. */
 static family find_family_of(const char *text)
 {
-    static const char llama3_message[] = "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+"
-                                         "message['content']|trim+'<|eot_id|>'";
+    static const char llama3_message[] =
+        "'<|start_header_id|>'+message['role']+'<|end_header_id|>\\n\\n'+"
+        "message['content']|trim+'<|eot_id|>'";
     static const char *const llama2[] = {
         "{%setsystem_message=messages[0]['content']%}", /* not stripped by itself */
         "'<<SYS>>\\n'+system_message+'\\n<</SYS>>\\n\\n'+message['content']",
@@ -175,7 +184,8 @@ static family find_family_of(const char *text)
         if (strstr(text, "CuttingKnowledgeDate:December2023\\n") &&
             strstr(text, "\"TodayDate:\"+date_string+\"\\n\\n\""))
             return strstr(text, "strftime_now") ? FAMILY_LLAMA3_2 : FAMILY_LLAMA3_1;
-        return strstr(text, "CuttingKnowledge") || strstr(text, "date_string") ? FAMILY_FILE : FAMILY_LLAMA3;
+        return strstr(text, "CuttingKnowledge") || strstr(text, "date_string") ? FAMILY_FILE
+                                                                               : FAMILY_LLAMA3;
     }
     for (size_t i = 0; i < BL_COUNT(llama2); i++)
         if (!strstr(text, llama2[i])) return FAMILY_FILE;
@@ -202,16 +212,19 @@ static bl_status recognise(const bl_tokenizer *tokenizer, family *found)
     if (jinja) {
         BL_TRY(recognise_text(jinja, found));
         if (*found != FAMILY_FILE) return BL_OK;
-        return BL_FAIL(BL_EUSAGE,
-                       "chat_template: the model's own template is none that Ballast knows; give " NAMES);
+        return BL_FAIL(
+            BL_EUSAGE,
+            "chat_template: the model's own template is none that Ballast knows; give " NAMES);
     }
     /* A base model: its special tokens tell, since Llama 3.1's and 3.2's are the same and so is what their
      * templates write. */
     bool llama3 = has_special(tokenizer, "<|begin_of_text|>") &&
                   has_special(tokenizer, "<|start_header_id|>") &&
-                  has_special(tokenizer, "<|end_header_id|>") && has_special(tokenizer, "<|eot_id|>");
+                  has_special(tokenizer, "<|end_header_id|>") &&
+                  has_special(tokenizer, "<|eot_id|>");
     if (!llama3 || has_special(tokenizer, "<|im_start|>"))
-        return BL_FAIL(BL_EUSAGE, "chat_template: the model has no chat template of its own; give " NAMES);
+        return BL_FAIL(BL_EUSAGE,
+                       "chat_template: the model has no chat template of its own; give " NAMES);
     *found = has_special(tokenizer, "<|eom_id|>") ? FAMILY_LLAMA3_1 : FAMILY_LLAMA3;
     return BL_OK;
 }
@@ -223,10 +236,11 @@ static bool is_date(const char *text)
     int day, year, n = 0;
     char month[4];
 
-    if (sscanf(text, "%2d %3s %4d%n", &day, month, &year, &n) != 3 || n != 11 || text[11]) return false;
+    if (sscanf(text, "%2d %3s %4d%n", &day, month, &year, &n) != 3 || n != 11 || text[11])
+        return false;
     const char *at = strstr(months, month);
-    return at && (at - months) % 3 == 0 && day >= 1 && day <= 31 && text[2] == ' ' && text[6] == ' ' &&
-           year >= 1000;
+    return at && (at - months) % 3 == 0 && day >= 1 && day <= 31 && text[2] == ' ' &&
+           text[6] == ' ' && year >= 1000;
 }
 
 static bl_status build(bl_chat_template *chat, family which, const char *date)
@@ -236,7 +250,8 @@ static bl_status build(bl_chat_template *chat, family which, const char *date)
     if (date && !dated)
         return BL_FAIL(BL_EUSAGE, "template_date: chat_template %s writes no date", chat->name);
     if (date && !is_date(date))
-        return BL_FAIL(BL_EUSAGE, "template_date: expected a date such as 26 Jul 2024, got %.80s", date);
+        return BL_FAIL(BL_EUSAGE, "template_date: expected a date such as 26 Jul 2024, got %.80s",
+                       date);
     switch (which) {
     case FAMILY_LLAMA2:
         return build_llama2(chat);
@@ -309,7 +324,8 @@ uint64_t bl_chat_template_hash(const bl_chat_template *chat)
     hash = XXH3_64bits_withSeed(chat->has_role, sizeof chat->has_role, hash);
     for (int role = 0; role < BL_CHAT_N_ROLES; role++)
         hash = hash_text(&chat->suffix[role], hash_text(&chat->prefix[role], hash));
-    hash = hash_text(&chat->answer_end, hash_text(&chat->answer_start, hash_text(&chat->begin, hash)));
+    hash =
+        hash_text(&chat->answer_end, hash_text(&chat->answer_start, hash_text(&chat->begin, hash)));
     const char *head = chat->system_head ? chat->system_head : "";
     return XXH3_64bits_withSeed(head, strlen(head), hash);
 }

@@ -29,11 +29,18 @@
 #include "base/status.h"
 #include "tokenizer/tokenizer.h"
 
-enum { BL_LABEL_MASKED = -100 }; /* a label that carries no loss, as in Hugging Face's and PyTorch's code */
+enum {
+    BL_LABEL_MASKED = -100
+}; /* a label that carries no loss, as in Hugging Face's and PyTorch's code */
 
 #define BL_CHAT_DEFAULT_DATE "26 Jul 2024"
 
-typedef enum bl_chat_role { BL_CHAT_SYSTEM, BL_CHAT_USER, BL_CHAT_ASSISTANT, BL_CHAT_N_ROLES } bl_chat_role;
+typedef enum bl_chat_role {
+    BL_CHAT_SYSTEM,
+    BL_CHAT_USER,
+    BL_CHAT_ASSISTANT,
+    BL_CHAT_N_ROLES
+} bl_chat_role;
 
 typedef struct bl_chat_message {
     bl_chat_role role;
@@ -51,7 +58,8 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
                                 bl_chat_template **out);
 void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
 
-const char *bl_chat_template_name(const bl_chat_template *chat);    /* "llama3.1", or the file's path */
+const char *
+bl_chat_template_name(const bl_chat_template *chat); /* "llama3.1", or the file's path */
 bool bl_chat_template_was_recognised(const bl_chat_template *chat); /* loaded without a name */
 
 /* XXH3-64 of all that decides what bl_chat_template_encode gives; a file's path is no part of it. */
@@ -62,6 +70,7 @@ uint64_t bl_chat_template_hash(const bl_chat_template *chat);
  * messages, an empty user's or assistant's message, a role that the template lacks or has no place for there;
  * BL_ENOMEM. Both lists may have grown after a failure. */
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
-                                  size_t n_messages, bool train_on_inputs, bl_ids *ids, bl_ids *labels);
+                                  size_t n_messages, bool train_on_inputs, bl_ids *ids,
+                                  bl_ids *labels);
 
 #endif

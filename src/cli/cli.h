@@ -16,7 +16,8 @@ typedef struct bl_command {
     const char *details;   /* paragraphs for --help; lines end in \n */
     /* Its options: for a terminal, or as Markdown tables; NULL: it has none. */
     void (*print_options)(FILE *out, bool as_markdown);
-    bool is_job; /* its product is files: it goes on when nobody reads what it says (SIGPIPE is ignored) */
+    bool
+        is_job; /* its product is files: it goes on when nobody reads what it says (SIGPIPE is ignored) */
     /* argv without the program and the command; --help has been dealt with. Output goes to stdout; the caller
      * reports a failure. */
     bl_status (*run)(int argc, char *const *argv);
@@ -31,10 +32,10 @@ extern const bl_command bl_command_bench;
 
 /* The options of a command with a small table of its own, whose rows have .commands = BL_CLI_ANY. */
 enum { BL_CLI_ANY = 1 };
-#define BL_CLI_OPTIONS(rows, struct_pointer, origin_array)                                                   \
-    {                                                                                                        \
-        .table = (rows), .n_options = sizeof(rows) / sizeof((rows)[0]), .command = BL_CLI_ANY,               \
-        .values = (struct_pointer), .origins = (origin_array)                                                \
+#define BL_CLI_OPTIONS(rows, struct_pointer, origin_array)                                         \
+    {                                                                                              \
+        .table = (rows), .n_options = sizeof(rows) / sizeof((rows)[0]), .command = BL_CLI_ANY,     \
+        .values = (struct_pointer), .origins = (origin_array)                                      \
     }
 /* Defaults, then argv, then the check for what is required; other words go to words[max_words]. The caller
  * clears `options`, also after a failure. */

@@ -19,8 +19,8 @@ typedef struct generate_options {
     bool parse_special_tokens;
 } generate_options;
 
-#define OPTION(field, kind)                                                                                  \
-    .key = #field, .group = "Options", .type = BL_OPTION_##kind,                                             \
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "Options", .type = BL_OPTION_##kind,                                   \
     .offset = offsetof(generate_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
@@ -33,7 +33,8 @@ static const bl_option table[] = {
      .help = "0 takes the most likely token each time"},
     {OPTION(top_p, REAL), .default_text = "1", .min = 0, .max = 1,
      .help = "draw from the likeliest tokens of this total probability"},
-    {OPTION(seed, INT), .default_text = "42", .min = 0, .max = 9007199254740992.0, .help = "of the draws"},
+    {OPTION(seed, INT), .default_text = "42", .min = 0, .max = 9007199254740992.0,
+     .help = "of the draws"},
     {OPTION(base_format, ENUM), .default_text = "auto", .names = "auto|fp8_row|fp8_block|stored",
      .help = "how the frozen weights are held"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
@@ -55,7 +56,8 @@ typedef struct session {
     bl_lora_layout lora;
     float *lora_weights;
     bl_generator *generator;
-    bl_ids ids; /* the prompt and what was added: decoded together, so that spaces come out as in one text */
+    bl_ids
+        ids; /* the prompt and what was added: decoded together, so that spaces come out as in one text */
 } session;
 
 static void print_options(FILE *out, bool as_markdown)
@@ -69,7 +71,8 @@ static bl_status load_adapter(session *s)
         bl_lora_layout_init(&s->host->config, NULL, &s->lora);
         return BL_OK;
     }
-    return bl_lora_read_all(s->options->adapter, &s->host->config, s->device, &s->lora, &s->lora_weights);
+    return bl_lora_read_all(s->options->adapter, &s->host->config, s->device, &s->lora,
+                            &s->lora_weights);
 }
 
 static void print_base_formats(const session *s)
@@ -91,17 +94,18 @@ static bl_status open_session(session *s)
     BL_TRY(bl_llama_host_open(o->model, o->base_format, capacity, &s->host));
     for (size_t i = 0; i < s->ids.n; i++)
         if (s->ids.id[i] >= s->host->config.vocab_size)
-            return BL_FAIL(BL_EINPUT, "%s: the tokenizer gives token %d, the model has %lld", o->model,
-                           s->ids.id[i], (long long)s->host->config.vocab_size);
+            return BL_FAIL(BL_EINPUT, "%s: the tokenizer gives token %d, the model has %lld",
+                           o->model, s->ids.id[i], (long long)s->host->config.vocab_size);
     BL_TRY(bl_comm_create_local(1, 0.0, &s->comm));
-    BL_TRY(bl_device_create_cpu(
-        o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN) : (int)o->threads, &s->device));
+    BL_TRY(bl_device_create_cpu(o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN)
+                                                             : (int)o->threads,
+                                &s->device));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
     BL_TRY(bl_llama_weights_load(s->host, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));
     BL_TRY(load_adapter(s));
-    BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights, capacity,
-                               &s->generator));
+    BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights,
+                               capacity, &s->generator));
     print_base_formats(s);
     return BL_OK;
 }
@@ -157,8 +161,8 @@ static bl_status generate(session *s)
     BL_TRY(print_growth(s, &printed, false));
     BL_TRY(bl_generator_extend(s->generator, s->ids.id, n_prompt, &logits));
     for (int64_t i = 0; i < o->max_new_tokens; i++) {
-        int32_t id = bl_generator_choose(logits, s->host->config.vocab_size, o->temperature, o->top_p,
-                                         (uint64_t)o->seed, n_prompt + i);
+        int32_t id = bl_generator_choose(logits, s->host->config.vocab_size, o->temperature,
+                                         o->top_p, (uint64_t)o->seed, n_prompt + i);
         if (is_end(s, id)) break;
         BL_TRY(bl_ids_push(&s->ids, id));
         BL_TRY(print_growth(s, &printed, false));
@@ -191,8 +195,9 @@ const bl_command bl_command_generate = {
     .name = "generate",
     .arguments = "--model DIR [--adapter DIR] --prompt TEXT [--max_new_tokens N]",
     .summary = "continue a prompt",
-    .details = "Prints the prompt and its continuation, up to an end-of-text token. Greedy unless a "
-               "temperature is given.\n",
+    .details =
+        "Prints the prompt and its continuation, up to an end-of-text token. Greedy unless a "
+        "temperature is given.\n",
     .print_options = print_options,
     .run = run,
 };

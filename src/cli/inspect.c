@@ -39,7 +39,8 @@ static void print_options(FILE *out, bool as_markdown)
 /* Adds `value`, whose reference it takes, to the object. */
 static bl_status put(json_t *object, const char *key, json_t *value)
 {
-    if (json_object_set_new(object, key, value) != 0) return BL_FAIL(BL_ENOMEM, "the report's key %s", key);
+    if (json_object_set_new(object, key, value) != 0)
+        return BL_FAIL(BL_ENOMEM, "the report's key %s", key);
     return BL_OK;
 }
 
@@ -49,9 +50,11 @@ static json_t *describe_tensor(const bl_tensor *tensor, int64_t *n_elements)
 {
     json_t *shape = json_array();
     *n_elements = tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype);
-    for (int i = 0; i < tensor->n_dims; i++) json_array_append_new(shape, json_integer(tensor->shape[i]));
-    return json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype", bl_dtype_name(tensor->dtype),
-                     "shape", shape, "n_bytes", (json_int_t)tensor->n_bytes);
+    for (int i = 0; i < tensor->n_dims; i++)
+        json_array_append_new(shape, json_integer(tensor->shape[i]));
+    return json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "dtype",
+                     bl_dtype_name(tensor->dtype), "shape", shape, "n_bytes",
+                     (json_int_t)tensor->n_bytes);
 }
 
 typedef struct totals {
@@ -66,7 +69,8 @@ static bl_status put_totals(json_t *object, const totals *sum)
 }
 
 /* Adds "tensors", the totals and "dtypes" for tensors at(source, 0 <= i < n). */
-static bl_status report_tensors(json_t *report, const bl_tensor *(*at)(const void *source, size_t index),
+static bl_status report_tensors(json_t *report,
+                                const bl_tensor *(*at)(const void *source, size_t index),
                                 const void *source, size_t n)
 {
     totals all = {0}, by_dtype[BL_DTYPE_COUNT] = {0};
@@ -78,7 +82,8 @@ static bl_status report_tensors(json_t *report, const bl_tensor *(*at)(const voi
         const bl_tensor *tensor = at(source, i);
         int64_t n_elements;
         totals *sums[] = {&all, &by_dtype[tensor->dtype]};
-        if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0 || bl_json_ran_out()) {
+        if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0 ||
+            bl_json_ran_out()) {
             return BL_FAIL(BL_ENOMEM, "the report of %zu tensors", n);
         }
         for (size_t k = 0; k < BL_COUNT(sums); k++) {
@@ -194,7 +199,8 @@ static const bl_tensor *set_tensor(const void *source, size_t index)
 {
     const file_set *set = source;
     size_t i = 0;
-    for (; index >= bl_safetensors_count(set->files[i]); i++) index -= bl_safetensors_count(set->files[i]);
+    for (; index >= bl_safetensors_count(set->files[i]); i++)
+        index -= bl_safetensors_count(set->files[i]);
     return bl_safetensors_at(set->files[i], index);
 }
 
@@ -207,7 +213,8 @@ static bl_status open_set(const char *dir, char *const *names, size_t n_names, f
     for (size_t i = 0; i < n_names; i++) {
         size_t length = strlen(names[i]);
         char *path;
-        if (length < sizeof suffix || strcmp(names[i] + length - (sizeof suffix - 1), suffix) != 0) continue;
+        if (length < sizeof suffix || strcmp(names[i] + length - (sizeof suffix - 1), suffix) != 0)
+            continue;
         BL_TRY(bl_path_join(dir, names[i], &path));
         bl_status st = bl_safetensors_open(path, &set->files[set->n_files]);
         free(path);
@@ -369,14 +376,16 @@ const bl_command bl_command_inspect = {
     .name = "inspect",
     .arguments = "FILE|DIR [--json]",
     .summary = "check a safetensors file, a model, an adapter or a checkpoint and list its tensors",
-    .details =
-        "Prints type, shape and name of each tensor, and totals by type; for a model also how its FP8 "
-        "weights\n"
-        "are scaled, and for a checkpoint its step and state, after every byte was checked. A model or an "
-        "adapter\n"
-        "is then checked as training checks it. What cannot be used ends it with the reason and exit code 3, "
-        "or 5\n"
-        "for a checkpoint.\n",
+    .details = "Prints type, shape and name of each tensor, and totals by type; for a model also "
+               "how its FP8 "
+               "weights\n"
+               "are scaled, and for a checkpoint its step and state, after every byte was checked. "
+               "A model or an "
+               "adapter\n"
+               "is then checked as training checks it. What cannot be used ends it with the reason "
+               "and exit code 3, "
+               "or 5\n"
+               "for a checkpoint.\n",
     .print_options = print_options,
     .run = run,
 };

@@ -13,11 +13,12 @@ typedef struct quantize_options {
     int64_t threads;
 } quantize_options;
 
-#define OPTION(field, kind)                                                                                  \
-    .key = #field, .group = "Options", .type = BL_OPTION_##kind,                                             \
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "Options", .type = BL_OPTION_##kind,                                   \
     .offset = offsetof(quantize_options, field), .commands = BL_CLI_ANY
 
-_Static_assert(BL_FORMAT_FP8_ROW == 0 && BL_FORMAT_FP8_BLOCK == 1, "the order of base_format's names");
+_Static_assert(BL_FORMAT_FP8_ROW == 0 && BL_FORMAT_FP8_BLOCK == 1,
+               "the order of base_format's names");
 
 static const bl_option table[] = {
     {OPTION(base_format, ENUM), .names = "fp8_row|fp8_block", .default_text = "fp8_row",
@@ -35,18 +36,21 @@ static void print_options(FILE *out, bool as_markdown)
 
 static bl_status quantize(const char *source, const char *target, const quantize_options *values)
 {
-    bl_quantize_options options = {
-        .source = source, .target = target, .format = values->base_format, .io_engine = values->io_engine};
+    bl_quantize_options options = {.source = source,
+                                   .target = target,
+                                   .format = values->base_format,
+                                   .io_engine = values->io_engine};
     bl_quantize_result result;
-    int64_t threads = values->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : values->threads;
+    int64_t threads =
+        values->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : values->threads;
 
     BL_TRY(bl_pool_create((int)threads, &options.pool));
     bl_status st = bl_llama_quantize(&options, &result);
     bl_pool_destroy(options.pool);
     if (st == BL_OK)
         bl_log_info("%s: %lld files, %lld of them finished before; %.1f MB became %.1f MB", target,
-                    (long long)result.n_files, (long long)result.n_kept, (double)result.n_bytes_read * 1e-6,
-                    (double)result.n_bytes_written * 1e-6);
+                    (long long)result.n_files, (long long)result.n_kept,
+                    (double)result.n_bytes_read * 1e-6, (double)result.n_bytes_written * 1e-6);
     return st;
 }
 
@@ -60,8 +64,9 @@ static bl_status run(int argc, char *const *argv)
     const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
 
     BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 2, folders, &n_words));
-    st = n_words == 2 ? quantize(folders[0], folders[1], &values)
-                      : BL_FAIL(BL_EUSAGE, "quantize: give the model's folder and the one to write");
+    st = n_words == 2
+             ? quantize(folders[0], folders[1], &values)
+             : BL_FAIL(BL_EUSAGE, "quantize: give the model's folder and the one to write");
 done:
     bl_options_clear(&options);
     return st;
@@ -71,13 +76,16 @@ const bl_command bl_command_quantize = {
     .name = "quantize",
     .arguments = "SRC DST [--base_format fp8_row|fp8_block]",
     .summary = "write a model with FP8 projections",
-    .details = "Reads the Hugging Face folder SRC and writes DST, in the format of compressed-tensors with "
-               "F32 scales,\n"
-               "which vLLM serves and `ballast train` takes as it is. Training from DST gives the same bits "
-               "as training\n"
-               "from SRC with that base_format. Interrupted, it goes on where it was: finished files are "
-               "verified and\n"
-               "kept. DST must be new, empty, or begun from the same SRC.\n",
+    .details =
+        "Reads the Hugging Face folder SRC and writes DST, in the format of compressed-tensors "
+        "with "
+        "F32 scales,\n"
+        "which vLLM serves and `ballast train` takes as it is. Training from DST gives the same "
+        "bits "
+        "as training\n"
+        "from SRC with that base_format. Interrupted, it goes on where it was: finished files are "
+        "verified and\n"
+        "kept. DST must be new, empty, or begun from the same SRC.\n",
     .print_options = print_options,
     .is_job = true,
     .run = run,

@@ -24,8 +24,9 @@ typedef struct tokenize_options {
 
 #define STREAM "A stream of texts"
 #define DATA   "A data set"
-#define KEY(name, kind)                                                                                      \
-    .key = #name, .offset = offsetof(tokenize_options, name), .type = BL_OPTION_##kind, .commands = BL_CLI_ANY
+#define KEY(name, kind)                                                                            \
+    .key = #name, .offset = offsetof(tokenize_options, name), .type = BL_OPTION_##kind,            \
+    .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
     {KEY(tokenizer, PATH), .group = "Options", .required_by = BL_CLI_ANY,
@@ -33,15 +34,18 @@ static const bl_option table[] = {
     {KEY(add_special_tokens, BOOL), .group = STREAM, .default_text = "true",
      .help = "put the model's special tokens (its BOS) around each text"},
     {KEY(parse_special_tokens, BOOL), .group = STREAM, .default_text = "false",
-     .help = "a special token spelled out in a text becomes that token; otherwise it is plain text"},
+     .help =
+         "a special token spelled out in a text becomes that token; otherwise it is plain text"},
     {KEY(data, PATH), .group = DATA,
      .help = "training data, JSON or JSON lines, to show instead of reading stdin"},
     {KEY(data_format, ENUM), .group = DATA, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
      .help = "what a row of the data holds; auto asks the first row"},
     {KEY(chat_template, STRING), .group = DATA,
-     .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if it is one of these"},
-    {KEY(template_date, STRING), .group = DATA, .help = "the date that llama3.1 and llama3.2 write"},
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if it is one "
+             "of these"},
+    {KEY(template_date, STRING), .group = DATA,
+     .help = "the date that llama3.1 and llama3.2 write"},
     {KEY(packing, ENUM), .group = DATA, .names = "none|pack|concatenate", .default_text = "none",
      .help = "how samples become sequences"},
     {KEY(max_seq_length, INT), .group = DATA, .min = 0, .max = 1048576, .default_text = "0",
@@ -55,8 +59,8 @@ static const bl_option table[] = {
     {KEY(rows, INT), .group = DATA, .min = 1, .max = 9007199254740992.0, .has_auto = true,
      .default_text = "auto", .help = "rows to show; auto: 3, with --json all"},
     {KEY(json, BOOL), .group = DATA, .default_text = "false",
-     .help =
-         "JSON lines of input_ids, labels, document_ids and weights, which data_format tokens reads back"},
+     .help = "JSON lines of input_ids, labels, document_ids and weights, which data_format tokens "
+             "reads back"},
 };
 
 static void print_options(FILE *out, bool as_markdown)
@@ -65,8 +69,8 @@ static void print_options(FILE *out, bool as_markdown)
 }
 
 /* `ids` is reused from line to line. */
-static bl_status tokenize_line(const bl_tokenizer *tokenizer, unsigned flags, int64_t line, const char *bytes,
-                               size_t n_bytes, bl_ids *ids)
+static bl_status tokenize_line(const bl_tokenizer *tokenizer, unsigned flags, int64_t line,
+                               const char *bytes, size_t n_bytes, bl_ids *ids)
 {
     bl_status st;
     json_t *row;
@@ -100,7 +104,8 @@ static bl_status tokenize_stream(const bl_tokenizer *tokenizer, unsigned flags)
     bl_ids ids = {0};
 
     setvbuf(stdout, NULL, _IOLBF, 0); /* a program at the other end may wait for each answer */
-    for (int64_t number = 1; st == BL_OK && (n_bytes = getline(&line, &capacity, stdin)) >= 0; number++) {
+    for (int64_t number = 1; st == BL_OK && (n_bytes = getline(&line, &capacity, stdin)) >= 0;
+         number++) {
         size_t n_text = (size_t)n_bytes - (line[n_bytes - 1] == '\n');
         st = tokenize_line(tokenizer, flags, number, line, n_text, &ids);
     }
@@ -118,7 +123,8 @@ static bl_status check_group(const bl_options *options, const tokenize_options *
         if (!(values->data ? is_stream : is_data) ||
             bl_options_origin(options, table[i].key) == BL_FROM_DEFAULT)
             continue;
-        return BL_FAIL(BL_EUSAGE, "--%s: %s --data", table[i].key, values->data ? "not with" : "only with");
+        return BL_FAIL(BL_EUSAGE, "--%s: %s --data", table[i].key,
+                       values->data ? "not with" : "only with");
     }
     return BL_OK;
 }
@@ -167,13 +173,14 @@ const bl_command bl_command_tokenize = {
     .name = "tokenize",
     .arguments = "--tokenizer DIR|FILE [--data FILE] [--key value ...]",
     .summary = "turn text into token ids, or show what a data set trains",
-    .details = "Without --data, reads JSON lines {\"text\": \"...\"} from stdin and writes JSON lines "
-               "{\"input_ids\": [...]} "
-               "to stdout,\n"
-               "one for one. A line that cannot be read ends it with exit code 3 and the line's number.\n"
-               "With --data, shows the rows of a data set as `ballast train` sees them, each token beside "
-               "its label: what is\n"
-               "learned is marked (*), on a terminal in colour.\n",
+    .details =
+        "Without --data, reads JSON lines {\"text\": \"...\"} from stdin and writes JSON lines "
+        "{\"input_ids\": [...]} "
+        "to stdout,\n"
+        "one for one. A line that cannot be read ends it with exit code 3 and the line's number.\n"
+        "With --data, shows the rows of a data set as `ballast train` sees them, each token beside "
+        "its label: what is\n"
+        "learned is marked (*), on a terminal in colour.\n",
     .print_options = print_options,
     .run = run,
 };

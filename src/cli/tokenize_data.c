@@ -30,7 +30,8 @@ static void print_json(const bl_sample *row)
     }
     if (row->weights) {
         fputs(", \"weights\": [", stdout);
-        for (int64_t t = 0; t < row->n_tokens; t++) printf("%s%.9g", t ? ", " : "", (double)row->weights[t]);
+        for (int64_t t = 0; t < row->n_tokens; t++)
+            printf("%s%.9g", t ? ", " : "", (double)row->weights[t]);
         putchar(']');
     }
     fputs("}\n", stdout);
@@ -51,7 +52,8 @@ static bl_status print_token(const bl_tokenizer *tokenizer, int32_t id)
         BL_TRY(bl_tokenizer_decode(tokenizer, pair, 2, false, &text, NULL));
         skip = text[0] == 'a';
         if (!skip || !text[1] ||
-            strstr(text, "\xef\xbf\xbd")) { /* part of a character: only its name tells it from others */
+            strstr(text,
+                   "\xef\xbf\xbd")) { /* part of a character: only its name tells it from others */
             free(text);
             text = NULL;
         }
@@ -86,12 +88,13 @@ static bl_status print_table(const bl_tokenizer *tokenizer, const bl_sample *row
     int64_t n_learned = 0;
 
     for (int64_t t = 0; t < row->n_tokens; t++) n_learned += is_learned(row, t);
-    printf("%srow %" PRId64 ": %" PRId64 " tokens, %" PRId64 " learned (*)\n", index ? "\n" : "", index,
-           row->n_tokens, n_learned);
+    printf("%srow %" PRId64 ": %" PRId64 " tokens, %" PRId64 " learned (*)\n", index ? "\n" : "",
+           index, row->n_tokens, n_learned);
     printf("  position%s       id    label  token\n", row->document_ids ? "  document" : "");
     for (int64_t t = 0; t < row->n_tokens; t++) {
         bool learned = is_learned(row, t);
-        printf("%s%c %8" PRId64, in_colour ? learned ? "\033[32m" : "\033[2m" : "", learned ? '*' : ' ', t);
+        printf("%s%c %8" PRId64, in_colour ? learned ? "\033[32m" : "\033[2m" : "",
+               learned ? '*' : ' ', t);
         if (row->document_ids) printf("  %8d", row->document_ids[t]);
         printf(" %8d %8d  ", row->ids[t], row->labels[t]);
         BL_TRY(print_token(tokenizer, row->ids[t]));
@@ -119,8 +122,8 @@ bl_status bl_cli_show_data(const bl_tokenizer *tokenizer, const bl_dataset_optio
     const bl_dataset *rows = samples;
     if (packing != BL_PACKING_NONE) {
         BL_TRY_GOTO(st, done,
-                    bl_dataset_pack(samples, packing, options->max_seq_length, 0, bl_dataset_count(samples),
-                                    &packed));
+                    bl_dataset_pack(samples, packing, options->max_seq_length, 0,
+                                    bl_dataset_count(samples), &packed));
         rows = packed;
     }
     int64_t n = bl_dataset_count(rows);
@@ -136,7 +139,8 @@ bl_status bl_cli_show_data(const bl_tokenizer *tokenizer, const bl_dataset_optio
         if (st != BL_OK) goto done;
     }
     if (!as_json && n < bl_dataset_count(rows))
-        printf("\n%" PRId64 " more rows; --rows N shows more, --json all\n", bl_dataset_count(rows) - n);
+        printf("\n%" PRId64 " more rows; --rows N shows more, --json all\n",
+               bl_dataset_count(rows) - n);
 done:
     bl_dataset_close(packed);
     bl_dataset_close(samples);

@@ -40,7 +40,8 @@ static void take_requests_to_stop(void (*handler)(int))
     sigemptyset(&leave.sa_mask);
     for (size_t i = 0; i < BL_COUNT(signals); i++) {
         bool is_ignored = sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN;
-        if (signals[i] != SIGHUP || !is_ignored) sigaction(signals[i], &leave, NULL); /* nohup has ignored it */
+        if (signals[i] != SIGHUP || !is_ignored)
+            sigaction(signals[i], &leave, NULL); /* nohup has ignored it */
     }
 }
 
@@ -50,7 +51,8 @@ static bl_status run_train(int argc, char *const *argv)
     bl_launch *launch;
 
     take_requests_to_stop(leave_at_once);
-    BL_TRY(bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
+    BL_TRY(
+        bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
     if (bl_launch_size(launch) > 1) take_requests_to_stop(leave_silently);
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_train_run(config, launch);
@@ -62,9 +64,11 @@ const bl_command bl_command_train = {
     .name = "train",
     .arguments = "CONFIG.yaml [--key value ...]",
     .summary = "fine-tune: write a PEFT adapter",
-    .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, checkpoints and "
+    .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, "
+               "checkpoints and "
                "a README.md\n"
-               "into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the step (exit 75); go on\n"
+               "into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the "
+               "step (exit 75); go on\n"
                "with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n",
     .print_options = print_train_options,
     .is_job = true,
@@ -85,9 +89,11 @@ static void print_result(const bl_eval_result *result)
 
     bl_llama_base_formats_list_held(&result->base, held);
     bl_llama_base_formats_list_stored(&result->base, stored);
-    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld,\"base_format\":\"%s\","
+    printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld,\"base_"
+           "format\":\"%s\","
            "\"checkpoint_format\":\"%s\"}\n",
-           result->loss, exp(result->loss), (long long)result->label_tokens, (long long)result->rows, held, stored);
+           result->loss, exp(result->loss), (long long)result->label_tokens,
+           (long long)result->rows, held, stored);
 }
 
 static bl_status run_eval(int argc, char *const *argv)
@@ -111,8 +117,10 @@ const bl_command bl_command_eval = {
     .name = "eval",
     .arguments = "--model DIR [--adapter DIR] --validation_file FILE [--key value ...]",
     .summary = "print the loss and perplexity of a model, with or without an adapter",
-    .details = "Prints one JSON line: eval_loss (mean over labels), perplexity, label_tokens, rows, base_format (of the\n"
-               "frozen projections in memory) and checkpoint_format (in the checkpoint). docs/formats.md\n",
+    .details = "Prints one JSON line: eval_loss (mean over labels), perplexity, label_tokens, "
+               "rows, base_format (of the\n"
+               "frozen projections in memory) and checkpoint_format (in the checkpoint). "
+               "docs/formats.md\n",
     .print_options = print_eval_options,
     .is_job = true,
     .run = run_eval,

@@ -18,9 +18,9 @@ bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b, co
     if (a->kind == b->kind && a->bytes == b->bytes && a->detail == b->detail) return BL_OK;
     return BL_FAIL(
         BL_EINTERNAL,
-        "ranks %d and %d call different collectives: %s of %zu bytes (%d) and %s of %zu bytes (%d)", rank_a,
-        rank_b, bl_comm_kind_name(a->kind), a->bytes, a->detail, bl_comm_kind_name(b->kind), b->bytes,
-        b->detail);
+        "ranks %d and %d call different collectives: %s of %zu bytes (%d) and %s of %zu bytes (%d)",
+        rank_a, rank_b, bl_comm_kind_name(a->kind), a->bytes, a->detail, bl_comm_kind_name(b->kind),
+        b->bytes, b->detail);
 }
 
 int bl_comm_rank(const bl_comm *comm)
@@ -43,7 +43,8 @@ static bl_status check_count(const char *what, int64_t n, size_t unit_bytes, int
     return BL_OK;
 }
 
-bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes)
+bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
+                             size_t bytes)
 {
     size_t total_bytes;
     if (bl_mul_overflows(bytes, (size_t)comm->size, &total_bytes))
@@ -51,8 +52,8 @@ bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send,
     return comm->backend->all_gather(comm, stream, send, recv, bytes);
 }
 
-bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
-                                     int64_t n)
+bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
+                                     float *recv, int64_t n)
 {
     BL_TRY(check_count("reduce_scatter", n, sizeof(float), comm->size));
     return comm->backend->reduce_scatter_f32(comm, stream, send, recv, n);

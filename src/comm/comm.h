@@ -28,12 +28,13 @@ int bl_comm_rank(const bl_comm *comm);
 int bl_comm_size(const bl_comm *comm);
 
 /* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank * bytes. */
-bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes);
+bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
+                             size_t bytes);
 
 /* recv[i] = sum over ranks r, in rank order, of send_r[rank * n + i]; send has size * n floats, recv n
  * floats. send is not changed. recv must not overlap send. */
-bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
-                                     int64_t n);
+bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
+                                     float *recv, int64_t n);
 
 /* values[i] = sum over ranks, in rank order, in place on every rank. */
 bl_status bl_comm_all_reduce_f32(bl_comm *comm, bl_stream *stream, float *values, int64_t n);

@@ -27,12 +27,14 @@ typedef struct bl_comm_call {
 } bl_comm_call;
 
 /* BL_EINTERNAL, naming both, when two ranks (numbered as in the job) call different collectives. */
-bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b, const bl_comm_call *b);
+bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b,
+                               const bl_comm_call *b);
 
 typedef struct bl_comm_backend {
-    bl_status (*all_gather)(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes);
-    bl_status (*reduce_scatter_f32)(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
-                                    int64_t n);
+    bl_status (*all_gather)(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
+                            size_t bytes);
+    bl_status (*reduce_scatter_f32)(bl_comm *comm, bl_stream *stream, const float *send,
+                                    float *recv, int64_t n);
     bl_status (*all_reduce)(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
                             bl_comm_element element);
     bl_status (*broadcast)(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root);

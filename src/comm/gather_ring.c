@@ -9,7 +9,7 @@
 enum { EMPTY = -1 };
 
 typedef struct ring_slot {
-    int64_t unit; /* EMPTY or the unit whose gather was queued last */
+    int64_t unit;                       /* EMPTY or the unit whose gather was queued last */
     bl_event *brought[BL_GATHER_ITEMS]; /* by the source: this rank's own shard is in place */
     bl_event *ready[BL_GATHER_ITEMS];
     bl_event *free;     /* recorded by release */
@@ -26,7 +26,8 @@ struct bl_gather_ring {
     char *memory;
     bl_event *changed, *arrived;
     ring_slot *slots;
-    bl_error error; /* of a gather that could not be queued whole: its slot must not be handed out */
+    bl_error
+        error; /* of a gather that could not be queued whole: its slot must not be handed out */
 };
 
 static bool is_lent(const bl_gather_item *item, int group_size)
@@ -43,14 +44,16 @@ static size_t unit_bytes(const bl_gather_unit *unit, int group_size)
         size_t item_end;
         if (is_lent(item, group_size)) continue;
         if (bl_mul_overflows(item->shard_bytes, (size_t)group_size, &item_end) ||
-            bl_add_overflows(item_end, item->slot_offset, &item_end) || item_end > INT64_MAX - BL_DEVICE_ALIGNMENT_BYTES)
+            bl_add_overflows(item_end, item->slot_offset, &item_end) ||
+            item_end > INT64_MAX - BL_DEVICE_ALIGNMENT_BYTES)
             return SIZE_MAX;
         if (item_end > end) end = item_end;
     }
     return (size_t)bl_round_up((int64_t)end, BL_DEVICE_ALIGNMENT_BYTES);
 }
 
-static void measure(int64_t n_units, const bl_gather_unit *units, int group_size, size_t *slot_bytes, size_t *whole_bytes)
+static void measure(int64_t n_units, const bl_gather_unit *units, int group_size,
+                    size_t *slot_bytes, size_t *whole_bytes)
 {
     *slot_bytes = *whole_bytes = 0;
     for (int64_t i = 0; i < n_units; i++) {
@@ -85,8 +88,8 @@ static bl_status create_slots(bl_gather_ring *ring)
     return BL_OK;
 }
 
-bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units, const bl_gather_unit *units,
-                                bl_gather_ring **out)
+bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
+                                const bl_gather_unit *units, bl_gather_ring **out)
 {
     bl_status st = BL_OK;
     size_t whole_bytes, ring_bytes;
@@ -110,7 +113,8 @@ bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n
     measure(n_units, units, ring->group_size, &ring->slot_bytes, &whole_bytes);
     ring_bytes = bl_gather_ring_bytes(depth, n_units, units, ring->group_size);
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(options->device, BL_SPACE_DEVICE, ring_bytes, "gather ring", (void **)&ring->memory));
+                bl_device_alloc(options->device, BL_SPACE_DEVICE, ring_bytes, "gather ring",
+                                (void **)&ring->memory));
     BL_TRY_GOTO(st, done, bl_event_create(options->device, &ring->changed));
     BL_TRY_GOTO(st, done, bl_event_create(options->device, &ring->arrived));
     BL_TRY_GOTO(st, done, create_slots(ring));
@@ -165,12 +169,14 @@ static int choose_slot(const bl_gather_ring *ring, int64_t unit)
 
 static char *item_memory(const bl_gather_ring *ring, int64_t unit, int item, int slot)
 {
-    return ring->memory + (size_t)slot * ring->slot_bytes + ring->units[unit].item[item].slot_offset;
+    return ring->memory + (size_t)slot * ring->slot_bytes +
+           ring->units[unit].item[item].slot_offset;
 }
 
 static char *own_memory(const bl_gather_ring *ring, int64_t unit, int item, int slot)
 {
-    return item_memory(ring, unit, item, slot) + (size_t)ring->rank * ring->units[unit].item[item].shard_bytes;
+    return item_memory(ring, unit, item, slot) +
+           (size_t)ring->rank * ring->units[unit].item[item].shard_bytes;
 }
 
 /* The copy stream's part: shards that the source brings. */
@@ -181,13 +187,16 @@ static bl_status queue_source(bl_gather_ring *ring, int64_t unit, int slot)
     bl_stream *copy = ring->options.copy;
 
     for (int i = 0; i < u->n_items; i++)
-        if (!u->item[i].shard) BL_TRY(source->start(source->user, unit, i, own_memory(ring, unit, i, slot), copy));
+        if (!u->item[i].shard)
+            BL_TRY(source->start(source->user, unit, i, own_memory(ring, unit, i, slot), copy));
     for (int i = 0; i < u->n_items; i++) {
         int span;
         if (u->item[i].shard) continue;
-        BL_TRY(bl_timeline_begin(ring->options.timeline, u->item[i].lane, "shard", unit, i, copy, &span));
+        BL_TRY(bl_timeline_begin(ring->options.timeline, u->item[i].lane, "shard", unit, i, copy,
+                                 &span));
         BL_TRY(source->finish(source->user, unit, i, own_memory(ring, unit, i, slot), copy));
-        BL_TRY(bl_timeline_end(ring->options.timeline, span, copy, (int64_t)u->item[i].shard_bytes));
+        BL_TRY(
+            bl_timeline_end(ring->options.timeline, span, copy, (int64_t)u->item[i].shard_bytes));
         BL_TRY(bl_event_record(ring->slots[slot].brought[i], copy));
     }
     return BL_OK;
@@ -202,11 +211,14 @@ static bl_status queue_item(bl_gather_ring *ring, int64_t unit, int i, int slot)
 
     if (is_lent(item, ring->group_size)) return BL_OK;
     if (!item->shard) BL_TRY(bl_stream_wait(stream, ring->slots[slot].brought[i]));
-    BL_TRY(bl_timeline_begin(ring->options.timeline, ring->options.lane, "gather", unit, i, stream, &span));
+    BL_TRY(bl_timeline_begin(ring->options.timeline, ring->options.lane, "gather", unit, i, stream,
+                             &span));
     if (item->shard) BL_TRY(bl_stream_copy(stream, own, item->shard, item->shard_bytes));
     if (ring->options.comm)
-        BL_TRY(bl_comm_all_gather(ring->options.comm, stream, own, item_memory(ring, unit, i, slot), item->shard_bytes));
-    BL_TRY(bl_timeline_end(ring->options.timeline, span, stream, (int64_t)item->shard_bytes * (ring->group_size - 1)));
+        BL_TRY(bl_comm_all_gather(ring->options.comm, stream, own, item_memory(ring, unit, i, slot),
+                                  item->shard_bytes));
+    BL_TRY(bl_timeline_end(ring->options.timeline, span, stream,
+                           (int64_t)item->shard_bytes * (ring->group_size - 1)));
     return bl_event_record(ring->slots[slot].ready[i], stream);
 }
 
@@ -216,7 +228,8 @@ static bl_status queue_unit(bl_gather_ring *ring, int64_t unit, int slot)
     bl_stream *stream = ring->options.stream, *copy = ring->options.copy;
     int last = u->whole_ring ? ring->options.depth - 1 : slot;
 
-    for (int s = slot; s <= last; s++) { /* invariant 3; the gather stream is behind its own gathers anyway */
+    for (int s = slot; s <= last;
+         s++) { /* invariant 3; the gather stream is behind its own gathers anyway */
         BL_TRY(bl_stream_wait(stream, ring->slots[s].free));
         if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].free));
         if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].gathered));
@@ -225,7 +238,8 @@ static bl_status queue_unit(bl_gather_ring *ring, int64_t unit, int slot)
     ring->next = (last + 1) % ring->options.depth;
     if (copy) BL_TRY(queue_source(ring, unit, slot));
     for (int i = 0; i < u->n_items; i++) BL_TRY(queue_item(ring, unit, i, slot));
-    for (int s = slot; s <= last; s++) BL_TRY(bl_event_record(ring->slots[s].gathered, stream)); /* invariant 2 */
+    for (int s = slot; s <= last; s++)
+        BL_TRY(bl_event_record(ring->slots[s].gathered, stream)); /* invariant 2 */
     return BL_OK;
 }
 
@@ -245,28 +259,35 @@ bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit)
 }
 
 /* First for the own shard, then for the others': so each lane is charged with its own part of a stall. */
-static bl_status wait_for_item(bl_gather_ring *ring, int64_t unit, int i, int slot, bl_stream *stream)
+static bl_status wait_for_item(bl_gather_ring *ring, int64_t unit, int i, int slot,
+                               bl_stream *stream)
 {
     const bl_gather_item *item = &ring->units[unit].item[i];
     bl_timeline *timeline = ring->options.timeline;
 
     if (is_lent(item, ring->group_size)) return BL_OK;
-    if (!item->shard) BL_TRY(bl_timeline_wait(timeline, item->lane, "wait", unit, i, stream, ring->slots[slot].brought[i]));
-    return bl_timeline_wait(timeline, ring->options.lane, "wait", unit, i, stream, ring->slots[slot].ready[i]);
+    if (!item->shard)
+        BL_TRY(bl_timeline_wait(timeline, item->lane, "wait", unit, i, stream,
+                                ring->slots[slot].brought[i]));
+    return bl_timeline_wait(timeline, ring->options.lane, "wait", unit, i, stream,
+                            ring->slots[slot].ready[i]);
 }
 
 /* Nothing is brought before `stream` has come here, and all of it is before the stream goes on. */
-static bl_status gather_synchronously(bl_gather_ring *ring, int64_t unit, int slot, bl_stream *stream)
+static bl_status gather_synchronously(bl_gather_ring *ring, int64_t unit, int slot,
+                                      bl_stream *stream)
 {
     BL_TRY(bl_event_record(ring->arrived, stream));
     BL_TRY(bl_stream_wait(ring->options.stream, ring->arrived));
     if (ring->options.copy) BL_TRY(bl_stream_wait(ring->options.copy, ring->arrived));
     BL_TRY(queue_gather(ring, unit, slot));
-    for (int i = 0; i < ring->units[unit].n_items; i++) BL_TRY(wait_for_item(ring, unit, i, slot, stream));
+    for (int i = 0; i < ring->units[unit].n_items; i++)
+        BL_TRY(wait_for_item(ring, unit, i, slot, stream));
     return BL_OK;
 }
 
-bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, bl_stream *stream, const void **out)
+bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, bl_stream *stream,
+                                 const void **out)
 {
     const bl_gather_item *wanted = &ring->units[unit].item[item];
     int slot = find_slot(ring, unit);
@@ -277,7 +298,8 @@ bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, b
     if (slot < 0) {
         slot = choose_slot(ring, unit);
         if (slot < 0)
-            return BL_FAIL(BL_EINTERNAL, "gather ring: no free slot for unit %lld (depth %d)", (long long)unit, ring->options.depth);
+            return BL_FAIL(BL_EINTERNAL, "gather ring: no free slot for unit %lld (depth %d)",
+                           (long long)unit, ring->options.depth);
         if (ring->options.is_synchronous)
             BL_TRY(gather_synchronously(ring, unit, slot, stream));
         else
@@ -315,10 +337,12 @@ bl_status bl_gather_ring_validate(const bl_gather_ring *ring)
         int64_t unit = ring->slots[a].unit;
         if (unit == EMPTY) continue;
         if (unit < 0 || unit >= ring->n_units)
-            return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a, (long long)unit, (long long)ring->n_units);
+            return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a,
+                           (long long)unit, (long long)ring->n_units);
         for (int b = 0; b < ring->options.depth; b++)
             if (b != a && (ring->slots[b].unit == unit) != ring->units[unit].whole_ring)
-                return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d", (long long)unit, a, b);
+                return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d",
+                               (long long)unit, a, b);
     }
     return BL_OK;
 }

@@ -35,11 +35,14 @@ extern "C" {
 enum { BL_GATHER_ITEMS = 12 };
 
 typedef struct bl_gather_item {
-    const void *shard;  /* this rank's part, device memory, borrowed until the ring is destroyed; NULL: the source brings it */
+    const void *
+        shard; /* this rank's part, device memory, borrowed until the ring is destroyed; NULL: the source brings it */
     size_t shard_bytes; /* the same on every rank */
-    size_t slot_offset; /* the gathered item is group size * shard_bytes at this offset of the slot */
-    bl_lane lane;       /* of what the source does */
-    bool is_lent;       /* in a group of one: acquire gives `shard` (not NULL) itself, nothing is copied, no slot memory is used */
+    size_t
+        slot_offset; /* the gathered item is group size * shard_bytes at this offset of the slot */
+    bl_lane lane;    /* of what the source does */
+    bool
+        is_lent; /* in a group of one: acquire gives `shard` (not NULL) itself, nothing is copied, no slot memory is used */
 } bl_gather_item;
 
 typedef struct bl_gather_unit {
@@ -64,17 +67,18 @@ typedef struct bl_gather_ring_options {
     bl_stream *copy;         /* carries the source's work; borrowed; NULL without a source */
     bl_gather_source source; /* for items without a shard */
     int depth;               /* slots, >= 1 */
-    bool is_synchronous;     /* for comparisons: a unit is brought at its acquire, after all that was queued there, and waited for whole */
-    bl_timeline *timeline;   /* borrowed; NULL: none */
-    bl_lane lane;            /* of the gathers, on the timeline */
+    bool
+        is_synchronous; /* for comparisons: a unit is brought at its acquire, after all that was queued there, and waited for whole */
+    bl_timeline *timeline; /* borrowed; NULL: none */
+    bl_lane lane;          /* of the gathers, on the timeline */
 } bl_gather_ring_options;
 
 typedef struct bl_gather_ring bl_gather_ring;
 
 /* units[n_units] is copied. The ring takes max(depth * slot bytes, the largest whole_ring unit) of device memory, where slot bytes
  * is the largest other unit. */
-bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units, const bl_gather_unit *units,
-                                bl_gather_ring **out);
+bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
+                                const bl_gather_unit *units, bl_gather_ring **out);
 void bl_gather_ring_destroy(bl_gather_ring *ring); /* after all streams are idle; NULL is fine */
 
 /* Queues the gather of `unit` if it is not in the ring and a slot is EMPTY; else does nothing. */
@@ -83,7 +87,8 @@ bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit);
 /* *out = item `item` of `unit`, gathered: valid for tasks queued on `stream` after this call until the unit is released. Gathers it
  * now if it was not prefetched. BL_EINTERNAL when no slot is EMPTY: somebody did not release. When the gather or copy stream has failed
  * by now, its error; a later failure reaches `stream`. */
-bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, bl_stream *stream, const void **out);
+bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, bl_stream *stream,
+                                 const void **out);
 
 /* The unit's slot may be overwritten once the tasks queued on `stream` so far have run. No-op if the unit is not in the ring. */
 bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream);
@@ -95,7 +100,8 @@ bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream)
 void *bl_gather_ring_memory(const bl_gather_ring *ring);
 
 /* What create takes; SIZE_MAX when that is more than a size_t can count. */
-size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size);
+size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units,
+                            int group_size);
 bl_status bl_gather_ring_validate(const bl_gather_ring *ring);
 
 #ifdef __cplusplus

@@ -14,7 +14,8 @@
 
 struct bl_launch {
     bl_wire *wire;
-    double told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */
+    double
+        told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */
 };
 
 static double now_s(void)
@@ -44,7 +45,8 @@ void bl_launch_read(bl_launch_info *out)
         {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
          "OMPI_COMM_WORLD_LOCAL_RANK"},
         {"mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
-        {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"},
+        {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE",
+         "SLURM_LOCALID"},
     };
 
     *out = (bl_launch_info){.n_processes = 1, .n_local = 1};
@@ -76,8 +78,8 @@ static void warn_if_bound(const bl_launch_info *info)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     if (sched_getaffinity(0, sizeof set, &set) != 0 || online < 2L * info->n_local) return;
     if (CPU_COUNT(&set) == 1)
-        bl_log_warning("%s has bound this process to one core of %ld: give it --bind-to none", info->launcher,
-                       online);
+        bl_log_warning("%s has bound this process to one core of %ld: give it --bind-to none",
+                       info->launcher, online);
 }
 
 bl_status bl_launch_open(bl_launch **out)
@@ -119,7 +121,8 @@ bl_status bl_launch_create_comm(bl_launch *launch, double deadline_s, bl_comm **
 
 bool bl_launch_should_leave(bl_launch *launch)
 {
-    static const double PATIENCE_S = 0.5; /* mpirun kills a second after the first process has left */
+    static const double PATIENCE_S =
+        0.5; /* mpirun kills a second after the first process has left */
     bl_error error;
 
     if (!launch) return false;

@@ -22,7 +22,8 @@ typedef struct bl_launch bl_launch;
 typedef struct bl_launch_info {
     const char *launcher; /* "mpirun", "srun"; NULL: none */
     int rank, n_processes;
-    int local_rank, n_local; /* among the processes on this host; 0 and 1 when the launcher does not say */
+    int local_rank,
+        n_local; /* among the processes on this host; 0 and 1 when the launcher does not say */
 } bl_launch_info;
 
 void bl_launch_read(bl_launch_info *out);

@@ -5,8 +5,9 @@
 #include "base/sizes.h"
 #include "config/table.h"
 
-#define BATCH_HINT                                                                                           \
-    "per_device_train_batch_size and gradient_accumulation_steps (a step takes their product x ranks "       \
+#define BATCH_HINT                                                                                 \
+    "per_device_train_batch_size and gradient_accumulation_steps (a step takes their product x "   \
+    "ranks "                                                                                       \
     "sequences)"
 
 const bl_option_alias bl_train_aliases[] = {

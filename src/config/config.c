@@ -41,16 +41,18 @@ static void resolve(bl_config_command command, bl_train_config *config)
     bl_launch_read(&launch);
     if (config->ranks == BL_OPTION_AUTO) config->ranks = launch.n_processes;
     int64_t n_local = launch.n_processes > 1 ? launch.n_local : config->ranks;
-    if (config->threads == BL_OPTION_AUTO) config->threads = bl_max_i64(1, usable_cores() / n_local);
+    if (config->threads == BL_OPTION_AUTO)
+        config->threads = bl_max_i64(1, usable_cores() / n_local);
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
     if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
-        bl_log_warning("save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
+        bl_log_warning(
+            "save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
         config->save_total_limit = 2;
     }
 }
 
-bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc, char *const *argv,
-                               bl_train_config **out)
+bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
+                               char *const *argv, bl_train_config **out)
 {
     bl_status st;
     const char *word = NULL;
@@ -61,7 +63,8 @@ bl_status bl_train_config_load(bl_config_command command, const char *yaml_path,
     if (!config) return BL_FAIL(BL_ENOMEM, "the configuration: %zu bytes", sizeof *config);
     bl_options options = bind(command, config);
     BL_TRY_GOTO(st, done, bl_options_init(&options));
-    BL_TRY_GOTO(st, done, bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
+    BL_TRY_GOTO(st, done,
+                bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
     if (n_words == 1) yaml_path = word;
     if (yaml_path) BL_TRY_GOTO(st, done, bl_options_read_yaml(&options, yaml_path));
     if (yaml_path && !(config->config_file = strdup(yaml_path))) {
@@ -103,14 +106,16 @@ static bl_status validate_targets(const bl_string_list *targets)
         const char *name = targets->items[i];
         bl_peft_module module;
         int64_t layer;
-        bool is_known = bl_peft_target_parse(name, &module, &layer) || strcmp(name, "all-linear") == 0;
+        bool is_known =
+            bl_peft_target_parse(name, &module, &layer) || strcmp(name, "all-linear") == 0;
         if (!is_known) {
             const char *nearest = bl_text_nearest(name, known, BL_COUNT(known));
-            return BL_FAIL(
-                BL_EUSAGE,
-                "lora_target_modules: '%s' is none of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, "
-                "down_proj, all-linear%s%s%s",
-                name, nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
+            return BL_FAIL(BL_EUSAGE,
+                           "lora_target_modules: '%s' is none of q_proj, k_proj, v_proj, o_proj, "
+                           "gate_proj, up_proj, "
+                           "down_proj, all-linear%s%s%s",
+                           name, nearest ? "; did you mean " : "", nearest ? nearest : "",
+                           nearest ? "?" : "");
         }
         if (strcmp(name, "all-linear") == 0 && targets->n_items > 1) {
             return BL_FAIL(BL_EUSAGE, "lora_target_modules: all-linear stands alone");
@@ -126,29 +131,34 @@ static bl_status validate_targets(const bl_string_list *targets)
 
 static bl_status validate_training(const bl_train_config *config)
 {
-    if (!bl_train_config_targets_by_pattern(config)) BL_TRY(validate_targets(&config->lora_target_modules));
+    if (!bl_train_config_targets_by_pattern(config))
+        BL_TRY(validate_targets(&config->lora_target_modules));
     if (config->warmup_steps > 0 && config->warmup_ratio > 0) {
         return BL_FAIL(BL_EUSAGE, "warmup_ratio %g and warmup_steps %lld: give one of them",
                        config->warmup_ratio, (long long)config->warmup_steps);
     }
     if (config->lr_scheduler_type == BL_LR_CONSTANT &&
         (config->warmup_steps > 0 || config->warmup_ratio > 0)) {
-        return BL_FAIL(BL_EUSAGE, "lr_scheduler_type constant has no warm-up: use constant_with_warmup");
+        return BL_FAIL(BL_EUSAGE,
+                       "lr_scheduler_type constant has no warm-up: use constant_with_warmup");
     }
     if (config->max_steps <= 0 && config->num_train_epochs <= 0) {
         return BL_FAIL(BL_EUSAGE, "num_train_epochs 0 and no max_steps: nothing to train");
     }
     bool has_validation = config->validation_file || config->validation_split_percentage > 0;
     if (config->validation_file && config->validation_split_percentage > 0) {
-        return BL_FAIL(BL_EUSAGE, "validation_file and validation_split_percentage %g: give one of them",
+        return BL_FAIL(BL_EUSAGE,
+                       "validation_file and validation_split_percentage %g: give one of them",
                        config->validation_split_percentage);
     }
     if (config->eval_strategy != BL_EVAL_NO && !has_validation) {
-        return BL_FAIL(BL_EUSAGE, "eval_strategy %s needs validation_file or validation_split_percentage",
+        return BL_FAIL(BL_EUSAGE,
+                       "eval_strategy %s needs validation_file or validation_split_percentage",
                        config->eval_strategy == BL_EVAL_STEPS ? "steps" : "epoch");
     }
     if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
-        return BL_FAIL(BL_EUSAGE, "overwrite_output_dir and resume_from_checkpoint: give one of them");
+        return BL_FAIL(BL_EUSAGE,
+                       "overwrite_output_dir and resume_from_checkpoint: give one of them");
     }
     return BL_OK;
 }
@@ -156,11 +166,12 @@ static bl_status validate_training(const bl_train_config *config)
 bl_status bl_train_config_validate(bl_config_command command, const bl_train_config *config)
 {
     if (config->ranks % config->shard_size != 0) {
-        return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld", (long long)config->shard_size,
-                       (long long)config->ranks);
+        return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld",
+                       (long long)config->shard_size, (long long)config->ranks);
     }
     if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
-        return BL_FAIL(BL_EUSAGE, "offload_tier disk needs offload_dir, a folder on a fast local disk");
+        return BL_FAIL(BL_EUSAGE,
+                       "offload_tier disk needs offload_dir, a folder on a fast local disk");
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 
@@ -180,12 +191,15 @@ bl_resume bl_train_config_resume(const bl_train_config *config)
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path)
 {
     const bl_options options = bind(BL_CONFIG_TRAIN, config);
-    return bl_options_write_yaml(&options, path, "Every key of this run; `ballast train` reads it back.");
+    return bl_options_write_yaml(&options, path,
+                                 "Every key of this run; `ballast train` reads it back.");
 }
 
-bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect, uint64_t *hash)
+bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect,
+                               uint64_t *hash)
 {
-    const uint64_t fnv_offset = 0xcbf29ce484222325u, fnv_prime = 0x100000001b3u; /* FNV-1a, 64 bits */
+    const uint64_t fnv_offset = 0xcbf29ce484222325u,
+                   fnv_prime = 0x100000001b3u; /* FNV-1a, 64 bits */
 
     *hash = fnv_offset;
     for (size_t i = 0; i < bl_train_n_options; i++) {
@@ -196,7 +210,8 @@ bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect e
         BL_TRY(bl_option_format(option, config, &text));
         parts[2] = text;
         for (size_t part = 0; part < BL_COUNT(parts); part++) {
-            for (const char *c = parts[part]; *c; c++) *hash = (*hash ^ (unsigned char)*c) * fnv_prime;
+            for (const char *c = parts[part]; *c; c++)
+                *hash = (*hash ^ (unsigned char)*c) * fnv_prime;
         }
         *hash = (*hash ^ '\n') * fnv_prime;
         free(text);
@@ -224,7 +239,8 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
         free(old_text);
         free(new_text);
     }
-    if (fclose(out) && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two configurations");
+    if (fclose(out) && st == BL_OK)
+        st = BL_FAIL(BL_ENOMEM, "the differences of two configurations");
     if (st == BL_OK) return BL_OK;
     free(*text);
     *text = NULL;

@@ -14,7 +14,7 @@
 #include "options/options.h"
 #include "base/status.h"
 #include "model/weights.h" /* bl_base_format */
-#include "data/dataset.h" /* bl_data_format, bl_overlong, bl_packing */
+#include "data/dataset.h"  /* bl_data_format, bl_overlong, bl_packing */
 
 /* The commands that share the table; bits. A file may hold the keys of both. */
 typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;
@@ -84,8 +84,9 @@ typedef struct bl_train_config {
     double warmup_ratio;
     int64_t warmup_steps;
     double num_train_epochs;
-    int64_t max_steps;                                               /* > 0 replaces num_train_epochs */
-    int64_t per_device_train_batch_size, per_device_eval_batch_size; /* sequences a rank in one micro-batch */
+    int64_t max_steps; /* > 0 replaces num_train_epochs */
+    int64_t per_device_train_batch_size,
+        per_device_eval_batch_size; /* sequences a rank in one micro-batch */
     int64_t gradient_accumulation_steps;
     int64_t seed;
 
@@ -114,17 +115,18 @@ typedef struct bl_train_config {
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
 
-    char *config_file; /* no key: the YAML file it was read from; NULL */
+    char *config_file;                  /* no key: the YAML file it was read from; NULL */
     const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
 
-    uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */
+    uint8_t
+        origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */
 } bl_train_config;
 
 /* Reads, resolves and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
  * at most one other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a
  * failure. BL_EUSAGE names the file, line and key. */
-bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc, char *const *argv,
-                               bl_train_config **out);
+bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
+                               char *const *argv, bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 
 /* Ranges that depend on several keys. bl_train_config_load calls it; call it again after changing fields. */
@@ -137,14 +139,16 @@ bool bl_train_config_given(const bl_train_config *config, const char *key);
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);
 
 typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
-bl_resume bl_train_config_resume(const bl_train_config *config); /* PATH: config->resume_from_checkpoint */
+bl_resume
+bl_train_config_resume(const bl_train_config *config); /* PATH: config->resume_from_checkpoint */
 
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);
 
 /* A number (FNV-1a, 64 bits) over the keys of one effect and their values; equal configurations have equal
  * numbers. */
-bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect, uint64_t *hash);
+bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect,
+                               uint64_t *hash);
 
 /* "lora_r: 8 -> 16" a line for each key of that effect in which `now` differs from `before`; "" when none
  * does. The caller frees *text. */

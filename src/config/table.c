@@ -15,8 +15,9 @@
 #define TRAIN BL_CONFIG_TRAIN
 #define BOTH  (BL_CONFIG_TRAIN | BL_CONFIG_EVAL)
 
-#define KEY(name, kind)                                                                                      \
-    .key = #name, .offset = offsetof(bl_train_config, name), .type = BL_OPTION_##kind, .group = GROUP
+#define KEY(name, kind)                                                                            \
+    .key = #name, .offset = offsetof(bl_train_config, name), .type = BL_OPTION_##kind,             \
+    .group = GROUP
 #define RANGE(low, high) .min = (low), .max = (high)
 #define RESULT           .effect = BL_EFFECT_RESULT
 #define SOURCE           .effect = BL_EFFECT_SOURCE
@@ -24,18 +25,22 @@
 const bl_option bl_train_options[] = {
 #define GROUP "Model and output"
     {KEY(model_name_or_path, PATH), SOURCE, .commands = BOTH, .required_by = BOTH,
-     .help = "the frozen base: a Hugging Face directory with config.json, safetensors and the tokenizer"},
+     .help = "the frozen base: a Hugging Face directory with config.json, safetensors and the "
+             "tokenizer"},
     {KEY(init_adapter, PATH), SOURCE, .commands = BOTH,
-     .help = "a PEFT adapter to start from; it fixes lora_r, lora_alpha, lora_target_modules and use_rslora"},
+     .help = "a PEFT adapter to start from; it fixes lora_r, lora_alpha, lora_target_modules and "
+             "use_rslora"},
     {KEY(output_dir, PATH), .commands = TRAIN, .required_by = TRAIN,
      .help = "where the adapter, the metrics and the checkpoints go"},
     {KEY(overwrite_output_dir, BOOL), .commands = TRAIN, .default_text = "false",
      .help = "start over in an output_dir that holds a run"},
     {KEY(resume_from_checkpoint, STRING), .commands = TRAIN, .default_text = "false",
-     .help = "true: go on from the newest valid checkpoint of output_dir, or start where there is none; a "
+     .help = "true: go on from the newest valid checkpoint of output_dir, or start where there is "
+             "none; a "
              "path: from that one"},
     {KEY(allow_resume_mismatch, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "resume although configuration, data or rank count differ; the run is then not bit-identical"},
+     .help = "resume although configuration, data or rank count differ; the run is then not "
+             "bit-identical"},
     {KEY(adapter_dtype, ENUM), .commands = TRAIN, .names = "f32|bf16", .default_text = "f32",
      .help = "element type of the adapter that is written"},
 #undef GROUP
@@ -45,13 +50,16 @@ const bl_option bl_train_options[] = {
      .help = "training data, JSON or JSON lines"},
     {KEY(validation_file, PATH), .commands = BOTH, .required_by = BL_CONFIG_EVAL,
      .help = "held-out data, JSON or JSON lines; eval needs it"},
-    {KEY(validation_split_percentage, REAL), RANGE(0, 99), RESULT, .commands = TRAIN, .default_text = "0",
+    {KEY(validation_split_percentage, REAL), RANGE(0, 99), RESULT, .commands = TRAIN,
+     .default_text = "0",
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},
     {KEY(data_format, ENUM), RESULT, .commands = BOTH, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
      .help = "what a row of the data holds; auto asks the first row"},
-    {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate", .default_text = "none",
-     .help = "none: a sequence per sample; pack: several samples a sequence, kept apart; concatenate: one "
+    {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate",
+     .default_text = "none",
+     .help = "none: a sequence per sample; pack: several samples a sequence, kept apart; "
+             "concatenate: one "
              "stream, cut"},
     {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH, .default_text = "2048",
      .help = "tokens of the longest sequence"},
@@ -64,7 +72,8 @@ const bl_option bl_train_options[] = {
     {KEY(skip_bad, BOOL), RESULT, .commands = BOTH, .default_text = "false",
      .help = "leave out rows that cannot be read, counting them, instead of stopping at the first"},
     {KEY(chat_template, STRING), RESULT, .commands = BOTH,
-     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the model's own, if it is "
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the model's own, "
+             "if it is "
              "one of these"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
      .help = "the date that llama3.1 and llama3.2 write, as 26 Jul 2024, which it is unless given"},
@@ -78,8 +87,10 @@ const bl_option bl_train_options[] = {
     {KEY(lora_dropout, REAL), RANGE(0, 0.99), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "probability that an input of the update is dropped"},
     {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN, .default_text = "all-linear",
-     .help = "projections that get an update: all-linear, some of q_proj, k_proj, v_proj, o_proj, gate_proj, "
-             "up_proj, down_proj, their paths in every layer, or a regular expression without comma"},
+     .help =
+         "projections that get an update: all-linear, some of q_proj, k_proj, v_proj, o_proj, "
+         "gate_proj, "
+         "up_proj, down_proj, their paths in every layer, or a regular expression without comma"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP
@@ -108,12 +119,12 @@ const bl_option bl_train_options[] = {
      .help = "passes over the data"},
     {KEY(max_steps, INT), RANGE(-1, NO_MAX), RESULT, .commands = TRAIN, .default_text = "-1",
      .help = "optimizer steps, instead of num_train_epochs when more than 0"},
-    {KEY(per_device_train_batch_size, INT), RANGE(1, 65536), RESULT, .commands = TRAIN, .default_text = "8",
-     .help = "sequences a rank in one micro-batch"},
+    {KEY(per_device_train_batch_size, INT), RANGE(1, 65536), RESULT, .commands = TRAIN,
+     .default_text = "8", .help = "sequences a rank in one micro-batch"},
     {KEY(per_device_eval_batch_size, INT), RANGE(1, 65536), .commands = BOTH, .default_text = "8",
      .help = "the same when evaluating"},
-    {KEY(gradient_accumulation_steps, INT), RANGE(1, 1048576), RESULT, .commands = TRAIN, .default_text = "1",
-     .help = "micro-batches a rank in one optimizer step"},
+    {KEY(gradient_accumulation_steps, INT), RANGE(1, 1048576), RESULT, .commands = TRAIN,
+     .default_text = "1", .help = "micro-batches a rank in one optimizer step"},
     {KEY(seed, INT), RANGE(0, NO_MAX), RESULT, .commands = TRAIN, .default_text = "42",
      .help = "of the adapter's first values, the order of samples and dropout"},
 #undef GROUP
@@ -130,10 +141,12 @@ const bl_option bl_train_options[] = {
     {KEY(eval_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "500",
      .help = "steps between two evaluations with eval_strategy steps"},
     {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
-     .help = "after training on a quantized base, also evaluate the adapter on the base as stored, if that needs no more memory than "
+     .help = "after training on a quantized base, also evaluate the adapter on the base as stored, "
+             "if that needs no more memory than "
              "training did"},
     {KEY(trace, PATH), .commands = TRAIN,
-     .help = "write what every stream did, and when, to this file, for Perfetto or chrome://tracing"},
+     .help =
+         "write what every stream did, and when, to this file, for Perfetto or chrome://tracing"},
     {KEY(dump_gradients, PATH), .commands = TRAIN,
      .help = "write the first step's LoRA gradients to this safetensors file"},
 #undef GROUP
@@ -145,34 +158,46 @@ const bl_option bl_train_options[] = {
      .default_text = "auto", .available = "auto|fp32", .help = "arithmetic of the matrix products"},
     {KEY(base_format, ENUM), RESULT, .commands = BOTH, .names = "auto|fp8_row|fp8_block|stored",
      .default_text = "auto",
-     .help = "format of the frozen projections; auto keeps FP8 as it is and turns others into fp8_row"},
-    {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH, .default_text = "auto",
+     .help =
+         "format of the frozen projections; auto keeps FP8 as it is and turns others into fp8_row"},
+    {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH,
+     .default_text = "auto",
      .help = "ranks; auto: one, or as many as mpirun or srun has started processes"},
     {KEY(threads, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
      .help = "CPU threads a rank; auto: the usable cores divided by the ranks of this host"},
-    {KEY(shard_size, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
+    {KEY(shard_size, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH,
+     .default_text = "auto",
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},
-    {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH, .default_text = "auto",
-     .help = "part of the base that lies outside device memory and is brought before it is needed; auto: as "
+    {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
+     .default_text = "auto",
+     .help = "part of the base that lies outside device memory and is brought before it is needed; "
+             "auto: as "
              "little as memory demands"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "where that part lies: pinned host memory, or page files in offload_dir"},
     {KEY(offload_dir, PATH), .commands = BOTH,
-     .help = "directory of the disk tier, on a fast local disk; created if missing; page files of the same model are reused"},
-    {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always", .default_text = "first",
-     .help = "when the base is held against its checksums: pages from disk as they first come; also all of "
+     .help = "directory of the disk tier, on a fast local disk; created if missing; page files of "
+             "the same model are reused"},
+    {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
+     .default_text = "first",
+     .help = "when the base is held against its checksums: pages from disk as they first come; "
+             "also all of "
              "it before each "
              "checkpoint; also each page each time it comes"},
     {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH, .default_text = "2",
      .help = "layers of the base held gathered at once"},
     {KEY(io_engine, ENUM), .commands = BOTH, .names = "auto|uring|pread", .default_text = "auto",
-     .help = "how the model's files are read; auto: io_uring, or pread where the system refuses it"},
+     .help =
+         "how the model's files are read; auto: io_uring, or pread where the system refuses it"},
     {KEY(activation_checkpointing, ENUM), .commands = TRAIN, .names = "none|selective|full|auto",
-     .default_text = "auto", .help = "what a layer keeps for its backward pass and what it computes again"},
+     .default_text = "auto",
+     .help = "what a layer keeps for its backward pass and what it computes again"},
     {KEY(activation_offload, BOOL), .commands = TRAIN, .default_text = "false",
      .help = "keep what layers save for their backward pass in host memory"},
-    {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH, .default_text = "auto",
-     .help = "tokens a rank that go through a layer while its weights are gathered; whole micro-batches, at "
+    {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH,
+     .default_text = "auto",
+     .help = "tokens a rank that go through a layer while its weights are gathered; whole "
+             "micro-batches, at "
              "least one"},
     {KEY(grace_s, REAL), RANGE(0, 86400), .commands = TRAIN, .default_text = "20",
      .help = "seconds that a step may still take after a request to stop"},

@@ -21,7 +21,7 @@ bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_
 void bl_shard_plan_free(bl_shard_plan *plan);
 
 /* Writes the shard. `files` are the model's, opened for readers. */
-bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model, bl_io_files *files,
-                            const bl_shard_plan *plan, const char *path);
+bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model,
+                            bl_io_files *files, const bl_shard_plan *plan, const char *path);
 
 #endif

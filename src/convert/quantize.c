@@ -21,9 +21,9 @@
 
 enum { MAX_JSON_BYTES = 64 << 20, HEADER_BYTES_PER_TENSOR = 256, SPACE_SLACK_BYTES = 1 << 20 };
 
-static const char MANIFEST[] = "ballast_quantize.json", MANIFEST_TMP[] = "ballast_quantize.json.tmp",
-                  LOCK[] = ".ballast.lock", CONFIG[] = "config.json",
-                  INDEX[] = "model.safetensors.index.json";
+static const char MANIFEST[] = "ballast_quantize.json",
+                  MANIFEST_TMP[] = "ballast_quantize.json.tmp", LOCK[] = ".ballast.lock",
+                  CONFIG[] = "config.json", INDEX[] = "model.safetensors.index.json";
 
 typedef struct quantization {
     const bl_quantize_options *options;
@@ -39,7 +39,8 @@ typedef struct quantization {
 /* A shard's name: its path's last part. */
 static const char *shard_name(const quantization *q, size_t index)
 {
-    const char *path = bl_safetensors_path(bl_hf_file(q->model, index)), *slash = strrchr(path, '/');
+    const char *path = bl_safetensors_path(bl_hf_file(q->model, index)),
+               *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
 
@@ -56,8 +57,8 @@ static bl_status open_source(quantization *q)
     for (size_t i = 0; i < bl_hf_count(q->model); i++) {
         const bl_tensor *tensor = bl_hf_at(q->model, i);
         if (bl_dtype_bytes(tensor->dtype) == 1)
-            return BL_FAIL(BL_EINPUT, "%s: is quantized already: tensor %s is %s", dir, tensor->name,
-                           bl_dtype_name(tensor->dtype));
+            return BL_FAIL(BL_EINPUT, "%s: is quantized already: tensor %s is %s", dir,
+                           tensor->name, bl_dtype_name(tensor->dtype));
     }
     BL_TRY(bl_llama_check_tensors(&config, q->model));
     BL_TRY(bl_llama_open_io_files(q->model, &q->files));
@@ -96,8 +97,8 @@ static bl_status describe_source(const quantization *q, json_t **out)
         const char *path = bl_safetensors_path(bl_hf_file(q->model, i));
         if (stat(path, &info) != 0) return bl_fail_errno(BL_EIO, "%s", path);
         json_object_set_new(shards, shard_name(q, i),
-                            json_pack("{s:I, s:I, s:I}", "n_bytes", (json_int_t)info.st_size, "changed_s",
-                                      (json_int_t)info.st_mtim.tv_sec, "changed_ns",
+                            json_pack("{s:I, s:I, s:I}", "n_bytes", (json_int_t)info.st_size,
+                                      "changed_s", (json_int_t)info.st_mtim.tv_sec, "changed_ns",
                                       (json_int_t)info.st_mtim.tv_nsec));
     }
     return BL_OK;
@@ -109,11 +110,13 @@ static bl_status compare_manifest(const quantization *q, const char *path, const
 
     BL_TRY(bl_json_get_string(path, q->manifest, "base_format", BL_JSON_REQUIRED, &format));
     if (strcmp(format, bl_format_name(q->options->format)) != 0)
-        return BL_FAIL(BL_EUSAGE,
-                       "%s: was begun with base_format %s: go on with that, or choose another folder",
-                       q->options->target, format);
+        return BL_FAIL(
+            BL_EUSAGE,
+            "%s: was begun with base_format %s: go on with that, or choose another folder",
+            q->options->target, format);
     if (!json_equal(json_object_get(q->manifest, "source"), source))
-        return BL_FAIL(BL_EUSAGE, "%s: was begun from other files than those of %s: remove it to begin anew",
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: was begun from other files than those of %s: remove it to begin anew",
                        q->options->target, q->options->source);
     return json_is_object(json_object_get(q->manifest, "finished"))
                ? BL_OK
@@ -133,8 +136,8 @@ static bl_status open_manifest(quantization *q)
         BL_TRY_GOTO(st, done, bl_json_load(path, MAX_JSON_BYTES, &q->manifest));
         st = compare_manifest(q, path, source);
     } else {
-        q->manifest = json_pack("{s:s, s:O, s:{}}", "base_format", bl_format_name(q->options->format),
-                                "source", source, "finished");
+        q->manifest = json_pack("{s:s, s:O, s:{}}", "base_format",
+                                bl_format_name(q->options->format), "source", source, "finished");
         st = q->manifest ? save_json(q, MANIFEST, q->manifest) : BL_FAIL(BL_ENOMEM, "%s", path);
     }
 done:
@@ -151,15 +154,17 @@ static bl_status note_finished(quantization *q, size_t index, const char *path)
     BL_TRY(bl_dir_lock_check(q->lock));
     BL_TRY(bl_checkpoint_describe_file(path, &file));
     snprintf(hash, sizeof hash, "%016" PRIx64, file.xxh3_64);
-    json_object_set_new(json_object_get(q->manifest, "finished"), shard_name(q, index),
-                        json_pack("{s:I, s:s}", "n_bytes", (json_int_t)file.n_bytes, "xxh3_64", hash));
+    json_object_set_new(
+        json_object_get(q->manifest, "finished"), shard_name(q, index),
+        json_pack("{s:I, s:s}", "n_bytes", (json_int_t)file.n_bytes, "xxh3_64", hash));
     return save_json(q, MANIFEST, q->manifest);
 }
 
 /* Whether the shard is there as the manifest says. */
 static bool is_finished(const quantization *q, size_t index, const char *path)
 {
-    const json_t *entry = json_object_get(json_object_get(q->manifest, "finished"), shard_name(q, index));
+    const json_t *entry =
+        json_object_get(json_object_get(q->manifest, "finished"), shard_name(q, index));
     const char *expected = bl_json_text(json_object_get(entry, "xxh3_64"));
     bl_checkpoint_file file;
     char hash[17];
@@ -191,7 +196,8 @@ static bl_status refuse_same_folder(const quantization *q)
     if (stat(from, &source) != 0) return bl_fail_errno(BL_EINPUT, "%s", from);
     if (stat(to, &target) != 0) return bl_fail_errno(BL_EIO, "%s", to);
     if (source.st_dev == target.st_dev && source.st_ino == target.st_ino)
-        return BL_FAIL(BL_EUSAGE, "%s and %s are one folder: a model is not quantized in place", from, to);
+        return BL_FAIL(BL_EUSAGE, "%s and %s are one folder: a model is not quantized in place",
+                       from, to);
     return BL_OK;
 }
 
@@ -210,8 +216,8 @@ static bl_status refuse_other_content(const quantization *q)
     }
     bl_status st = BL_OK;
     if (other && !is_ours)
-        st = BL_FAIL(BL_EUSAGE, "%s: holds %s already: choose an empty or new folder", q->options->target,
-                     other);
+        st = BL_FAIL(BL_EUSAGE, "%s: holds %s already: choose an empty or new folder",
+                     q->options->target, other);
     bl_names_free(names, n_names);
     return st;
 }
@@ -304,7 +310,8 @@ static bl_status check_space(const quantization *q, const bool *finished)
     BL_TRY(copy_others(q, &needed));
     BL_TRY(bl_dir_free_bytes(q->options->target, &available));
     if (needed <= available) return BL_OK;
-    return BL_FAIL(BL_ELIMIT, "%s: the model needs %" PRId64 " more bytes there, %" PRId64 " are free",
+    return BL_FAIL(BL_ELIMIT,
+                   "%s: the model needs %" PRId64 " more bytes there, %" PRId64 " are free",
                    q->options->target, needed, available);
 }
 
@@ -330,7 +337,8 @@ static bl_status write_shards(quantization *q)
         if (finished[i]) continue;
         BL_TRY_GOTO(st, done, bl_dir_lock_check(q->lock));
         BL_TRY_GOTO(st, done, bl_path_join(q->options->target, shard_name(q, i), &path));
-        BL_TRY_GOTO(st, done, bl_shard_quantize(q->options, q->model, q->files, &q->plans[i], path));
+        BL_TRY_GOTO(st, done,
+                    bl_shard_quantize(q->options, q->model, q->files, &q->plans[i], path));
         BL_TRY_GOTO(st, done, note_finished(q, i, path));
         for (size_t t = 0; t < bl_safetensors_count(q->plans[i].source); t++)
             q->result->n_bytes_read += bl_safetensors_at(q->plans[i].source, t)->n_bytes;
@@ -370,22 +378,24 @@ static bl_status write_index(const quantization *q)
 static json_t *quantization_config(bl_format format)
 {
     bool is_block = format == BL_FORMAT_FP8_BLOCK;
-    json_t *weights =
-        json_pack("{s:n, s:n, s:b, s:n, s:i, s:s, s:{}, s:s, s:b, s:s}", "actorder", "block_structure",
-                  "dynamic", 0, "group_size", "num_bits", 8, "observer", "minmax", "observer_kwargs",
-                  "strategy", is_block ? "block" : "channel", "symmetric", 1, "type", "float");
-    json_t *inputs =
-        json_pack("{s:n, s:n, s:b, s:n, s:i, s:n, s:{}, s:s, s:b, s:s}", "actorder", "block_structure",
-                  "dynamic", 1, "group_size", "num_bits", 8, "observer", "observer_kwargs", "strategy",
-                  is_block ? "group" : "token", "symmetric", 1, "type", "float");
+    json_t *weights = json_pack("{s:n, s:n, s:b, s:n, s:i, s:s, s:{}, s:s, s:b, s:s}", "actorder",
+                                "block_structure", "dynamic", 0, "group_size", "num_bits", 8,
+                                "observer", "minmax", "observer_kwargs", "strategy",
+                                is_block ? "block" : "channel", "symmetric", 1, "type", "float");
+    json_t *inputs = json_pack("{s:n, s:n, s:b, s:n, s:i, s:n, s:{}, s:s, s:b, s:s}", "actorder",
+                               "block_structure", "dynamic", 1, "group_size", "num_bits", 8,
+                               "observer", "observer_kwargs", "strategy",
+                               is_block ? "group" : "token", "symmetric", 1, "type", "float");
     if (is_block) {
-        json_object_set_new(weights, "block_structure", json_pack("[i, i]", BL_FP8_BLOCK, BL_FP8_BLOCK));
+        json_object_set_new(weights, "block_structure",
+                            json_pack("[i, i]", BL_FP8_BLOCK, BL_FP8_BLOCK));
         json_object_set_new(inputs, "group_size", json_integer(BL_FP8_BLOCK));
     }
-    return json_pack("{s:{s:{s:o, s:n, s:[s], s:o}}, s:s, s:[s], s:n, s:s, s:s}", "config_groups", "group_0",
-                     "input_activations", inputs, "output_activations", "targets", "Linear", "weights",
-                     weights, "format", "float-quantized", "ignore", "lm_head", "kv_cache_scheme",
-                     "quant_method", "compressed-tensors", "quantization_status", "compressed");
+    return json_pack("{s:{s:{s:o, s:n, s:[s], s:o}}, s:s, s:[s], s:n, s:s, s:s}", "config_groups",
+                     "group_0", "input_activations", inputs, "output_activations", "targets",
+                     "Linear", "weights", weights, "format", "float-quantized", "ignore", "lm_head",
+                     "kv_cache_scheme", "quant_method", "compressed-tensors", "quantization_status",
+                     "compressed");
 }
 
 static bl_status write_config(const quantization *q)

@@ -21,7 +21,8 @@ static bool is_projection(const char *name)
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         const char *module = bl_projection_get((bl_projection)p)->module;
         size_t length = strlen(module);
-        if (strncmp(name + prefix, module, length) == 0 && strcmp(name + prefix + length, ".weight") == 0)
+        if (strncmp(name + prefix, module, length) == 0 &&
+            strcmp(name + prefix + length, ".weight") == 0)
             return true;
     }
     return false;
@@ -54,11 +55,13 @@ bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_
     *out = (bl_shard_plan){.source = source};
     out->specs = calloc(2 * n_tensors + 1, sizeof *out->specs);
     out->scale_names = calloc(2 * n_tensors + 1, sizeof *out->scale_names);
-    if (!out->specs || !out->scale_names) st = BL_FAIL(BL_ENOMEM, "a plan of %zu tensors", n_tensors);
+    if (!out->specs || !out->scale_names)
+        st = BL_FAIL(BL_ENOMEM, "a plan of %zu tensors", n_tensors);
     for (size_t i = 0; st == BL_OK && i < n_tensors; i++) {
         const bl_tensor *tensor = bl_safetensors_at(source, i);
         bl_tensor_spec *spec = &out->specs[out->n_specs++];
-        *spec = (bl_tensor_spec){.name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
+        *spec = (bl_tensor_spec){
+            .name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
         memcpy(spec->shape, tensor->shape, sizeof spec->shape);
         out->n_bytes += tensor->n_bytes;
         if (!is_projection(tensor->name)) continue;
@@ -200,8 +203,8 @@ static bl_status copy_tensor(const bl_tensor *tensor, size_t spec, bl_safetensor
     return st;
 }
 
-bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model, bl_io_files *files,
-                            const bl_shard_plan *plan, const char *path)
+bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model,
+                            bl_io_files *files, const bl_shard_plan *plan, const char *path)
 {
     static const char *const metadata[] = {"format", "pt"};
     bl_safetensors_writer *writer = NULL;
@@ -211,8 +214,9 @@ bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_mode
     BL_TRY_GOTO(st, done, write_projections(options, model, files, plan, writer));
     for (size_t i = 0; i < plan->n_specs; i++)
         if (plan->specs[i].dtype != BL_F8_E4M3 && !plan->scale_names[i])
-            BL_TRY_GOTO(st, done,
-                        copy_tensor(bl_safetensors_find(plan->source, plan->specs[i].name), i, writer));
+            BL_TRY_GOTO(
+                st, done,
+                copy_tensor(bl_safetensors_find(plan->source, plan->specs[i].name), i, writer));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
 done:

@@ -26,23 +26,25 @@ static const struct {
 static const char *const tool_roles[] = {
     "tool", "tools", "function", "function_call", "function_response", "ipython", "observation"};
 
-static bl_status find_role(const char *place, size_t i, const char *name, bool sharegpt, bl_chat_role *out)
+static bl_status find_role(const char *place, size_t i, const char *name, bool sharegpt,
+                           bl_chat_role *out)
 {
     for (size_t k = 0; k < BL_COUNT(known_roles); k++) {
-        if (strcmp(name, known_roles[k].name) || (known_roles[k].sharegpt_only && !sharegpt)) continue;
+        if (strcmp(name, known_roles[k].name) || (known_roles[k].sharegpt_only && !sharegpt))
+            continue;
         *out = known_roles[k].role;
         return BL_OK;
     }
     for (size_t k = 0; k < BL_COUNT(tool_roles); k++)
         if (!strcmp(name, tool_roles[k]))
-            return BL_FAIL(BL_EINPUT, "%s: message %zu: role %s: tool calls are not supported", place, i,
-                           name);
-    return BL_FAIL(BL_EINPUT, "%s: message %zu: unknown role %.80s; expected system, %s", place, i, name,
-                   sharegpt ? "human or gpt" : "user or assistant");
+            return BL_FAIL(BL_EINPUT, "%s: message %zu: role %s: tool calls are not supported",
+                           place, i, name);
+    return BL_FAIL(BL_EINPUT, "%s: message %zu: unknown role %.80s; expected system, %s", place, i,
+                   name, sharegpt ? "human or gpt" : "user or assistant");
 }
 
-static bl_status read_message(const bl_sample_rules *rules, const char *place, size_t i, const json_t *object,
-                              const spelling *how, bl_chat_message *out)
+static bl_status read_message(const bl_sample_rules *rules, const char *place, size_t i,
+                              const json_t *object, const spelling *how, bl_chat_message *out)
 {
     char here[BL_PLACE_BYTES + 32];
     const char *role = "";
@@ -56,8 +58,9 @@ static bl_status read_message(const bl_sample_rules *rules, const char *place, s
     return bl_json_get_string(here, object, how->content, BL_JSON_REQUIRED, &out->content);
 }
 
-static bl_status read_conversation(const bl_sample_rules *rules, const char *place, const json_t *row,
-                                   const spelling *how, bl_chat_message *message, size_t *n)
+static bl_status read_conversation(const bl_sample_rules *rules, const char *place,
+                                   const json_t *row, const spelling *how, bl_chat_message *message,
+                                   size_t *n)
 {
     const json_t *list, *object;
     const char *system = NULL;
@@ -75,10 +78,11 @@ static bl_status read_conversation(const bl_sample_rules *rules, const char *pla
     return BL_OK;
 }
 
-bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row, bl_ids *ids,
-                             bl_ids *labels)
+bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row,
+                             bl_ids *ids, bl_ids *labels)
 {
-    const spelling *how = rules->options.format == BL_DATA_SHAREGPT ? &sharegpt_spelling : &messages_spelling;
+    const spelling *how =
+        rules->options.format == BL_DATA_SHAREGPT ? &sharegpt_spelling : &messages_spelling;
     const json_t *list = NULL;
     size_t n = 0;
 
@@ -87,7 +91,8 @@ bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, co
     if (!message) return BL_FAIL(BL_ENOMEM, "%s: %zu messages", place, json_array_size(list));
     bl_status st = read_conversation(rules, place, row, how, message, &n);
     if (st == BL_OK) {
-        st = bl_chat_template_encode(rules->chat, message, n, rules->options.train_on_inputs, ids, labels);
+        st = bl_chat_template_encode(rules->chat, message, n, rules->options.train_on_inputs, ids,
+                                     labels);
         if (st != BL_OK) bl_error_prefix(st, "%s", place);
     }
     free(message);

@@ -15,8 +15,8 @@
 #include "base/log.h"
 #include "base/sizes.h"
 
-static const char *const format_names[] = {"auto",     "tokens",  "text", "alpaca", "prompt_completion",
-                                           "messages", "sharegpt"};
+static const char *const format_names[] = {
+    "auto", "tokens", "text", "alpaca", "prompt_completion", "messages", "sharegpt"};
 
 static const char *const packing_names[] = {"none", "pack", "concatenate"};
 
@@ -69,7 +69,8 @@ bl_dataset_options bl_dataset_default_options(const char *path)
 
 /* ---- opening ---- */
 
-bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer, bl_dataset **out)
+bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
+                          bl_dataset **out)
 {
     bl_status st;
 
@@ -115,7 +116,8 @@ static bl_status fail_changed(const bl_dataset *dataset, int64_t index)
 
     BL_TRY(bl_row_find_line(dataset->path, dataset->fd, dataset->entry[index].offset_bytes, &line));
     return BL_FAIL(BL_EINPUT,
-                   "%s:%" PRId64 ": sample %" PRId64 " (from 0) has changed since the file was scanned; "
+                   "%s:%" PRId64 ": sample %" PRId64
+                   " (from 0) has changed since the file was scanned; "
                    "a file that is trained on must stay as it is",
                    dataset->path, line, index);
 }
@@ -157,15 +159,17 @@ bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *ou
 
     *out = (bl_sample){0};
     if (index < 0 || index >= bl_dataset_count(dataset))
-        return BL_FAIL(BL_EINTERNAL, "%s: row %" PRId64 " of %" PRId64, samples_of(dataset)->path, index,
-                       bl_dataset_count(dataset));
+        return BL_FAIL(BL_EINTERNAL, "%s: row %" PRId64 " of %" PRId64, samples_of(dataset)->path,
+                       index, bl_dataset_count(dataset));
     if (dataset->pack) return bl_pack_get(dataset->pack, index, out);
     const bl_row_entry *entry = &dataset->entry[index];
-    bl_row row = {.n_bytes = entry->n_bytes, .offset_bytes = entry->offset_bytes, .line = 1, .column = 1};
+    bl_row row = {
+        .n_bytes = entry->n_bytes, .offset_bytes = entry->offset_bytes, .line = 1, .column = 1};
     char *text = malloc(row.n_bytes + 1);
     if (!text) return BL_FAIL(BL_ENOMEM, "%s: a row of %zu bytes", dataset->path, row.n_bytes);
     row.text = text;
-    bl_status st = bl_file_read_full(dataset->fd, dataset->path, text, row.n_bytes, row.offset_bytes);
+    bl_status st =
+        bl_file_read_full(dataset->fd, dataset->path, text, row.n_bytes, row.offset_bytes);
     bool same = st == BL_OK && bl_row_hash(&row) == entry->hash;
     if (same) st = bl_sample_build(&dataset->rules, dataset->path, &row, out, &verdict, &n_lost);
     /* The row was good when the file was scanned. The count bounds what packing copies: no hash vouches for
@@ -187,7 +191,8 @@ bl_status bl_dataset_split(int64_t n_rows, double percentage, int64_t *n_validat
     *n_validation = (int64_t)rint(percentage * (double)n_rows /
                                   100); /* the default rounding: half to even, as Python's round */
     if (percentage > 0 && (*n_validation == 0 || *n_validation >= n_rows))
-        return BL_FAIL(BL_EUSAGE, "validation_split_percentage %g of %" PRId64 " rows leaves one part empty",
+        return BL_FAIL(BL_EUSAGE,
+                       "validation_split_percentage %g of %" PRId64 " rows leaves one part empty",
                        percentage, n_rows);
     return BL_OK;
 }

@@ -28,7 +28,6 @@
 #include "chat/template.h"
 #include "tokenizer/tokenizer.h"
 
-
 typedef enum bl_data_format {
     BL_DATA_AUTO, /* by the keys of the first row */
     BL_DATA_TOKENS,
@@ -54,12 +53,14 @@ typedef struct bl_dataset_options {
     int64_t max_seq_length; /* tokens; 0: no limit */
     bl_overlong overlong;
     bool train_on_inputs; /* prompts carry loss too */
-    bool skip_bad; /* leave out rows that cannot be used, and list them on the log; else the first is an error
+    bool
+        skip_bad; /* leave out rows that cannot be used, and list them on the log; else the first is an error
                     */
-    bool add_eos;  /* texts and completions end with EOS */
-    int32_t eos_id;                            /* -1: the tokenizer's first */
-    int32_t vocab_size;                        /* bound of ids, the model's; 0: the tokenizer's */
-    const char *chat_template, *template_date; /* chat/template.h; NULL: the model's own, its date */
+    bool add_eos;       /* texts and completions end with EOS */
+    int32_t eos_id;     /* -1: the tokenizer's first */
+    int32_t vocab_size; /* bound of ids, the model's; 0: the tokenizer's */
+    const char *chat_template,
+        *template_date; /* chat/template.h; NULL: the model's own, its date */
     const bl_error *
         no_tokenizer; /* why there is no tokenizer: fails a format that needs one; NULL: none was asked for */
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
@@ -94,12 +95,15 @@ typedef struct bl_dataset bl_dataset;
  * for malformed JSON, bytes that are not UTF-8, NUL, a missing key, a wrong type, an id out of range, a
  * sample without any label that carries loss, an overlong sample under BL_OVERLONG_ERROR, and for a file
  * without usable rows; BL_EUSAGE for options that do not fit; BL_EIO, BL_ENOMEM. */
-bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer, bl_dataset **out);
+bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
+                          bl_dataset **out);
 void bl_dataset_close(bl_dataset *dataset); /* NULL is fine */
 
 bl_data_format bl_dataset_format(const bl_dataset *dataset); /* never BL_DATA_AUTO */
-int64_t bl_dataset_count(const bl_dataset *dataset);         /* rows: samples, in file order, unless packed */
-int64_t bl_dataset_n_tokens(const bl_dataset *dataset, int64_t index); /* of one row, without building it */
+int64_t
+bl_dataset_count(const bl_dataset *dataset); /* rows: samples, in file order, unless packed */
+int64_t bl_dataset_n_tokens(const bl_dataset *dataset,
+                            int64_t index); /* of one row, without building it */
 void bl_dataset_get_stats(const bl_dataset *dataset, bl_dataset_stats *out);
 
 /* How samples become the rows that a step takes. */
@@ -125,8 +129,8 @@ const char *bl_packing_name(bl_packing packing);
  * bl_dataset_get_stats goes on telling of all of `samples`. Errors: BL_EUSAGE for a sample longer than
  * row_tokens (pack) or samples with document_ids (concatenate); BL_EINPUT for less than one row
  * (concatenate); BL_ENOMEM. */
-bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens, int64_t first,
-                          int64_t n, bl_dataset **out);
+bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens,
+                          int64_t first, int64_t n, bl_dataset **out);
 
 /* Builds row `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT if the
  * row's bytes are not those that were scanned, BL_EIO if the file ends before it, BL_ENOMEM; *out is then empty. */

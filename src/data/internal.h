@@ -62,9 +62,10 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
 
 /* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy skip; *out
  * is empty then. */
-bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
-                          bl_row_verdict *verdict, int64_t *n_lost);
-int64_t bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
+bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
+                          bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
+int64_t
+bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
 
 /* ---- keys.c ---- */
 
@@ -78,8 +79,8 @@ bl_status bl_message_check_keys(const char *place, bl_data_format format, const 
 /* ---- chat.c ---- */
 
 /* Appends the ids and labels of a row of messages or sharegpt; `place` goes before errors. */
-bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row, bl_ids *ids,
-                             bl_ids *labels);
+bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, const json_t *row,
+                             bl_ids *ids, bl_ids *labels);
 
 /* ---- scan.c ---- */
 
@@ -95,7 +96,8 @@ typedef struct bl_pack bl_pack;
 
 struct bl_dataset {
     int n_references; /* the caller's, and those of the packed data sets made of it */
-    bl_pack *pack; /* not NULL: rows are packed of another's samples, and only `fingerprint` below is used */
+    bl_pack *
+        pack; /* not NULL: rows are packed of another's samples, and only `fingerprint` below is used */
     char *path;
     int fd; /* read with pread only: any number of threads */
     bl_sample_rules rules;

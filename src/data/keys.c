@@ -16,7 +16,8 @@ enum {
     SINGLE = ALPACA | PROMPT_COMPLETION /* one question, one answer */
 };
 
-static const char no_place[] = "has no place in such a row; use data_format messages, or take it out";
+static const char no_place[] =
+    "has no place in such a row; use data_format messages, or take it out";
 static const char no_tools[] = "tool calls are not supported";
 static const char no_media[] = "only text is trained";
 static const char no_reasoning[] = "reasoning beside the content is not supported";
@@ -62,11 +63,12 @@ static bool is_silent(const json_t *value)
     const char *text = json_string_value(value);
 
     return !value || json_is_null(value) || (json_is_array(value) && !json_array_size(value)) ||
-           (json_is_object(value) && !json_object_size(value)) || (text && (!*text || !strcmp(text, "[]")));
+           (json_is_object(value) && !json_object_size(value)) ||
+           (text && (!*text || !strcmp(text, "[]")));
 }
 
-static bl_status refuse(const char *place, const json_t *object, const refused_key *keys, size_t n_keys,
-                        bl_data_format format)
+static bl_status refuse(const char *place, const json_t *object, const refused_key *keys,
+                        size_t n_keys, bl_data_format format)
 {
     for (size_t k = 0; k < n_keys; k++) {
         const json_t *value = json_object_get(object, keys[k].key);
@@ -89,11 +91,13 @@ bl_status bl_message_check_keys(const char *place, bl_data_format format, const 
     for (size_t k = 0; k < BL_COUNT(loss_keys); k++) {
         const json_t *value = json_object_get(message, loss_keys[k]);
         bool on = json_is_true(value) || (json_is_integer(value) && json_integer_value(value) == 1);
-        bool off = json_is_false(value) || (json_is_integer(value) && json_integer_value(value) == 0);
+        bool off =
+            json_is_false(value) || (json_is_integer(value) && json_integer_value(value) == 0);
         if (has_loss ? !off : !on) continue;
-        return BL_FAIL(BL_EINPUT,
-                       "%s: key %s: this message %s loss; to choose by message use data_format tokens", place,
-                       loss_keys[k], has_loss ? "has" : "has no");
+        return BL_FAIL(
+            BL_EINPUT,
+            "%s: key %s: this message %s loss; to choose by message use data_format tokens", place,
+            loss_keys[k], has_loss ? "has" : "has no");
     }
     return BL_OK;
 }

@@ -17,7 +17,8 @@ struct bl_pack {
     bl_packing packing;
     int64_t row_tokens, first, n; /* samples [first, first + n) */
     int64_t n_rows, n_tokens;
-    int64_t *start;  /* pack: [n_rows + 1], where a row's samples begin in `order`; concatenate: [n + 1],
+    int64_t
+        *start; /* pack: [n_rows + 1], where a row's samples begin in `order`; concatenate: [n + 1],
                         tokens before a sample */
     uint32_t *order; /* pack: [n], samples row by row, counted from `first` */
 };
@@ -62,7 +63,8 @@ static void pack_window(bl_pack *pack, window *w, int64_t begin, int32_t n)
 
     for (int32_t i = 0; i < 2 * WINDOW; i++) w->room[i] = (int32_t)pack->row_tokens;
     for (int32_t i = 0; i < n; i++) {
-        w->sorted[i].n_tokens = (int32_t)bl_dataset_n_tokens(pack->samples, pack->first + begin + i);
+        w->sorted[i].n_tokens =
+            (int32_t)bl_dataset_n_tokens(pack->samples, pack->first + begin + i);
         w->sorted[i].sample = i;
         w->row[i] = -1;
     }
@@ -81,7 +83,8 @@ static void pack_window(bl_pack *pack, window *w, int64_t begin, int32_t n)
         start[row + 1] = at;
         at += n_samples;
     }
-    for (int32_t i = 0; i < n; i++) pack->order[start[w->row[w->bin[i]] + 1]++] = (uint32_t)(begin + i);
+    for (int32_t i = 0; i < n; i++)
+        pack->order[start[w->row[w->bin[i]] + 1]++] = (uint32_t)(begin + i);
     pack->n_rows += n_rows;
 }
 
@@ -100,7 +103,8 @@ static bl_status index_pack(bl_pack *pack)
     pack->order = calloc((size_t)pack->n, sizeof *pack->order);
     if (!w || !pack->order) {
         free(w);
-        return BL_FAIL(BL_ENOMEM, "%s: index of %" PRId64 " packed samples", pack->samples->path, pack->n);
+        return BL_FAIL(BL_ENOMEM, "%s: index of %" PRId64 " packed samples", pack->samples->path,
+                       pack->n);
     }
     for (int64_t begin = 0; begin < pack->n; begin += WINDOW)
         pack_window(pack, w, begin, (int32_t)bl_min_i64(WINDOW, pack->n - begin));
@@ -122,10 +126,10 @@ static bl_status index_concatenate(bl_pack *pack)
     int64_t total = 0;
 
     if (pack->samples->has_documents)
-        return BL_FAIL(
-            BL_EUSAGE,
-            "%s: packing concatenate would join the documents that document_ids keep apart; use packing pack",
-            path);
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: packing concatenate would join the documents that document_ids keep "
+                       "apart; use packing pack",
+                       path);
     for (int64_t i = 0; i < pack->n; i++) {
         total += bl_dataset_n_tokens(pack->samples, pack->first + i);
         pack->start[i + 1] = total;
@@ -133,10 +137,11 @@ static bl_status index_concatenate(bl_pack *pack)
     pack->n_rows = total / pack->row_tokens;
     pack->n_tokens = pack->n_rows * pack->row_tokens;
     if (!pack->n_rows)
-        return BL_FAIL(BL_EINPUT, "%s: %" PRId64 " tokens do not fill one row of max_seq_length %" PRId64,
+        return BL_FAIL(BL_EINPUT,
+                       "%s: %" PRId64 " tokens do not fill one row of max_seq_length %" PRId64,
                        path, total, pack->row_tokens);
-    bl_log_info("%s: %" PRId64 " samples concatenated into %" PRId64 " rows of %" PRId64 " tokens; %" PRId64
-                " tokens at the end dropped",
+    bl_log_info("%s: %" PRId64 " samples concatenated into %" PRId64 " rows of %" PRId64
+                " tokens; %" PRId64 " tokens at the end dropped",
                 path, pack->n, pack->n_rows, pack->row_tokens, total - pack->n_tokens);
     return BL_OK;
 }
@@ -145,13 +150,13 @@ static bl_status index_concatenate(bl_pack *pack)
 
 static uint64_t fingerprint(const bl_pack *pack)
 {
-    const uint64_t parts[] = {pack->samples->fingerprint, (uint64_t)pack->packing, (uint64_t)pack->row_tokens,
-                              (uint64_t)pack->first, (uint64_t)pack->n};
+    const uint64_t parts[] = {pack->samples->fingerprint, (uint64_t)pack->packing,
+                              (uint64_t)pack->row_tokens, (uint64_t)pack->first, (uint64_t)pack->n};
     return XXH3_64bits(parts, sizeof parts);
 }
 
-bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens, int64_t first,
-                          int64_t n, bl_dataset **out)
+bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens,
+                          int64_t first, int64_t n, bl_dataset **out)
 {
     *out = NULL;
     if (packing == BL_PACKING_NONE || samples->pack || first < 0 || n < 1 ||
@@ -245,8 +250,8 @@ static bl_status copy_weights(const bl_sample *sample, int64_t from, int64_t n, 
 }
 
 /* Appends tokens [from, from + n) of a sample to a row with room for n_tokens. */
-static bl_status append_part(const bl_pack *pack, int64_t index, int64_t from, int64_t n, int64_t n_tokens,
-                             bl_sample *out)
+static bl_status append_part(const bl_pack *pack, int64_t index, int64_t from, int64_t n,
+                             int64_t n_tokens, bl_sample *out)
 {
     bl_sample sample;
     int64_t at = out->n_tokens;
@@ -258,7 +263,8 @@ static bl_status append_part(const bl_pack *pack, int64_t index, int64_t from, i
     if (pack->packing == BL_PACKING_PACK) {
         int32_t document = at ? out->document_ids[at - 1] + 1 : 0;
         for (int64_t t = 0; t < n; t++) {
-            if (t && sample.document_ids) document += sample.document_ids[t] != sample.document_ids[t - 1];
+            if (t && sample.document_ids)
+                document += sample.document_ids[t] != sample.document_ids[t - 1];
             out->document_ids[at + t] = document;
         }
         out->labels[at] = BL_LABEL_MASKED;
@@ -288,7 +294,8 @@ static bl_status append_stream(const bl_pack *pack, int64_t index, bl_sample *ou
     int64_t token = index * pack->row_tokens, end = token + pack->row_tokens;
 
     for (int64_t sample = find_sample(pack, token); token < end; sample++) {
-        int64_t from = token - pack->start[sample], n = bl_min_i64(end, pack->start[sample + 1]) - token;
+        int64_t from = token - pack->start[sample],
+                n = bl_min_i64(end, pack->start[sample + 1]) - token;
         BL_TRY(append_part(pack, sample, from, n, pack->row_tokens, out));
         token += n;
     }
@@ -300,7 +307,8 @@ bl_status bl_pack_get(const bl_pack *pack, int64_t index, bl_sample *out)
     int64_t n_tokens = bl_pack_n_tokens(pack, index);
     bl_status st = allocate_row(pack, n_tokens, out);
 
-    if (st == BL_OK && pack->packing == BL_PACKING_CONCATENATE) st = append_stream(pack, index, out);
+    if (st == BL_OK && pack->packing == BL_PACKING_CONCATENATE)
+        st = append_stream(pack, index, out);
     if (pack->packing == BL_PACKING_PACK)
         for (int64_t k = pack->start[index]; st == BL_OK && k < pack->start[index + 1]; k++) {
             int64_t n = bl_dataset_n_tokens(pack->samples, pack->first + pack->order[k]);

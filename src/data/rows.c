@@ -15,8 +15,8 @@ enum { READ_BYTES = 1 << 20 };
 
 static bl_status fail_at(const bl_row_reader *reader, const char *reason)
 {
-    return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%" PRId64 ": %s", reader->path, reader->line, reader->column,
-                   reason);
+    return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%" PRId64 ": %s", reader->path, reader->line,
+                   reader->column, reason);
 }
 
 /* Reads on behind the bytes held; those before `keep` are given up, and positions move down by it. */
@@ -28,12 +28,13 @@ static bl_status fill(bl_row_reader *reader, size_t *keep)
     reader->at -= *keep;
     *keep = 0;
     if (reader->n > BL_MAX_ROW_BYTES)
-        return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ": a row of more than %d bytes", reader->path, reader->line,
-                       BL_MAX_ROW_BYTES);
+        return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ": a row of more than %d bytes", reader->path,
+                       reader->line, BL_MAX_ROW_BYTES);
     if (reader->capacity - reader->n < READ_BYTES) {
         size_t capacity = 2 * reader->capacity + 2 * READ_BYTES;
         char *grown = realloc(reader->buffer, capacity);
-        if (!grown) return BL_FAIL(BL_ENOMEM, "%s: a row of more than %zu bytes", reader->path, reader->n);
+        if (!grown)
+            return BL_FAIL(BL_ENOMEM, "%s: a row of more than %zu bytes", reader->path, reader->n);
         reader->buffer = grown;
         reader->capacity = capacity;
     }
@@ -199,7 +200,8 @@ bl_status bl_row_reader_next(bl_row_reader *reader, bl_row *row)
     *row = (bl_row){0};
     BL_TRY(skip_blanks(reader, &byte));
     if (!reader->is_array) return byte < 0 ? BL_OK : next_line(reader, row);
-    if (reader->array_ended) return byte < 0 ? BL_OK : fail_at(reader, "text behind the end of the array");
+    if (reader->array_ended)
+        return byte < 0 ? BL_OK : fail_at(reader, "text behind the end of the array");
     if (byte != '{')
         return fail_at(reader, byte < 0 ? "the file ends inside the array"
                                         : "expected an object, as in [{...}, {...}]");

@@ -17,8 +17,10 @@ bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out)
     bl_status st = bl_json_parse(path, row->line, row->text, row->n_bytes, out);
 
     if (st == BL_EINPUT && row->line == 1 && bl_file_kind_is_table(path, row->text, row->n_bytes))
-        return BL_FAIL(BL_EINPUT,
-                       "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row", path);
+        return BL_FAIL(
+            BL_EINPUT,
+            "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row",
+            path);
     if (st == BL_OK || row->column <= 1) return st;
     /* An element inside a line: parse it again behind as many blanks as stand before it, for the true column.
      */
@@ -43,12 +45,13 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
     static const struct {
         const char *keys[2];
         bl_data_format format;
-    } known[] = {{{"input_ids", "input_ids"}, BL_DATA_TOKENS},
-                 {{"messages", "messages"}, BL_DATA_MESSAGES},
-                 {{"conversations", "conversations"}, BL_DATA_SHAREGPT},
-                 {{"instruction", "output"}, BL_DATA_ALPACA}, /* before text: Stanford's file has both */
-                 {{"prompt", "completion"}, BL_DATA_PROMPT_COMPLETION},
-                 {{"text", "text"}, BL_DATA_TEXT}};
+    } known[] = {
+        {{"input_ids", "input_ids"}, BL_DATA_TOKENS},
+        {{"messages", "messages"}, BL_DATA_MESSAGES},
+        {{"conversations", "conversations"}, BL_DATA_SHAREGPT},
+        {{"instruction", "output"}, BL_DATA_ALPACA}, /* before text: Stanford's file has both */
+        {{"prompt", "completion"}, BL_DATA_PROMPT_COMPLETION},
+        {{"text", "text"}, BL_DATA_TEXT}};
     json_t *object;
     char place[BL_PLACE_BYTES];
 
@@ -56,18 +59,20 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
     for (size_t i = 0; st == BL_OK && i < BL_COUNT(known); i++) {
-        if (!json_object_get(object, known[i].keys[0]) || !json_object_get(object, known[i].keys[1]))
+        if (!json_object_get(object, known[i].keys[0]) ||
+            !json_object_get(object, known[i].keys[1]))
             continue;
         *out = known[i].format;
         json_decref(object);
         return BL_OK;
     }
     if (st == BL_OK)
-        st = BL_FAIL(BL_EINPUT,
-                     "%s: no known data format has these keys; give data_format, or rows with messages, "
-                     "conversations, "
-                     "input_ids, text, instruction and output, or prompt and completion",
-                     place);
+        st = BL_FAIL(
+            BL_EINPUT,
+            "%s: no known data format has these keys; give data_format, or rows with messages, "
+            "conversations, "
+            "input_ids, text, instruction and output, or prompt and completion",
+            place);
     json_decref(object);
     return st;
 }
@@ -86,7 +91,8 @@ static bl_status label_rest(sample_draft *draft, bool learn)
 
     if (n_more) BL_TRY(bl_ids_reserve(&draft->labels, n_more));
     for (; draft->labels.n < draft->ids.n; draft->labels.n++)
-        draft->labels.id[draft->labels.n] = learn ? draft->ids.id[draft->labels.n] : BL_LABEL_MASKED;
+        draft->labels.id[draft->labels.n] =
+            learn ? draft->ids.id[draft->labels.n] : BL_LABEL_MASKED;
     return BL_OK;
 }
 
@@ -103,7 +109,8 @@ static bl_status begin_text(const bl_sample_rules *rules, sample_draft *draft)
     return add_ids(draft, prefix, n);
 }
 
-static bl_status add_text(const bl_sample_rules *rules, const char *text, unsigned flags, sample_draft *draft)
+static bl_status add_text(const bl_sample_rules *rules, const char *text, unsigned flags,
+                          sample_draft *draft)
 {
     return bl_tokenizer_encode(rules->tokenizer, text, strlen(text), flags, &draft->ids);
 }
@@ -143,8 +150,8 @@ static bl_status draft_text(const bl_sample_rules *rules, const char *place, con
     return label_rest(draft, true);
 }
 
-static bl_status draft_prompt_completion(const bl_sample_rules *rules, const char *place, const json_t *row,
-                                         sample_draft *draft)
+static bl_status draft_prompt_completion(const bl_sample_rules *rules, const char *place,
+                                         const json_t *row, sample_draft *draft)
 {
     const char *prompt = "", *completion = "";
 
@@ -155,7 +162,8 @@ static bl_status draft_prompt_completion(const bl_sample_rules *rules, const cha
 
 /* The prompts of tatsu-lab/stanford_alpaca train.py, PROMPT_DICT. */
 #define ALPACA_HEAD "Below is an instruction that describes a task"
-#define ALPACA_TAIL "Write a response that appropriately completes the request.\n\n### Instruction:\n"
+#define ALPACA_TAIL                                                                                \
+    "Write a response that appropriately completes the request.\n\n### Instruction:\n"
 
 static bl_status draft_alpaca(const bl_sample_rules *rules, const char *place, const json_t *row,
                               sample_draft *draft)
@@ -206,7 +214,8 @@ static bl_status build_text(const bl_sample_rules *rules, const char *place, con
         bl_ids_free(&draft.labels);
         return st;
     }
-    *out = (bl_sample){.n_tokens = (int64_t)draft.ids.n, .ids = draft.ids.id, .labels = draft.labels.id};
+    *out = (bl_sample){
+        .n_tokens = (int64_t)draft.ids.n, .ids = draft.ids.id, .labels = draft.labels.id};
     return BL_OK;
 }
 
@@ -230,7 +239,8 @@ static bl_status read_integers(const char *place, const json_t *row, const char 
     {
         json_int_t number = json_integer_value(value);
         if (!json_is_integer(value) || ((number < min || number > max) && number != also))
-            return BL_FAIL(BL_EINPUT, "%s: %s[%zu]: expected an integer in [%" PRId64 ", %" PRId64 "]%s",
+            return BL_FAIL(BL_EINPUT,
+                           "%s: %s[%zu]: expected an integer in [%" PRId64 ", %" PRId64 "]%s",
                            place, key, i, min, max, also == BL_LABEL_MASKED ? " or -100" : "");
         (*out)[i] = (int32_t)number;
     }
@@ -253,7 +263,8 @@ static bl_status read_weights(const char *place, const json_t *row, bl_sample *s
     {
         sample->weights[i] = (float)json_number_value(value);
         if (!json_is_number(value) || !isfinite(sample->weights[i]) || sample->weights[i] < 0)
-            return BL_FAIL(BL_EINPUT, "%s: weights[%zu]: expected a number of at least 0 that a float holds",
+            return BL_FAIL(BL_EINPUT,
+                           "%s: weights[%zu]: expected a number of at least 0 that a float holds",
                            place, i);
     }
     return BL_OK;
@@ -264,11 +275,12 @@ static bl_status read_documents(const char *place, const json_t *row, bl_sample 
     const json_t *list = json_object_get(row, "document_ids");
 
     if (!list || json_is_null(list)) return BL_OK;
-    BL_TRY(
-        read_integers(place, row, "document_ids", 0, INT32_MAX, 0, &sample->n_tokens, &sample->document_ids));
+    BL_TRY(read_integers(place, row, "document_ids", 0, INT32_MAX, 0, &sample->n_tokens,
+                         &sample->document_ids));
     for (int64_t i = 1; i < sample->n_tokens; i++)
         if (sample->document_ids[i] < sample->document_ids[i - 1])
-            return BL_FAIL(BL_EINPUT, "%s: document_ids[%" PRId64 "]: smaller than the one before", place, i);
+            return BL_FAIL(BL_EINPUT, "%s: document_ids[%" PRId64 "]: smaller than the one before",
+                           place, i);
     return BL_OK;
 }
 
@@ -283,7 +295,8 @@ static bl_status build_tokens(const bl_sample_rules *rules, const char *place, c
     {
         if (strcmp(key, "input_ids") && strcmp(key, "labels") && strcmp(key, "document_ids") &&
             strcmp(key, "weights"))
-            return BL_FAIL(BL_EINPUT, "%s: key %.80s: not one of input_ids, labels, document_ids, weights",
+            return BL_FAIL(BL_EINPUT,
+                           "%s: key %.80s: not one of input_ids, labels, document_ids, weights",
                            place, key);
     }
     BL_TRY(read_integers(place, row, "input_ids", 0, max_id, 0, &n, &out->ids));
@@ -320,8 +333,9 @@ static bl_status check_ids(const bl_sample_rules *rules, const char *place, cons
         const char *token =
             rules->tokenizer ? bl_tokenizer_id_to_token(rules->tokenizer, sample->ids[t]) : NULL;
         return BL_FAIL(BL_EINPUT,
-                       "%s: token %.80s has id %" PRId32 ", the model's vocabulary ends at %" PRId32, place,
-                       token ? token : "", sample->ids[t], vocab_size - 1);
+                       "%s: token %.80s has id %" PRId32
+                       ", the model's vocabulary ends at %" PRId32,
+                       place, token ? token : "", sample->ids[t], vocab_size - 1);
     }
     return BL_OK;
 }
@@ -347,12 +361,13 @@ static bl_status apply_limits(const bl_sample_rules *rules, const char *place, b
         }
     }
     if (bl_sample_count_labels(sample) > 0) return BL_OK;
-    return BL_FAIL(BL_EINPUT, "%s: nothing to learn from: no label behind the first token carries loss%s",
+    return BL_FAIL(BL_EINPUT,
+                   "%s: nothing to learn from: no label behind the first token carries loss%s",
                    place, *n_lost ? " within max_seq_length" : "");
 }
 
-bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row, bl_sample *out,
-                          bl_row_verdict *verdict, int64_t *n_lost)
+bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
+                          bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost)
 {
     char place[BL_PLACE_BYTES];
     json_t *object;
@@ -366,7 +381,8 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
     if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object);
     if (st == BL_OK) {
         bool tokens = rules->options.format == BL_DATA_TOKENS;
-        st = tokens ? build_tokens(rules, place, object, out) : build_text(rules, place, object, out);
+        st = tokens ? build_tokens(rules, place, object, out)
+                    : build_text(rules, place, object, out);
     }
     if (st == BL_OK) st = check_ids(rules, place, out);
     if (st == BL_OK) st = apply_limits(rules, place, out, verdict, n_lost);

@@ -23,10 +23,12 @@ enum { MAX_LISTED_BAD_ROWS = 20, BATCH_ROWS = 256, BATCH_BYTES = 1 << 20 };
 static bl_status check_numbers(const bl_dataset_options *options)
 {
     if (options->max_seq_length < 0 || options->max_seq_length == 1)
-        return BL_FAIL(BL_EUSAGE, "max_seq_length %" PRId64 ": expected at least 2, or 0 for no limit",
+        return BL_FAIL(BL_EUSAGE,
+                       "max_seq_length %" PRId64 ": expected at least 2, or 0 for no limit",
                        options->max_seq_length);
     if (options->vocab_size < 0)
-        return BL_FAIL(BL_EUSAGE, "vocab_size %" PRId32 ": expected at least 0", options->vocab_size);
+        return BL_FAIL(BL_EUSAGE, "vocab_size %" PRId32 ": expected at least 0",
+                       options->vocab_size);
     return BL_OK;
 }
 
@@ -51,10 +53,10 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
     bool chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
 
     if (!chat && (options->chat_template || options->template_date))
-        return BL_FAIL(
-            BL_EUSAGE,
-            "%s: chat_template and template_date are for messages and sharegpt; the data format is %s", path,
-            bl_data_format_name(options->format));
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: chat_template and template_date are for messages and sharegpt; the "
+                       "data format is %s",
+                       path, bl_data_format_name(options->format));
     if (options->format == BL_DATA_TOKENS) {
         if (options->vocab_size == 0 && rules->tokenizer)
             options->vocab_size = bl_tokenizer_vocab_size(rules->tokenizer);
@@ -70,7 +72,8 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
     if (!options->add_eos || options->eos_id >= 0) return BL_OK;
     const int32_t *eos = bl_tokenizer_eos(rules->tokenizer, &n_eos);
     if (!n_eos)
-        return BL_FAIL(BL_EUSAGE, "%s: the tokenizer names no EOS token to end samples with; give eos_id",
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: the tokenizer names no EOS token to end samples with; give eos_id",
                        path);
     options->eos_id = eos[0];
     return BL_OK;
@@ -78,12 +81,14 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
 
 /* ---- one row ---- */
 
-static bl_status add_entry(bl_dataset *dataset, const bl_row *row, uint64_t hash, const bl_sample *sample)
+static bl_status add_entry(bl_dataset *dataset, const bl_row *row, uint64_t hash,
+                           const bl_sample *sample)
 {
     if (dataset->n == dataset->capacity) {
         size_t capacity = dataset->capacity + dataset->capacity / 2 + 256, n_bytes;
-        bl_row_entry *grown =
-            bl_mul_overflows(capacity, sizeof *grown, &n_bytes) ? NULL : realloc(dataset->entry, n_bytes);
+        bl_row_entry *grown = bl_mul_overflows(capacity, sizeof *grown, &n_bytes)
+                                  ? NULL
+                                  : realloc(dataset->entry, n_bytes);
         if (!grown) return BL_FAIL(BL_ENOMEM, "%s: index of %zu rows", dataset->path, capacity);
         dataset->entry = grown;
         dataset->capacity = capacity;
@@ -107,7 +112,8 @@ static void add_to_hash(XXH3_state_t *hash, const bl_sample *sample)
 static bool skip_bad_row(bl_dataset *dataset, bl_status st)
 {
     if (st != BL_EINPUT || !dataset->rules.options.skip_bad) return false;
-    if (dataset->stats.n_bad++ < MAX_LISTED_BAD_ROWS) bl_log_warning("skipped: %s", bl_error_text());
+    if (dataset->stats.n_bad++ < MAX_LISTED_BAD_ROWS)
+        bl_log_warning("skipped: %s", bl_error_text());
     return true;
 }
 
@@ -138,8 +144,8 @@ static void build_row(void *arg, int64_t index, void *scratch)
 
     (void)scratch;
     r->hash = bl_row_hash(&r->row);
-    bl_status st = bl_sample_build(&batch->dataset->rules, batch->dataset->path, &r->row, &r->sample,
-                                   &r->verdict, &r->n_lost);
+    bl_status st = bl_sample_build(&batch->dataset->rules, batch->dataset->path, &r->row,
+                                   &r->sample, &r->verdict, &r->n_lost);
     r->error.status = BL_OK;
     if (st != BL_OK) bl_error_save(&r->error, st);
 }
@@ -167,7 +173,8 @@ static bl_status run_batch(row_batch *batch)
 {
     bl_status st = BL_OK;
 
-    for (size_t i = 0; i < batch->n; i++) batch->row[i].row.text = batch->text.data + batch->row[i].at;
+    for (size_t i = 0; i < batch->n; i++)
+        batch->row[i].row.text = batch->text.data + batch->row[i].at;
     bl_pool_run(batch->pool, (int64_t)batch->n, build_row, batch);
     for (size_t i = 0; i < batch->n; i++) {
         if (st == BL_OK) st = take_down(batch, &batch->row[i]);
@@ -205,25 +212,27 @@ static void report(const bl_dataset *dataset)
     const bl_dataset_stats *stats = &dataset->stats;
 
     if (stats->n_bad)
-        bl_log_warning("%s: %" PRId64 " of %" PRId64 " rows skipped as bad", dataset->path, stats->n_bad,
-                       stats->n_rows);
+        bl_log_warning("%s: %" PRId64 " of %" PRId64 " rows skipped as bad", dataset->path,
+                       stats->n_bad, stats->n_rows);
     if (stats->n_overlong)
-        bl_log_warning("%s: %" PRId64 " of %" PRId64 " samples are longer than max_seq_length %" PRId64
-                       " and were %s: %" PRId64 " tokens lost",
-                       dataset->path, stats->n_overlong, stats->n_rows, dataset->rules.options.max_seq_length,
-                       dataset->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
-                       stats->n_tokens_lost);
+        bl_log_warning(
+            "%s: %" PRId64 " of %" PRId64 " samples are longer than max_seq_length %" PRId64
+            " and were %s: %" PRId64 " tokens lost",
+            dataset->path, stats->n_overlong, stats->n_rows, dataset->rules.options.max_seq_length,
+            dataset->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
+            stats->n_tokens_lost);
 }
 
 static void set_fingerprint(bl_dataset *dataset, uint64_t file_hash, uint64_t sample_hash)
 {
     const bl_dataset_options *o = &dataset->rules.options;
     char text[320];
-    int n = snprintf(text, sizeof text,
-                     "file %016" PRIx64 " samples %016" PRIx64 " count %zu format %s max_seq_length %" PRId64
-                     " overlong %d train_on_inputs %d skip_bad %d add_eos %d eos %" PRId32 " vocab %" PRId32,
-                     file_hash, sample_hash, dataset->n, bl_data_format_name(o->format), o->max_seq_length,
-                     (int)o->overlong, o->train_on_inputs, o->skip_bad, o->add_eos, o->eos_id, o->vocab_size);
+    int n = snprintf(
+        text, sizeof text,
+        "file %016" PRIx64 " samples %016" PRIx64 " count %zu format %s max_seq_length %" PRId64
+        " overlong %d train_on_inputs %d skip_bad %d add_eos %d eos %" PRId32 " vocab %" PRId32,
+        file_hash, sample_hash, dataset->n, bl_data_format_name(o->format), o->max_seq_length,
+        (int)o->overlong, o->train_on_inputs, o->skip_bad, o->add_eos, o->eos_id, o->vocab_size);
     if (dataset->rules.chat)
         n += snprintf(text + n, sizeof text - (size_t)n, " chat %016" PRIx64,
                       bl_chat_template_hash(dataset->rules.chat));
@@ -260,8 +269,9 @@ static int usable_cores(void)
 bl_status bl_dataset_scan(bl_dataset *dataset)
 {
     int n_threads = dataset->rules.options.n_threads;
-    row_batch batch = {
-        .dataset = dataset, .hash = XXH3_createState(), .row = calloc(BATCH_ROWS, sizeof *batch.row)};
+    row_batch batch = {.dataset = dataset,
+                       .hash = XXH3_createState(),
+                       .row = calloc(BATCH_ROWS, sizeof *batch.row)};
     bl_row_reader reader = {.fd = -1};
     bl_status st;
 

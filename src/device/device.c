@@ -47,13 +47,15 @@ static bool reserve_block(bl_device *device)
     return true;
 }
 
-bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what, void **out)
+bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what,
+                          void **out)
 {
     *out = NULL;
     pthread_mutex_lock(&device->lock);
     device->n_allocations++;
-    void *memory =
-        reserve_block(device) ? device->backend->alloc(device, space, size_bytes ? size_bytes : 1) : NULL;
+    void *memory = reserve_block(device)
+                       ? device->backend->alloc(device, space, size_bytes ? size_bytes : 1)
+                       : NULL;
     if (memory) {
         device->blocks[device->n_blocks++] =
             (bl_device_block){.memory = memory, .size_bytes = size_bytes, .space = space};
@@ -63,8 +65,8 @@ bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, 
     pthread_mutex_unlock(&device->lock);
 
     if (!memory)
-        return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (%zu bytes are allocated)", what, size_bytes,
-                       total_bytes);
+        return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (%zu bytes are allocated)", what,
+                       size_bytes, total_bytes);
     *out = memory;
     return BL_OK;
 }
@@ -75,7 +77,8 @@ void bl_device_free(bl_device *device, bl_space space, void *memory)
     pthread_mutex_lock(&device->lock);
     size_t index = device->n_blocks; /* from the end: what came last usually goes first */
     while (index > 0 && device->blocks[index - 1].memory != memory) index--;
-    assert(index > 0 && device->blocks[index - 1].space == space && "memory of another device or space");
+    assert(index > 0 && device->blocks[index - 1].space == space &&
+           "memory of another device or space");
     bl_device_block block = device->blocks[index - 1];
     device->blocks[index - 1] = device->blocks[--device->n_blocks];
     device->total_bytes -= block.size_bytes;
@@ -130,8 +133,8 @@ bl_device *bl_stream_device(bl_stream *stream)
 bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes)
 {
     if (args_bytes > BL_STREAM_ARGS_BYTES)
-        return BL_FAIL(BL_EINTERNAL, "a stream call with %zu bytes of arguments (%d at most)", args_bytes,
-                       BL_STREAM_ARGS_BYTES);
+        return BL_FAIL(BL_EINTERNAL, "a stream call with %zu bytes of arguments (%d at most)",
+                       args_bytes, BL_STREAM_ARGS_BYTES);
     return stream->device->backend->stream_call(stream, fn, args, args_bytes);
 }
 

@@ -57,7 +57,8 @@ bl_pool *bl_device_pool(bl_device *device); /* CPU only: the rank's workers; bor
 
 /* Zero-filled memory, aligned to BL_DEVICE_ALIGNMENT_BYTES (a GPU's own memory: 256); size 0 gives a valid pointer. The caller frees it
  * with the same device and space. BL_ENOMEM names `what` and the bytes. Any thread may call these. */
-bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what, void **out);
+bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what,
+                          void **out);
 void bl_device_free(bl_device *device, bl_space space, void *memory);
 size_t bl_device_bytes(const bl_device *device);        /* allocated now, both spaces together */
 int64_t bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */

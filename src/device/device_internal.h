@@ -25,7 +25,8 @@ typedef struct bl_device_backend {
 
     bl_status (*stream_create)(bl_device *device, const char *name, bl_stream **out);
     void (*stream_destroy)(bl_stream *stream);
-    bl_status (*stream_call)(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
+    bl_status (*stream_call)(bl_stream *stream, bl_stream_fn fn, const void *args,
+                             size_t args_bytes);
     bl_status (*stream_copy)(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
     bl_status (*stream_zero)(bl_stream *stream, void *dst, size_t size_bytes);
     bl_status (*stream_wait)(bl_stream *stream, bl_event *event);

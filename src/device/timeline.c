@@ -24,11 +24,13 @@ struct bl_timeline {
 
 const char *bl_lane_name(bl_lane lane)
 {
-    static const char *const names[BL_N_LANES] = {"compute", "gather", "copy", "disk", "activations", "lora"};
+    static const char *const names[BL_N_LANES] = {"compute", "gather",      "copy",
+                                                  "disk",    "activations", "lora"};
     return names[lane];
 }
 
-bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink, void *sink_user, bl_timeline **out)
+bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink, void *sink_user,
+                             bl_timeline **out)
 {
     bl_status st = BL_OK;
 
@@ -77,9 +79,11 @@ static bl_status begin(bl_timeline *self, const bl_span *span, bl_stream *stream
     return bl_stamp_record(e->begin, stream);
 }
 
-bl_status bl_timeline_begin(bl_timeline *self, bl_lane lane, const char *name, int64_t unit, int item, bl_stream *stream, int *span)
+bl_status bl_timeline_begin(bl_timeline *self, bl_lane lane, const char *name, int64_t unit,
+                            int item, bl_stream *stream, int *span)
 {
-    return begin(self, &(bl_span){.lane = lane, .name = name, .unit = unit, .item = item}, stream, span);
+    return begin(self, &(bl_span){.lane = lane, .name = name, .unit = unit, .item = item}, stream,
+                 span);
 }
 
 bl_status bl_timeline_end(bl_timeline *self, int span, bl_stream *stream, int64_t n_bytes)
@@ -91,7 +95,8 @@ bl_status bl_timeline_end(bl_timeline *self, int span, bl_stream *stream, int64_
     return bl_stamp_record(e->end, stream);
 }
 
-bl_status bl_timeline_wait(bl_timeline *self, bl_lane lane, const char *name, int64_t unit, int item, bl_stream *stream, bl_event *event)
+bl_status bl_timeline_wait(bl_timeline *self, bl_lane lane, const char *name, int64_t unit,
+                           int item, bl_stream *stream, bl_event *event)
 {
     int span;
     bl_span stall = {.lane = lane, .is_stall = true, .name = name, .unit = unit, .item = item};

@@ -16,8 +16,8 @@ extern "C" {
 
 typedef enum bl_lane {
     BL_LANE_COMPUTE,
-    BL_LANE_GATHER,      /* the frozen base, between ranks */
-    BL_LANE_COPY,        /* host memory to device memory */
+    BL_LANE_GATHER, /* the frozen base, between ranks */
+    BL_LANE_COPY,   /* host memory to device memory */
     BL_LANE_DISK,
     BL_LANE_ACTIVATIONS, /* device memory to host memory and back */
     BL_LANE_LORA,        /* LoRA's weights and gradients, between ranks */
@@ -42,16 +42,18 @@ typedef void (*bl_span_sink)(void *user, const bl_span *span);
 typedef struct bl_timeline bl_timeline;
 
 /* Room for max_spans that are not collected yet; spans beyond are dropped and counted. sink may be NULL. */
-bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink, void *sink_user, bl_timeline **out);
+bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink, void *sink_user,
+                             bl_timeline **out);
 void bl_timeline_destroy(bl_timeline *timeline); /* after the streams are idle; NULL is fine */
 
 /* A span begins and ends where `stream` is at the time of the call. *span is for end; the name is kept, not copied. */
-bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit, int item, bl_stream *stream, int *span);
+bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
+                            int item, bl_stream *stream, int *span);
 bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream, int64_t n_bytes);
 
 /* `stream` waits for `event`; the time it stands still counts as a stall for the sake of `lane`. */
-bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit, int item, bl_stream *stream,
-                           bl_event *event);
+bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
+                           int item, bl_stream *stream, bl_event *event);
 
 /* Takes in what has finished. Called between steps; begin does so, too, when room runs out. */
 void bl_timeline_collect(bl_timeline *timeline);
@@ -65,7 +67,8 @@ typedef struct bl_timeline_totals {
     bl_lane_totals lane[BL_N_LANES];
     int64_t n_dropped;
 } bl_timeline_totals;
-void bl_timeline_get_totals(const bl_timeline *timeline, bl_timeline_totals *out); /* zeros for NULL */
+void bl_timeline_get_totals(const bl_timeline *timeline,
+                            bl_timeline_totals *out); /* zeros for NULL */
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,8 @@ BL_HOST_DEVICE float bl_f32_from_bits(uint32_t bits)
  * code. */
 BL_HOST_DEVICE uint8_t bl_f32_to_e4m3(float value)
 {
-    uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu, code;
+    uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu,
+             code;
     if (magnitude > 0x7f800000u) {
         code = BL_FP8_NAN;
     } else if (magnitude < 0x3c800000u) { /* 2^-6 */
@@ -69,7 +70,8 @@ BL_HOST_DEVICE float bl_e4m3_to_f32(uint8_t code)
 
 BL_HOST_DEVICE uint8_t bl_f32_to_e5m2(float value)
 {
-    uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu, code;
+    uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu,
+             code;
     if (magnitude > 0x7f800000u) {
         code = BL_FP8_NAN;
     } else if (magnitude < 0x38800000u) { /* 2^-14 */

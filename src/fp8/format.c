@@ -54,13 +54,16 @@ bool bl_format_is_fp8(bl_format format)
     return format == BL_FORMAT_FP8_ROW || format == BL_FORMAT_FP8_BLOCK;
 }
 
-bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes, size_t *n_scales)
+bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes,
+                     size_t *n_scales)
 {
     size_t n_codes;
-    if (rows < 0 || cols < 0 || bl_mul_overflows((size_t)rows, (size_t)cols, &n_codes)) return false;
+    if (rows < 0 || cols < 0 || bl_mul_overflows((size_t)rows, (size_t)cols, &n_codes))
+        return false;
     *n_scales = 0;
     if (format == BL_FORMAT_FP8_ROW) *n_scales = (size_t)rows;
     if (format == BL_FORMAT_FP8_BLOCK)
-        *n_scales = (size_t)bl_ceil_div(rows, BL_FP8_BLOCK) * (size_t)bl_ceil_div(cols, BL_FP8_BLOCK);
+        *n_scales =
+            (size_t)bl_ceil_div(rows, BL_FP8_BLOCK) * (size_t)bl_ceil_div(cols, BL_FP8_BLOCK);
     return !bl_mul_overflows(n_codes, formats[format].code_bytes, codes_bytes);
 }

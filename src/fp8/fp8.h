@@ -48,7 +48,8 @@ bool bl_format_is_fp8(bl_format format);
 size_t bl_format_code_bytes(bl_format format); /* of one weight */
 /* Bytes of the codes of a rows x cols matrix, and the number of its scales. False: more than a size_t can
  * count. */
-bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes, size_t *n_scales);
+bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes,
+                     size_t *n_scales);
 
 /* ---- quantising. `src` and `codes` begin at row `row_begin` of the projection and hold rows [row_begin,
  * row_end). ---- */
@@ -58,8 +59,8 @@ bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src, in
                               int64_t row_end, int64_t cols, uint8_t *codes, float *scales);
 
 /* fp8_block, whole: rows [0, rows) and scales[ceil(rows/128)][ceil(cols/128)]. */
-bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows, int64_t cols,
-                                uint8_t *codes, float *scales);
+bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
+                                int64_t cols, uint8_t *codes, float *scales);
 
 /* fp8_block in three steps, for a rank that holds some rows only. It takes the absmax over all rows of the
  * blocks it has a part in (up to 127 rows on either side are its neighbours'), makes scales of them, and
@@ -85,8 +86,8 @@ void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *sc
                             float *dst, int64_t ld);
 
 /* The whole matrix: dst[rows][cols]. */
-void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const float *scales, int64_t rows,
-                       int64_t cols, float *dst);
+void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const float *scales,
+                       int64_t rows, int64_t cols, float *dst);
 
 /* dst[cols][rows] = src[rows][cols], codes of one byte. */
 void bl_fp8_transpose(bl_pool *pool, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst);

@@ -17,8 +17,9 @@ typedef struct pread_state {
 
 static int64_t attempt(const bl_reader *reader, const bl_io_piece *piece)
 {
-    ssize_t n = pread(reader->files->file[piece->file].fd, piece->memory + (piece->at - piece->begin),
-                      (size_t)(piece->end - piece->at), piece->at);
+    ssize_t n =
+        pread(reader->files->file[piece->file].fd, piece->memory + (piece->at - piece->begin),
+              (size_t)(piece->end - piece->at), piece->at);
     return n >= 0 ? n : -errno;
 }
 

@@ -80,10 +80,11 @@ static void warn_buffers(const bl_reader *reader, size_t n_bytes, int rc)
 
     if (atomic_exchange(reader->files->warned, true)) return;
     if (rc == -ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-        bl_log_warning("RLIMIT_MEMLOCK is %llu bytes and registering the read buffers needs %zu (ulimit -l "
-                       "%zu): they stay "
-                       "unregistered",
-                       (unsigned long long)limit.rlim_cur, n_bytes, n_bytes / 1024 + 1);
+        bl_log_warning(
+            "RLIMIT_MEMLOCK is %llu bytes and registering the read buffers needs %zu (ulimit -l "
+            "%zu): they stay "
+            "unregistered",
+            (unsigned long long)limit.rlim_cur, n_bytes, n_bytes / 1024 + 1);
     else
         bl_log_warning("registering %zu bytes of read buffers: %s: they stay unregistered", n_bytes,
                        strerror(-rc));
@@ -137,7 +138,8 @@ static int registered_block(const bl_reader *reader, const bl_io_piece *piece)
     if (begin < base || begin - base >= reader->options.memory_bytes ||
         n_bytes > reader->options.memory_bytes - (begin - base))
         return -1;
-    size_t first = (begin - base) / REGION_BYTES, last = (begin - base + n_bytes - 1) / REGION_BYTES;
+    size_t first = (begin - base) / REGION_BYTES,
+           last = (begin - base + n_bytes - 1) / REGION_BYTES;
     return first == last ? reader->options.queue_depth + (int)first : -1;
 }
 
@@ -247,7 +249,8 @@ static void *thread_main(void *argument)
     if (st == BL_OK) {
         serve(reader, state);
         if (state->has_buffers)
-            io_uring_unregister_buffers(&state->ring); /* queue_exit alone gives memory back later */
+            io_uring_unregister_buffers(
+                &state->ring); /* queue_exit alone gives memory back later */
         io_uring_queue_exit(&state->ring);
     }
     return NULL;

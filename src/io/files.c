@@ -29,7 +29,8 @@ bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, b
     files->n_files = n_files;
     atomic_init(&files->has_warned, false);
     files->warned = &files->has_warned;
-    for (int i = 0; i < n_files; i++) BL_TRY_GOTO(st, done, open_file(paths[i], direct, &files->file[i]));
+    for (int i = 0; i < n_files; i++)
+        BL_TRY_GOTO(st, done, open_file(paths[i], direct, &files->file[i]));
     *out = files;
     files = NULL;
 done:

@@ -29,8 +29,9 @@ static int64_t align_down(int64_t offset)
 static void place_piece(const bl_reader *reader, bl_io_piece *piece, char *dst)
 {
     bool is_direct = atomic_load(&reader->files->file[piece->file].is_direct);
-    bool is_aligned =
-        ((uintptr_t)dst | (uint64_t)piece->need_begin | (uint64_t)piece->need_end) % BL_IO_ALIGN_BYTES == 0;
+    bool is_aligned = ((uintptr_t)dst | (uint64_t)piece->need_begin | (uint64_t)piece->need_end) %
+                          BL_IO_ALIGN_BYTES ==
+                      0;
 
     piece->begin = piece->need_begin;
     piece->end = piece->need_end;
@@ -83,7 +84,8 @@ static bl_io_piece *take_of_stream(bl_reader *reader)
     piece->need_end = piece->need_begin + bl_min_i64(left, (int64_t)reader->options.chunk_bytes);
     place_piece(reader, piece, NULL);
     reader->stream.offset += piece->need_end - piece->need_begin;
-    reader->stream.order[reader->stream.n_issued++ % (uint64_t)reader->options.queue_depth] = piece->slot;
+    reader->stream.order[reader->stream.n_issued++ % (uint64_t)reader->options.queue_depth] =
+        piece->slot;
     return piece;
 }
 
@@ -121,7 +123,8 @@ static void fail_piece(bl_io_piece *piece, const bl_io_file *file, int64_t resul
     bl_status st;
 
     if (result == 0) {
-        st = BL_FAIL(BL_EIO, "%s: ends at offset %" PRId64 ", where %" PRId64 " more bytes are expected",
+        st = BL_FAIL(BL_EIO,
+                     "%s: ends at offset %" PRId64 ", where %" PRId64 " more bytes are expected",
                      file->path, piece->at, piece->need_end - piece->at);
     } else {
         errno = (int)-result;
@@ -234,9 +237,12 @@ static bl_status allocate(bl_reader *reader)
     reader->pieces = calloc((size_t)depth, sizeof *reader->pieces);
     reader->free_slots = calloc((size_t)depth, sizeof *reader->free_slots);
     reader->stream.order = calloc((size_t)depth, sizeof *reader->stream.order);
-    reader->buffers = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    reader->buffers =
+        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (reader->buffers == MAP_FAILED) reader->buffers = NULL;
-    if (reader->buffers) madvise(reader->buffers, n_bytes, MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
+    if (reader->buffers)
+        madvise(reader->buffers, n_bytes,
+                MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
     if (!reader->pieces || !reader->free_slots || !reader->stream.order || !reader->buffers)
         return BL_FAIL(BL_ENOMEM, "%zu bytes of buffers for reading", n_bytes);
     for (int slot = 0; slot < depth; slot++) {
@@ -252,7 +258,8 @@ static void free_reader(bl_reader *reader)
 {
     pthread_mutex_destroy(&reader->lock);
     pthread_cond_destroy(&reader->done);
-    if (reader->buffers) munmap(reader->buffers, (size_t)reader->options.queue_depth * reader->buffer_bytes);
+    if (reader->buffers)
+        munmap(reader->buffers, (size_t)reader->options.queue_depth * reader->buffer_bytes);
     free(reader->stream.order);
     free(reader->free_slots);
     free(reader->pieces);
@@ -271,7 +278,8 @@ bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files,
     pthread_mutex_init(&reader->lock, NULL);
     pthread_cond_init(&reader->done, NULL);
     bl_status st =
-        reader->options.chunk_bytes % BL_IO_ALIGN_BYTES == 0 && reader->options.chunk_bytes <= (1u << 29)
+        reader->options.chunk_bytes % BL_IO_ALIGN_BYTES == 0 &&
+                reader->options.chunk_bytes <= (1u << 29)
             ? allocate(reader)
             : BL_FAIL(BL_EINTERNAL, "requests of %zu bytes", reader->options.chunk_bytes);
     if (st == BL_OK) st = start_engine(reader);
@@ -329,7 +337,8 @@ bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read)
 
     memset(&read->internal, 0, sizeof read->internal);
     if (read->file < 0 || read->file >= reader->files->n_files || read->offset_bytes < 0)
-        return BL_FAIL(BL_EINTERNAL, "a read of file %d at offset %" PRId64, read->file, read->offset_bytes);
+        return BL_FAIL(BL_EINTERNAL, "a read of file %d at offset %" PRId64, read->file,
+                       read->offset_bytes);
     pthread_mutex_lock(&reader->lock);
     if (reader->stream.is_open) {
         st = BL_FAIL(BL_EINTERNAL, "a read while a stream is open");
@@ -351,7 +360,8 @@ bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read)
 bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read)
 {
     pthread_mutex_lock(&reader->lock);
-    while (read->internal.issued_bytes < read->n_bytes || read->internal.n_flying > 0) wait_done(reader);
+    while (read->internal.issued_bytes < read->n_bytes || read->internal.n_flying > 0)
+        wait_done(reader);
     reader->n_reads--;
     pthread_mutex_unlock(&reader->lock);
     return read->internal.error.status == BL_OK ? BL_OK : bl_error_restore(&read->internal.error);
@@ -362,10 +372,11 @@ bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read)
 static bl_status check_ranges(const bl_reader *reader, const bl_io_range *ranges, size_t n_ranges)
 {
     for (size_t i = 0; i < n_ranges; i++)
-        if (ranges[i].file < 0 || ranges[i].file >= reader->files->n_files || ranges[i].offset_bytes < 0 ||
-            ranges[i].n_bytes < 0 ||
+        if (ranges[i].file < 0 || ranges[i].file >= reader->files->n_files ||
+            ranges[i].offset_bytes < 0 || ranges[i].n_bytes < 0 ||
             ranges[i].n_bytes > INT64_MAX - BL_IO_ALIGN_BYTES - ranges[i].offset_bytes)
-            return BL_FAIL(BL_EINTERNAL, "range %zu: %" PRId64 " bytes of file %d at offset %" PRId64, i,
+            return BL_FAIL(BL_EINTERNAL,
+                           "range %zu: %" PRId64 " bytes of file %d at offset %" PRId64, i,
                            ranges[i].n_bytes, ranges[i].file, ranges[i].offset_bytes);
     return BL_OK;
 }
@@ -394,8 +405,8 @@ bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t 
 /* The piece whose chunk is the next to be delivered. */
 static bl_io_piece *stream_front(bl_reader *reader)
 {
-    return &reader->pieces[reader->stream
-                               .order[reader->stream.n_delivered % (uint64_t)reader->options.queue_depth]];
+    return &reader->pieces[reader->stream.order[reader->stream.n_delivered %
+                                                (uint64_t)reader->options.queue_depth]];
 }
 
 static void release_front(bl_reader *reader)

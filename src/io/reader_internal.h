@@ -40,7 +40,7 @@ typedef struct bl_io_piece {
     size_t range;     /* of the stream */
     int64_t range_offset;
     int file;
-    int64_t begin, end;           /* the bytes of the file that are asked for; what is needed lies inside */
+    int64_t begin, end; /* the bytes of the file that are asked for; what is needed lies inside */
     int64_t need_begin, need_end; /* of the file */
     int64_t at;                   /* [begin, at) have come */
     char *memory;                 /* where byte `begin` goes */
@@ -54,7 +54,8 @@ typedef struct bl_io_engine_api {
     bl_status (*start)(bl_reader *reader);
     void (*wake)(bl_reader *reader); /* there may be something to take; the lock is held */
     void (*stop)(
-        bl_reader *reader); /* `quit` has been set; returns when no piece flies and no thread is left */
+        bl_reader
+            *reader); /* `quit` has been set; returns when no piece flies and no thread is left */
 } bl_io_engine_api;
 
 extern const bl_io_engine_api bl_io_engine_uring, bl_io_engine_pread;
@@ -80,9 +81,10 @@ struct bl_reader {
         const bl_io_range *ranges;
         size_t n_ranges, range; /* the next piece begins at `offset` of `range` */
         int64_t offset;
-        int *order;                     /* slots in the order of issue, a ring of queue_depth */
-        uint64_t n_issued, n_delivered; /* the chunk in the caller's hands is not counted as delivered */
-        bool is_held;                   /* the caller has the chunk of order[n_delivered] */
+        int *order; /* slots in the order of issue, a ring of queue_depth */
+        uint64_t n_issued,
+            n_delivered; /* the chunk in the caller's hands is not counted as delivered */
+        bool is_held;    /* the caller has the chunk of order[n_delivered] */
     } stream;
 };
 

@@ -8,7 +8,8 @@ static const size_t LARGEST_PART_BYTES = INT64_MAX / 64;
 
 static bl_status too_large(const bl_weight *w)
 {
-    return BL_FAIL(BL_EINPUT, "a matrix of %lld x %lld is too large", (long long)w->rows, (long long)w->cols);
+    return BL_FAIL(BL_EINPUT, "a matrix of %lld x %lld is too large", (long long)w->rows,
+                   (long long)w->cols);
 }
 
 static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n_shards)
@@ -18,7 +19,9 @@ static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n
     matrix->n_parts = 0;
     for (int s = 0; s < w->n_segments; s++) {
         size_t bytes, n_scales;
-        if (!bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &bytes, &n_scales) || bytes > LARGEST_PART_BYTES)
+        if (!bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &bytes,
+                             &n_scales) ||
+            bytes > LARGEST_PART_BYTES)
             return too_large(w);
         int64_t row_bytes = w->cols * (int64_t)bl_format_code_bytes(w->segment[s].format);
         bl_base_part *last = matrix->n_parts ? &matrix->part[matrix->n_parts - 1] : NULL;
@@ -26,20 +29,25 @@ static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n
             last->rows += w->segment[s].rows;
             last->n_segments++;
         } else {
-            matrix->part[matrix->n_parts++] = (bl_base_part){
-                .first_segment = s, .n_segments = 1, .rows = w->segment[s].rows, .row_bytes = row_bytes};
+            matrix->part[matrix->n_parts++] = (bl_base_part){.first_segment = s,
+                                                             .n_segments = 1,
+                                                             .rows = w->segment[s].rows,
+                                                             .row_bytes = row_bytes};
         }
     }
     for (int p = 0; p < matrix->n_parts; p++) {
         bl_base_part *part = &matrix->part[p];
         size_t gathered;
         part->shard_rows = bl_ceil_div(part->rows, n_shards);
-        if (bl_mul_overflows((size_t)part->shard_rows, (size_t)part->row_bytes, &part->shard_bytes) ||
-            bl_mul_overflows(part->shard_bytes, (size_t)n_shards, &gathered) || gathered > LARGEST_PART_BYTES)
+        if (bl_mul_overflows((size_t)part->shard_rows, (size_t)part->row_bytes,
+                             &part->shard_bytes) ||
+            bl_mul_overflows(part->shard_bytes, (size_t)n_shards, &gathered) ||
+            gathered > LARGEST_PART_BYTES)
             return too_large(w);
         part->shard_offset = unit->shard_bytes;
         part->slot_offset = unit->slot_bytes;
-        unit->shard_bytes += (size_t)bl_round_up((int64_t)part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
+        unit->shard_bytes +=
+            (size_t)bl_round_up((int64_t)part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
         unit->slot_bytes += (size_t)bl_round_up((int64_t)gathered, BL_DEVICE_ALIGNMENT_BYTES);
     }
     return BL_OK;
@@ -51,7 +59,8 @@ bl_status bl_base_layout_finish(bl_base_layout *layout)
     for (int64_t u = 0; u < layout->n_units; u++) {
         bl_base_unit *unit = &layout->units[u];
         unit->shard_bytes = unit->slot_bytes = 0;
-        for (int m = 0; m < unit->n_matrices; m++) BL_TRY(finish_matrix(unit, &unit->matrix[m], layout->n_shards));
+        for (int m = 0; m < unit->n_matrices; m++)
+            BL_TRY(finish_matrix(unit, &unit->matrix[m], layout->n_shards));
         unit->offset = layout->shard_bytes;
         if (bl_add_overflows(layout->shard_bytes, unit->shard_bytes, &layout->shard_bytes))
             return BL_FAIL(BL_EINPUT, "the base is too large for this machine's addresses");
@@ -65,7 +74,8 @@ void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int6
     *end = bl_min_i64(*begin + part->shard_rows, part->rows);
 }
 
-void bl_base_fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS], bl_weight *out)
+void bl_base_fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS],
+                         bl_weight *out)
 {
     *out = matrix->weight;
     for (int p = 0; p < matrix->n_parts; p++) {
@@ -88,7 +98,8 @@ bl_status bl_base_prefetch(bl_base *base, int64_t unit)
     return base->ops->prefetch(base, unit);
 }
 
-bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out)
+bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                          bl_weight *out)
 {
     return base->ops->acquire(base, unit, matrix, stream, out);
 }

@@ -23,7 +23,8 @@ enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
 typedef struct bl_base_part {
     int first_segment, n_segments;
     int64_t rows, row_bytes;
-    int64_t shard_rows;  /* ceil(rows / n_shards): shard i holds rows [i * shard_rows, (i + 1) * shard_rows), zero-padded */
+    int64_t
+        shard_rows; /* ceil(rows / n_shards): shard i holds rows [i * shard_rows, (i + 1) * shard_rows), zero-padded */
     size_t shard_bytes;  /* shard_rows * row_bytes */
     size_t shard_offset; /* in the unit's shard */
     size_t slot_offset;  /* in the unit's slot, where n_shards * shard_bytes lie */
@@ -37,7 +38,8 @@ typedef struct bl_base_matrix {
 
 typedef struct bl_base_unit {
     int n_matrices;
-    bool whole_ring; /* the head: may use the whole ring (DESIGN: ring bytes = max(depth x slot, head)) */
+    bool
+        whole_ring; /* the head: may use the whole ring (DESIGN: ring bytes = max(depth x slot, head)) */
     bl_base_matrix matrix[BL_BASE_MATRICES];
     size_t shard_bytes, slot_bytes;
     size_t offset; /* of the unit's shard in the rank's shard memory */
@@ -63,24 +65,27 @@ typedef struct bl_base bl_base;
 bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out);
 
 /* comm: the shard group (size n_shards); stream: carries the gathers; ring_depth >= 1 slots. */
-bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
-                                 bl_stream *stream, int ring_depth, bl_base **out);
+bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards,
+                                 bl_device *device, bl_comm *comm, bl_stream *stream,
+                                 int ring_depth, bl_base **out);
 
 /* Weights that may lie outside device memory: offload/pager.h. Part p of matrix m of unit u, counted over the layout in that order, is page
  * number bl_base_page(layout, u, m, p) of `pages`, of part.shard_bytes. pages (sealed) and layout are borrowed until the base is
  * destroyed; options->comm is the shard group (NULL when n_shards is 1). */
 struct bl_pages;
 struct bl_pager_options;
-bl_status bl_base_create_paged(const bl_base_layout *layout, struct bl_pages *pages, const struct bl_pager_options *options,
-                               bl_base **out);
+bl_status bl_base_create_paged(const bl_base_layout *layout, struct bl_pages *pages,
+                               const struct bl_pager_options *options, bl_base **out);
 int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part);
 int64_t bl_base_page_count(const bl_base_layout *layout);
 /* Device memory of its ring, for plans: is_resident[bl_base_page_count(layout)] says of each page
  * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth);
+size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
+                                int ring_depth);
 /* Host memory of its reader, likewise, with the pages that lie on disk; bounces: the host cannot write device memory; queue_depth: as in
  * the options. */
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces, int queue_depth);
+size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
+                                  bool bounces, int queue_depth);
 /* A paged base's checksums: BL_EINPUT names the first page that has changed since it was loaded. With the streams idle. Other bases
  * have none: BL_OK. */
 bl_status bl_base_verify(bl_base *base);
@@ -95,7 +100,8 @@ void bl_base_destroy(bl_base *base); /* NULL is fine */
 bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
 /* *out: the matrix, its codes valid for tasks queued on `stream` until the unit's release. */
-bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out);
+bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                          bl_weight *out);
 bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
 
 #ifdef __cplusplus

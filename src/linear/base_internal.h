@@ -7,7 +7,8 @@
 
 typedef struct bl_base_ops {
     bl_status (*prefetch)(bl_base *base, int64_t unit);
-    bl_status (*acquire)(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out);
+    bl_status (*acquire)(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                         bl_weight *out);
     bl_status (*release)(bl_base *base, int64_t unit, bl_stream *stream);
     bl_status (*verify)(bl_base *base); /* NULL: nothing to check */
     void (*destroy)(bl_base *base);
@@ -19,6 +20,7 @@ struct bl_base {
 };
 
 /* *out = the matrix's weight with the codes of part p starting at codes[p]. */
-void bl_base_fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS], bl_weight *out);
+void bl_base_fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS],
+                         bl_weight *out);
 
 #endif

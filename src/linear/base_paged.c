@@ -27,7 +27,8 @@ static int64_t count_parts(const bl_base_unit *unit, int matrix, int part)
 int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part)
 {
     int64_t n = count_parts(&layout->units[unit], matrix, part);
-    for (int64_t u = 0; u < unit; u++) n += count_parts(&layout->units[u], layout->units[u].n_matrices, 0);
+    for (int64_t u = 0; u < unit; u++)
+        n += count_parts(&layout->units[u], layout->units[u].n_matrices, 0);
     return n;
 }
 
@@ -60,7 +61,8 @@ static bl_status paged_prefetch(bl_base *base, int64_t unit)
     return bl_pager_prefetch(((base_paged *)base)->pager, unit);
 }
 
-static bl_status paged_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out)
+static bl_status paged_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                               bl_weight *out)
 {
     const bl_base_unit *u = &base->layout->units[unit];
     const void *codes[BL_BASE_SEGMENTS];
@@ -93,10 +95,11 @@ static bl_status check_pages(const bl_base_layout *layout, const bl_pages *pages
     int64_t page = 0;
 
     if (layout->n_shards != group_size)
-        return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards, group_size);
+        return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards,
+                       group_size);
     if (bl_pages_count(pages) < bl_base_page_count(layout))
-        return BL_FAIL(BL_EINTERNAL, "%lld pages for a base of %lld", (long long)bl_pages_count(pages),
-                       (long long)bl_base_page_count(layout));
+        return BL_FAIL(BL_EINTERNAL, "%lld pages for a base of %lld",
+                       (long long)bl_pages_count(pages), (long long)bl_base_page_count(layout));
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++)
             for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, page++) {
@@ -109,8 +112,8 @@ static bl_status check_pages(const bl_base_layout *layout, const bl_pages *pages
     return BL_OK;
 }
 
-bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages, const bl_pager_options *options,
-                               bl_base **out)
+bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
+                               const bl_pager_options *options, bl_base **out)
 {
     static const bl_base_ops ops = {.prefetch = paged_prefetch,
                                     .acquire = paged_acquire,
@@ -135,7 +138,8 @@ bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages, co
 }
 
 /* The pages of a layout, in one of two tiers. */
-static bl_page_spec *make_specs(const bl_base_layout *layout, const bool *choice, bl_tier chosen, bl_tier other)
+static bl_page_spec *make_specs(const bl_base_layout *layout, const bool *choice, bl_tier chosen,
+                                bl_tier other)
 {
     bl_page_spec *specs = calloc((size_t)bl_base_page_count(layout) + 1, sizeof *specs);
     int64_t page = 0;
@@ -149,25 +153,29 @@ static bl_page_spec *make_specs(const bl_base_layout *layout, const bool *choice
     return specs;
 }
 
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident, int ring_depth)
+size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
+                                int ring_depth)
 {
     bl_pager_unit *units = make_units(layout);
     bl_page_spec *specs = make_specs(layout, is_resident, BL_TIER_DEVICE, BL_TIER_HOST);
     size_t n_bytes = SIZE_MAX;
 
-    if (units && specs) n_bytes = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, layout->n_units, units);
+    if (units && specs)
+        n_bytes = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, layout->n_units, units);
     free(specs);
     free(units);
     return n_bytes;
 }
 
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk, bool bounces, int queue_depth)
+size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
+                                  bool bounces, int queue_depth)
 {
     bl_pager_unit *units = make_units(layout);
     bl_page_spec *specs = make_specs(layout, is_on_disk, BL_TIER_DISK, BL_TIER_HOST);
     size_t n_bytes = SIZE_MAX;
 
-    if (units && specs) n_bytes = bl_pager_host_bytes(specs, bounces, queue_depth, layout->n_units, units);
+    if (units && specs)
+        n_bytes = bl_pager_host_bytes(specs, bounces, queue_depth, layout->n_units, units);
     free(specs);
     free(units);
     return n_bytes;

@@ -15,7 +15,8 @@ static bl_status resident_prefetch(bl_base *base, int64_t unit)
     return BL_OK;
 }
 
-static bl_status resident_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out)
+static bl_status resident_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                                  bl_weight *out)
 {
     const base_resident *self = (const base_resident *)base;
     const bl_base_unit *u = &base->layout->units[unit];
@@ -23,7 +24,8 @@ static bl_status resident_acquire(bl_base *base, int64_t unit, int matrix, bl_st
     const void *codes[BL_BASE_SEGMENTS];
 
     (void)stream;
-    for (int p = 0; p < m->n_parts; p++) codes[p] = self->shards + u->offset + m->part[p].shard_offset;
+    for (int p = 0; p < m->n_parts; p++)
+        codes[p] = self->shards + u->offset + m->part[p].shard_offset;
     bl_base_fill_weight(m, codes, out);
     return BL_OK;
 }
@@ -41,11 +43,14 @@ static void resident_destroy(bl_base *base)
 
 bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out)
 {
-    static const bl_base_ops ops = {
-        .prefetch = resident_prefetch, .acquire = resident_acquire, .release = resident_release, .destroy = resident_destroy};
+    static const bl_base_ops ops = {.prefetch = resident_prefetch,
+                                    .acquire = resident_acquire,
+                                    .release = resident_release,
+                                    .destroy = resident_destroy};
 
     *out = NULL;
-    if (layout->n_shards != 1) return BL_FAIL(BL_EINTERNAL, "a resident base has one shard, not %d", layout->n_shards);
+    if (layout->n_shards != 1)
+        return BL_FAIL(BL_EINTERNAL, "a resident base has one shard, not %d", layout->n_shards);
     base_resident *self = calloc(1, sizeof *self);
     if (!self) return BL_FAIL(BL_ENOMEM, "resident base");
     self->base = (bl_base){&ops, layout};

@@ -8,7 +8,8 @@
 #include "base/sizes.h"
 #include "comm/gather_ring.h"
 
-_Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS, "an item for each part of each matrix");
+_Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
+               "an item for each part of each matrix");
 
 typedef struct base_sharded {
     bl_base base;
@@ -20,7 +21,8 @@ static bl_status sharded_prefetch(bl_base *base, int64_t unit)
     return bl_gather_ring_prefetch(((base_sharded *)base)->ring, unit);
 }
 
-static bl_status sharded_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream, bl_weight *out)
+static bl_status sharded_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                                 bl_weight *out)
 {
     const bl_base_unit *u = &base->layout->units[unit];
     const void *codes[BL_BASE_SEGMENTS];
@@ -28,7 +30,8 @@ static bl_status sharded_acquire(bl_base *base, int64_t unit, int matrix, bl_str
 
     for (int m = 0; m < matrix; m++) item += u->matrix[m].n_parts;
     for (int p = 0; p < u->matrix[matrix].n_parts; p++)
-        BL_TRY(bl_gather_ring_acquire(((base_sharded *)base)->ring, unit, item + p, stream, &codes[p]));
+        BL_TRY(bl_gather_ring_acquire(((base_sharded *)base)->ring, unit, item + p, stream,
+                                      &codes[p]));
     bl_base_fill_weight(&u->matrix[matrix], codes, out);
     return BL_OK;
 }
@@ -53,26 +56,32 @@ static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shar
         for (int m = 0; m < u->n_matrices; m++)
             for (int p = 0; p < u->matrix[m].n_parts; p++) {
                 const bl_base_part *part = &u->matrix[m].part[p];
-                units[i].item[units[i].n_items++] = (bl_gather_item){.shard = shards + u->offset + part->shard_offset,
-                                                                     .shard_bytes = part->shard_bytes,
-                                                                     .slot_offset = part->slot_offset};
+                units[i].item[units[i].n_items++] =
+                    (bl_gather_item){.shard = shards + u->offset + part->shard_offset,
+                                     .shard_bytes = part->shard_bytes,
+                                     .slot_offset = part->slot_offset};
             }
     }
     return units;
 }
 
-bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards, bl_device *device, bl_comm *comm,
-                                 bl_stream *stream, int ring_depth, bl_base **out)
+bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards,
+                                 bl_device *device, bl_comm *comm, bl_stream *stream,
+                                 int ring_depth, bl_base **out)
 {
-    static const bl_base_ops ops = {
-        .prefetch = sharded_prefetch, .acquire = sharded_acquire, .release = sharded_release, .destroy = sharded_destroy};
+    static const bl_base_ops ops = {.prefetch = sharded_prefetch,
+                                    .acquire = sharded_acquire,
+                                    .release = sharded_release,
+                                    .destroy = sharded_destroy};
 
     *out = NULL;
     if (layout->n_shards != bl_comm_size(comm))
-        return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards, bl_comm_size(comm));
+        return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards,
+                       bl_comm_size(comm));
     base_sharded *self = calloc(1, sizeof *self);
     bl_gather_unit *units = make_units(layout, shards);
-    bl_gather_ring_options options = {.device = device, .comm = comm, .stream = stream, .depth = ring_depth};
+    bl_gather_ring_options options = {
+        .device = device, .comm = comm, .stream = stream, .depth = ring_depth};
     bl_status st = self && units ? BL_OK : BL_FAIL(BL_ENOMEM, "sharded base");
     if (st == BL_OK) st = bl_gather_ring_create(&options, layout->n_units, units, &self->ring);
     free(units);

@@ -28,15 +28,19 @@ typedef struct workspace_layout {
 static workspace_layout lay_out(const bl_lora_linear *linear, int64_t T)
 {
     bool is_f32 = linear->act == BL_ACT_F32, is_stacked = linear->is_stacked && !is_f32;
-    int64_t alignment = is_f32 ? 1 : ALIGNMENT_BYTES, unit_bytes = (int64_t)bl_act_bytes(linear->act), r = 0;
+    int64_t alignment = is_f32 ? 1 : ALIGNMENT_BYTES,
+            unit_bytes = (int64_t)bl_act_bytes(linear->act), r = 0;
     bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
     workspace_layout at;
 
-    for (int p = 0; p < linear->n_parts; p++) r = is_stacked ? r + linear->part[p].r : bl_max_i64(r, linear->part[p].r);
+    for (int p = 0; p < linear->n_parts; p++)
+        r = is_stacked ? r + linear->part[p].r : bl_max_i64(r, linear->part[p].r);
     size_t u_bytes = (size_t)bl_round_up(T * r * unit_bytes, alignment);
     at.du = u_bytes;
     at.masked = 2 * u_bytes;
-    at.scratch = at.masked + (dropout ? (size_t)bl_round_up(T * linear->weight.cols * unit_bytes, alignment) : 0);
+    at.scratch =
+        at.masked +
+        (dropout ? (size_t)bl_round_up(T * linear->weight.cols * unit_bytes, alignment) : 0);
     return at;
 }
 
@@ -45,11 +49,17 @@ int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, boo
     return 2 * T * r_max + (dropout ? T * K : 0);
 }
 
-size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear, int64_t T)
+size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear,
+                                      int64_t T)
 {
-    bl_matmul_weight_args forward = {.forward = true, .mode = linear->mode, .T = T, .weight = linear->weight}, backward = forward;
+    bl_matmul_weight_args forward = {.forward = true,
+                                     .mode = linear->mode,
+                                     .T = T,
+                                     .weight = linear->weight},
+                          backward = forward;
     backward.forward = false;
-    size_t y = bl_matmul_weight_scratch_bytes(device, &forward), dx = bl_matmul_weight_scratch_bytes(device, &backward);
+    size_t y = bl_matmul_weight_scratch_bytes(device, &forward),
+           dx = bl_matmul_weight_scratch_bytes(device, &backward);
     return lay_out(linear, T).scratch + (y > dx ? y : dx);
 }
 
@@ -64,32 +74,57 @@ static workspace divide_workspace(bl_stream *stream, const bl_lora_linear *linea
                        .du = memory + at.du,
                        .masked = memory + at.masked,
                        .scratch = is_cuda ? memory + at.scratch : NULL,
-                       .scratch_bytes = is_cuda && linear->workspace_bytes > at.scratch ? linear->workspace_bytes - at.scratch : 0};
+                       .scratch_bytes = is_cuda && linear->workspace_bytes > at.scratch
+                                            ? linear->workspace_bytes - at.scratch
+                                            : 0};
 }
 
 /* dst = D src; K channels a token. */
-static bl_status apply_dropout(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *src, void *dst)
+static bl_status apply_dropout(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                               const void *src, void *dst)
 {
     const bl_lora_dropout *d = &linear->dropout;
-    return bl_dropout(stream, &(bl_dropout_args){.T = T, .C = linear->weight.cols, .p = d->p, .act = linear->act, .seed = d->seed,
-                                                 .step = d->step, .layer = d->layer, .matrix = d->matrix, .sample = d->sample,
-                                                 .position = d->position, .x = src, .y = dst});
+    return bl_dropout(stream, &(bl_dropout_args){.T = T,
+                                                 .C = linear->weight.cols,
+                                                 .p = d->p,
+                                                 .act = linear->act,
+                                                 .seed = d->seed,
+                                                 .step = d->step,
+                                                 .layer = d->layer,
+                                                 .matrix = d->matrix,
+                                                 .sample = d->sample,
+                                                 .position = d->position,
+                                                 .x = src,
+                                                 .y = dst});
 }
 
 /* out = in W^T (forward) or in W, + beta out */
-static bl_status frozen_product(bl_stream *stream, const bl_lora_linear *linear, const workspace *ws, bool forward, int64_t T, float beta,
+static bl_status frozen_product(bl_stream *stream, const bl_lora_linear *linear,
+                                const workspace *ws, bool forward, int64_t T, float beta,
                                 const void *in, void *out)
 {
-    return bl_matmul_weight(stream, &(bl_matmul_weight_args){.forward = forward, .act = linear->act, .mode = linear->mode, .beta = beta,
-                                                             .T = T, .in = in, .out = out, .weight = linear->weight,
-                                                             .scratch = ws->scratch, .scratch_bytes = ws->scratch_bytes});
+    return bl_matmul_weight(stream, &(bl_matmul_weight_args){.forward = forward,
+                                                             .act = linear->act,
+                                                             .mode = linear->mode,
+                                                             .beta = beta,
+                                                             .T = T,
+                                                             .in = in,
+                                                             .out = out,
+                                                             .weight = linear->weight,
+                                                             .scratch = ws->scratch,
+                                                             .scratch_bytes = ws->scratch_bytes});
 }
 
 /* A product of activations and LoRA weights; those that fill in a gradient set c_act to fp32. */
 static bl_matmul_args small_product(const bl_lora_linear *linear, const workspace *ws)
 {
-    size_t bytes = ws->scratch_bytes < BL_MATMUL_SCRATCH_BYTES ? ws->scratch_bytes : BL_MATMUL_SCRATCH_BYTES;
-    return (bl_matmul_args){.act = linear->act, .c_act = linear->act, .alpha = 1.0f, .scratch = ws->scratch, .scratch_bytes = bytes};
+    size_t bytes =
+        ws->scratch_bytes < BL_MATMUL_SCRATCH_BYTES ? ws->scratch_bytes : BL_MATMUL_SCRATCH_BYTES;
+    return (bl_matmul_args){.act = linear->act,
+                            .c_act = linear->act,
+                            .alpha = 1.0f,
+                            .scratch = ws->scratch,
+                            .scratch_bytes = bytes};
 }
 
 typedef struct stack {
@@ -117,8 +152,8 @@ static void *columns_of(const bl_lora_linear *linear, const stack *s, int index,
 }
 
 /* u (T,r) = input A^T */
-static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s, const workspace *ws, int64_t T,
-                              const void *input)
+static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s,
+                              const workspace *ws, int64_t T, const void *input)
 {
     bl_matmul_args product = small_product(linear, ws);
     int64_t K = linear->weight.cols;
@@ -131,8 +166,8 @@ static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, c
 }
 
 /* y's columns of the stack's part `index` (T,rows) = s u B^T */
-static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index, const workspace *ws, int64_t T,
-                            void *y)
+static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s,
+                            int index, const workspace *ws, int64_t T, void *y)
 {
     const bl_lora_part *part = &s->part[index];
     bl_matmul_args product = small_product(linear, ws);
@@ -154,7 +189,8 @@ static bool parts_cover_rows(const bl_lora_linear *linear)
     return rows == linear->weight.rows;
 }
 
-bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, void *y)
+bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                                 const void *x, void *y)
 {
     workspace ws = divide_workspace(stream, linear, T);
     const void *input = x;
@@ -165,7 +201,8 @@ bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear
         input = ws.masked;
     }
     if (linear->n_parts > 0 && !parts_cover_rows(linear))
-        BL_TRY(bl_stream_zero(stream, y, (size_t)(T * linear->weight.rows) * bl_act_bytes(linear->act)));
+        BL_TRY(bl_stream_zero(stream, y,
+                              (size_t)(T * linear->weight.rows) * bl_act_bytes(linear->act)));
     for (int p = 0; p < linear->n_parts;) {
         stack s = stack_at(linear, p);
         BL_TRY(project_down(stream, linear, &s, &ws, T, input));
@@ -182,8 +219,8 @@ static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int
 }
 
 /* Of the stack's part `index`: dB (rows,r) = s dy^T u, and its columns of du (T,r) = s dy B. */
-static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index, const workspace *ws, int64_t T,
-                         const void *dy)
+static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index,
+                         const workspace *ws, int64_t T, const void *dy)
 {
     const bl_lora_part *part = &s->part[index];
     bl_matmul_args product = small_product(linear, ws);
@@ -196,19 +233,21 @@ static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const 
     product.transpose_a = true;
     product.M = part->rows, product.N = r, product.K = T;
     product.ldb = s->r, product.ldc = r;
-    product.b = columns_of(linear, s, index, ws->u), product.c = part->dB, product.c_act = BL_ACT_F32;
+    product.b = columns_of(linear, s, index, ws->u), product.c = part->dB,
+    product.c_act = BL_ACT_F32;
     BL_TRY(bl_matmul(stream, &product));
 
     product.transpose_a = false;
     product.M = T, product.N = r, product.K = part->rows;
     product.ldb = r, product.ldc = s->r;
-    product.b = part->B, product.c = columns_of(linear, s, index, ws->du), product.c_act = linear->act;
+    product.b = part->B, product.c = columns_of(linear, s, index, ws->du),
+    product.c_act = linear->act;
     return bl_matmul(stream, &product);
 }
 
 /* dA (r,K) = du^T input, and unless out is NULL: out (T,K) = du A + beta out. */
-static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s, const workspace *ws, int64_t T,
-                           const void *input, float beta, void *out)
+static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s,
+                           const workspace *ws, int64_t T, const void *input, float beta, void *out)
 {
     bl_matmul_args product = small_product(linear, ws);
     int64_t r = s->r, K = linear->weight.cols;
@@ -229,14 +268,16 @@ static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, cons
     return bl_matmul(stream, &product);
 }
 
-bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, const void *dy, void *dx)
+bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                                  const void *x, const void *dy, void *dx)
 {
     bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
     workspace ws = divide_workspace(stream, linear, T);
     const void *input = x;
 
     if (T == 0) {
-        for (int p = 0; p < linear->n_parts; p++) BL_TRY(zero_gradients(stream, &linear->part[p], linear->weight.cols));
+        for (int p = 0; p < linear->n_parts; p++)
+            BL_TRY(zero_gradients(stream, &linear->part[p], linear->weight.cols));
         return BL_OK;
     }
     if (dropout) {
@@ -251,6 +292,8 @@ bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linea
         p += s.n_parts;
     }
     if (!dx) return BL_OK;
-    if (dropout) BL_TRY(apply_dropout(stream, linear, T, dx, dx)); /* the updates' input gradient alone is masked */
+    if (dropout)
+        BL_TRY(apply_dropout(stream, linear, T, dx,
+                             dx)); /* the updates' input gradient alone is masked */
     return frozen_product(stream, linear, &ws, false, T, linear->n_parts > 0 ? 1.0f : 0.0f, dy, dx);
 }

@@ -28,9 +28,10 @@ enum { BL_LORA_PARTS = 3 };
 
 typedef struct bl_lora_part {
     int64_t r, row_begin, rows;
-    float scale;       /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732) */
+    float
+        scale; /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732) */
     const void *A, *B; /* (r,K), (rows,r) */
-    float *dA, *dB;     /* overwritten by backward */
+    float *dA, *dB;    /* overwritten by backward */
 } bl_lora_part;
 
 /* The mask's key; see bl_dropout in ops/elementwise.h. p = 0: no dropout, the other members are not read. */
@@ -46,27 +47,32 @@ typedef struct bl_lora_linear {
     bl_weight weight;
     int n_parts;
     bl_lora_part part[BL_LORA_PARTS];
-    bool is_stacked; /* the parts' A's lie one behind the other, and so do their dA's: on CUDA x and dx are then gone through once for
+    bool
+        is_stacked; /* the parts' A's lie one behind the other, and so do their dA's: on CUDA x and dx are then gone through once for
                         all parts instead of once for each. Not looked at on the CPU */
     bl_lora_dropout dropout;
     bl_act_type act;     /* zero: fp32 */
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
     void *workspace;     /* bl_lora_linear_workspace_floats(...) on the CPU */
-    size_t workspace_bytes; /* bl_lora_linear_workspace_bytes(...) on CUDA, 256-byte aligned; not looked at on the CPU */
+    size_t
+        workspace_bytes; /* bl_lora_linear_workspace_bytes(...) on CUDA, 256-byte aligned; not looked at on the CPU */
 } bl_lora_linear;
 
 /* r_max: the largest r of a part; dropout: whether p > 0. */
 int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout);
 
 /* The same in bytes on any device. Of `linear`, the weight's shape and formats, the parts' r, is_stacked, dropout.p, act and mode are read. */
-size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear, int64_t T);
+size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear,
+                                      int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */
-bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, void *y);
+bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                                 const void *x, void *y);
 
 /* dx (T,K) and the parts' dA, dB are overwritten; dx NULL skips it. x is the forward's input. dx overlaps neither x nor dy.
  * T = 0 sets dA and dB to zero. */
-bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T, const void *x, const void *dy, void *dx);
+bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                                  const void *x, const void *dy, void *dx);
 
 #ifdef __cplusplus
 }

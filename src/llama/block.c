@@ -11,8 +11,12 @@ enum { FLOAT_ALIGN = 64 }; /* tensors start on 256-byte boundaries */
 
 bl_block_dims bl_block_dims_of(const bl_llama_config *config)
 {
-    bl_block_dims dims = {.hidden = config->hidden_size, .inter = config->intermediate_size, .n_heads = config->n_heads,
-                          .n_kv_heads = config->n_kv_heads, .head_dim = config->head_dim, .eps = config->rms_norm_eps};
+    bl_block_dims dims = {.hidden = config->hidden_size,
+                          .inter = config->intermediate_size,
+                          .n_heads = config->n_heads,
+                          .n_kv_heads = config->n_kv_heads,
+                          .head_dim = config->head_dim,
+                          .eps = config->rms_norm_eps};
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
@@ -32,7 +36,8 @@ static float *take(bump *from, int64_t floats)
     return piece;
 }
 
-static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, bump *from, bl_block_tensors *out)
+static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, bump *from,
+                          bl_block_tensors *out)
 {
     *out = (bl_block_tensors){0};
     if (which & BL_SAVE_ATTENTION) {
@@ -52,14 +57,15 @@ int64_t bl_block_saved_floats(const bl_block_dims *dims, unsigned save)
     return counter.used / FLOAT_ALIGN;
 }
 
-void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory, bl_block_tensors *tensors)
+void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory,
+                          bl_block_tensors *tensors)
 {
     bump from = {memory, 0};
     place_tensors(dims, save, bl_round_up(T_max, FLOAT_ALIGN), &from, tensors);
 }
 
-static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout, bool training, float *memory,
-                               bl_block_workspace *ws)
+static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
+                               bool training, float *memory, bl_block_workspace *ws)
 {
     bump from = {memory, 0};
     int64_t widest = bl_max_i64(bl_max_i64(dims->hidden, dims->q_width), dims->inter);
@@ -80,19 +86,21 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     return from.used;
 }
 
-int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training)
+int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                                  bool training)
 {
     bl_block_workspace unused;
     return place_workspace(dims, T_max, r, dropout, training, NULL, &unused);
 }
 
-void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training, float *memory,
-                              bl_block_workspace *workspace)
+void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                              bool training, float *memory, bl_block_workspace *workspace)
 {
     place_workspace(dims, T_max, r, dropout, training, memory, workspace);
 }
 
-bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept, const bl_block_workspace *ws)
+bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
+                                            const bl_block_workspace *ws)
 {
     bl_block_tensors t = *kept;
     if (!t.qkv) t.qkv = ws->tensors.qkv;
@@ -104,8 +112,9 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept, const 
 }
 
 /* Waits (on the stream) for one fused matrix and joins it with its adapters. */
-static bl_status need(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix, const bl_micro_batch *batch,
-                      const bl_block_workspace *ws, float *gradients, bl_lora_linear *out)
+static bl_status need(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
+                      const bl_micro_batch *batch, const bl_block_workspace *ws, float *gradients,
+                      bl_lora_linear *out)
 {
     *out = (bl_lora_linear){.workspace = ws->lora, .dropout = block->dropout};
     out->dropout.layer = (int32_t)block->layer;
@@ -116,16 +125,18 @@ static bl_status need(bl_stream *stream, const bl_block *block, bl_llama_matrix 
     return bl_base_acquire(block->base, block->layer, (int)matrix, stream, &out->weight);
 }
 
-static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix, const bl_micro_batch *batch,
-                                const bl_block_workspace *ws, const float *x, float *y)
+static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
+                                const bl_micro_batch *batch, const bl_block_workspace *ws,
+                                const float *x, float *y)
 {
     bl_lora_linear linear;
     BL_TRY(need(stream, block, matrix, batch, ws, NULL, &linear));
     return bl_lora_linear_forward(stream, &linear, batch->T, x, y);
 }
 
-static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix, const bl_micro_batch *batch,
-                                 const bl_block_workspace *ws, float *gradients, const float *x, const float *dy, float *dx)
+static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
+                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
+                                 float *gradients, const float *x, const float *dy, float *dx)
 {
     bl_lora_linear linear;
     BL_TRY(need(stream, block, matrix, batch, ws, gradients, &linear));
@@ -133,78 +144,114 @@ static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_ll
 }
 
 /* ws->norm, ws->rstd = norm of x */
-static bl_status norm_forward(bl_stream *stream, const bl_block_dims *dims, int64_t T, const float *w, const float *x,
-                              const bl_block_workspace *ws)
+static bl_status norm_forward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
+                              const float *w, const float *x, const bl_block_workspace *ws)
 {
-    return bl_rmsnorm_forward(stream, &(bl_rmsnorm_forward_args){.T = T, .H = dims->hidden, .eps = dims->eps, .x = x, .w = w,
-                                                                 .y = ws->norm, .rstd = ws->rstd});
+    return bl_rmsnorm_forward(stream, &(bl_rmsnorm_forward_args){.T = T,
+                                                                 .H = dims->hidden,
+                                                                 .eps = dims->eps,
+                                                                 .x = x,
+                                                                 .w = w,
+                                                                 .y = ws->norm,
+                                                                 .rstd = ws->rstd});
 }
 
 /* d += gradient of x through the norm whose output has gradient ws->d_norm; ws->rstd is that of norm_forward */
-static bl_status norm_backward(bl_stream *stream, const bl_block_dims *dims, int64_t T, const float *w, const float *x,
-                               const bl_block_workspace *ws, float *d)
+static bl_status norm_backward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
+                               const float *w, const float *x, const bl_block_workspace *ws,
+                               float *d)
 {
-    return bl_rmsnorm_backward(stream, &(bl_rmsnorm_backward_args){.T = T, .H = dims->hidden, .accumulate = 1, .x = x, .w = w,
-                                                                   .rstd = ws->rstd, .dy = ws->d_norm, .dx = d});
+    return bl_rmsnorm_backward(stream, &(bl_rmsnorm_backward_args){.T = T,
+                                                                   .H = dims->hidden,
+                                                                   .accumulate = 1,
+                                                                   .x = x,
+                                                                   .w = w,
+                                                                   .rstd = ws->rstd,
+                                                                   .dy = ws->d_norm,
+                                                                   .dx = d});
 }
 
 /* q and k are neighbours in a fused row: one call rotates both. */
-static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch, int64_t position_offset,
-                        int direction, float *qkv)
+static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch,
+                        int64_t position_offset, int direction, float *qkv)
 {
-    return bl_rope(stream, &(bl_rope_args){.T = batch->T, .n_heads = dims->n_heads + dims->n_kv_heads, .d = dims->head_dim,
-                                           .row_stride = dims->qkv_width, .n_documents = batch->n_documents,
-                                           .position_offset = position_offset, .direction = direction,
-                                           .cu_seqlens = batch->cu_seqlens, .cos_table = dims->cos_table,
-                                           .sin_table = dims->sin_table, .x = qkv});
+    return bl_rope(stream, &(bl_rope_args){.T = batch->T,
+                                           .n_heads = dims->n_heads + dims->n_kv_heads,
+                                           .d = dims->head_dim,
+                                           .row_stride = dims->qkv_width,
+                                           .n_documents = batch->n_documents,
+                                           .position_offset = position_offset,
+                                           .direction = direction,
+                                           .cu_seqlens = batch->cu_seqlens,
+                                           .cos_table = dims->cos_table,
+                                           .sin_table = dims->sin_table,
+                                           .x = qkv});
 }
 
-static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, int64_t position_offset,
-                             const bl_block_workspace *ws, const bl_block_tensors *t)
+static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                             int64_t position_offset, const bl_block_workspace *ws,
+                             const bl_block_tensors *t)
 {
     BL_TRY(norm_forward(stream, block->dims, batch->T, block->norm1, t->x, ws));
     BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, ws->norm, t->qkv));
     return rotate(stream, block->dims, batch, position_offset, +1, t->qkv);
 }
 
-static bl_status compute_attention(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                                   const bl_block_tensors *t)
+static bl_status compute_attention(bl_stream *stream, const bl_block *block,
+                                   const bl_micro_batch *batch, const bl_block_tensors *t)
 {
     const bl_block_dims *dims = block->dims;
     return bl_attention_forward(
-        stream, &(bl_attention_forward_args){.T = batch->T, .n_heads = dims->n_heads, .n_kv_heads = dims->n_kv_heads,
-                                             .d = dims->head_dim, .n_documents = batch->n_documents,
-                                             .q_stride = dims->qkv_width, .kv_stride = dims->qkv_width, .o_stride = dims->q_width,
-                                             .cu_seqlens = batch->cu_seqlens, .q = t->qkv, .k = t->qkv + dims->q_width,
-                                             .v = t->qkv + dims->q_width + dims->kv_width, .o = t->attention, .lse = t->lse});
+        stream, &(bl_attention_forward_args){.T = batch->T,
+                                             .n_heads = dims->n_heads,
+                                             .n_kv_heads = dims->n_kv_heads,
+                                             .d = dims->head_dim,
+                                             .n_documents = batch->n_documents,
+                                             .q_stride = dims->qkv_width,
+                                             .kv_stride = dims->qkv_width,
+                                             .o_stride = dims->q_width,
+                                             .cu_seqlens = batch->cu_seqlens,
+                                             .q = t->qkv,
+                                             .k = t->qkv + dims->q_width,
+                                             .v = t->qkv + dims->q_width + dims->kv_width,
+                                             .o = t->attention,
+                                             .lse = t->lse});
 }
 
 /* mid = x + o(attention) */
-static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_workspace *ws,
-                             const bl_block_tensors *t)
+static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                             const bl_block_workspace *ws, const bl_block_tensors *t)
 {
     BL_TRY(linear_forward(stream, block, BL_OUT, batch, ws, t->attention, t->mid));
-    return bl_add(stream, &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->x, .b = t->mid, .y = t->mid});
+    return bl_add(
+        stream,
+        &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->x, .b = t->mid, .y = t->mid});
 }
 
-static bl_status compute_gate_up(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                                 const bl_block_workspace *ws, const bl_block_tensors *t)
+static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
+                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
+                                 const bl_block_tensors *t)
 {
     BL_TRY(norm_forward(stream, block->dims, batch->T, block->norm2, t->mid, ws));
     return linear_forward(stream, block, BL_GATE_UP, batch, ws, ws->norm, t->gate_up);
 }
 
 /* out = mid + down(h); out may be mid's own place only if nobody reads mid again */
-static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_workspace *ws,
-                             const bl_block_tensors *t, float *out)
+static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                             const bl_block_workspace *ws, const bl_block_tensors *t, float *out)
 {
-    BL_TRY(bl_swiglu_forward(stream, &(bl_swiglu_forward_args){.T = batch->T, .I = block->dims->inter, .gate_up = t->gate_up, .h = ws->h}));
+    BL_TRY(bl_swiglu_forward(
+        stream, &(bl_swiglu_forward_args){
+                    .T = batch->T, .I = block->dims->inter, .gate_up = t->gate_up, .h = ws->h}));
     BL_TRY(linear_forward(stream, block, BL_MLP_DOWN, batch, ws, ws->h, out));
-    return bl_add(stream, &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->mid, .b = out, .y = out});
+    return bl_add(
+        stream,
+        &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->mid, .b = out, .y = out});
 }
 
-bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
-                           const bl_block_workspace *workspace, float *out)
+bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                           const bl_block_tensors *tensors, const bl_block_workspace *workspace,
+                           float *out)
 {
     bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
@@ -215,43 +262,66 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
     return compute_out(stream, block, batch, workspace, &t, out);
 }
 
-static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_workspace *ws,
-                              const bl_block_tensors *t, float *d, float *gradients)
+static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                              const bl_block_workspace *ws, const bl_block_tensors *t, float *d,
+                              float *gradients)
 {
     const bl_block_dims *dims = block->dims;
 
-    BL_TRY(bl_swiglu_forward(stream, &(bl_swiglu_forward_args){.T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .h = ws->h}));
+    BL_TRY(bl_swiglu_forward(
+        stream, &(bl_swiglu_forward_args){
+                    .T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .h = ws->h}));
     BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, d, ws->dh));
-    BL_TRY(bl_swiglu_backward(stream, &(bl_swiglu_backward_args){.T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .dh = ws->dh,
+    BL_TRY(bl_swiglu_backward(stream, &(bl_swiglu_backward_args){.T = batch->T,
+                                                                 .I = dims->inter,
+                                                                 .gate_up = t->gate_up,
+                                                                 .dh = ws->dh,
                                                                  .d_gate_up = t->gate_up}));
     BL_TRY(norm_forward(stream, dims, batch->T, block->norm2, t->mid, ws));
-    BL_TRY(linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up, ws->d_norm));
+    BL_TRY(linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up,
+                           ws->d_norm));
     return norm_backward(stream, dims, batch->T, block->norm2, t->mid, ws, d);
 }
 
-static bl_status backward_attention(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                                    const bl_block_workspace *ws, const bl_block_tensors *t, float *d, float *gradients)
+static bl_status backward_attention(bl_stream *stream, const bl_block *block,
+                                    const bl_micro_batch *batch, const bl_block_workspace *ws,
+                                    const bl_block_tensors *t, float *d, float *gradients)
 {
     const bl_block_dims *dims = block->dims;
     int64_t k = dims->q_width, v = dims->q_width + dims->kv_width;
 
-    BL_TRY(linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, d, ws->d_attention));
-    BL_TRY(bl_attention_backward(
-        stream, &(bl_attention_backward_args){.T = batch->T, .n_heads = dims->n_heads, .n_kv_heads = dims->n_kv_heads,
-                                              .d = dims->head_dim, .n_documents = batch->n_documents,
-                                              .q_stride = dims->qkv_width, .kv_stride = dims->qkv_width,
-                                              .o_stride = dims->q_width, .cu_seqlens = batch->cu_seqlens, .q = t->qkv,
-                                              .k = t->qkv + k, .v = t->qkv + v, .o = t->attention, .lse = t->lse,
-                                              .do_ = ws->d_attention, .dq = ws->d_qkv, .dk = ws->d_qkv + k, .dv = ws->d_qkv + v,
-                                              .delta = ws->delta}));
+    BL_TRY(linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, d,
+                           ws->d_attention));
+    BL_TRY(bl_attention_backward(stream,
+                                 &(bl_attention_backward_args){.T = batch->T,
+                                                               .n_heads = dims->n_heads,
+                                                               .n_kv_heads = dims->n_kv_heads,
+                                                               .d = dims->head_dim,
+                                                               .n_documents = batch->n_documents,
+                                                               .q_stride = dims->qkv_width,
+                                                               .kv_stride = dims->qkv_width,
+                                                               .o_stride = dims->q_width,
+                                                               .cu_seqlens = batch->cu_seqlens,
+                                                               .q = t->qkv,
+                                                               .k = t->qkv + k,
+                                                               .v = t->qkv + v,
+                                                               .o = t->attention,
+                                                               .lse = t->lse,
+                                                               .do_ = ws->d_attention,
+                                                               .dq = ws->d_qkv,
+                                                               .dk = ws->d_qkv + k,
+                                                               .dv = ws->d_qkv + v,
+                                                               .delta = ws->delta}));
     BL_TRY(rotate(stream, dims, batch, 0, -1, ws->d_qkv));
     BL_TRY(norm_forward(stream, dims, batch->T, block->norm1, t->x, ws));
-    BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, ws->norm, ws->d_qkv, ws->d_norm));
+    BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, ws->norm, ws->d_qkv,
+                           ws->d_norm));
     return norm_backward(stream, dims, batch->T, block->norm1, t->x, ws, d);
 }
 
-bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
-                            const bl_block_workspace *workspace, float *d, float *gradients)
+bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
+                            float *d, float *gradients)
 {
     bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
@@ -277,30 +347,41 @@ static bl_status append_rows(bl_stream *stream, const void *arguments)
     const append_rows_args *a = arguments;
     (void)stream;
     for (int64_t t = 0; t < a->T; t++)
-        for (int64_t c = 0; c < a->width; c++) a->dst[t * a->width + c] = a->src[t * a->row_stride + c];
+        for (int64_t c = 0; c < a->width; c++)
+            a->dst[t * a->width + c] = a->src[t * a->row_stride + c];
     return BL_OK;
 }
 
-bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, int64_t n_past, float *k_cache,
-                          float *v_cache, const bl_block_workspace *workspace, float *x)
+bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                          int64_t n_past, float *k_cache, float *v_cache,
+                          const bl_block_workspace *workspace, float *x)
 {
     const bl_block_dims *dims = block->dims;
     bl_block_tensors t = bl_block_effective_tensors(&(bl_block_tensors){.x = x}, workspace);
     int64_t T = batch->T, kv = dims->kv_width;
 
     BL_TRY(compute_qkv(stream, block, batch, n_past, workspace, &t));
-    append_rows_args append = {T, kv, dims->qkv_width, t.qkv + dims->q_width, k_cache + n_past * kv};
+    append_rows_args append = {T, kv, dims->qkv_width, t.qkv + dims->q_width,
+                               k_cache + n_past * kv};
     BL_TRY(bl_stream_call(stream, append_rows, &append, sizeof append));
     append.src = t.qkv + dims->q_width + kv;
     append.dst = v_cache + n_past * kv;
     BL_TRY(bl_stream_call(stream, append_rows, &append, sizeof append));
-    BL_TRY(bl_attention_forward(stream, &(bl_attention_forward_args){.T = T, .n_heads = dims->n_heads,
-                                                                     .n_kv_heads = dims->n_kv_heads, .d = dims->head_dim,
-                                                                     .n_documents = 1, .position_offset = n_past,
-                                                                     .q_stride = dims->qkv_width, .kv_stride = kv,
-                                                                     .o_stride = dims->q_width, .cu_seqlens = batch->cu_seqlens,
-                                                                     .q = t.qkv, .k = k_cache, .v = v_cache,
-                                                                     .o = t.attention}));
+    BL_TRY(
+        bl_attention_forward(stream, &(bl_attention_forward_args){.T = T,
+                                                                  .n_heads = dims->n_heads,
+                                                                  .n_kv_heads = dims->n_kv_heads,
+                                                                  .d = dims->head_dim,
+                                                                  .n_documents = 1,
+                                                                  .position_offset = n_past,
+                                                                  .q_stride = dims->qkv_width,
+                                                                  .kv_stride = kv,
+                                                                  .o_stride = dims->q_width,
+                                                                  .cu_seqlens = batch->cu_seqlens,
+                                                                  .q = t.qkv,
+                                                                  .k = k_cache,
+                                                                  .v = v_cache,
+                                                                  .o = t.attention}));
     BL_TRY(compute_mid(stream, block, batch, workspace, &t));
     BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
     return compute_out(stream, block, batch, workspace, &t, x);

@@ -27,11 +27,12 @@ typedef enum bl_save {
 /* A micro-batch in device memory: a flat token stream without padding. Arrays of T elements, cu_seqlens of n_documents + 1. */
 typedef struct bl_micro_batch {
     int64_t T, n_documents;
-    int32_t *ids;        /* < vocab_size */
-    int32_t *targets;    /* the token to predict; any value where weights[t] is 0 */
-    float *weights;      /* of -log p(target) in the loss */
-    int32_t *position;   /* index of the token in its sample (the row of the data set) */
-    int64_t *sample;     /* number of the token's sample in the step: with position the key of dropout */
+    int32_t *ids;      /* < vocab_size */
+    int32_t *targets;  /* the token to predict; any value where weights[t] is 0 */
+    float *weights;    /* of -log p(target) in the loss */
+    int32_t *position; /* index of the token in its sample (the row of the data set) */
+    int64_t
+        *sample; /* number of the token's sample in the step: with position the key of dropout */
     int32_t *cu_seqlens; /* documents: positions and attention start anew in each */
 } bl_micro_batch;
 
@@ -52,7 +53,8 @@ typedef struct bl_block_tensors {
 
 /* Floats a token of what `save` keeps beside x, and places the kept tensors of T_max tokens at `memory` (NULL members are not kept). */
 int64_t bl_block_saved_floats(const bl_block_dims *dims, unsigned save);
-void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory, bl_block_tensors *tensors);
+void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory,
+                          bl_block_tensors *tensors);
 
 /* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within one call. */
 typedef struct bl_block_workspace {
@@ -61,12 +63,14 @@ typedef struct bl_block_workspace {
 } bl_block_workspace;
 
 /* The tensors of a call: the kept ones where they are kept, the others in the workspace. */
-bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept, const bl_block_workspace *workspace);
+bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
+                                            const bl_block_workspace *workspace);
 
 /* training false: what forward needs only. r: LoRA rank (0 = none). */
-int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training);
-void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout, bool training, float *memory,
-                              bl_block_workspace *workspace);
+int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                                  bool training);
+void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                              bool training, float *memory, bl_block_workspace *workspace);
 
 /* One layer as a visit sees it. Borrowed for the visit. */
 typedef struct bl_block {
@@ -75,22 +79,25 @@ typedef struct bl_block {
     int64_t layer;
     const float *norm1, *norm2; /* (H) */
     const bl_lora_layout *lora;
-    const float *lora_weights;  /* the layer's flat vector, gathered */
-    bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
+    const float *lora_weights; /* the layer's flat vector, gathered */
+    bl_lora_dropout dropout;   /* layer, matrix, sample and position are filled in here */
 } bl_block;
 
 /* out (T,H) = the layer's output. Tensors that `tensors` has go there, the others to the workspace. */
-bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
-                           const bl_block_workspace *workspace, float *out);
+bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                           const bl_block_tensors *tensors, const bl_block_workspace *workspace,
+                           float *out);
 
 /* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector, overwritten where there are
  * adapters. Kept tensors are consumed: gate_up is overwritten. */
-bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, const bl_block_tensors *tensors,
-                            const bl_block_workspace *workspace, float *d, float *gradients);
+bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
+                            float *d, float *gradients);
 
 /* Generation: one document whose first `n_past` tokens lie in the caches already. k_cache, v_cache (capacity, kv) of this layer get the
  * T new rows appended; x (T,H) becomes the output. */
-bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch, int64_t n_past, float *k_cache,
-                          float *v_cache, const bl_block_workspace *workspace, float *x);
+bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                          int64_t n_past, float *k_cache, float *v_cache,
+                          const bl_block_workspace *workspace, float *x);
 
 #endif

@@ -24,14 +24,16 @@ enum {
 
 /* ---- what is refused ---- */
 
-static bl_status require_text(const char *file, const json_t *root, const char *key, const char *expected)
+static bl_status require_text(const char *file, const json_t *root, const char *key,
+                              const char *expected)
 {
     char shown[64];
     const char *text = expected;
 
     snprintf(shown, sizeof shown, "\"%s\"", expected);
     BL_TRY(bl_json_get_string(file, root, key, BL_JSON_OPTIONAL, &text));
-    if (strcmp(text, expected) != 0) return bl_json_fail(file, key, shown, json_object_get(root, key));
+    if (strcmp(text, expected) != 0)
+        return bl_json_fail(file, key, shown, json_object_get(root, key));
     return BL_OK;
 }
 
@@ -69,33 +71,42 @@ static bl_status check_architecture(const char *file, const json_t *root)
 
 static bl_status read_sizes(const char *file, const json_t *root, bl_llama_config *c)
 {
-    BL_TRY(bl_json_get_int(file, root, "vocab_size", BL_JSON_REQUIRED, 1, MAX_VOCAB, &c->vocab_size));
-    BL_TRY(bl_json_get_int(file, root, "hidden_size", BL_JSON_REQUIRED, 1, MAX_WIDTH, &c->hidden_size));
+    BL_TRY(
+        bl_json_get_int(file, root, "vocab_size", BL_JSON_REQUIRED, 1, MAX_VOCAB, &c->vocab_size));
+    BL_TRY(bl_json_get_int(file, root, "hidden_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
+                           &c->hidden_size));
     BL_TRY(bl_json_get_int(file, root, "intermediate_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
                            &c->intermediate_size));
-    BL_TRY(bl_json_get_int(file, root, "num_hidden_layers", BL_JSON_REQUIRED, 1, MAX_LAYERS, &c->n_layers));
-    BL_TRY(bl_json_get_int(file, root, "num_attention_heads", BL_JSON_REQUIRED, 1, MAX_HEADS, &c->n_heads));
+    BL_TRY(bl_json_get_int(file, root, "num_hidden_layers", BL_JSON_REQUIRED, 1, MAX_LAYERS,
+                           &c->n_layers));
+    BL_TRY(bl_json_get_int(file, root, "num_attention_heads", BL_JSON_REQUIRED, 1, MAX_HEADS,
+                           &c->n_heads));
     c->n_kv_heads = c->n_heads;
-    BL_TRY(
-        bl_json_get_int(file, root, "num_key_value_heads", BL_JSON_OPTIONAL, 1, c->n_heads, &c->n_kv_heads));
+    BL_TRY(bl_json_get_int(file, root, "num_key_value_heads", BL_JSON_OPTIONAL, 1, c->n_heads,
+                           &c->n_kv_heads));
     if (c->n_heads % c->n_kv_heads)
         return bl_json_fail(file, "num_key_value_heads", "a divisor of num_attention_heads",
                             json_object_get(root, "num_key_value_heads"));
     bool has_head_dim = json_is_integer(json_object_get(root, "head_dim"));
     if (!has_head_dim && c->hidden_size % c->n_heads)
-        return bl_json_fail(file, "hidden_size", "a multiple of num_attention_heads where head_dim is absent",
+        return bl_json_fail(file, "hidden_size",
+                            "a multiple of num_attention_heads where head_dim is absent",
                             json_object_get(root, "hidden_size"));
     c->head_dim = c->hidden_size / c->n_heads;
-    BL_TRY(bl_json_get_int(file, root, "head_dim", BL_JSON_OPTIONAL, 2, MAX_HEAD_DIM, &c->head_dim));
+    BL_TRY(
+        bl_json_get_int(file, root, "head_dim", BL_JSON_OPTIONAL, 2, MAX_HEAD_DIM, &c->head_dim));
     if (c->head_dim % 2 || c->head_dim < 2 || c->head_dim > MAX_HEAD_DIM)
-        return BL_FAIL(BL_EINPUT, "%s: key head_dim: expected an even number in [2, %d], got %" PRId64, file,
+        return BL_FAIL(BL_EINPUT,
+                       "%s: key head_dim: expected an even number in [2, %d], got %" PRId64, file,
                        MAX_HEAD_DIM, c->head_dim);
     c->max_position_embeddings = 2048;
-    BL_TRY(bl_json_get_int(file, root, "max_position_embeddings", BL_JSON_OPTIONAL, 1, MAX_POSITIONS,
-                           &c->max_position_embeddings));
+    BL_TRY(bl_json_get_int(file, root, "max_position_embeddings", BL_JSON_OPTIONAL, 1,
+                           MAX_POSITIONS, &c->max_position_embeddings));
     c->rms_norm_eps = 1e-6;
-    BL_TRY(bl_json_get_real(file, root, "rms_norm_eps", BL_JSON_OPTIONAL, 1e-12, 1, &c->rms_norm_eps));
-    return bl_json_get_bool(file, root, "tie_word_embeddings", BL_JSON_OPTIONAL, &c->tie_word_embeddings);
+    BL_TRY(
+        bl_json_get_real(file, root, "rms_norm_eps", BL_JSON_OPTIONAL, 1e-12, 1, &c->rms_norm_eps));
+    return bl_json_get_bool(file, root, "tie_word_embeddings", BL_JSON_OPTIONAL,
+                            &c->tie_word_embeddings);
 }
 
 /* eos_token_id is one id or a list of them. */
@@ -108,7 +119,8 @@ static bl_status read_token_ids(const char *file, const json_t *root, bl_llama_c
                            &c->bos_token_id));
     if (!json_is_array(eos)) {
         int64_t id = -1;
-        BL_TRY(bl_json_get_int(file, root, "eos_token_id", BL_JSON_OPTIONAL, 0, c->vocab_size - 1, &id));
+        BL_TRY(bl_json_get_int(file, root, "eos_token_id", BL_JSON_OPTIONAL, 0, c->vocab_size - 1,
+                               &id));
         c->eos_token_ids[0] = id;
         c->n_eos_token_ids = id >= 0;
         return BL_OK;
@@ -117,7 +129,8 @@ static bl_status read_token_ids(const char *file, const json_t *root, bl_llama_c
         return bl_json_fail(file, "eos_token_id", "at most 8 ids", eos);
     for (size_t i = 0; i < json_array_size(eos); i++) {
         const json_t *id = json_array_get(eos, i);
-        if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= c->vocab_size)
+        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+            json_integer_value(id) >= c->vocab_size)
             return bl_json_fail(file, "eos_token_id", "ids below vocab_size", eos);
         c->eos_token_ids[c->n_eos_token_ids++] = json_integer_value(id);
     }
@@ -138,7 +151,8 @@ static bl_status read_rope_fields(const char *where, const json_t *rope, bl_llam
     if (!strcmp(type, "default")) return BL_OK;
     bool is_llama3 = !strcmp(type, "llama3");
     if (!is_llama3 && strcmp(type, "linear") != 0)
-        return bl_json_fail(where, key, "\"default\", \"linear\" or \"llama3\"", json_object_get(rope, key));
+        return bl_json_fail(where, key, "\"default\", \"linear\" or \"llama3\"",
+                            json_object_get(rope, key));
     c->rope_kind = is_llama3 ? BL_ROPE_LLAMA3 : BL_ROPE_LINEAR;
     BL_TRY(bl_json_get_real(where, rope, "factor", BL_JSON_REQUIRED, 1, 1e6, &c->rope_factor));
     if (!is_llama3) return BL_OK;
@@ -161,8 +175,8 @@ static bl_status read_rope(const char *file, const json_t *root, bl_llama_config
     char *where = NULL;
 
     c->rope_theta = 10000;
-    BL_TRY(
-        bl_json_get_real(file, root, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta, &c->rope_theta));
+    BL_TRY(bl_json_get_real(file, root, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta,
+                            &c->rope_theta));
     BL_TRY(bl_json_get_object(file, root, "rope_scaling", BL_JSON_OPTIONAL, &scaling));
     BL_TRY(bl_json_get_object(file, root, "rope_parameters", BL_JSON_OPTIONAL, &parameters));
     if (scaling && parameters && !json_equal(scaling, parameters))
@@ -172,7 +186,8 @@ static bl_status read_rope(const char *file, const json_t *root, bl_llama_config
     BL_TRY(bl_text_format(&where, "%s: %s", file, parameters ? "rope_parameters" : "rope_scaling"));
     double theta = c->rope_theta;
     BL_TRY_GOTO(st, done,
-                bl_json_get_real(where, rope, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta, &theta));
+                bl_json_get_real(where, rope, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta,
+                                 &theta));
     if (theta != c->rope_theta && json_is_number(json_object_get(root, "rope_theta"))) {
         st = bl_json_fail(where, "rope_theta", "the same as rope_theta outside",
                           json_object_get(rope, "rope_theta"));
@@ -195,7 +210,8 @@ void bl_llama_config_rope_inv_freq(const bl_llama_config *config, double *invers
         if (config->rope_kind == BL_ROPE_LINEAR) {
             inv /= config->rope_factor;
         } else if (config->rope_kind == BL_ROPE_LLAMA3) {
-            double turns = (double)config->rope_original_max_positions * inv / two_pi; /* L / wavelength */
+            double turns =
+                (double)config->rope_original_max_positions * inv / two_pi; /* L / wavelength */
             if (turns < low) {
                 inv /= config->rope_factor;
             } else if (turns <= high) {
@@ -252,12 +268,16 @@ bl_status bl_llama_config_fit_kv_heads(bl_llama_config *config, const bl_hf_mode
 
 static json_t *describe_rope(const bl_llama_config *c)
 {
-    if (c->rope_kind == BL_ROPE_DEFAULT) return json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta", c->rope_theta);
+    if (c->rope_kind == BL_ROPE_DEFAULT)
+        return json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta", c->rope_theta);
     if (c->rope_kind == BL_ROPE_LINEAR)
-        return json_pack("{s:s, s:f, s:f}", "rope_type", "linear", "rope_theta", c->rope_theta, "factor", c->rope_factor);
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "rope_theta", c->rope_theta, "factor", c->rope_factor,
-                     "low_freq_factor", c->rope_low_freq_factor, "high_freq_factor", c->rope_high_freq_factor,
-                     "original_max_position_embeddings", (json_int_t)c->rope_original_max_positions);
+        return json_pack("{s:s, s:f, s:f}", "rope_type", "linear", "rope_theta", c->rope_theta,
+                         "factor", c->rope_factor);
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "rope_theta",
+                     c->rope_theta, "factor", c->rope_factor, "low_freq_factor",
+                     c->rope_low_freq_factor, "high_freq_factor", c->rope_high_freq_factor,
+                     "original_max_position_embeddings",
+                     (json_int_t)c->rope_original_max_positions);
 }
 
 bl_status bl_llama_config_describe(const bl_llama_config *c, json_t **out)
@@ -265,13 +285,16 @@ bl_status bl_llama_config_describe(const bl_llama_config *c, json_t **out)
     bl_json_watch_memory();
     json_t *eos = json_array(), *rope = describe_rope(c);
 
-    for (int i = 0; i < c->n_eos_token_ids; i++) json_array_append_new(eos, json_integer(c->eos_token_ids[i]));
-    *out = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:I, s:o, s:o}", "vocab_size", (json_int_t)c->vocab_size,
-                     "hidden_size", (json_int_t)c->hidden_size, "intermediate_size", (json_int_t)c->intermediate_size,
-                     "num_hidden_layers", (json_int_t)c->n_layers, "num_attention_heads", (json_int_t)c->n_heads,
-                     "num_key_value_heads", (json_int_t)c->n_kv_heads, "head_dim", (json_int_t)c->head_dim, "rms_norm_eps",
-                     c->rms_norm_eps, "tie_word_embeddings", (int)c->tie_word_embeddings, "bos_token_id", (json_int_t)c->bos_token_id,
-                     "eos_token_id", eos, "rope_parameters", rope);
+    for (int i = 0; i < c->n_eos_token_ids; i++)
+        json_array_append_new(eos, json_integer(c->eos_token_ids[i]));
+    *out = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:I, s:o, s:o}", "vocab_size",
+                     (json_int_t)c->vocab_size, "hidden_size", (json_int_t)c->hidden_size,
+                     "intermediate_size", (json_int_t)c->intermediate_size, "num_hidden_layers",
+                     (json_int_t)c->n_layers, "num_attention_heads", (json_int_t)c->n_heads,
+                     "num_key_value_heads", (json_int_t)c->n_kv_heads, "head_dim",
+                     (json_int_t)c->head_dim, "rms_norm_eps", c->rms_norm_eps,
+                     "tie_word_embeddings", (int)c->tie_word_embeddings, "bos_token_id",
+                     (json_int_t)c->bos_token_id, "eos_token_id", eos, "rope_parameters", rope);
     if (*out && !bl_json_ran_out()) return BL_OK;
     json_decref(*out);
     *out = NULL;
@@ -289,24 +312,24 @@ int64_t bl_llama_config_n_params(const bl_llama_config *config)
 
 /* ---- presets ---- */
 
-#define LLAMA2(hidden, inter, layers, heads, kv)                                                             \
-    {                                                                                                        \
-        .vocab_size = 32000, .hidden_size = hidden, .intermediate_size = inter, .n_layers = layers,          \
-        .n_heads = heads, .n_kv_heads = kv, .head_dim = 128, .max_position_embeddings = 4096,                \
-        .rms_norm_eps = 1e-5, .rope_theta = 1e4, .bos_token_id = 1, .eos_token_ids = {2},                    \
-        .n_eos_token_ids = 1                                                                                 \
+#define LLAMA2(hidden, inter, layers, heads, kv)                                                   \
+    {                                                                                              \
+        .vocab_size = 32000, .hidden_size = hidden, .intermediate_size = inter,                    \
+        .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .head_dim = 128,                   \
+        .max_position_embeddings = 4096, .rms_norm_eps = 1e-5, .rope_theta = 1e4,                  \
+        .bos_token_id = 1, .eos_token_ids = {2}, .n_eos_token_ids = 1                              \
     }
 
-#define LLAMA3(hidden, inter, layers, heads, dim, positions, ...)                                            \
-    {                                                                                                        \
-        .vocab_size = 128256, .hidden_size = hidden, .intermediate_size = inter, .n_layers = layers,         \
-        .n_heads = heads, .n_kv_heads = 8, .head_dim = dim, .max_position_embeddings = positions,            \
-        .rms_norm_eps = 1e-5, .rope_theta = 5e5, .bos_token_id = 128000, .eos_token_ids = {128001},          \
-        .n_eos_token_ids = 1, __VA_ARGS__                                                                    \
+#define LLAMA3(hidden, inter, layers, heads, dim, positions, ...)                                  \
+    {                                                                                              \
+        .vocab_size = 128256, .hidden_size = hidden, .intermediate_size = inter,                   \
+        .n_layers = layers, .n_heads = heads, .n_kv_heads = 8, .head_dim = dim,                    \
+        .max_position_embeddings = positions, .rms_norm_eps = 1e-5, .rope_theta = 5e5,             \
+        .bos_token_id = 128000, .eos_token_ids = {128001}, .n_eos_token_ids = 1, __VA_ARGS__       \
     }
 
-#define LONG_ROPE(factor)                                                                                    \
-    .rope_kind = BL_ROPE_LLAMA3, .rope_factor = factor, .rope_low_freq_factor = 1,                           \
+#define LONG_ROPE(factor)                                                                          \
+    .rope_kind = BL_ROPE_LLAMA3, .rope_factor = factor, .rope_low_freq_factor = 1,                 \
     .rope_high_freq_factor = 4, .rope_original_max_positions = 8192
 
 static const struct {
@@ -321,8 +344,10 @@ static const struct {
     {"llama3.1-8b", LLAMA3(4096, 14336, 32, 32, 128, 131072, LONG_ROPE(8))},
     {"llama3.1-70b", LLAMA3(8192, 28672, 80, 64, 128, 131072, LONG_ROPE(8))},
     {"llama3.1-405b", LLAMA3(16384, 53248, 126, 128, 128, 131072, LONG_ROPE(8))},
-    {"llama3.2-1b", LLAMA3(2048, 8192, 16, 32, 64, 131072, LONG_ROPE(32), .tie_word_embeddings = true)},
-    {"llama3.2-3b", LLAMA3(3072, 8192, 28, 24, 128, 131072, LONG_ROPE(32), .tie_word_embeddings = true)},
+    {"llama3.2-1b",
+     LLAMA3(2048, 8192, 16, 32, 64, 131072, LONG_ROPE(32), .tie_word_embeddings = true)},
+    {"llama3.2-3b",
+     LLAMA3(3072, 8192, 28, 24, 128, 131072, LONG_ROPE(32), .tie_word_embeddings = true)},
     {"llama3.3-70b", LLAMA3(8192, 28672, 80, 64, 128, 131072, LONG_ROPE(8))},
 };
 

@@ -5,14 +5,16 @@
 
 #include "ops/philox.h"
 
-void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options, bl_lora_layout *out)
+void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options,
+                         bl_lora_layout *out)
 {
     *out = (bl_lora_layout){0};
     for (int p = 0; p < BL_PROJECTIONS; p++) out->a_offset[p] = out->b_offset[p] = -1;
     if (!options) return;
 
     out->options = *options;
-    out->scale = (float)(options->alpha / (options->use_rslora ? sqrt((double)options->r) : (double)options->r));
+    out->scale = (float)(options->alpha /
+                         (options->use_rslora ? sqrt((double)options->r) : (double)options->r));
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if (!options->target[p]) continue;
         bl_projection_shape(config, (bl_projection)p, &out->b_rows[p], &out->a_cols[p]);
@@ -23,12 +25,13 @@ void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *o
     }
 }
 
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, const float *weights, float *gradients,
-                         bl_lora_linear *linear)
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, const float *weights,
+                         float *gradients, bl_lora_linear *linear)
 {
     linear->n_parts = 0;
     for (int p = 0; p < BL_PROJECTIONS; p++) {
-        if (layout->a_offset[p] < 0 || bl_projection_get((bl_projection)p)->matrix != matrix) continue;
+        if (layout->a_offset[p] < 0 || bl_projection_get((bl_projection)p)->matrix != matrix)
+            continue;
         linear->part[linear->n_parts++] = (bl_lora_part){
             .r = layout->options.r,
             .row_begin = layout->row_begin[p],
@@ -45,20 +48,25 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, c
 /* Uniform in [-1, 1), 24 bits. */
 static float uniform(uint64_t seed, int64_t layer, int projection, int64_t index)
 {
-    uint32_t words[4] = {(uint32_t)index, (uint32_t)((uint64_t)index >> 32), (uint32_t)layer, (uint32_t)projection};
-    bl_philox_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32) ^ 0x4c6f5241u}}; /* "LoRA": apart from dropout's keys */
+    uint32_t words[4] = {(uint32_t)index, (uint32_t)((uint64_t)index >> 32), (uint32_t)layer,
+                         (uint32_t)projection};
+    bl_philox_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32) ^
+                                              0x4c6f5241u}}; /* "LoRA": apart from dropout's keys */
     bl_philox_4x32_10(words, key);
     return (float)(words[0] >> 8) * 0x1p-23f - 1.0f;
 }
 
-void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer, int64_t begin, int64_t count, float *out)
+void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
+                               int64_t begin, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if (layout->a_offset[p] < 0) continue;
         float bound = (float)(1.0 / sqrt((double)layout->a_cols[p]));
         int64_t a_begin = layout->a_offset[p], a_end = layout->b_offset[p];
-        int64_t first = begin > a_begin ? begin : a_begin, last = begin + count < a_end ? begin + count : a_end;
-        for (int64_t i = first; i < last; i++) out[i - begin] = bound * uniform(seed, layer, p, i - a_begin);
+        int64_t first = begin > a_begin ? begin : a_begin,
+                last = begin + count < a_end ? begin + count : a_end;
+        for (int64_t i = first; i < last; i++)
+            out[i - begin] = bound * uniform(seed, layer, p, i - a_begin);
     }
 }

@@ -17,30 +17,33 @@ typedef struct bl_lora_options {
     int64_t r;
     double alpha;
     bool use_rslora;
-    double dropout;                     /* p of the LoRA path's input dropout, in [0, 1) */
+    double dropout; /* p of the LoRA path's input dropout, in [0, 1) */
     bool target[BL_PROJECTIONS];
 } bl_lora_options;
 
 typedef struct bl_lora_layout {
     bl_lora_options options;
-    float scale;                        /* alpha / r, or alpha / sqrt(r) */
-    int64_t a_offset[BL_PROJECTIONS];   /* floats from the start of the layer's vector; -1: not a target */
+    float scale; /* alpha / r, or alpha / sqrt(r) */
+    int64_t a_offset
+        [BL_PROJECTIONS]; /* floats from the start of the layer's vector; -1: not a target */
     int64_t b_offset[BL_PROJECTIONS];
     int64_t a_cols[BL_PROJECTIONS], b_rows[BL_PROJECTIONS];
-    int64_t row_begin[BL_PROJECTIONS];  /* in the fused matrix */
-    int64_t n_floats;                   /* of one layer, without padding; 0: no adapter */
+    int64_t row_begin[BL_PROJECTIONS]; /* in the fused matrix */
+    int64_t n_floats;                  /* of one layer, without padding; 0: no adapter */
 } bl_lora_layout;
 
 /* options NULL: no adapter at all. */
-void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options, bl_lora_layout *out);
+void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options,
+                         bl_lora_layout *out);
 
 /* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one layer, gradients NULL in a
  * forward. Leaves weight, dropout and workspace alone. */
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, const float *weights, float *gradients,
-                         bl_lora_linear *linear);
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, const float *weights,
+                         float *gradients, bl_lora_linear *linear);
 
 /* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of projection p in layer l is a function of
  * (seed, l, p, i) alone. Writes floats [begin, begin + count) of the layer's flat vector to out; past n_floats: 0. */
-void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer, int64_t begin, int64_t count, float *out);
+void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
+                               int64_t begin, int64_t count, float *out);
 
 #endif

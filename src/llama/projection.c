@@ -2,9 +2,12 @@
 #include "llama/projection.h"
 
 static const bl_projection_info projections[BL_PROJECTIONS] = {
-    [BL_Q] = {"q_proj", "self_attn.q_proj", BL_QKV, 0},      [BL_K] = {"k_proj", "self_attn.k_proj", BL_QKV, 1},
-    [BL_V] = {"v_proj", "self_attn.v_proj", BL_QKV, 2},      [BL_O] = {"o_proj", "self_attn.o_proj", BL_OUT, 0},
-    [BL_GATE] = {"gate_proj", "mlp.gate_proj", BL_GATE_UP, 0}, [BL_UP] = {"up_proj", "mlp.up_proj", BL_GATE_UP, 1},
+    [BL_Q] = {"q_proj", "self_attn.q_proj", BL_QKV, 0},
+    [BL_K] = {"k_proj", "self_attn.k_proj", BL_QKV, 1},
+    [BL_V] = {"v_proj", "self_attn.v_proj", BL_QKV, 2},
+    [BL_O] = {"o_proj", "self_attn.o_proj", BL_OUT, 0},
+    [BL_GATE] = {"gate_proj", "mlp.gate_proj", BL_GATE_UP, 0},
+    [BL_UP] = {"up_proj", "mlp.up_proj", BL_GATE_UP, 1},
     [BL_DOWN] = {"down_proj", "mlp.down_proj", BL_MLP_DOWN, 0},
 };
 
@@ -13,7 +16,8 @@ const bl_projection_info *bl_projection_get(bl_projection projection)
     return &projections[projection];
 }
 
-void bl_projection_shape(const bl_llama_config *config, bl_projection projection, int64_t *rows, int64_t *cols)
+void bl_projection_shape(const bl_llama_config *config, bl_projection projection, int64_t *rows,
+                         int64_t *cols)
 {
     int64_t q = config->n_heads * config->head_dim, kv = config->n_kv_heads * config->head_dim;
     int64_t hidden = config->hidden_size, inter = config->intermediate_size;

@@ -7,24 +7,27 @@
 
 static const char *stored_name(int kind)
 {
-    static const char *const fp8[] = {
-        [BL_SCALE_TENSOR] = "fp8_tensor", [BL_SCALE_ROW] = "fp8_row", [BL_SCALE_BLOCK] = "fp8_block"};
+    static const char *const fp8[] = {[BL_SCALE_TENSOR] = "fp8_tensor",
+                                      [BL_SCALE_ROW] = "fp8_row",
+                                      [BL_SCALE_BLOCK] = "fp8_block"};
     return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : fp8[kind - BL_FORMAT_COUNT];
 }
 
-void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored, bl_format held)
+void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored,
+                                 bl_format held)
 {
     bl_format format = BL_FORMAT_F32;
     if (stored->scale_kind == BL_SCALE_NONE) bl_format_from_dtype(stored->codes->dtype, &format);
-    f->n[stored->scale_kind == BL_SCALE_NONE ? (int)format : BL_FORMAT_COUNT + (int)stored->scale_kind]
-        [held]++;
+    f->n[stored->scale_kind == BL_SCALE_NONE ? (int)format
+                                             : BL_FORMAT_COUNT + (int)stored->scale_kind][held]++;
     f->n_matrices++;
 }
 
 bool bl_llama_base_is_quantized(const bl_llama_base_formats *f)
 {
     for (int held = 0; held < BL_FORMAT_COUNT; held++)
-        for (int kind = 0; kind < BL_FORMAT_COUNT; kind++) /* FP8 in the checkpoint stays as it is */
+        for (int kind = 0; kind < BL_FORMAT_COUNT;
+             kind++) /* FP8 in the checkpoint stays as it is */
             if (f->n[kind][held] > 0 && bl_format_is_fp8((bl_format)held)) return true;
     return false;
 }
@@ -57,17 +60,20 @@ static void list(const bl_llama_base_formats *f, bool is_stored, char *out)
         if (n == f->n_matrices)
             put(&t, snprintf(t.at, t.n_free, "%s", name));
         else
-            put(&t, snprintf(t.at, t.n_free, "%s%lld %s", is_first ? "" : ", ", (long long)n, name));
+            put(&t,
+                snprintf(t.at, t.n_free, "%s%lld %s", is_first ? "" : ", ", (long long)n, name));
         is_first = false;
     }
 }
 
-void bl_llama_base_formats_list_held(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES])
+void bl_llama_base_formats_list_held(const bl_llama_base_formats *f,
+                                     char out[BL_BASE_FORMATS_TEXT_BYTES])
 {
     list(f, false, out);
 }
 
-void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES])
+void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f,
+                                       char out[BL_BASE_FORMATS_TEXT_BYTES])
 {
     list(f, true, out);
 }

@@ -20,16 +20,17 @@ struct bl_generator {
     const bl_lora_layout *lora;
     const float *lora_weights;
     int64_t capacity, n_past;
-    float *caches;    /* [n_layers][k, v][capacity * kv_width] */
-    float *memory;    /* x (CHUNK, H) | normed (H) | logits (V) | workspace */
+    float *caches; /* [n_layers][k, v][capacity * kv_width] */
+    float *memory; /* x (CHUNK, H) | normed (H) | logits (V) | workspace */
     float *x, *normed, *logits;
     bl_block_workspace workspace;
     bl_micro_batch batch;
     int32_t ids[CHUNK], cu_seqlens[2];
 };
 
-bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights, bl_base *base,
-                              const bl_lora_layout *lora, const float *lora_weights, int64_t capacity, bl_generator **out)
+bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
+                              bl_base *base, const bl_lora_layout *lora, const float *lora_weights,
+                              int64_t capacity, bl_generator **out)
 {
     const bl_llama_config *c = &weights->host->config;
     int64_t H = c->hidden_size, r = lora->options.r, V = bl_round_up(c->vocab_size, 64);
@@ -39,15 +40,24 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
 
     *out = NULL;
     if (capacity > weights->host->n_positions)
-        return BL_FAIL(BL_EUSAGE, "a cache of %lld tokens over a model opened for %lld positions", (long long)capacity,
-                       (long long)weights->host->n_positions);
+        return BL_FAIL(BL_EUSAGE, "a cache of %lld tokens over a model opened for %lld positions",
+                       (long long)capacity, (long long)weights->host->n_positions);
     bl_generator *g = calloc(1, sizeof *g);
     if (!g) return BL_FAIL(BL_ENOMEM, "a generator");
-    *g = (bl_generator){.device = device, .stream = stream, .weights = weights, .base = base, .lora = lora,
-                        .lora_weights = lora_weights, .capacity = capacity};
-    BL_TRY_GOTO(st, done, bl_device_alloc(device, BL_SPACE_DEVICE, cache_floats * sizeof(float), "key/value cache", (void **)&g->caches));
-    BL_TRY_GOTO(st, done, bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)((CHUNK + 1) * H + V + workspace) * sizeof(float),
-                                          "activations", (void **)&g->memory));
+    *g = (bl_generator){.device = device,
+                        .stream = stream,
+                        .weights = weights,
+                        .base = base,
+                        .lora = lora,
+                        .lora_weights = lora_weights,
+                        .capacity = capacity};
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE, cache_floats * sizeof(float),
+                                "key/value cache", (void **)&g->caches));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE,
+                                (size_t)((CHUNK + 1) * H + V + workspace) * sizeof(float),
+                                "activations", (void **)&g->memory));
     g->x = g->memory;
     g->normed = g->x + CHUNK * H;
     g->logits = g->normed + H;
@@ -63,7 +73,8 @@ done:
 void bl_generator_destroy(bl_generator *g)
 {
     if (!g) return;
-    (void)bl_stream_synchronize(g->stream); /* after a failed extend tasks may still use the memory */
+    (void)bl_stream_synchronize(
+        g->stream); /* after a failed extend tasks may still use the memory */
     bl_device_free(g->device, BL_SPACE_DEVICE, g->caches);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
     free(g);
@@ -74,15 +85,26 @@ static bl_status extend_layers(bl_generator *g)
     const bl_llama_host *host = g->weights->host;
     int64_t H = host->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
 
-    BL_TRY(bl_embedding(g->stream, &(bl_embedding_args){.T = g->batch.T, .H = H, .dtype = host->embedding_dtype, .ids = g->ids,
-                                                        .table = host->embedding, .y = g->x}));
+    BL_TRY(bl_embedding(g->stream, &(bl_embedding_args){.T = g->batch.T,
+                                                        .H = H,
+                                                        .dtype = host->embedding_dtype,
+                                                        .ids = g->ids,
+                                                        .table = host->embedding,
+                                                        .y = g->x}));
     for (int64_t l = 0; l < host->config.n_layers; l++) {
         const float *norms = g->weights->norms + 2 * l * H;
-        bl_block block = {.dims = &g->weights->dims, .base = g->base, .layer = l, .norm1 = norms, .norm2 = norms + H, .lora = g->lora,
-                          .lora_weights = g->lora_weights ? g->lora_weights + l * g->lora->n_floats : NULL};
+        bl_block block = {.dims = &g->weights->dims,
+                          .base = g->base,
+                          .layer = l,
+                          .norm1 = norms,
+                          .norm2 = norms + H,
+                          .lora = g->lora,
+                          .lora_weights =
+                              g->lora_weights ? g->lora_weights + l * g->lora->n_floats : NULL};
         float *k = g->caches + 2 * l * cache;
         BL_TRY(bl_base_prefetch(g->base, l));
-        BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, k + cache, &g->workspace, g->x));
+        BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, k + cache, &g->workspace,
+                               g->x));
         BL_TRY(bl_base_release(g->base, l, g->stream));
     }
     return BL_OK;
@@ -95,15 +117,22 @@ static bl_status last_logits(bl_generator *g)
     bl_weight head = g->weights->tied_head;
 
     if (head.rows == 0) BL_TRY(bl_base_acquire(g->base, c->n_layers, 0, g->stream, &head));
-    BL_TRY(bl_rmsnorm_forward(g->stream, &(bl_rmsnorm_forward_args){.T = 1, .H = H, .eps = c->rms_norm_eps,
-                                                                    .x = g->x + (g->batch.T - 1) * H,
-                                                                    .w = g->weights->norms + 2 * c->n_layers * H, .y = g->normed}));
-    BL_TRY(bl_matmul_weight(g->stream, &(bl_matmul_weight_args){.forward = true, .T = 1, .in = g->normed, .out = g->logits,
-                                                                .weight = head}));
+    BL_TRY(bl_rmsnorm_forward(
+        g->stream, &(bl_rmsnorm_forward_args){.T = 1,
+                                              .H = H,
+                                              .eps = c->rms_norm_eps,
+                                              .x = g->x + (g->batch.T - 1) * H,
+                                              .w = g->weights->norms + 2 * c->n_layers * H,
+                                              .y = g->normed}));
+    BL_TRY(bl_matmul_weight(
+        g->stream,
+        &(bl_matmul_weight_args){
+            .forward = true, .T = 1, .in = g->normed, .out = g->logits, .weight = head}));
     BL_TRY(bl_base_release(g->base, c->n_layers, g->stream));
     BL_TRY(bl_stream_synchronize(g->stream));
     for (int64_t i = 0; i < c->vocab_size; i++)
-        if (!isfinite(g->logits[i])) return BL_FAIL(BL_ENUMERIC, "the logit of token %lld is not finite", (long long)i);
+        if (!isfinite(g->logits[i]))
+            return BL_FAIL(BL_ENUMERIC, "the logit of token %lld is not finite", (long long)i);
     return BL_OK;
 }
 
@@ -112,11 +141,12 @@ bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, co
     int64_t vocab = g->weights->host->config.vocab_size;
 
     if (n < 1 || g->n_past + n > g->capacity)
-        return BL_FAIL(BL_EUSAGE, "%lld tokens after %lld do not fit a cache of %lld", (long long)n, (long long)g->n_past,
-                       (long long)g->capacity);
+        return BL_FAIL(BL_EUSAGE, "%lld tokens after %lld do not fit a cache of %lld", (long long)n,
+                       (long long)g->n_past, (long long)g->capacity);
     for (int64_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= vocab)
-            return BL_FAIL(BL_EINPUT, "token %d is not in a vocabulary of %lld", ids[i], (long long)vocab);
+            return BL_FAIL(BL_EINPUT, "token %d is not in a vocabulary of %lld", ids[i],
+                           (long long)vocab);
     for (int64_t done = 0; done < n; done += g->batch.T) {
         g->batch.T = bl_min_i64(CHUNK, n - done);
         for (int64_t i = 0; i < g->batch.T; i++) g->ids[i] = ids[done + i];
@@ -139,7 +169,8 @@ static int32_t most_likely(const float *logits, int64_t vocab)
 }
 
 /* The largest probability p such that tokens at least as likely reach top_p, found by bisection: no sorting, no memory. */
-static double nucleus_threshold(const float *logits, int64_t vocab, double temperature, double max, double sum, double top_p)
+static double nucleus_threshold(const float *logits, int64_t vocab, double temperature, double max,
+                                double sum, double top_p)
 {
     double low = 0.0, high = 1.0 / sum;
     for (int round = 0; round < 60; round++) {
@@ -156,20 +187,23 @@ static double nucleus_threshold(const float *logits, int64_t vocab, double tempe
     return low;
 }
 
-int32_t bl_generator_choose(const float *logits, int64_t vocab, double temperature, double top_p, uint64_t seed, int64_t position)
+int32_t bl_generator_choose(const float *logits, int64_t vocab, double temperature, double top_p,
+                            uint64_t seed, int64_t position)
 {
     int32_t best = most_likely(logits, vocab);
     if (temperature <= 0.0) return best;
 
     double max = logits[best], sum = 0.0, kept = 0.0;
     for (int64_t i = 0; i < vocab; i++) sum += exp((logits[i] - max) / temperature);
-    double threshold = top_p < 1.0 ? nucleus_threshold(logits, vocab, temperature, max, sum, top_p) : 0.0;
+    double threshold =
+        top_p < 1.0 ? nucleus_threshold(logits, vocab, temperature, max, sum, top_p) : 0.0;
     for (int64_t i = 0; i < vocab; i++) {
         double p = exp((logits[i] - max) / temperature) / sum;
         if (p >= threshold) kept += p;
     }
     uint32_t words[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32), 0, 0};
-    bl_philox_4x32_10(words, (bl_philox_key){{(uint32_t)seed, (uint32_t)(seed >> 32) ^ 0x47656e65u}}); /* "Gene" */
+    bl_philox_4x32_10(words, (bl_philox_key){{(uint32_t)seed,
+                                              (uint32_t)(seed >> 32) ^ 0x47656e65u}}); /* "Gene" */
     double target = ((double)words[0] + 0.5) * 0x1p-32 * kept;
     for (int64_t i = 0; i < vocab; i++) {
         double p = exp((logits[i] - max) / temperature) / sum;

@@ -35,7 +35,8 @@ bl_status bl_llama_check_tensors(const bl_llama_config *c, const bl_hf_model *mo
             int64_t rows, cols;
             bl_projection_shape(c, (bl_projection)p, &rows, &cols);
             bl_llama_tensor_name(l, bl_projection_get((bl_projection)p)->module, names[i]);
-            expected[i] = (bl_hf_expected){names[i], 2, {rows, cols}, FLOAT_DTYPES | BL_DTYPE_BIT(BL_F8_E4M3), false};
+            expected[i] = (bl_hf_expected){
+                names[i], 2, {rows, cols}, FLOAT_DTYPES | BL_DTYPE_BIT(BL_F8_E4M3), false};
         }
         for (int k = 0; k < 2; k++, i++) {
             bl_llama_tensor_name(l, norms[k], names[i]);
@@ -49,7 +50,8 @@ bl_status bl_llama_check_tensors(const bl_llama_config *c, const bl_hf_model *mo
                                      {c->vocab_size, c->hidden_size},
                                      FLOAT_DTYPES,
                                      tied && bl_hf_find(model, "lm_head.weight")};
-    expected[i++] = (bl_hf_expected){"lm_head.weight", 2, {c->vocab_size, c->hidden_size}, FLOAT_DTYPES, tied};
+    expected[i++] =
+        (bl_hf_expected){"lm_head.weight", 2, {c->vocab_size, c->hidden_size}, FLOAT_DTYPES, tied};
     st = bl_hf_check(model, expected, n);
 done:
     free(expected);
@@ -76,9 +78,11 @@ static bl_status choose_format(bl_base_format choice, const bl_hf_weight *w, bl_
 {
     if (w->scale_kind != BL_SCALE_NONE) {
         *out = w->scale_kind == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
-        if ((choice == BL_BASE_FP8_ROW && *out != BL_FORMAT_FP8_ROW) || (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
+        if ((choice == BL_BASE_FP8_ROW && *out != BL_FORMAT_FP8_ROW) ||
+            (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
             return BL_FAIL(BL_EUSAGE,
-                           "base_format %s: %s is FP8 with %s scales already and would lose by being quantised again; use auto",
+                           "base_format %s: %s is FP8 with %s scales already and would lose by "
+                           "being quantised again; use auto",
                            choice == BL_BASE_FP8_ROW ? "fp8_row" : "fp8_block", w->codes->name,
                            *out == BL_FORMAT_FP8_BLOCK ? "128 x 128 block" : "row");
         return BL_OK;
@@ -106,7 +110,8 @@ bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format choice)
     for (size_t i = 0; i < n; i++) {
         char name[BL_TENSOR_NAME_BYTES];
         bl_hf_weight w;
-        bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS), bl_projection_get(i % BL_PROJECTIONS)->module, name);
+        bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS),
+                             bl_projection_get(i % BL_PROJECTIONS)->module, name);
         BL_TRY(bl_hf_get_weight(host->files, name, &w));
         BL_TRY(choose_format(choice, &w, &host->formats[i]));
         bl_llama_base_formats_count(&host->base_formats, &w, host->formats[i]);
@@ -122,18 +127,21 @@ static bl_status read_embedding(bl_llama_host *host)
     if (!t) t = head; /* tied, and stored under the head's name */
     host->embedding_dtype = t->dtype;
     host->head_dtype = head ? head->dtype : t->dtype;
-    int64_t available = bl_memory_available_bytes(); /* where there is less the system would end us while we read */
+    int64_t available =
+        bl_memory_available_bytes(); /* where there is less the system would end us while we read */
     if (available >= 0 && t->n_bytes > available)
-        return BL_FAIL(BL_ENOMEM, "%s: takes %lld bytes of memory, %lld are available", t->name, (long long)t->n_bytes,
-                       (long long)available);
+        return BL_FAIL(BL_ENOMEM, "%s: takes %lld bytes of memory, %lld are available", t->name,
+                       (long long)t->n_bytes, (long long)available);
     host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
-    if (!host->embedding) return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
+    if (!host->embedding)
+        return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
     BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
     host->embedding_checksum = XXH3_64bits_withSeed(host->embedding, (size_t)t->n_bytes, 0);
     return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
 }
 
-bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out)
+bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions,
+                             bl_llama_host **out)
 {
     bl_status st = BL_OK;
 

@@ -46,7 +46,8 @@ static bl_status add_config(XXH3_state_t *hash, const bl_llama_config *config)
     return BL_OK;
 }
 
-bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes, uint64_t *fingerprint)
+bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes,
+                               uint64_t *fingerprint)
 {
     XXH3_state_t *hash = XXH3_createState();
     bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: the model's fingerprint");
@@ -54,10 +55,13 @@ bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes, u
 
     if (hash) XXH3_64bits_reset(hash);
     if (st == BL_OK) st = add_config(hash, &host->config);
-    for (size_t i = 0; i < bl_hf_count(host->files); i++) total += bl_hf_at(host->files, i)->n_bytes;
-    int64_t stride = probe_bytes == 0 ? INT64_MAX / PROBE_BYTES
-                     : total <= WHOLE * probe_bytes ? 1 : bl_ceil_div(total, probe_bytes);
-    for (size_t i = 0; st == BL_OK && i < bl_hf_count(host->files); i++) st = add_tensor(hash, bl_hf_at(host->files, i), stride);
+    for (size_t i = 0; i < bl_hf_count(host->files); i++)
+        total += bl_hf_at(host->files, i)->n_bytes;
+    int64_t stride = probe_bytes == 0               ? INT64_MAX / PROBE_BYTES
+                     : total <= WHOLE * probe_bytes ? 1
+                                                    : bl_ceil_div(total, probe_bytes);
+    for (size_t i = 0; st == BL_OK && i < bl_hf_count(host->files); i++)
+        st = add_tensor(hash, bl_hf_at(host->files, i), stride);
     if (st == BL_OK) *fingerprint = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return st;

@@ -25,7 +25,8 @@ typedef struct load_plan {
     bl_row_job *jobs;
     job_target *targets;
     size_t n_jobs, max_jobs;
-    size_t max_staging_bytes, staging_bytes; /* where jobs are cut, and what the largest of those needs */
+    size_t max_staging_bytes,
+        staging_bytes; /* where jobs are cut, and what the largest of those needs */
     char *staging;
 } load_plan;
 
@@ -47,29 +48,35 @@ static char *writable_memory(const load_plan *plan, int64_t page)
 {
     bl_tier tier = bl_pages_spec(plan->weights->pages, page)->tier;
     bool is_writable =
-        tier == BL_TIER_HOST || (tier == BL_TIER_DEVICE && bl_device_get_kind(plan->weights->device) == BL_DEVICE_CPU);
+        tier == BL_TIER_HOST ||
+        (tier == BL_TIER_DEVICE && bl_device_get_kind(plan->weights->device) == BL_DEVICE_CPU);
     return is_writable ? bl_pages_memory(plan->weights->pages, page) : NULL;
 }
 
 /* The rows [begin, end) of one segment that lie in this rank's shard of a part. `first` is the first of the segment's rows there,
  * `offset` its place in the page. Cuts are at multiples of 128 rows: no row of blocks is read twice. */
-static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source, const bl_weight_segment *segment, int64_t row_bytes,
-                              int64_t begin, int64_t end, int64_t page, size_t offset)
+static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source,
+                              const bl_weight_segment *segment, int64_t row_bytes, int64_t begin,
+                              int64_t end, int64_t page, size_t offset)
 {
     char *memory = writable_memory(plan, page);
-    int64_t most = memory ? end : bl_max_i64(1, (int64_t)plan->max_staging_bytes / row_bytes / BL_FP8_BLOCK) * BL_FP8_BLOCK;
+    int64_t most =
+        memory ? end
+               : bl_max_i64(1, (int64_t)plan->max_staging_bytes / row_bytes / BL_FP8_BLOCK) *
+                     BL_FP8_BLOCK;
 
     for (int64_t row = begin; row < end;) {
         int64_t stop = memory ? end : bl_min_i64(end, (row / BL_FP8_BLOCK) * BL_FP8_BLOCK + most);
         size_t n_bytes = (size_t)((stop - row) * row_bytes);
         BL_TRY(reserve_job(plan));
         plan->targets[plan->n_jobs] = (job_target){page, n_bytes};
-        plan->jobs[plan->n_jobs++] = (bl_row_job){.weight = *source,
-                                                  .format = segment->format,
-                                                  .begin = row,
-                                                  .end = stop,
-                                                  .codes = memory ? memory + offset : NULL,
-                                                  .scales = (float *)segment->scales}; /* ours: weights->scales */
+        plan->jobs[plan->n_jobs++] =
+            (bl_row_job){.weight = *source,
+                         .format = segment->format,
+                         .begin = row,
+                         .end = stop,
+                         .codes = memory ? memory + offset : NULL,
+                         .scales = (float *)segment->scales}; /* ours: weights->scales */
         if (!memory && n_bytes > plan->staging_bytes) plan->staging_bytes = n_bytes;
         offset += n_bytes;
         row = stop;
@@ -77,32 +84,39 @@ static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source, const
     return BL_OK;
 }
 
-static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, int segment, bl_hf_weight *out)
+static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, int segment,
+                             bl_hf_weight *out)
 {
     const bl_llama_host *host = plan->weights->host;
     char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
 
     for (int q = 0; unit < host->config.n_layers && q < BL_PROJECTIONS; q++) {
         const bl_projection_info *info = bl_projection_get((bl_projection)q);
-        if ((int)info->matrix == matrix && info->segment == segment) bl_llama_tensor_name(unit, info->module, name);
+        if ((int)info->matrix == matrix && info->segment == segment)
+            bl_llama_tensor_name(unit, info->module, name);
     }
     return bl_hf_get_weight(host->files, name, out);
 }
 
-static bl_status plan_part(load_plan *plan, int64_t unit, int matrix, const bl_base_part *part, int64_t page)
+static bl_status plan_part(load_plan *plan, int64_t unit, int matrix, const bl_base_part *part,
+                           int64_t page)
 {
     const bl_weight *weight = &plan->weights->layout.units[unit].matrix[matrix].weight;
     int64_t part_row = 0, begin, end;
 
-    if (bl_pages_spec(plan->weights->pages, page)->tier == BL_TIER_DISK && bl_pages_has_disk(plan->weights->pages)) return BL_OK;
+    if (bl_pages_spec(plan->weights->pages, page)->tier == BL_TIER_DISK &&
+        bl_pages_has_disk(plan->weights->pages))
+        return BL_OK;
     bl_base_part_rows(part, plan->shard, &begin, &end);
     for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
         const bl_weight_segment *segment = &weight->segment[s];
-        int64_t first = bl_max_i64(begin, part_row), last = bl_min_i64(end, part_row + segment->rows);
+        int64_t first = bl_max_i64(begin, part_row),
+                last = bl_min_i64(end, part_row + segment->rows);
         bl_hf_weight source;
         BL_TRY(find_source(plan, unit, matrix, s, &source));
         if (first < last)
-            BL_TRY(plan_segment(plan, &source, segment, part->row_bytes, first - part_row, last - part_row, page,
+            BL_TRY(plan_segment(plan, &source, segment, part->row_bytes, first - part_row,
+                                last - part_row, page,
                                 (size_t)((first - begin) * part->row_bytes)));
         part_row += segment->rows;
     }
@@ -116,10 +130,12 @@ static bl_status plan_jobs(load_plan *plan)
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++)
             for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++)
-                BL_TRY(plan_part(plan, u, m, &layout->units[u].matrix[m].part[p], bl_base_page(layout, u, m, p)));
+                BL_TRY(plan_part(plan, u, m, &layout->units[u].matrix[m].part[p],
+                                 bl_base_page(layout, u, m, p)));
     if (plan->staging_bytes == 0) return BL_OK;
     plan->staging = malloc(plan->staging_bytes);
-    if (!plan->staging) return BL_FAIL(BL_ENOMEM, "%zu bytes to load weights through", plan->staging_bytes);
+    if (!plan->staging)
+        return BL_FAIL(BL_ENOMEM, "%zu bytes to load weights through", plan->staging_bytes);
     for (size_t j = 0; j < plan->n_jobs; j++)
         if (!plan->jobs[j].codes) plan->jobs[j].codes = plan->staging;
     return BL_OK;
@@ -134,7 +150,8 @@ static bl_status pad_page(load_plan *plan, int64_t page, size_t written)
     char *memory = writable_memory(plan, page);
 
     while (written < n_bytes) {
-        size_t n = memory ? n_bytes - written : (size_t)bl_min_i64(sizeof zeros, (int64_t)(n_bytes - written));
+        size_t n = memory ? n_bytes - written
+                          : (size_t)bl_min_i64(sizeof zeros, (int64_t)(n_bytes - written));
         BL_TRY(bl_pages_write(pages, page, written, memory ? memory + written : zeros, n));
         written += n;
     }
@@ -154,7 +171,8 @@ static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
         for (; j < plan->n_jobs && plan->targets[j].page == page; j++) {
             BL_TRY(bl_row_loader_next(loader, &rows));
             checksum += rows;
-            BL_TRY(bl_pages_write(pages, page, written, plan->jobs[j].codes, plan->targets[j].n_bytes));
+            BL_TRY(bl_pages_write(pages, page, written, plan->jobs[j].codes,
+                                  plan->targets[j].n_bytes));
             written += plan->targets[j].n_bytes;
         }
         BL_TRY(pad_page(plan, page, written));
@@ -172,7 +190,8 @@ static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
         const char *path = bl_safetensors_path(bl_hf_file(files, i));
         struct stat info;
         if (stat(path, &info) != 0) return bl_fail_errno(BL_EIO, "stat %s", path);
-        int64_t parts[] = {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec};
+        int64_t parts[] = {info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec,
+                           info.st_ctim.tv_sec, info.st_ctim.tv_nsec};
         *hash = XXH3_64bits_withSeed(parts, sizeof parts, *hash);
     }
     return BL_OK;
@@ -199,7 +218,8 @@ static void report_others(const char *dir, uint64_t key)
     int64_t n_files, n_bytes;
 
     if (bl_page_folder_others(dir, key, &n_files, &n_bytes) != BL_OK || n_files == 0) return;
-    bl_log_info("%s: %lld page files of other models, formats or numbers of ranks lie there, %.1f MiB; what does not begin with "
+    bl_log_info("%s: %lld page files of other models, formats or numbers of ranks lie there, %.1f "
+                "MiB; what does not begin with "
                 "base-%016llx may be deleted",
                 dir, (long long)n_files, (double)n_bytes / (1 << 20), (unsigned long long)key);
 }
@@ -208,12 +228,19 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
 {
     const bl_base_layout *layout = &w->layout;
     int64_t n_pages = bl_base_page_count(layout), n_layers = w->host->config.n_layers;
-    bl_pages_options options = {.device = w->device, .pin = placement->pin, .node = placement->n > 0 ? bl_arena_node_of(placement->index, placement->n) : -1, .dir = placement->dir,
-                                .shard = shard, .n_shards = layout->n_shards, .n_on_host = placement->n};
+    bl_pages_options options = {
+        .device = w->device,
+        .pin = placement->pin,
+        .node = placement->n > 0 ? bl_arena_node_of(placement->index, placement->n) : -1,
+        .dir = placement->dir,
+        .shard = shard,
+        .n_shards = layout->n_shards,
+        .n_on_host = placement->n};
     bl_page_spec *specs = calloc((size_t)n_pages + 1, sizeof *specs);
     char(*names)[BL_PAGE_NAME_BYTES] = calloc((size_t)n_pages + 1, sizeof *names);
     bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
-    bl_status st = specs && names && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "%lld pages", (long long)n_pages);
+    bl_status st =
+        specs && names && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "%lld pages", (long long)n_pages);
     bool has_disk = false;
 
     if (st == BL_OK) st = bl_llama_place(layout, placement, tiers);
@@ -222,14 +249,18 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
             for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
                 int64_t page = bl_base_page(layout, u, m, p);
                 bl_llama_page_name(layout, n_layers, u, m, p, names[page]);
-                specs[page] = (bl_page_spec){names[page], layout->units[u].matrix[m].part[p].shard_bytes, tiers[page]};
+                specs[page] = (bl_page_spec){
+                    names[page], layout->units[u].matrix[m].part[p].shard_bytes, tiers[page]};
                 has_disk = has_disk || tiers[page] == BL_TIER_DISK;
             }
     /* Scales stay in device memory; their page keeps them for the next run. */
-    if (has_disk) specs[n_pages] = (bl_page_spec){"scales", (size_t)w->n_scales * sizeof(float), BL_TIER_DISK};
+    if (has_disk)
+        specs[n_pages] =
+            (bl_page_spec){"scales", (size_t)w->n_scales * sizeof(float), BL_TIER_DISK};
     if (st == BL_OK && has_disk) st = choose_key(w, &options.key);
     if (st == BL_OK) st = bl_pages_create(&options, n_pages + (has_disk ? 1 : 0), specs, &w->pages);
-    if (st == BL_OK && has_disk && placement->index == 0) report_others(placement->dir, options.key);
+    if (st == BL_OK && has_disk && placement->index == 0)
+        report_others(placement->dir, options.key);
     free(tiers);
     free(names);
     free(specs);
@@ -244,24 +275,28 @@ static bl_status keep_scales(bl_llama_weights *w)
     if (page == bl_pages_count(w->pages)) return BL_OK;
     if (bl_pages_has_disk(w->pages)) {
         bl_status st = bl_pages_read(w->pages, page, w->scales);
-        if (st == BL_EINPUT) bl_pages_distrust_disk(w->pages); /* damaged: the next run writes the file anew */
+        if (st == BL_EINPUT)
+            bl_pages_distrust_disk(w->pages); /* damaged: the next run writes the file anew */
         return st;
     }
     return bl_pages_write(w->pages, page, 0, w->scales, (size_t)w->n_scales * sizeof(float));
 }
 
-static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards, const bl_llama_placement *placement)
+static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards,
+                           const bl_llama_placement *placement)
 {
     const bl_llama_host *host = w->host;
-    load_plan plan = {.weights = w, .shard = bl_comm_rank(shards),
+    load_plan plan = {.weights = w,
+                      .shard = bl_comm_rank(shards),
                       .max_staging_bytes = bl_llama_staging_bytes(placement)};
     bl_row_loader *loader = NULL;
     bl_status st = BL_OK;
 
     BL_TRY_GOTO(st, done, plan_jobs(&plan));
     BL_TRY_GOTO(st, done,
-                bl_row_loader_create(host->files, host->io_files, host->io_engine, bl_comm_size(shards), bl_device_pool(w->device),
-                                     plan.jobs, plan.n_jobs, plan.shard == 0, &loader));
+                bl_row_loader_create(host->files, host->io_files, host->io_engine,
+                                     bl_comm_size(shards), bl_device_pool(w->device), plan.jobs,
+                                     plan.n_jobs, plan.shard == 0, &loader));
     st = run_jobs(&plan, loader);
 done:
     bl_row_loader_destroy(loader);
@@ -271,7 +306,8 @@ done:
     return st;
 }
 
-bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards, const bl_llama_placement *placement)
+bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards,
+                             const bl_llama_placement *placement)
 {
     static const bl_llama_placement all_on_device = {.tier = BL_TIER_HOST};
 
@@ -279,13 +315,18 @@ bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards, const bl_llam
     BL_TRY(create_pages(w, bl_comm_rank(shards), placement));
     if (bl_pages_has_disk(w->pages)) {
         BL_TRY(keep_scales(w)); /* first: rows that are quantised again bring the same ones */
-        if (bl_comm_rank(shards) == 0) bl_log_info("%s: page files of this model are there; what they hold is not read again", placement->dir);
+        if (bl_comm_rank(shards) == 0)
+            bl_log_info("%s: page files of this model are there; what they hold is not read again",
+                        placement->dir);
     }
     BL_TRY(load_jobs(w, shards, placement));
     if (!bl_pages_has_disk(w->pages)) BL_TRY(keep_scales(w));
     BL_TRY(bl_pages_seal(w->pages));
-    for (int64_t page = 0; page < bl_pages_count(w->pages); page++) w->checksum += bl_pages_tag(w->pages, page);
-    bool is_all_on_device = bl_pages_tier_bytes(w->pages, BL_TIER_HOST) == 0 && bl_pages_tier_bytes(w->pages, BL_TIER_DISK) == 0;
-    w->shards = is_all_on_device && bl_pages_count(w->pages) > 0 ? bl_pages_memory(w->pages, 0) : NULL;
+    for (int64_t page = 0; page < bl_pages_count(w->pages); page++)
+        w->checksum += bl_pages_tag(w->pages, page);
+    bool is_all_on_device = bl_pages_tier_bytes(w->pages, BL_TIER_HOST) == 0 &&
+                            bl_pages_tier_bytes(w->pages, BL_TIER_DISK) == 0;
+    w->shards =
+        is_all_on_device && bl_pages_count(w->pages) > 0 ? bl_pages_memory(w->pages, 0) : NULL;
     return BL_OK;
 }

@@ -44,9 +44,9 @@ static int64_t row_bytes(const bl_hf_weight *w)
 
 static bl_status name_tensor(const bl_hf_weight *w, bl_status st)
 {
-    return st == BL_OK
-               ? st
-               : bl_error_prefix(st, "%s: tensor %s", bl_safetensors_path(w->codes->file), w->codes->name);
+    return st == BL_OK ? st
+                       : bl_error_prefix(st, "%s: tensor %s", bl_safetensors_path(w->codes->file),
+                                         w->codes->name);
 }
 
 static bool is_finite(bl_dtype dtype, const unsigned char *at)
@@ -74,7 +74,8 @@ bl_status bl_llama_check_finite(const bl_tensor *t, int64_t begin, int64_t end, 
         for (int64_t col = 0; col < cols; col++, at += width)
             if (!is_finite(t->dtype, at))
                 return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite",
-                               bl_safetensors_path(t->file), t->name, (long long)row, (long long)col);
+                               bl_safetensors_path(t->file), t->name, (long long)row,
+                               (long long)col);
     return BL_OK;
 }
 
@@ -124,8 +125,9 @@ static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
         for (int64_t row = job->begin; row < job->end;) {
             step s = step_at(job, row);
             if (loader->ranges)
-                loader->ranges[loader->n_ranges] = (bl_io_range){
-                    file, w->codes->offset_bytes + s.first * row_bytes(w), (s.last - s.first) * row_bytes(w)};
+                loader->ranges[loader->n_ranges] =
+                    (bl_io_range){file, w->codes->offset_bytes + s.first * row_bytes(w),
+                                  (s.last - s.first) * row_bytes(w)};
             loader->n_ranges++;
             row = s.stop;
         }
@@ -137,8 +139,8 @@ static void tell(bl_row_loader *loader)
     double now = now_s();
     if (!loader->reports || now - loader->told_s < PROGRESS_S) return;
     loader->told_s = now;
-    bl_log_progress("reading weights: %.2f of %.2f GB, %.2f GB/s", (double)loader->n_bytes_done * 1e-9,
-                    (double)loader->n_bytes * 1e-9,
+    bl_log_progress("reading weights: %.2f of %.2f GB, %.2f GB/s",
+                    (double)loader->n_bytes_done * 1e-9, (double)loader->n_bytes * 1e-9,
                     (double)loader->n_bytes_done * 1e-9 / (now - loader->start_s));
 }
 
@@ -156,8 +158,9 @@ static bl_status reserve_bounce(bl_row_loader *loader, int64_t n_bytes)
     free(loader->bounce);
     loader->bounce = malloc((size_t)n_bytes);
     loader->bounce_bytes = loader->bounce ? (size_t)n_bytes : 0;
-    return loader->bounce ? BL_OK
-                          : BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
+    return loader->bounce
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
 }
 
 /* The bytes of the next range, in one piece, until the next call. */
@@ -178,7 +181,8 @@ static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, const void *
     }
 }
 
-static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s, const void **bytes)
+static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s,
+                           const void **bytes)
 {
     return name_tensor(&job->weight,
                        take_range(loader, (s->last - s->first) * row_bytes(&job->weight), bytes));
@@ -204,29 +208,36 @@ static int64_t rows_a_piece(const hashed_rows *rows)
 static void hash_piece(void *arg, int64_t index, void *scratch)
 {
     const hashed_rows *rows = arg;
-    int64_t begin = index * rows_a_piece(rows), end = bl_min_i64(begin + rows_a_piece(rows), rows->n_rows);
+    int64_t begin = index * rows_a_piece(rows),
+            end = bl_min_i64(begin + rows_a_piece(rows), rows->n_rows);
     uint64_t sum = 0;
 
     (void)scratch;
     for (int64_t r = begin; r < end; r++)
-        sum += XXH3_64bits_withSeed(rows->bytes + r * rows->row_bytes, (size_t)rows->row_bytes, rows->seed + (uint64_t)r);
+        sum += XXH3_64bits_withSeed(rows->bytes + r * rows->row_bytes, (size_t)rows->row_bytes,
+                                    rows->seed + (uint64_t)r);
     atomic_fetch_add_explicit(rows->sum, sum, memory_order_relaxed);
 }
 
 /* Rows [row, stop) of the weight as they are stored. */
-static void add_rows(bl_row_loader *loader, const bl_hf_weight *w, int64_t row, int64_t stop, const void *bytes)
+static void add_rows(bl_row_loader *loader, const bl_hf_weight *w, int64_t row, int64_t stop,
+                     const void *bytes)
 {
-    hashed_rows rows = {bytes, stop - row, row_bytes(w), bl_llama_tensor_seed(w->codes->name) + (uint64_t)row, &loader->sum};
+    hashed_rows rows = {bytes, stop - row, row_bytes(w),
+                        bl_llama_tensor_seed(w->codes->name) + (uint64_t)row, &loader->sum};
 
-    if (loader->hashes) bl_pool_run(loader->pool, bl_ceil_div(rows.n_rows, rows_a_piece(&rows)), hash_piece, &rows);
+    if (loader->hashes)
+        bl_pool_run(loader->pool, bl_ceil_div(rows.n_rows, rows_a_piece(&rows)), hash_piece, &rows);
 }
 
 /* Scales [begin, end) of the weight. */
-static void add_scales(bl_row_loader *loader, const bl_hf_weight *w, int64_t begin, int64_t end, const float *scales)
+static void add_scales(bl_row_loader *loader, const bl_hf_weight *w, int64_t begin, int64_t end,
+                       const float *scales)
 {
     uint64_t seed = bl_llama_tensor_seed(w->scale->name), sum = 0;
 
-    for (int64_t i = begin; loader->hashes && i < end; i++) sum += XXH3_64bits_withSeed(&scales[i], sizeof *scales, seed + (uint64_t)i);
+    for (int64_t i = begin; loader->hashes && i < end; i++)
+        sum += XXH3_64bits_withSeed(&scales[i], sizeof *scales, seed + (uint64_t)i);
     loader->sum += sum;
 }
 
@@ -287,7 +298,8 @@ static void place_piece(void *arg, int64_t index, void *scratch)
     int64_t end = bl_min_i64(begin + HUGE_PAGE_BYTES, (int64_t)p->n_bytes), n;
 
     (void)scratch;
-    for (int64_t at = bl_max_i64(begin, 0); at < end; at += n) { /* looked at while it is in the cache */
+    for (int64_t at = bl_max_i64(begin, 0); at < end;
+         at += n) { /* looked at while it is in the cache */
         n = bl_min_i64(PLACE_BYTES, end - at);
         memcpy(p->to + at, p->from + at, (size_t)n);
         if (!all_finite(p->dtype, p->to + at, (size_t)n))
@@ -307,9 +319,12 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
         step s = step_at(job, row);
         BL_TRY(take_step(loader, job, &s, &bytes));
         add_rows(loader, &job->weight, row, s.stop, bytes);
-        placement p = {tensor->dtype, bytes, (unsigned char *)job->codes + (row - job->begin) * width,
+        placement p = {tensor->dtype, bytes,
+                       (unsigned char *)job->codes + (row - job->begin) * width,
                        (size_t)((s.stop - row) * width), false};
-        bl_pool_run(loader->pool, bl_ceil_div(bytes_before(&p) + (int64_t)p.n_bytes, HUGE_PAGE_BYTES), place_piece, &p);
+        bl_pool_run(loader->pool,
+                    bl_ceil_div(bytes_before(&p) + (int64_t)p.n_bytes, HUGE_PAGE_BYTES),
+                    place_piece, &p);
         has_bad = has_bad || p.has_bad;
         row = s.stop;
     }
@@ -327,10 +342,13 @@ static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
     if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW) {
         bool is_row = w->scale_kind == BL_SCALE_ROW;
         for (int64_t r = job->begin; r < job->end; r++) job->scales[r] = stored[is_row ? r : 0];
-        if (is_row) add_scales(loader, w, job->begin, job->end, stored);
-        else if (job->begin == 0) add_scales(loader, w, 0, 1, stored);
+        if (is_row)
+            add_scales(loader, w, job->begin, job->end, stored);
+        else if (job->begin == 0)
+            add_scales(loader, w, 0, 1, stored);
     } else if (st == BL_OK) {
-        int64_t first = bl_ceil_div(job->begin, BL_FP8_BLOCK), last = bl_ceil_div(job->end, BL_FP8_BLOCK);
+        int64_t first = bl_ceil_div(job->begin, BL_FP8_BLOCK),
+                last = bl_ceil_div(job->end, BL_FP8_BLOCK);
         memcpy(job->scales + first * w->scale_cols, stored + first * w->scale_cols,
                (size_t)((last - first) * w->scale_cols) * sizeof *stored);
         add_scales(loader, w, first * w->scale_cols, last * w->scale_cols, stored);
@@ -349,8 +367,8 @@ static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
         uint8_t *codes = (uint8_t *)job->codes + (row - job->begin) * w->cols;
         BL_TRY(take_step(loader, job, &s, &bytes));
         add_rows(loader, w, row, s.stop, bytes);
-        BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop, w->cols,
-                                                  codes, job->scales + row)));
+        BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop,
+                                                  w->cols, codes, job->scales + row)));
         row = s.stop;
     }
     return BL_OK;
@@ -358,7 +376,8 @@ static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
 
 /* All rows of a row of blocks are read for the absmax, those of the job are encoded. `local` has room for its
  * scales. */
-static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, const step *s, float *local)
+static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, const step *s,
+                                float *local)
 {
     const bl_hf_weight *w = &job->weight;
     int64_t grid_cols = bl_ceil_div(w->cols, BL_FP8_BLOCK);
@@ -366,16 +385,17 @@ static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, co
 
     BL_TRY(take_step(loader, job, s, &bytes));
     for (int64_t c = 0; c < grid_cols; c++) local[c] = 0.0f;
-    BL_TRY(name_tensor(
-        w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first, s->last, w->cols, local)));
+    BL_TRY(name_tensor(w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first,
+                                              s->last, w->cols, local)));
     for (int64_t c = 0; c < grid_cols; c++) local[c] = bl_fp8_scale(local[c]);
     const char *own = (const char *)bytes + (s->row - s->first) * row_bytes(w);
     add_rows(loader, w, s->row, s->stop, own);
     uint8_t *codes = (uint8_t *)job->codes + (s->row - job->begin) * w->cols;
-    BL_TRY(name_tensor(
-        w, bl_fp8_block_encode(loader->pool, w->codes->dtype, own, s->row, s->stop, w->cols, local, codes)));
+    BL_TRY(name_tensor(w, bl_fp8_block_encode(loader->pool, w->codes->dtype, own, s->row, s->stop,
+                                              w->cols, local, codes)));
     if (s->first >= job->begin)
-        memcpy(job->scales + s->first / BL_FP8_BLOCK * grid_cols, local, (size_t)grid_cols * sizeof *local);
+        memcpy(job->scales + s->first / BL_FP8_BLOCK * grid_cols, local,
+               (size_t)grid_cols * sizeof *local);
     return BL_OK;
 }
 
@@ -405,7 +425,8 @@ static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
 
 bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
 {
-    if (loader->next_job == loader->n_jobs) return BL_FAIL(BL_EINTERNAL, "no rows are left to load");
+    if (loader->next_job == loader->n_jobs)
+        return BL_FAIL(BL_EINTERNAL, "no rows are left to load");
     loader->hashes = checksum != NULL;
     loader->sum = 0;
     BL_TRY(run_job(loader, &loader->jobs[loader->next_job++]));
@@ -456,9 +477,11 @@ static void choose_buffers(const bl_row_loader *loader, int n_readers, bl_reader
 {
     int64_t largest = 1, n_chunks = 0;
 
-    for (size_t i = 0; i < loader->n_ranges; i++) largest = bl_max_i64(largest, loader->ranges[i].n_bytes);
+    for (size_t i = 0; i < loader->n_ranges; i++)
+        largest = bl_max_i64(largest, loader->ranges[i].n_bytes);
     int64_t chunk = bl_min_i64(bl_round_up(largest, BL_IO_ALIGN_BYTES), BL_IO_CHUNK_BYTES);
-    for (size_t i = 0; i < loader->n_ranges; i++) n_chunks += bl_ceil_div(loader->ranges[i].n_bytes, chunk);
+    for (size_t i = 0; i < loader->n_ranges; i++)
+        n_chunks += bl_ceil_div(loader->ranges[i].n_bytes, chunk);
     options->chunk_bytes = (size_t)chunk;
     options->queue_depth = (int)bl_min_i64(queue_depth(n_readers), bl_max_i64(n_chunks, 1));
 }
@@ -505,7 +528,8 @@ static void report(bl_row_loader *loader)
     if (seconds < REPORT_S) return;
     bl_reader_get_stats(loader->reader, &stats);
     bl_log_info("weights read: %.2f GB in %.1f s, %.2f GB/s (%s, waited for %.1f s)",
-                (double)loader->n_bytes_done * 1e-9, seconds, (double)loader->n_bytes_done * 1e-9 / seconds,
+                (double)loader->n_bytes_done * 1e-9, seconds,
+                (double)loader->n_bytes_done * 1e-9 / seconds,
                 bl_reader_engine_name(loader->reader), stats.wait_s);
 }
 

@@ -5,18 +5,25 @@
 
 #include "base/sizes.h"
 
-_Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_O == (int)BL_O && (int)BL_PEFT_DOWN == (int)BL_DOWN,
+_Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_O == (int)BL_O &&
+                   (int)BL_PEFT_DOWN == (int)BL_DOWN,
                "both lists are in the order of PEFT's modules");
 
 void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out)
 {
-    *out = (bl_lora_options){.r = peft->r, .alpha = peft->alpha, .use_rslora = peft->use_rslora, .dropout = peft->dropout};
+    *out = (bl_lora_options){.r = peft->r,
+                             .alpha = peft->alpha,
+                             .use_rslora = peft->use_rslora,
+                             .dropout = peft->dropout};
     for (int p = 0; p < BL_PROJECTIONS; p++) out->target[p] = (peft->targets >> p & 1u) != 0;
 }
 
 bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
 {
-    bl_peft_config peft = {.r = options->r, .alpha = options->alpha, .dropout = options->dropout, .use_rslora = options->use_rslora};
+    bl_peft_config peft = {.r = options->r,
+                           .alpha = options->alpha,
+                           .dropout = options->dropout,
+                           .use_rslora = options->use_rslora};
     for (int p = 0; p < BL_PROJECTIONS; p++)
         if (options->target[p]) peft.targets |= 1u << p;
     return peft;
@@ -31,8 +38,9 @@ bl_peft_base bl_lora_peft_base(const bl_llama_config *config)
 }
 
 /* The part of one factor, which begins at `offset` of the flat vector, that lies in [begin, begin + count). */
-static bl_status read_factor(const bl_peft_adapter *adapter, int64_t layer, int projection, bl_peft_factor factor, int64_t offset,
-                             int64_t n, int64_t begin, int64_t count, float *out)
+static bl_status read_factor(const bl_peft_adapter *adapter, int64_t layer, int projection,
+                             bl_peft_factor factor, int64_t offset, int64_t n, int64_t begin,
+                             int64_t count, float *out)
 {
     int64_t first = bl_max_i64(begin, offset), last = bl_min_i64(begin + count, offset + n);
     if (first >= last) return BL_OK;
@@ -44,20 +52,23 @@ static bl_status read_factor(const bl_peft_adapter *adapter, int64_t layer, int 
     return st;
 }
 
-bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter *adapter, int64_t layer, int64_t begin, int64_t count,
-                             float *out)
+bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter *adapter,
+                             int64_t layer, int64_t begin, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if (layout->a_offset[p] < 0) continue;
         int64_t r = layout->options.r;
-        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_A, layout->a_offset[p], r * layout->a_cols[p], begin, count, out));
-        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_B, layout->b_offset[p], r * layout->b_rows[p], begin, count, out));
+        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_A, layout->a_offset[p], r * layout->a_cols[p],
+                           begin, count, out));
+        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_B, layout->b_offset[p], r * layout->b_rows[p],
+                           begin, count, out));
     }
     return BL_OK;
 }
 
-bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device, bl_lora_layout *layout, float **weights)
+bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device,
+                           bl_lora_layout *layout, float **weights)
 {
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
@@ -69,9 +80,12 @@ bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_de
     bl_lora_options_of_peft(bl_peft_get_config(adapter), &options);
     bl_lora_layout_init(config, &options, layout);
     size_t bytes = (size_t)(config->n_layers * layout->n_floats) * sizeof(float);
-    BL_TRY_GOTO(st, done, bl_device_alloc(device, BL_SPACE_DEVICE, bytes, "LoRA weights", (void **)weights));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE, bytes, "LoRA weights", (void **)weights));
     for (int64_t l = 0; l < config->n_layers; l++)
-        BL_TRY_GOTO(st, done, bl_lora_read_range(layout, adapter, l, 0, layout->n_floats, *weights + l * layout->n_floats));
+        BL_TRY_GOTO(st, done,
+                    bl_lora_read_range(layout, adapter, l, 0, layout->n_floats,
+                                       *weights + l * layout->n_floats));
 done:
     if (st != BL_OK) {
         bl_device_free(device, BL_SPACE_DEVICE, *weights);

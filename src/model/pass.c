@@ -23,11 +23,13 @@ struct bl_llama_pass {
     bl_stream *compute;
     bl_pass_options options;
     int64_t n_layers, hidden;
-    float *memory;      /* device memory, all of it */
-    bl_arena *arena;    /* host memory, all of it; NULL without offload */
-    bl_spill *inputs;   /* entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden] */
-    bl_spill *saved;    /* entry l: what layer l's forward keeps, [rows * saved_floats]; NULL without training */
-    float *d;           /* [rows][hidden]: gradient of the boundary between two layers */
+    float *memory;   /* device memory, all of it */
+    bl_arena *arena; /* host memory, all of it; NULL without offload */
+    bl_spill *
+        inputs; /* entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden] */
+    bl_spill *
+        saved; /* entry l: what layer l's forward keeps, [rows * saved_floats]; NULL without training */
+    float *d; /* [rows][hidden]: gradient of the boundary between two layers */
     float *logits;
     int64_t saved_floats;
     int64_t *first_row; /* [max_group + 1]: of each micro-batch, all rounded up to ROW_ALIGN */
@@ -50,13 +52,16 @@ static pass_size measure(const bl_llama_config *config, const bl_pass_options *o
 {
     bl_block_dims dims = bl_block_dims_of(config);
     int64_t T = bl_round_up(o->T_max, ROW_ALIGN), rows = o->max_group * T, L = config->n_layers;
-    pass_size m = {.inputs = {.n_entries = L + 1, .n_slots = 2, .entry_floats = rows * dims.hidden}};
+    pass_size m = {
+        .inputs = {.n_entries = L + 1, .n_slots = 2, .entry_floats = rows * dims.hidden}};
 
-    m.workspace = bl_block_workspace_floats(&dims, T, o->lora->options.r, o->lora->options.dropout > 0, o->training);
+    m.workspace = bl_block_workspace_floats(&dims, T, o->lora->options.r,
+                                            o->lora->options.dropout > 0, o->training);
     m.logits = bl_round_up(bl_loss_head_scratch_floats(config->vocab_size), 64);
     if (!o->training) return m;
     m.d = rows * dims.hidden;
-    m.saved = (stack_size){.n_entries = L, .n_slots = L, .entry_floats = rows * bl_block_saved_floats(&dims, o->save)};
+    m.saved = (stack_size){
+        .n_entries = L, .n_slots = L, .entry_floats = rows * bl_block_saved_floats(&dims, o->save)};
     m.inputs.n_slots = L + 1;
     if (o->offload_activations) {
         m.inputs.n_slots = bl_min_i64(OFFLOAD_SLOTS, L + 1);
@@ -79,7 +84,8 @@ static int64_t host_floats(const stack_size *s)
 
 static int64_t device_bytes(const pass_size *m)
 {
-    int64_t floats = slot_floats(&m->inputs) + m->d + slot_floats(&m->saved) + m->logits + m->workspace;
+    int64_t floats =
+        slot_floats(&m->inputs) + m->d + slot_floats(&m->saved) + m->logits + m->workspace;
     return floats * (int64_t)sizeof(float);
 }
 
@@ -100,13 +106,22 @@ int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_op
     return (int64_t)bl_arena_piece_bytes((size_t)host_bytes(&m));
 }
 
-static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item, float *slots, float *host, bl_spill **out)
+static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item,
+                              float *slots, float *host, bl_spill **out)
 {
-    return bl_spill_create(&(bl_spill_options){.device = pass->device, .compute = pass->compute, .copy = pass->options.activations,
-                                               .n_entries = size->n_entries, .n_slots = size->n_slots, .n_host = size->n_host,
-                                               .entry_bytes = (size_t)size->entry_floats * sizeof(float), .slots = slots, .host = host,
-                                               .timeline = pass->options.timeline, .item = item},
-                           out);
+    return bl_spill_create(
+        &(bl_spill_options){.device = pass->device,
+                            .compute = pass->compute,
+                            .copy = pass->options.activations,
+                            .n_entries = size->n_entries,
+                            .n_slots = size->n_slots,
+                            .n_host = size->n_host,
+                            .entry_bytes = (size_t)size->entry_floats * sizeof(float),
+                            .slots = slots,
+                            .host = host,
+                            .timeline = pass->options.timeline,
+                            .item = item},
+        out);
 }
 
 /* All memory and the stacks in it. */
@@ -116,25 +131,32 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
     size_t n_host = (size_t)host_bytes(m);
     float *host = NULL;
 
-    BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)device_bytes(m), "activations", (void **)&pass->memory));
+    BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)device_bytes(m), "activations",
+                           (void **)&pass->memory));
     if (n_host > 0) {
-        bl_arena_options arena = {.device = pass->device, .size_bytes = bl_arena_piece_bytes(n_host), .what = "offloaded activations",
-                                  .node = -1, .pin = o->pin};
+        bl_arena_options arena = {.device = pass->device,
+                                  .size_bytes = bl_arena_piece_bytes(n_host),
+                                  .what = "offloaded activations",
+                                  .node = -1,
+                                  .pin = o->pin};
         BL_TRY(bl_arena_create(&arena, &pass->arena));
         host = bl_arena_take(pass->arena, n_host);
     }
     pass->d = pass->memory + slot_floats(&m->inputs);
     float *saved = pass->d + m->d;
     pass->logits = saved + slot_floats(&m->saved);
-    bl_block_place_workspace(&pass->weights->dims, bl_round_up(o->T_max, ROW_ALIGN), o->lora->options.r, o->lora->options.dropout > 0,
-                             o->training, pass->logits + m->logits, &pass->workspace);
+    bl_block_place_workspace(&pass->weights->dims, bl_round_up(o->T_max, ROW_ALIGN),
+                             o->lora->options.r, o->lora->options.dropout > 0, o->training,
+                             pass->logits + m->logits, &pass->workspace);
     BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
-    return create_stack(pass, &m->saved, 1, saved, host ? host + host_floats(&m->inputs) : NULL, &pass->saved);
+    return create_stack(pass, &m->saved, 1, saved, host ? host + host_floats(&m->inputs) : NULL,
+                        &pass->saved);
 }
 
-bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base, bl_stream *compute,
-                               const bl_pass_options *options, bl_llama_pass **out)
+bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
+                               bl_stream *compute, const bl_pass_options *options,
+                               bl_llama_pass **out)
 {
     const bl_llama_config *config = &weights->host->config;
     pass_size m = measure(config, options);
@@ -147,8 +169,14 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
         free(first_row);
         return BL_FAIL(BL_ENOMEM, "a model pass");
     }
-    *pass = (bl_llama_pass){.device = device, .weights = weights, .base = base, .compute = compute, .options = *options,
-                            .n_layers = config->n_layers, .hidden = config->hidden_size, .first_row = first_row,
+    *pass = (bl_llama_pass){.device = device,
+                            .weights = weights,
+                            .base = base,
+                            .compute = compute,
+                            .options = *options,
+                            .n_layers = config->n_layers,
+                            .hidden = config->hidden_size,
+                            .first_row = first_row,
                             .saved_floats = bl_block_saved_floats(&weights->dims, options->save)};
     bl_status st = place(pass, &m);
     if (st != BL_OK) {
@@ -183,13 +211,16 @@ static float *boundary_gradient(const bl_llama_pass *pass, int m)
 
 /* What a layer's forward leaves for its backward. Only the head comes between those of the last layer, so with a single micro-batch
  * the workspace still holds all that it computed. */
-static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
+static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_input *input,
+                                     int64_t layer, int m)
 {
     bl_block_tensors t = {0};
     if (pass->has_backward && pass->saved_floats > 0)
-        bl_block_place_saved(&pass->weights->dims, pass->options.save, input->micro[m].T,
-                             (float *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_floats, &t);
-    if (layer == pass->n_layers - 1 && input->n_micro == 1) t = bl_block_effective_tensors(&t, &pass->workspace);
+        bl_block_place_saved(
+            &pass->weights->dims, pass->options.save, input->micro[m].T,
+            (float *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_floats, &t);
+    if (layer == pass->n_layers - 1 && input->n_micro == 1)
+        t = bl_block_effective_tensors(&t, &pass->workspace);
     t.x = boundary(pass, layer, m);
     return t;
 }
@@ -206,7 +237,8 @@ static bl_status prefetch(bl_llama_pass *pass, int64_t at)
     bool tied = pass->weights->tied_head.rows > 0;
     for (int64_t ahead = 0; ahead < pass->options.ring_depth; ahead++) {
         int64_t unit = visit_unit(pass, at + ahead);
-        if (unit == pass->n_layers) { /* nothing may be gathered beyond a head that still needs the whole ring */
+        if (unit ==
+            pass->n_layers) { /* nothing may be gathered beyond a head that still needs the whole ring */
             if (tied) continue;
             return bl_base_prefetch(pass->base, unit);
         }
@@ -218,20 +250,29 @@ static bl_status prefetch(bl_llama_pass *pass, int64_t at)
     return BL_OK;
 }
 
-static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, int64_t at, bl_block *block)
+static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, int64_t at,
+                             bl_block *block)
 {
     int64_t layer = visit_unit(pass, at);
     const void *lora = NULL;
     const char *name = at < pass->n_layers ? "forward" : at == pass->n_layers ? "head" : "backward";
 
-    if (input->stop && input->stop(input->stop_user)) return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
+    if (input->stop && input->stop(input->stop_user))
+        return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
     BL_TRY(prefetch(pass, at));
-    BL_TRY(bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, layer, -1, pass->compute, &pass->span));
+    BL_TRY(bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, layer, -1,
+                             pass->compute, &pass->span));
     if (layer == pass->n_layers) return BL_OK;
-    if (pass->options.lora_ring) BL_TRY(bl_gather_ring_acquire(pass->options.lora_ring, layer, 0, pass->compute, &lora));
+    if (pass->options.lora_ring)
+        BL_TRY(bl_gather_ring_acquire(pass->options.lora_ring, layer, 0, pass->compute, &lora));
     const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
-    *block = (bl_block){.dims = &pass->weights->dims, .base = pass->base, .layer = layer, .norm1 = norms,
-                        .norm2 = norms + pass->hidden, .lora = pass->options.lora, .lora_weights = lora,
+    *block = (bl_block){.dims = &pass->weights->dims,
+                        .base = pass->base,
+                        .layer = layer,
+                        .norm1 = norms,
+                        .norm2 = norms + pass->hidden,
+                        .lora = pass->options.lora,
+                        .lora_weights = lora,
                         .dropout = input->dropout};
     return BL_OK;
 }
@@ -240,7 +281,9 @@ static bl_status end_visit(bl_llama_pass *pass, int64_t at)
 {
     int64_t unit = visit_unit(pass, at), next = at + 1;
     /* A tied head lies in host memory: around it the last layer is visited twice in a row. */
-    if (pass->weights->tied_head.rows > 0 && next < pass->n_visits && visit_unit(pass, next) == pass->n_layers) next++;
+    if (pass->weights->tied_head.rows > 0 && next < pass->n_visits &&
+        visit_unit(pass, next) == pass->n_layers)
+        next++;
     bool again = unit == visit_unit(pass, next); /* visited again at once: keep it */
     if (!again) BL_TRY(bl_base_release(pass->base, unit, pass->compute));
     if ((!again || next >= pass->n_visits) && unit < pass->n_layers && pass->options.lora_ring)
@@ -269,8 +312,12 @@ static bl_status embed(bl_llama_pass *pass, const bl_pass_input *input)
     BL_TRY(bl_spill_reserve(pass->inputs, 0));
     for (int m = 0; m < input->n_micro; m++) {
         const bl_micro_batch *b = &input->micro[m];
-        BL_TRY(bl_embedding(pass->compute, &(bl_embedding_args){.T = b->T, .H = pass->hidden, .dtype = host->embedding_dtype,
-                                                                .ids = b->ids, .table = host->embedding, .y = boundary(pass, 0, m)}));
+        BL_TRY(bl_embedding(pass->compute, &(bl_embedding_args){.T = b->T,
+                                                                .H = pass->hidden,
+                                                                .dtype = host->embedding_dtype,
+                                                                .ids = b->ids,
+                                                                .table = host->embedding,
+                                                                .y = boundary(pass, 0, m)}));
     }
     return bl_spill_put(pass->inputs, 0);
 }
@@ -309,16 +356,34 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
         const bl_micro_batch *b = &input->micro[m];
         const float *x = boundary(pass, pass->n_layers, m);
         float *d = pass->has_backward ? boundary_gradient(pass, m) : NULL;
-        BL_TRY(bl_rmsnorm_forward(pass->compute, &(bl_rmsnorm_forward_args){.T = b->T, .H = pass->hidden, .eps = config->rms_norm_eps,
-                                                                            .x = x, .w = w, .y = pass->workspace.norm,
-                                                                            .rstd = pass->workspace.rstd}));
-        BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T, .H = pass->hidden, .V = config->vocab_size,
-                                                                .head = head, .x = pass->workspace.norm, .targets = b->targets,
-                                                                .weights = b->weights, .scale = input->loss_scale,
-                                                                .logits = pass->logits, .dx = d, .loss_sum = input->loss_sum}));
+        BL_TRY(bl_rmsnorm_forward(pass->compute,
+                                  &(bl_rmsnorm_forward_args){.T = b->T,
+                                                             .H = pass->hidden,
+                                                             .eps = config->rms_norm_eps,
+                                                             .x = x,
+                                                             .w = w,
+                                                             .y = pass->workspace.norm,
+                                                             .rstd = pass->workspace.rstd}));
+        BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
+                                                                .H = pass->hidden,
+                                                                .V = config->vocab_size,
+                                                                .head = head,
+                                                                .x = pass->workspace.norm,
+                                                                .targets = b->targets,
+                                                                .weights = b->weights,
+                                                                .scale = input->loss_scale,
+                                                                .logits = pass->logits,
+                                                                .dx = d,
+                                                                .loss_sum = input->loss_sum}));
         if (pass->has_backward)
-            BL_TRY(bl_rmsnorm_backward(pass->compute, &(bl_rmsnorm_backward_args){.T = b->T, .H = pass->hidden, .x = x, .w = w,
-                                                                                  .rstd = pass->workspace.rstd, .dy = d, .dx = d}));
+            BL_TRY(bl_rmsnorm_backward(pass->compute,
+                                       &(bl_rmsnorm_backward_args){.T = b->T,
+                                                                   .H = pass->hidden,
+                                                                   .x = x,
+                                                                   .w = w,
+                                                                   .rstd = pass->workspace.rstd,
+                                                                   .dy = d,
+                                                                   .dx = d}));
     }
     if (pass->has_backward) BL_TRY(bl_spill_drop(pass->inputs, pass->n_layers));
     return end_visit(pass, pass->n_layers);
@@ -335,8 +400,8 @@ static bl_status visit_backward(bl_llama_pass *pass, const bl_pass_input *input,
         bl_block_tensors kept = kept_tensors(pass, input, block.layer, m);
         float *gradients;
         BL_TRY(input->sink->begin(input->sink->user, block.layer, pass->compute, &gradients));
-        BL_TRY(bl_block_backward(pass->compute, &block, &input->micro[m], &kept, &pass->workspace, boundary_gradient(pass, m),
-                                 gradients));
+        BL_TRY(bl_block_backward(pass->compute, &block, &input->micro[m], &kept, &pass->workspace,
+                                 boundary_gradient(pass, m), gradients));
         BL_TRY(input->sink->end(input->sink->user, block.layer, pass->compute));
     }
     BL_TRY(bl_spill_drop(pass->inputs, block.layer));
@@ -350,7 +415,8 @@ bl_status bl_llama_pass_train(bl_llama_pass *pass, const bl_pass_input *input)
     BL_TRY(embed(pass, input));
     for (int64_t at = 0; at < pass->n_layers; at++) BL_TRY(visit_forward(pass, input, at));
     BL_TRY(visit_head(pass, input));
-    for (int64_t at = pass->n_layers + 1; at < pass->n_visits; at++) BL_TRY(visit_backward(pass, input, at));
+    for (int64_t at = pass->n_layers + 1; at < pass->n_visits; at++)
+        BL_TRY(visit_backward(pass, input, at));
     return BL_OK;
 }
 
@@ -371,14 +437,18 @@ static bool all_finite(const float *x, int64_t n)
     return true;
 }
 
-bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro)
+bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer,
+                            int *micro)
 {
-    if (pass->options.activations && bl_stream_synchronize(pass->options.activations) != BL_OK) return false;
+    if (pass->options.activations && bl_stream_synchronize(pass->options.activations) != BL_OK)
+        return false;
     for (*layer = -1; *layer < pass->n_layers; ++*layer) {
         const float *x = bl_spill_look(pass->inputs, *layer + 1);
         if (!x) return false;
         for (*micro = 0; *micro < input->n_micro; ++*micro)
-            if (!all_finite(x + pass->first_row[*micro] * pass->hidden, input->micro[*micro].T * pass->hidden)) return true;
+            if (!all_finite(x + pass->first_row[*micro] * pass->hidden,
+                            input->micro[*micro].T * pass->hidden))
+                return true;
     }
     return false;
 }

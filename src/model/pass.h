@@ -28,24 +28,29 @@ typedef struct bl_gradient_sink {
 } bl_gradient_sink;
 
 typedef struct bl_pass_options {
-    int64_t T_max;   /* tokens of the largest micro-batch */
-    int max_group;   /* micro-batches visited together, >= 1 */
-    int ring_depth;  /* how far to look ahead */
-    unsigned save;   /* bl_save */
-    bool training;   /* false: forward only, two layer inputs are kept */
-    bool offload_activations; /* layer inputs and saved tensors go to host memory and back; nothing without training */
-    bool pin;                 /* that memory, where the system allows it (offload/arena.h) */
+    int64_t T_max;  /* tokens of the largest micro-batch */
+    int max_group;  /* micro-batches visited together, >= 1 */
+    int ring_depth; /* how far to look ahead */
+    unsigned save;  /* bl_save */
+    bool training;  /* false: forward only, two layer inputs are kept */
+    bool
+        offload_activations; /* layer inputs and saved tensors go to host memory and back; nothing without training */
+    bool pin; /* that memory, where the system allows it (offload/arena.h) */
     const bl_lora_layout *lora;
-    bl_gather_ring *lora_ring; /* unit i = layer i's flat vector, one item; NULL when there is no adapter */
-    bl_stream *activations;    /* carries what goes to host memory and back: not compute. NULL without offload_activations */
-    bl_timeline *timeline;     /* may be NULL: a compute span for each visit, "forward", "head", "backward", in which it may also stand still */
+    bl_gather_ring
+        *lora_ring; /* unit i = layer i's flat vector, one item; NULL when there is no adapter */
+    bl_stream *
+        activations; /* carries what goes to host memory and back: not compute. NULL without offload_activations */
+    bl_timeline *
+        timeline; /* may be NULL: a compute span for each visit, "forward", "head", "backward", in which it may also stand still */
 } bl_pass_options;
 
 typedef struct bl_llama_pass bl_llama_pass;
 
 /* Takes all the memory the pass will ever need. weights, base, streams, lora, ring and timeline are borrowed. */
-bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base, bl_stream *compute,
-                               const bl_pass_options *options, bl_llama_pass **out);
+bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
+                               bl_stream *compute, const bl_pass_options *options,
+                               bl_llama_pass **out);
 void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the streams are idle; NULL is fine */
 
 /* Bytes of device memory that create takes, and of host memory: 0 without offload_activations. */
@@ -53,13 +58,14 @@ int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options
 int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options);
 
 typedef struct bl_pass_input {
-    int n_micro;                   /* <= max_group; T = 0 is legal: the rank only takes part in the gathers */
+    int n_micro; /* <= max_group; T = 0 is legal: the rank only takes part in the gathers */
     const bl_micro_batch *micro;
-    double loss_scale;             /* of the gradient: 1 / number of labels of the step */
-    bl_lora_dropout dropout;       /* p, seed, step */
-    double *loss_sum;              /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
+    double loss_scale;       /* of the gradient: 1 / number of labels of the step */
+    bl_lora_dropout dropout; /* p, seed, step */
+    double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
     const bl_gradient_sink *sink;
-    bool (*stop)(void *user);      /* asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never */
+    bool (*stop)(
+        void *user); /* asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never */
     void *stop_user;
 } bl_pass_input;
 
@@ -71,7 +77,8 @@ bl_status bl_llama_pass_evaluate(bl_llama_pass *pass, const bl_pass_input *input
 
 /* After a loss that is not finite and with compute idle: the first layer of the group `input`, which must be the last, whose output
  * holds a NaN or infinity (-1: the embedding), and the micro-batch of the group. False: none of them does, or they cannot be read. */
-bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro);
+bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer,
+                            int *micro);
 
 /* The invariants of its stacks (offload/spill.h), at any time between two calls that queue work; BL_EINTERNAL says which is broken. */
 bl_status bl_llama_pass_validate(const bl_llama_pass *pass);

@@ -14,10 +14,12 @@ static void list_sizes(const bl_base_layout *layout, size_t *n_bytes)
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++)
             for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++)
-                n_bytes[bl_base_page(layout, u, m, p)] = layout->units[u].matrix[m].part[p].shard_bytes;
+                n_bytes[bl_base_page(layout, u, m, p)] =
+                    layout->units[u].matrix[m].part[p].shard_bytes;
 }
 
-bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers)
+bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement,
+                         bl_tier *tiers)
 {
     int64_t n_pages = bl_base_page_count(layout);
     size_t *n_bytes = calloc((size_t)n_pages + 1, sizeof *n_bytes);
@@ -29,8 +31,8 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
     return BL_OK;
 }
 
-bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
-                               bl_llama_placed_bytes *out)
+bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
+                               int ring_depth, bl_llama_placed_bytes *out)
 {
     bl_status st = BL_OK;
     int64_t n_pages = bl_base_page_count(layout);
@@ -46,16 +48,22 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++)
             for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
-                size_t bytes = (size_t)bl_round_up((int64_t)layout->units[u].matrix[m].part[p].shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
+                size_t bytes =
+                    (size_t)bl_round_up((int64_t)layout->units[u].matrix[m].part[p].shard_bytes,
+                                        BL_DEVICE_ALIGNMENT_BYTES);
                 bl_tier tier = tiers[bl_base_page(layout, u, m, p)];
-                *(tier == BL_TIER_DEVICE ? &out->device : tier == BL_TIER_HOST ? &out->host : &out->disk) += bytes;
+                *(tier == BL_TIER_DEVICE ? &out->device
+                  : tier == BL_TIER_HOST ? &out->host
+                                         : &out->disk) += bytes;
             }
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
     out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
-    out->reader = bl_base_paged_reader_bytes(layout, is, false, bl_llama_pager_queue_depth(placement->n));
-    out->writing = (size_t)(bl_min_i64((int64_t)out->disk, (int64_t)bl_llama_staging_bytes(placement)) +
-                            bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
+    out->reader =
+        bl_base_paged_reader_bytes(layout, is, false, bl_llama_pager_queue_depth(placement->n));
+    out->writing =
+        (size_t)(bl_min_i64((int64_t)out->disk, (int64_t)bl_llama_staging_bytes(placement)) +
+                 bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
 done:
     free(is);
     free(tiers);
@@ -90,7 +98,8 @@ static const bl_projection_info *find_projection(int matrix, int segment)
     return NULL;
 }
 
-void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix, int part, char name[BL_PAGE_NAME_BYTES])
+void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix,
+                        int part, char name[BL_PAGE_NAME_BYTES])
 {
     const bl_base_part *p = &layout->units[unit].matrix[matrix].part[part];
 
@@ -99,10 +108,12 @@ void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t 
         return;
     }
     size_t used = 0;
-    for (int s = p->first_segment; s < p->first_segment + p->n_segments && used < BL_PAGE_NAME_BYTES; s++) {
+    for (int s = p->first_segment;
+         s < p->first_segment + p->n_segments && used < BL_PAGE_NAME_BYTES; s++) {
         const bl_projection_info *info = find_projection(matrix, s);
         used += (size_t)(s == p->first_segment
-                             ? snprintf(name, BL_PAGE_NAME_BYTES, "model.layers.%lld.%s", (long long)unit, info->module)
+                             ? snprintf(name, BL_PAGE_NAME_BYTES, "model.layers.%lld.%s",
+                                        (long long)unit, info->module)
                              : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s", info->name));
     }
 }

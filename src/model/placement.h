@@ -12,8 +12,10 @@ typedef struct bl_llama_placement {
     bl_tier tier;
     const char *dir; /* of page files; for BL_TIER_DISK */
     bool pin;        /* the host tier's memory */
-    int index, n;    /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
-    size_t staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB for the n
+    int index,
+        n; /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
+    size_t
+        staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB for the n
                              ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they need */
 } bl_llama_placement;
 
@@ -21,7 +23,8 @@ typedef struct bl_llama_placement {
 size_t bl_llama_staging_bytes(const bl_llama_placement *placement);
 
 /* The tier of each page of the layout (bl_base_page_count of them; offload/tier.h says how they are chosen). */
-bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement, bl_tier *tiers);
+bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement,
+                         bl_tier *tiers);
 
 /* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
  * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what disk pages are
@@ -29,8 +32,8 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
 typedef struct bl_llama_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
 } bl_llama_placed_bytes;
-bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement, int ring_depth,
-                               bl_llama_placed_bytes *out);
+bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
+                               int ring_depth, bl_llama_placed_bytes *out);
 
 /* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
 int bl_llama_pager_queue_depth(int n);
@@ -41,6 +44,7 @@ bl_status bl_llama_bind_rank(int index, int n);
 
 enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
-void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix, int part, char name[BL_PAGE_NAME_BYTES]);
+void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix,
+                        int part, char name[BL_PAGE_NAME_BYTES]);
 
 #endif

@@ -15,7 +15,8 @@ void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR
 bl_status bl_llama_check_tensors(const bl_llama_config *config, const bl_hf_model *model);
 
 /* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
-bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shards, const bl_llama_placement *placement);
+bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shards,
+                             const bl_llama_placement *placement);
 
 /* Rows [begin, end) of a weight, to be kept in `format`. */
 typedef struct bl_row_job {
@@ -23,7 +24,8 @@ typedef struct bl_row_job {
     bl_format format;
     int64_t begin, end;
     void *codes;
-    float *scales; /* the projection's whole scale array; only those are written whose row, or whose block's
+    float *
+        scales; /* the projection's whole scale array; only those are written whose row, or whose block's
                       first row, lies in [begin, end) */
 } bl_row_job;
 
@@ -45,9 +47,10 @@ bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_
  * row's stored bytes, seeded by tensor and row, and over the scales that the job sets: over all rows of a tensor the same however they
  * are dealt out to jobs. */
 bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
-void bl_row_loader_destroy(bl_row_loader *loader);   /* NULL is fine */
+void bl_row_loader_destroy(bl_row_loader *loader); /* NULL is fine */
 
 /* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */
-bl_status bl_llama_check_finite(const bl_tensor *tensor, int64_t begin, int64_t end, const void *bytes);
+bl_status bl_llama_check_finite(const bl_tensor *tensor, int64_t begin, int64_t end,
+                                const void *bytes);
 
 #endif

@@ -18,20 +18,21 @@ static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t co
     w->cols = cols;
 }
 
-bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats, bl_dtype head_dtype, int n_shards,
-                          bl_base_layout *out)
+bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,
+                          bl_dtype head_dtype, int n_shards, bl_base_layout *out)
 {
     bool tied = config->tie_word_embeddings;
     *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + (tied ? 0 : 1)};
     out->units = calloc((size_t)out->n_units, sizeof *out->units);
-    if (!out->units) return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
+    if (!out->units)
+        return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
     for (int64_t l = 0; l < config->n_layers; l++) {
         out->units[l].n_matrices = BL_LAYER_MATRICES;
         for (int p = 0; p < BL_PROJECTIONS; p++) {
             int64_t rows, cols;
             bl_projection_shape(config, (bl_projection)p, &rows, &cols);
-            add_segment(&out->units[l].matrix[bl_projection_get((bl_projection)p)->matrix].weight, formats[l * BL_PROJECTIONS + p],
-                        rows, cols);
+            add_segment(&out->units[l].matrix[bl_projection_get((bl_projection)p)->matrix].weight,
+                        formats[l * BL_PROJECTIONS + p], rows, cols);
         }
     }
     if (!tied) {
@@ -62,7 +63,8 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
             bl_weight *w = &layout->units[u].matrix[m].weight;
             for (int s = 0; s < w->n_segments; s++) {
                 size_t code_bytes, n_scales;
-                bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &code_bytes, &n_scales);
+                bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &code_bytes,
+                                &n_scales);
                 w->segment[s].scales = scales && n_scales ? scales + used : NULL;
                 used += (int64_t)n_scales;
             }
@@ -77,8 +79,10 @@ static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
     BL_TRY(bl_tensor_read_f32(t, out));
     for (int64_t i = 0; i < w->host->config.hidden_size; i++)
         if (!isfinite(out[i]))
-            return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite", bl_safetensors_path(t->file), name, (long long)i);
-    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->host->config.hidden_size * sizeof *out, bl_llama_tensor_seed(name));
+            return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
+                           bl_safetensors_path(t->file), name, (long long)i);
+    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->host->config.hidden_size * sizeof *out,
+                                        bl_llama_tensor_seed(name));
     return BL_OK;
 }
 
@@ -114,12 +118,16 @@ static bl_status make_rope_tables(bl_llama_weights *w)
 static bl_status allocate(bl_llama_weights *w)
 {
     const bl_llama_config *c = &w->host->config;
-    size_t norms = (size_t)((2 * c->n_layers + 1) * c->hidden_size), rope = (size_t)(w->host->n_positions * c->head_dim);
+    size_t norms = (size_t)((2 * c->n_layers + 1) * c->hidden_size),
+           rope = (size_t)(w->host->n_positions * c->head_dim);
 
     w->n_scales = place_scales(&w->layout, NULL);
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)w->n_scales * sizeof(float), "scales", (void **)&w->scales));
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, norms * sizeof(float), "norms", (void **)&w->norms));
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, rope * sizeof(float), "RoPE tables", (void **)&w->rope_tables));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)w->n_scales * sizeof(float),
+                           "scales", (void **)&w->scales));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, norms * sizeof(float), "norms",
+                           (void **)&w->norms));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, rope * sizeof(float), "RoPE tables",
+                           (void **)&w->rope_tables));
     place_scales(&w->layout, w->scales);
     return BL_OK;
 }
@@ -138,8 +146,9 @@ static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shards, bl_stream *
     return st;
 }
 
-bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
-                                const bl_llama_placement *placement, bl_llama_weights **out)
+bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards,
+                                bl_stream *stream, const bl_llama_placement *placement,
+                                bl_llama_weights **out)
 {
     const bl_llama_config *c = &host->config;
     bl_status st = BL_OK;
@@ -150,7 +159,9 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     w->host = host;
     w->device = device;
     w->dims = bl_block_dims_of(c);
-    BL_TRY_GOTO(st, done, bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
+    BL_TRY_GOTO(
+        st, done,
+        bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement));
     BL_TRY_GOTO(st, done, sum_checksums(w, shards, stream));
@@ -162,8 +173,11 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     if (c->tie_word_embeddings) {
         bl_format format = BL_FORMAT_F32;
         bl_format_from_dtype(host->embedding_dtype, &format);
-        w->tied_head = (bl_weight){.rows = c->vocab_size, .cols = c->hidden_size, .n_segments = 1,
-                                   .segment = {{.format = format, .codes = host->embedding, .rows = c->vocab_size}}};
+        w->tied_head = (bl_weight){
+            .rows = c->vocab_size,
+            .cols = c->hidden_size,
+            .n_segments = 1,
+            .segment = {{.format = format, .codes = host->embedding, .rows = c->vocab_size}}};
     }
     *out = w;
     w = NULL;
@@ -183,11 +197,20 @@ void bl_llama_weights_free(bl_llama_weights *w)
     free(w);
 }
 
-bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_options *o, bl_base **out)
+bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_options *o,
+                               bl_base **out)
 {
-    bl_pager_options options = {.device = w->device, .comm = bl_comm_size(o->shards) > 1 ? o->shards : NULL, .copy = o->copy,
-                                .gather = o->gather, .ring_depth = o->ring_depth, .queue_depth = o->queue_depth, .io_engine = w->host->io_engine,
-                                .verify_always = o->verify_always, .timeline = o->timeline, .hooks = o->hooks};
-    if (bl_pages_files(w->pages)) bl_io_files_warn_with(bl_pages_files(w->pages), w->host->io_files); /* and all ranks' */
+    bl_pager_options options = {.device = w->device,
+                                .comm = bl_comm_size(o->shards) > 1 ? o->shards : NULL,
+                                .copy = o->copy,
+                                .gather = o->gather,
+                                .ring_depth = o->ring_depth,
+                                .queue_depth = o->queue_depth,
+                                .io_engine = w->host->io_engine,
+                                .verify_always = o->verify_always,
+                                .timeline = o->timeline,
+                                .hooks = o->hooks};
+    if (bl_pages_files(w->pages))
+        bl_io_files_warn_with(bl_pages_files(w->pages), w->host->io_files); /* and all ranks' */
     return bl_base_create_paged(&w->layout, w->pages, &options, out);
 }

@@ -21,11 +21,19 @@
 #include "store/hf_model.h"
 
 /* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row. STORED keeps everything as it is. */
-typedef enum bl_base_format { BL_BASE_AUTO, BL_BASE_FP8_ROW, BL_BASE_FP8_BLOCK, BL_BASE_STORED } bl_base_format;
+typedef enum bl_base_format {
+    BL_BASE_AUTO,
+    BL_BASE_FP8_ROW,
+    BL_BASE_FP8_BLOCK,
+    BL_BASE_STORED
+} bl_base_format;
 
 /* How many projections are stored in one way and held in another: [a bl_format, or BL_FORMAT_COUNT + a bl_scale_kind of FP8][bl_format].
  * Norms, embedding and head are always held as they are stored and not counted. */
-enum { BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_BLOCK + 1, BL_BASE_FORMATS_TEXT_BYTES = 512 };
+enum {
+    BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_BLOCK + 1,
+    BL_BASE_FORMATS_TEXT_BYTES = 512
+};
 typedef struct bl_llama_base_formats {
     int64_t n[BL_STORED_FORMAT_COUNT][BL_FORMAT_COUNT], n_matrices;
 } bl_llama_base_formats;
@@ -34,13 +42,13 @@ typedef struct bl_llama_host {
     bl_llama_config config;
     bl_hf_model *files;
     bl_dtype embedding_dtype;
-    void *embedding;     /* (vocab, hidden); host memory */
+    void *embedding; /* (vocab, hidden); host memory */
     uint64_t embedding_checksum;
-    bl_dtype head_dtype; /* of the untied head */
-    bl_format *formats;  /* [layer * BL_PROJECTIONS + projection] */
+    bl_dtype head_dtype;                /* of the untied head */
+    bl_format *formats;                 /* [layer * BL_PROJECTIONS + projection] */
     bl_llama_base_formats base_formats; /* the same, counted */
-    int64_t n_positions; /* of the RoPE tables */
-    bl_io_files *io_files;  /* the model's shards in the order of bl_hf_file; ranks read from them */
+    int64_t n_positions;                /* of the RoPE tables */
+    bl_io_files *io_files; /* the model's shards in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
 } bl_llama_host;
 
@@ -50,7 +58,8 @@ bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model
 
 /* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is
  * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
-bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions, bl_llama_host **out);
+bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions,
+                             bl_llama_host **out);
 void bl_llama_host_close(bl_llama_host *host); /* NULL is fine */
 /* Chooses the formats anew. No weights that were loaded from the host may be left. BL_EUSAGE as bl_llama_host_open. */
 bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format format);
@@ -58,33 +67,44 @@ const char *bl_base_format_name(bl_base_format format); /* "auto" */
 
 /* base_formats.c: the counts in words. Held, stored: "fp8_row", or "26 fp8_row, 2 bf16". Described: "bf16 in the checkpoint, fp8_row in
  * WHERE", a mixture pair by pair, each with its matrices. Text that is longer than the buffer is cut. */
-void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored, bl_format held);
-void bl_llama_base_formats_list_held(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
-void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
-void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where, char out[BL_BASE_FORMATS_TEXT_BYTES]);
-bool bl_llama_base_is_quantized(const bl_llama_base_formats *f); /* some matrix has lost bits: FP8 here, not in the checkpoint */
+void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored,
+                                 bl_format held);
+void bl_llama_base_formats_list_held(const bl_llama_base_formats *f,
+                                     char out[BL_BASE_FORMATS_TEXT_BYTES]);
+void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f,
+                                       char out[BL_BASE_FORMATS_TEXT_BYTES]);
+void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where,
+                                    char out[BL_BASE_FORMATS_TEXT_BYTES]);
+bool bl_llama_base_is_quantized(
+    const bl_llama_base_formats
+        *f); /* some matrix has lost bits: FP8 here, not in the checkpoint */
 
 typedef struct bl_llama_weights {
     const bl_llama_host *host;
     bl_device *device;
     bl_base_layout layout;
-    bl_pages *pages;    /* this rank's shards, in the order of bl_base_page, and after them, if some lie on disk, its scales */
-    void *shards; /* all of them, layout.shard_bytes of device memory; NULL when some lie elsewhere */
-    float *scales;      /* of all matrices, device memory: n_scales */
+    bl_pages *
+        pages; /* this rank's shards, in the order of bl_base_page, and after them, if some lie on disk, its scales */
+    void *
+        shards; /* all of them, layout.shard_bytes of device memory; NULL when some lie elsewhere */
+    float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
-    float *norms;       /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one */
+    float *
+        norms; /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one */
     float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit of its own */
-    uint64_t checksum;   /* of every weight and scale that the shard group has read, as they are stored: the same for any number of
+    uint64_t
+        checksum; /* of every weight and scale that the shard group has read, as they are stored: the same for any number of
                             ranks, formats and tiers. Pages from a page file count as what they were made from */
 } bl_llama_weights;
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
  * placement NULL: all in device memory. Collective over `shards` (the shard group): scales are exchanged there. `host` is borrowed until the
  * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
-bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards, bl_stream *stream,
-                                const bl_llama_placement *placement, bl_llama_weights **out);
+bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards,
+                                bl_stream *stream, const bl_llama_placement *placement,
+                                bl_llama_weights **out);
 
 /* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls. Streams and comm are borrowed. */
 struct bl_pager_hooks;
@@ -97,20 +117,22 @@ typedef struct bl_llama_base_options {
     bl_timeline *timeline;              /* may be NULL */
     const struct bl_pager_hooks *hooks; /* may be NULL: offload/pager.h */
 } bl_llama_base_options;
-bl_status bl_llama_base_create(const bl_llama_weights *weights, const bl_llama_base_options *options, bl_base **out);
+bl_status bl_llama_base_create(const bl_llama_weights *weights,
+                               const bl_llama_base_options *options, bl_base **out);
 
 /* What the frozen model is, as far as can be said before it is read: a number over the configuration (bl_llama_config_describe) and over every
  * tensor's name, stored format and shape, its first and last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors
  * together (0: none). All of a model of up to 8 probe_bytes is read: that takes no longer than to read so many places of a larger one.
  * bl_llama_weights.checksum covers every byte, once they are read. */
-bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes, uint64_t *fingerprint);
+bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes,
+                               uint64_t *fingerprint);
 /* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
 int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */
 
 /* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */
-bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats, bl_dtype head_dtype, int n_shards,
-                          bl_base_layout *out);
+bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,
+                          bl_dtype head_dtype, int n_shards, bl_base_layout *out);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

@@ -30,7 +30,8 @@
 enum {
     HUGE_PAGE_BYTES = 2 << 20,
     TOUCH_BYTES =
-        32 << 20, /* an item of the threads: many huge pages, and enough items of a large arena to share */
+        32
+        << 20, /* an item of the threads: many huge pages, and enough items of a large arena to share */
     TOUCH_THREADS = 4, /* of a device that has none: the kernel clears about 10 GB/s in each */
 };
 
@@ -59,7 +60,8 @@ static char *map_pages(size_t size_bytes)
     if (bl_add_overflows(size_bytes, HUGE_PAGE_BYTES + page_bytes, &mapped_bytes)) return NULL;
     size_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
     mapped_bytes = size_bytes + HUGE_PAGE_BYTES;
-    char *mapped = mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *mapped =
+        mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return NULL;
     size_t before = -(uintptr_t)mapped % HUGE_PAGE_BYTES, after = HUGE_PAGE_BYTES - before;
     if (before > 0) munmap(mapped, before);
@@ -75,7 +77,8 @@ static void touch_range(void *arg, int64_t index, void *scratch)
 
     (void)scratch;
     if (end - begin > TOUCH_BYTES) end = begin + TOUCH_BYTES;
-    for (size_t i = begin; i < end; i += BL_DEVICE_ALIGNMENT_BYTES) ((volatile char *)arena->memory)[i] = 0;
+    for (size_t i = begin; i < end; i += BL_DEVICE_ALIGNMENT_BYTES)
+        ((volatile char *)arena->memory)[i] = 0;
 }
 
 static bl_status touch(bl_arena *arena)
@@ -121,19 +124,22 @@ bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out)
 
     *out = NULL;
     BL_TRY(check_available(options));
-    if (!(arena = calloc(1, sizeof *arena))) return BL_FAIL(BL_ENOMEM, "%s: an arena", options->what);
-    *arena = (bl_arena){
-        .device = options->device, .size_bytes = bl_arena_piece_bytes(options->size_bytes), .node = -1};
+    if (!(arena = calloc(1, sizeof *arena)))
+        return BL_FAIL(BL_ENOMEM, "%s: an arena", options->what);
+    *arena = (bl_arena){.device = options->device,
+                        .size_bytes = bl_arena_piece_bytes(options->size_bytes),
+                        .node = -1};
     /* An empty arena has a page, so that it has an address. */
     if (arena->size_bytes == 0) arena->size_bytes = BL_DEVICE_ALIGNMENT_BYTES;
     if (!(arena->memory = map_pages(arena->size_bytes))) {
-        st = BL_FAIL(BL_ENOMEM, "%s: the system refused %zu bytes of host memory, %" PRId64 " are available",
+        st = BL_FAIL(BL_ENOMEM,
+                     "%s: the system refused %zu bytes of host memory, %" PRId64 " are available",
                      options->what, arena->size_bytes, bl_memory_available_bytes());
         goto done;
     }
-    BL_TRY_GOTO(
-        st, done,
-        bl_arena_bind_memory(arena->memory, arena->size_bytes, options->node, options->what, &arena->node));
+    BL_TRY_GOTO(st, done,
+                bl_arena_bind_memory(arena->memory, arena->size_bytes, options->node, options->what,
+                                     &arena->node));
     BL_TRY_GOTO(st, done, touch(arena));
     if (options->pin || options->must_pin) BL_TRY_GOTO(st, done, pin(arena, options));
     ASAN_POISON_MEMORY_REGION(arena->memory, arena->size_bytes);

@@ -23,9 +23,9 @@ typedef struct bl_arena_options {
     bl_device *device; /* borrowed as long as the arena lives */
     size_t size_bytes; /* of all that will be taken: the sum of bl_arena_piece_bytes */
     const char *what;  /* in messages: "offloaded weights of rank 3" */
-    int node;          /* NUMA node; -1: that of the calling thread's cores, or none when they belong to several */
-    bool pin;          /* lock and register it */
-    bool must_pin;     /* the same, and BL_ELIMIT instead of the unpinned fallback */
+    int node; /* NUMA node; -1: that of the calling thread's cores, or none when they belong to several */
+    bool pin;      /* lock and register it */
+    bool must_pin; /* the same, and BL_ELIMIT instead of the unpinned fallback */
 } bl_arena_options;
 
 /* BL_ENOMEM names `what`, the bytes and what is available; that is looked at before a page is touched, but other arenas being made at the
@@ -41,8 +41,9 @@ void *bl_arena_take(bl_arena *arena, size_t n_bytes);
 
 /* Where the block came from, as the system says afterwards. */
 typedef struct bl_arena_info {
-    size_t size_bytes, taken_bytes, huge_bytes; /* huge_bytes: in huge pages (AnonHugePages of smaps) */
-    int node;                                   /* bound to; -1: none, as on a host with one node */
+    size_t size_bytes, taken_bytes,
+        huge_bytes; /* huge_bytes: in huge pages (AnonHugePages of smaps) */
+    int node;       /* bound to; -1: none, as on a host with one node */
     bool is_pinned;
 } bl_arena_info;
 void bl_arena_get_info(const bl_arena *arena, bl_arena_info *out);

@@ -27,7 +27,8 @@ static bl_status load_topology(hwloc_topology_t *out)
 static bool find_topology(hwloc_topology_t *out)
 {
     bool found = load_topology(out) == BL_OK;
-    if (!found) bl_log_warning("%s; memory and threads are not bound to NUMA nodes", bl_error_text());
+    if (!found)
+        bl_log_warning("%s; memory and threads are not bound to NUMA nodes", bl_error_text());
     return found;
 }
 
@@ -39,8 +40,10 @@ static hwloc_obj_t find_node(hwloc_topology_t topology, int index, int *n_nodes)
     hwloc_bitmap_t seen = hwloc_bitmap_alloc();
 
     *n_nodes = 0;
-    while (seen && (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
-        if (hwloc_bitmap_iszero(node->cpuset) || hwloc_bitmap_intersects(node->cpuset, seen)) continue;
+    while (seen &&
+           (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL) {
+        if (hwloc_bitmap_iszero(node->cpuset) || hwloc_bitmap_intersects(node->cpuset, seen))
+            continue;
         hwloc_bitmap_or(seen, seen, node->cpuset);
         if ((*n_nodes)++ == index) break;
     }
@@ -60,7 +63,8 @@ static bl_status get_node(hwloc_topology_t topology, int index, hwloc_obj_t *out
     int n_nodes;
 
     *out = find_node(topology, index, &n_nodes);
-    return *out ? BL_OK : BL_FAIL(BL_EUSAGE, "NUMA node %d: this host has %d with cores", index, n_nodes);
+    return *out ? BL_OK
+                : BL_FAIL(BL_EUSAGE, "NUMA node %d: this host has %d with cores", index, n_nodes);
 }
 
 /* The node that has all cores the calling thread may run on; -1: there is no single one. */
@@ -76,7 +80,8 @@ static int find_node_of_thread(hwloc_topology_t topology)
     return found;
 }
 
-bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const char *what, int *bound)
+bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const char *what,
+                               int *bound)
 {
     hwloc_topology_t topology;
     hwloc_obj_t object;
@@ -92,7 +97,8 @@ bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const 
                                HWLOC_MEMBIND_BYNODESET) == 0)
         *bound = node;
     else /* containers often forbid mbind */
-        bl_log_warning("%s: its memory cannot be bound to NUMA node %d: %s", what, node, strerror(errno));
+        bl_log_warning("%s: its memory cannot be bound to NUMA node %d: %s", what, node,
+                       strerror(errno));
 done:
     hwloc_topology_destroy(topology);
     return st;
@@ -106,8 +112,10 @@ static void bind_to_cores_of(hwloc_topology_t topology, hwloc_obj_t object, int 
 
     if (cores && hwloc_get_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) == 0) {
         hwloc_bitmap_and(cores, cores, object->cpuset);
-        if (!hwloc_bitmap_iszero(cores) && hwloc_set_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) != 0)
-            bl_log_warning("a thread cannot be bound to the cores of NUMA node %d: %s", node, strerror(errno));
+        if (!hwloc_bitmap_iszero(cores) &&
+            hwloc_set_cpubind(topology, cores, HWLOC_CPUBIND_THREAD) != 0)
+            bl_log_warning("a thread cannot be bound to the cores of NUMA node %d: %s", node,
+                           strerror(errno));
     }
     hwloc_bitmap_free(cores);
 }

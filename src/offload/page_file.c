@@ -50,8 +50,8 @@ static void remove_stale(const char *path)
 
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0) return;
-    if (lock_file(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &opened) == 0 && stat(path, &named) == 0 &&
-        opened.st_ino == named.st_ino)
+    if (lock_file(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &opened) == 0 &&
+        stat(path, &named) == 0 && opened.st_ino == named.st_ino)
         unlink(path);
     close(fd);
 }
@@ -92,7 +92,8 @@ static bl_status tmp_create(const char *path, tmp_file *out)
 /* It stays open and locked, so that nobody takes it for one without a list. */
 static bl_status tmp_rename(tmp_file *tmp, const char *path)
 {
-    if (rename(tmp->path, path) != 0) return bl_fail_errno(BL_EIO, "%s: renaming it to %s", tmp->path, path);
+    if (rename(tmp->path, path) != 0)
+        return bl_fail_errno(BL_EIO, "%s: renaming it to %s", tmp->path, path);
     free(tmp->path);
     tmp->path = NULL;
     return BL_OK;
@@ -113,7 +114,8 @@ static bl_status remove_rubbish(const bl_page_file *file)
             const char *final = strrchr(finals[j], '/') + 1;
             size_t length = strlen(final);
             char *path = NULL;
-            if (strncmp(names[i], final, length) != 0 || strncmp(names[i] + length, ".tmp-", 5) != 0)
+            if (strncmp(names[i], final, length) != 0 ||
+                strncmp(names[i] + length, ".tmp-", 5) != 0)
                 continue;
             st = bl_path_join(file->dir, names[i], &path);
             if (st == BL_OK) remove_stale(path);
@@ -127,7 +129,8 @@ static bl_status remove_rubbish(const bl_page_file *file)
 
 /* ---- reading ---- */
 
-bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst, size_t n_bytes)
+bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst,
+                            size_t n_bytes)
 {
     const bl_reader_options options = {.engine = BL_IO_PREAD, .queue_depth = READ_DEPTH};
     bl_io_read read = {.offset_bytes = offset_bytes, .n_bytes = n_bytes, .dst = dst};
@@ -171,12 +174,13 @@ static bl_status find_whole(bl_page_file *file, size_t n_places, bl_page_place *
     int64_t n_bytes = 0;
     int fd;
 
-    BL_TRY(bl_page_list_read(file->list_path, &file->owner, n_places, places, &file->n_bytes, &list_hash));
+    BL_TRY(bl_page_list_read(file->list_path, &file->owner, n_places, places, &file->n_bytes,
+                             &list_hash));
     BL_TRY(bl_file_open(file->path, &fd, &n_bytes));
     close(fd);
     if (n_bytes != file->n_bytes)
-        return BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, its list says %" PRId64, file->path, n_bytes,
-                       file->n_bytes);
+        return BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, its list says %" PRId64, file->path,
+                       n_bytes, file->n_bytes);
     return open_sealed(file, list_hash);
 }
 
@@ -207,17 +211,20 @@ static bl_status take_space(bl_page_file *file)
 
     BL_TRY(bl_dir_free_bytes(file->dir, &free_bytes));
     if (free_bytes < file->n_bytes)
-        return BL_FAIL(BL_ELIMIT, "%s: the page file takes %" PRId64 " bytes, the disk has %" PRId64,
+        return BL_FAIL(BL_ELIMIT,
+                       "%s: the page file takes %" PRId64 " bytes, the disk has %" PRId64,
                        file->dir, file->n_bytes, free_bytes);
     BL_TRY(tmp_create(file->path, &file->tmp));
     while ((result = fallocate(file->tmp.fd, 0, 0, file->n_bytes)) != 0 && errno == EINTR) continue;
     if (result != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
-        return bl_fail_errno(BL_ELIMIT, "%s: the page file takes %" PRId64 " bytes, the disk had %" PRId64,
+        return bl_fail_errno(BL_ELIMIT,
+                             "%s: the page file takes %" PRId64 " bytes, the disk had %" PRId64,
                              file->tmp.path, file->n_bytes, free_bytes);
     return BL_OK; /* other refusals: a file system that cannot tell in advance */
 }
 
-static bl_status begin_writing(bl_page_file *file, int n_writers, size_t n_places, bl_page_place *places)
+static bl_status begin_writing(bl_page_file *file, int n_writers, size_t n_places,
+                               bl_page_place *places)
 {
     BL_TRY(place_pages(file, n_places, places));
     BL_TRY(take_space(file));
@@ -285,8 +292,9 @@ bl_status bl_page_file_publish(bl_page_file *file, size_t n_places, const bl_pag
     char *text = NULL;
 
     BL_TRY(check_writing(file));
-    BL_TRY_GOTO(st, done,
-                bl_page_list_write(&file->owner, file->n_bytes, n_places, places, &text, &list_hash));
+    BL_TRY_GOTO(
+        st, done,
+        bl_page_list_write(&file->owner, file->n_bytes, n_places, places, &text, &list_hash));
     make_seal(list_hash, seal);
     BL_TRY_GOTO(st, done, bl_page_file_begin(file, NULL, file->n_bytes - BL_IO_ALIGN_BYTES));
     BL_TRY_GOTO(st, done, bl_page_file_append(file, seal, sizeof seal));
@@ -295,7 +303,8 @@ bl_status bl_page_file_publish(bl_page_file *file, size_t n_places, const bl_pag
     BL_TRY_GOTO(st, done, rename_both(file, text));
     st = open_sealed(file, list_hash);
     if (st == BL_EINPUT)
-        st = bl_error_prefix(BL_EUSAGE, "another run with other pages has just written the same file");
+        st = bl_error_prefix(BL_EUSAGE,
+                             "another run with other pages has just written the same file");
 done:
     stop_writing(file);
     free(text);
@@ -335,14 +344,15 @@ static bl_status name_files(bl_page_file *file, const char *dir)
     const bl_page_owner *owner = &file->owner;
 
     BL_TRY(bl_text_format(&file->dir, "%s", *dir ? dir : "."));
-    BL_TRY(bl_text_format(&file->path, "%s/base-%016" PRIx64 "-%d-of-%d.pages", file->dir, owner->key,
-                          owner->shard, owner->n_shards));
-    return bl_text_format(&file->list_path, "%s/base-%016" PRIx64 "-%d-of-%d.json", file->dir, owner->key,
-                          owner->shard, owner->n_shards);
+    BL_TRY(bl_text_format(&file->path, "%s/base-%016" PRIx64 "-%d-of-%d.pages", file->dir,
+                          owner->key, owner->shard, owner->n_shards));
+    return bl_text_format(&file->list_path, "%s/base-%016" PRIx64 "-%d-of-%d.json", file->dir,
+                          owner->key, owner->shard, owner->n_shards);
 }
 
-bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers, size_t n_places,
-                            bl_page_place *places, bool *is_whole, bl_page_file **out)
+bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers,
+                            size_t n_places, bl_page_place *places, bool *is_whole,
+                            bl_page_file **out)
 {
     bl_status st = BL_OK;
     bl_page_file *file = calloc(1, sizeof *file);

@@ -23,8 +23,9 @@ typedef struct bl_page_file bl_page_file;
 /* Names and sizes of `places` are given; offsets are filled in, and checksums when *is_whole: the file and
  * all pages were found. Otherwise the file is to be written, as one of n_writers of this host
  * (offload/page_writer.h), and its space is taken. BL_EINPUT: dir is no folder. BL_ELIMIT: dir, the bytes needed and those free. */
-bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers, size_t n_places,
-                            bl_page_place *places, bool *is_whole, bl_page_file **out);
+bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers,
+                            size_t n_places, bl_page_place *places, bool *is_whole,
+                            bl_page_file **out);
 void bl_page_file_close(bl_page_file *file); /* removes what was not published; NULL is fine */
 
 /* Writes one page after the other, in any order: begin, all its bytes, end; `name` is borrowed until the file is published or
@@ -38,7 +39,8 @@ bl_status bl_page_file_publish(bl_page_file *file, size_t n_places, const bl_pag
 
 bl_io_files *bl_page_file_files(const bl_page_file *file); /* of one; NULL while it is written */
 const char *bl_page_file_path(const bl_page_file *file);
-bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst, size_t n_bytes);
+bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst,
+                            size_t n_bytes);
 void bl_page_file_distrust(bl_page_file *file); /* removes the list */
 
 #endif

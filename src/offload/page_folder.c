@@ -14,7 +14,8 @@ static bool is_page_file(const char *name, uint64_t *key)
 {
     int n_read = 0, shard, n_shards;
 
-    return sscanf(name, "base-%16" SCNx64 "-%d-of-%d.pages%n", key, &shard, &n_shards, &n_read) == 3 &&
+    return sscanf(name, "base-%16" SCNx64 "-%d-of-%d.pages%n", key, &shard, &n_shards, &n_read) ==
+               3 &&
            n_read > 0 && (name[n_read] == '\0' || strncmp(name + n_read, ".tmp-", 5) == 0);
 }
 

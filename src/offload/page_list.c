@@ -55,7 +55,8 @@ static int compare_names(const void *a, const void *b)
 
 static int compare_offsets(const void *a, const void *b)
 {
-    int64_t x = ((const bl_page_place *)a)->offset_bytes, y = ((const bl_page_place *)b)->offset_bytes;
+    int64_t x = ((const bl_page_place *)a)->offset_bytes,
+            y = ((const bl_page_place *)b)->offset_bytes;
     return (x > y) - (x < y);
 }
 
@@ -96,17 +97,17 @@ bl_status bl_page_list_write(const bl_page_owner *owner, int64_t file_bytes, siz
         hash_text(place->xxh3_64, hash);
         hash_text(place->tag, tag);
         json_t *entry = json_pack("{s:s, s:I, s:I, s:s, s:s}", "name", place->name, "offset",
-                                  (json_int_t)place->offset_bytes, "bytes", (json_int_t)place->n_bytes, "xxh3_64",
-                                  hash, "tag", tag);
+                                  (json_int_t)place->offset_bytes, "bytes",
+                                  (json_int_t)place->n_bytes, "xxh3_64", hash, "tag", tag);
         if (json_array_append_new(list, entry) == 0) continue;
         st = bl_json_ran_out() ? BL_FAIL(BL_ENOMEM, "a list of pages")
                                : BL_FAIL(BL_EINTERNAL, "page %zu: a name that is no UTF-8", i);
         goto done;
     }
     hash_text(owner->key, hash);
-    root =
-        json_pack("{s:s, s:s, s:i, s:i, s:I, s:O}", "format", LIST_FORMAT, "key", hash, "shard", owner->shard,
-                  "n_shards", owner->n_shards, "file_bytes", (json_int_t)file_bytes, "pages", list);
+    root = json_pack("{s:s, s:s, s:i, s:i, s:I, s:O}", "format", LIST_FORMAT, "key", hash, "shard",
+                     owner->shard, "n_shards", owner->n_shards, "file_bytes",
+                     (json_int_t)file_bytes, "pages", list);
     if (root) BL_TRY_GOTO(st, done, hash_list(root, xxh3_64));
     *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     if (!*text || bl_json_ran_out()) {
@@ -133,14 +134,17 @@ static bl_status check_owner(const char *path, const json_t *root, const bl_page
     if (strcmp(format, LIST_FORMAT) != 0)
         return bl_json_fail(path, "format", LIST_FORMAT, json_object_get(root, "format"));
     BL_TRY(get_hash(path, root, "key", &key));
-    if (key != owner->key) return BL_FAIL(BL_EINPUT, "%s: key key: of another model, format or layout", path);
-    BL_TRY(bl_json_get_int(path, root, "shard", BL_JSON_REQUIRED, owner->shard, owner->shard, &number));
-    return bl_json_get_int(path, root, "n_shards", BL_JSON_REQUIRED, owner->n_shards, owner->n_shards,
-                           &number);
+    if (key != owner->key)
+        return BL_FAIL(BL_EINPUT, "%s: key key: of another model, format or layout", path);
+    BL_TRY(bl_json_get_int(path, root, "shard", BL_JSON_REQUIRED, owner->shard, owner->shard,
+                           &number));
+    return bl_json_get_int(path, root, "n_shards", BL_JSON_REQUIRED, owner->n_shards,
+                           owner->n_shards, &number);
 }
 
 /* A page must end before the seal. */
-static bl_status read_entry(const char *path, const json_t *entry, int64_t file_bytes, bl_page_place *out)
+static bl_status read_entry(const char *path, const json_t *entry, int64_t file_bytes,
+                            bl_page_place *out)
 {
     int64_t offset = 0, n_bytes = 0;
     const int64_t end = file_bytes - BL_IO_ALIGN_BYTES;
@@ -170,8 +174,8 @@ static bl_status check_together(const char *path, size_t n_found, bl_page_place 
     return name ? BL_FAIL(BL_EINPUT, "%s: two pages of the name %.200s", path, name) : BL_OK;
 }
 
-static bl_status pick_places(const char *path, size_t n_found, const bl_page_place *found, size_t n_places,
-                             bl_page_place *places)
+static bl_status pick_places(const char *path, size_t n_found, const bl_page_place *found,
+                             size_t n_places, bl_page_place *places)
 {
     for (size_t i = 0; i < n_places; i++) {
         const bl_page_place *at =
@@ -198,8 +202,8 @@ bl_status bl_page_list_read(const char *path, const bl_page_owner *owner, size_t
     BL_TRY_GOTO(st, done, bl_json_load(path, MAX_LIST_BYTES, &root));
     BL_TRY_GOTO(st, done, check_owner(path, root, owner));
     BL_TRY_GOTO(st, done,
-                bl_json_get_int(path, root, "file_bytes", BL_JSON_REQUIRED, BL_IO_ALIGN_BYTES, INT64_MAX,
-                                file_bytes));
+                bl_json_get_int(path, root, "file_bytes", BL_JSON_REQUIRED, BL_IO_ALIGN_BYTES,
+                                INT64_MAX, file_bytes));
     BL_TRY_GOTO(st, done, bl_json_get_array(path, root, "pages", BL_JSON_REQUIRED, &list));
     size_t n_found = json_array_size(list);
     if (!(found = calloc(n_found ? n_found : 1, sizeof *found))) {

@@ -36,7 +36,8 @@ struct bl_page_writer {
     const char *page; /* of the caller: the page, and where the block that is FILLING goes */
     int64_t at;
     size_t n_filled;
-    pthread_mutex_t lock; /* guards what follows; bytes of a block that is not busy are the caller's */
+    pthread_mutex_t
+        lock; /* guards what follows; bytes of a block that is not busy are the caller's */
     pthread_cond_t queued, written;
     int n_blocks;
     block blocks[MAX_BLOCKS]; /* block n is blocks[n % n_blocks] */
@@ -61,7 +62,8 @@ static block *block_of(bl_page_writer *writer, uint64_t number)
 static bl_status write_block(bl_page_writer *writer, const block *b)
 {
     bool was_direct = atomic_load(&writer->is_direct);
-    bl_status st = bl_file_write_full(writer->fd, writer->path, b->bytes, b->n_bytes, b->offset_bytes);
+    bl_status st =
+        bl_file_write_full(writer->fd, writer->path, b->bytes, b->n_bytes, b->offset_bytes);
 
     if (st == BL_EIO && errno == EINVAL && was_direct && fcntl(writer->fd, F_SETFL, 0) == 0) {
         atomic_store(&writer->is_direct, false);
@@ -121,7 +123,8 @@ static bl_status report(bl_page_writer *writer)
 static bl_status wait_for_block(bl_page_writer *writer)
 {
     pthread_mutex_lock(&writer->lock);
-    while (block_of(writer, writer->n_queued)->is_busy) pthread_cond_wait(&writer->written, &writer->lock);
+    while (block_of(writer, writer->n_queued)->is_busy)
+        pthread_cond_wait(&writer->written, &writer->lock);
     bl_status st = report(writer);
     pthread_mutex_unlock(&writer->lock);
     return st;
@@ -166,7 +169,8 @@ bl_status bl_page_writer_end(bl_page_writer *writer)
     if (writer->n_filled == 0) return BL_OK;
     BL_TRY(wait_for_block(writer));
     size_t padded = (size_t)bl_round_up((int64_t)writer->n_filled, BL_IO_ALIGN_BYTES);
-    memset(block_of(writer, writer->n_queued)->bytes + writer->n_filled, 0, padded - writer->n_filled);
+    memset(block_of(writer, writer->n_queued)->bytes + writer->n_filled, 0,
+           padded - writer->n_filled);
     writer->n_filled = padded;
     queue_block(writer);
     return BL_OK;
@@ -222,14 +226,16 @@ bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page
     pthread_mutex_init(&writer->lock, NULL);
     pthread_cond_init(&writer->queued, NULL);
     pthread_cond_init(&writer->written, NULL);
-    writer->memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    writer->memory =
+        mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (writer->memory == MAP_FAILED) {
         writer->memory = NULL;
         st = bl_fail_errno(BL_ENOMEM, "%s: %zu bytes to write it through", path, n_bytes);
         goto done;
     }
     madvise(writer->memory, n_bytes, MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
-    for (int i = 0; i < writer->n_blocks; i++) writer->blocks[i].bytes = writer->memory + (size_t)i * BLOCK_BYTES;
+    for (int i = 0; i < writer->n_blocks; i++)
+        writer->blocks[i].bytes = writer->memory + (size_t)i * BLOCK_BYTES;
     atomic_init(&writer->is_direct, fcntl(fd, F_SETFL, O_DIRECT) == 0);
     BL_TRY_GOTO(st, done, start_threads(writer));
     *out = writer;

@@ -95,12 +95,14 @@ static void lay_out_unit(const bl_page_spec *specs, int group_size, const bl_pag
     for (int i = 0; i < unit->n_items; i++) {
         const bl_page_spec *spec = &specs[unit->page[i]];
         bool is_lent = spec->tier == BL_TIER_DEVICE;
-        out->item[i] = (bl_gather_item){.shard_bytes = spec->n_bytes,
-                                        .slot_offset = end,
-                                        .lane = spec->tier == BL_TIER_DISK ? BL_LANE_DISK : BL_LANE_COPY,
-                                        .is_lent = is_lent};
+        out->item[i] =
+            (bl_gather_item){.shard_bytes = spec->n_bytes,
+                             .slot_offset = end,
+                             .lane = spec->tier == BL_TIER_DISK ? BL_LANE_DISK : BL_LANE_COPY,
+                             .is_lent = is_lent};
         if (is_lent && group_size == 1) continue;
-        end = saturated_add(end, bl_arena_piece_bytes(saturated_mul(spec->n_bytes, (size_t)group_size)));
+        end = saturated_add(end,
+                            bl_arena_piece_bytes(saturated_mul(spec->n_bytes, (size_t)group_size)));
     }
 }
 
@@ -108,16 +110,18 @@ static bl_gather_unit *lay_out(const bl_page_spec *specs, int group_size, int64_
                                const bl_pager_unit *units)
 {
     bl_gather_unit *out = calloc((size_t)n_units, sizeof *out);
-    for (int64_t u = 0; out && u < n_units; u++) lay_out_unit(specs, group_size, &units[u], &out[u]);
+    for (int64_t u = 0; out && u < n_units; u++)
+        lay_out_unit(specs, group_size, &units[u], &out[u]);
     return out;
 }
 
-size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth, int64_t n_units,
-                           const bl_pager_unit *units)
+size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth,
+                           int64_t n_units, const bl_pager_unit *units)
 {
     bl_gather_unit *gather_units = lay_out(specs, group_size, n_units, units);
-    size_t n_bytes =
-        gather_units ? bl_gather_ring_bytes(ring_depth, n_units, gather_units, group_size) : SIZE_MAX;
+    size_t n_bytes = gather_units
+                         ? bl_gather_ring_bytes(ring_depth, n_units, gather_units, group_size)
+                         : SIZE_MAX;
     free(gather_units);
     return n_bytes;
 }
@@ -132,7 +136,8 @@ static size_t disk_bytes(const bl_page_spec *specs, const bl_pager_unit *unit, i
     return sum;
 }
 
-static size_t largest_disk_bytes(const bl_page_spec *specs, int64_t n_units, const bl_pager_unit *units)
+static size_t largest_disk_bytes(const bl_page_spec *specs, int64_t n_units,
+                                 const bl_pager_unit *units)
 {
     size_t largest = 0;
     for (int64_t u = 0; u < n_units; u++) {
@@ -153,12 +158,13 @@ static void size_queue(size_t unit_bytes, int queue_depth, int *depth, size_t *c
     if (chunk > BL_IO_CHUNK_BYTES) chunk = BL_IO_CHUNK_BYTES;
     if (chunk < SMALLEST_CHUNK_BYTES) chunk = SMALLEST_CHUNK_BYTES;
     *chunk_bytes = (size_t)chunk;
-    *depth = (int)bl_min_i64(deepest, bl_ceil_div(n_bytes, chunk) +
-                                          BL_GATHER_ITEMS); /* each page may end in a small request */
+    *depth =
+        (int)bl_min_i64(deepest, bl_ceil_div(n_bytes, chunk) +
+                                     BL_GATHER_ITEMS); /* each page may end in a small request */
 }
 
-size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth, int64_t n_units,
-                           const bl_pager_unit *units)
+size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
+                           int64_t n_units, const bl_pager_unit *units)
 {
     size_t unit_bytes = largest_disk_bytes(specs, n_units, units), chunk_bytes;
     int depth;
@@ -292,11 +298,13 @@ static bl_status check_units(const bl_pages *pages, int64_t n_units, const bl_pa
 {
     for (int64_t u = 0; u < n_units; u++) {
         if (units[u].n_items < 0 || units[u].n_items > BL_GATHER_ITEMS)
-            return BL_FAIL(BL_EINTERNAL, "pager: unit %lld has %d items", (long long)u, units[u].n_items);
+            return BL_FAIL(BL_EINTERNAL, "pager: unit %lld has %d items", (long long)u,
+                           units[u].n_items);
         for (int i = 0; i < units[u].n_items; i++)
             if (units[u].page[i] < 0 || units[u].page[i] >= bl_pages_count(pages))
-                return BL_FAIL(BL_EINTERNAL, "pager: unit %lld wants page %lld of %lld", (long long)u,
-                               (long long)units[u].page[i], (long long)bl_pages_count(pages));
+                return BL_FAIL(BL_EINTERNAL, "pager: unit %lld wants page %lld of %lld",
+                               (long long)u, (long long)units[u].page[i],
+                               (long long)bl_pages_count(pages));
     }
     return BL_OK;
 }
@@ -315,7 +323,8 @@ static bl_status create_ring(bl_pager *pager)
                                       .lane = BL_LANE_GATHER};
 
     pager->gather_units = lay_out(pager->specs, pager->group_size, pager->n_units, pager->units);
-    if (!pager->gather_units) return BL_FAIL(BL_ENOMEM, "a pager of %lld units", (long long)pager->n_units);
+    if (!pager->gather_units)
+        return BL_FAIL(BL_ENOMEM, "a pager of %lld units", (long long)pager->n_units);
     for (int64_t u = 0; u < pager->n_units; u++)
         for (int i = 0; i < pager->units[u].n_items; i++) {
             bl_gather_item *item = &pager->gather_units[u].item[i];
@@ -329,8 +338,9 @@ static bl_status create_ring(bl_pager *pager)
 static bl_status create_reader(bl_pager *pager)
 {
     size_t unit_bytes = largest_disk_bytes(pager->specs, pager->n_units, pager->units);
-    bl_reader_options options = {
-        .engine = pager->options.io_engine, .hook = pager->hooks.io, .hook_arg = pager->hooks.io_user};
+    bl_reader_options options = {.engine = pager->options.io_engine,
+                                 .hook = pager->hooks.io,
+                                 .hook_arg = pager->hooks.io_user};
     bool host_writes = bl_device_get_kind(pager->options.device) == BL_DEVICE_CPU;
 
     if (unit_bytes > 0 && (pager->hooks.bounces || !host_writes)) {
@@ -410,7 +420,8 @@ bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit)
     return bl_gather_ring_prefetch(pager->ring, unit);
 }
 
-bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream, const void **out)
+bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
+                           const void **out)
 {
     return bl_gather_ring_acquire(pager->ring, unit, item, stream, out);
 }
@@ -437,8 +448,8 @@ bl_status bl_pager_verify(bl_pager *pager)
     bl_status st = BL_OK;
     void *buffer = NULL;
 
-    BL_TRY(
-        bl_device_alloc(device, BL_SPACE_HOST, largest_disk_page(pager), "a page to be verified", &buffer));
+    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, largest_disk_page(pager), "a page to be verified",
+                           &buffer));
     for (int64_t p = 0; p < bl_pages_count(pager->pages); p++) {
         bl_io_read read;
         if (pager->specs[p].tier != BL_TIER_DISK) {
@@ -465,17 +476,17 @@ static bl_status validate_unit(const bl_pager *pager, int64_t unit)
     for (int i = 0; i < u->n_items; i++) {
         if (u->item[i].is_lent && pager->group_size == 1) continue;
         if (u->item[i].slot_offset < end)
-            return BL_FAIL(BL_EINTERNAL, "pager: item %d of unit %lld overlaps the one before it", i,
-                           (long long)unit);
+            return BL_FAIL(BL_EINTERNAL, "pager: item %d of unit %lld overlaps the one before it",
+                           i, (long long)unit);
         end = u->item[i].slot_offset + u->item[i].shard_bytes * (size_t)pager->group_size;
     }
     if (end > room)
-        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld ends at %zu of a slot of %zu", (long long)unit, end,
-                       room);
+        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld ends at %zu of a slot of %zu",
+                       (long long)unit, end, room);
     size_t bounced = disk_bytes(pager->specs, &pager->units[unit], u->n_items);
     if (pager->bounce && bounced > pager->bounce_bytes)
-        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld needs %zu of %zu bytes to bounce", (long long)unit,
-                       bounced, pager->bounce_bytes);
+        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld needs %zu of %zu bytes to bounce",
+                       (long long)unit, bounced, pager->bounce_bytes);
     return BL_OK;
 }
 

@@ -43,32 +43,36 @@ typedef struct bl_pager_unit {
 
 typedef struct bl_pager_options {
     bl_device *device;
-    bl_comm *comm;             /* the shard group; NULL: a group of one */
-    bl_stream *copy, *gather;  /* borrowed; different streams */
-    int ring_depth;            /* slots, >= 1 */
+    bl_comm *comm;            /* the shard group; NULL: a group of one */
+    bl_stream *copy, *gather; /* borrowed; different streams */
+    int ring_depth;           /* slots, >= 1 */
     bl_io_engine io_engine;
-    int queue_depth;           /* requests under way; 0: BL_IO_QUEUE_DEPTH. Ranks that share a disk divide it among themselves */
-    bool verify_always;        /* check disk and host pages each time they come */
-    bl_timeline *timeline;     /* borrowed; may be NULL */
+    int queue_depth; /* requests under way; 0: BL_IO_QUEUE_DEPTH. Ranks that share a disk divide it among themselves */
+    bool verify_always;          /* check disk and host pages each time they come */
+    bl_timeline *timeline;       /* borrowed; may be NULL */
     const bl_pager_hooks *hooks; /* copied; NULL: none */
 } bl_pager_options;
 
 typedef struct bl_pager bl_pager;
 
 /* pages must be sealed and is borrowed until destroy; units are copied. */
-bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units, bl_pager **out);
+bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
+                          const bl_pager_unit *units, bl_pager **out);
 void bl_pager_destroy(bl_pager *pager); /* NULL is fine */
 
 /* As those of comm/gather_ring.h. */
 bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
-bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream, const void **out);
+bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
+                           const void **out);
 bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream);
 
 /* What create takes, for plans: device memory of the ring; host memory of the bounce buffer (not where the host can write device memory
  * itself) and of the reader's buffers, for a queue_depth as in the options. specs[] describes the pages that units name. SIZE_MAX: more
  * than can be counted. */
-size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth, int64_t n_units, const bl_pager_unit *units);
-size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth, int64_t n_units, const bl_pager_unit *units);
+size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth,
+                           int64_t n_units, const bl_pager_unit *units);
+size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
+                           int64_t n_units, const bl_pager_unit *units);
 
 /* Checks all pages against their checksums: memory where it lies, disk pages by reading them through a buffer of the largest one's
  * size. With the streams idle. BL_EINPUT names the first damaged page. */

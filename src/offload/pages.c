@@ -11,7 +11,8 @@
 #include "offload/page_file.h"
 #include "offload/page_writer.h"
 
-_Static_assert((int)BL_DEVICE_ALIGNMENT_BYTES == (int)BL_IO_ALIGN_BYTES, "a page takes the same in every tier");
+_Static_assert((int)BL_DEVICE_ALIGNMENT_BYTES == (int)BL_IO_ALIGN_BYTES,
+               "a page takes the same in every tier");
 
 typedef struct held_page {
     bl_page_spec spec; /* the name is the page's own */
@@ -49,7 +50,8 @@ static size_t tier_memory_bytes(const bl_pages *pages, bl_tier tier)
     size_t sum = 0;
 
     for (int64_t i = 0; i < pages->n_pages; i++)
-        if (pages->page[i].spec.tier == tier && bl_add_overflows(sum, memory_bytes(&pages->page[i]), &sum))
+        if (pages->page[i].spec.tier == tier &&
+            bl_add_overflows(sum, memory_bytes(&pages->page[i]), &sum))
             return SIZE_MAX;
     return sum;
 }
@@ -59,7 +61,8 @@ static bl_status take_device(bl_pages *pages)
     size_t n_bytes = tier_memory_bytes(pages, BL_TIER_DEVICE);
 
     if (n_bytes == 0) return BL_OK;
-    BL_TRY(bl_device_alloc(pages->device, BL_SPACE_DEVICE, n_bytes, "frozen weights", &pages->block));
+    BL_TRY(
+        bl_device_alloc(pages->device, BL_SPACE_DEVICE, n_bytes, "frozen weights", &pages->block));
     char *at = pages->block;
     for (int64_t i = 0; i < pages->n_pages; i++) {
         if (pages->page[i].spec.tier != BL_TIER_DEVICE) continue;
@@ -85,7 +88,8 @@ static bl_status take_host(bl_pages *pages, const bl_pages_options *options)
         held_page *page = &pages->page[i];
         if (page->spec.tier != BL_TIER_HOST) continue;
         page->memory = bl_arena_take(pages->arena, memory_bytes(page));
-        if (!page->memory) return BL_FAIL(BL_EINTERNAL, "page %s: the arena is too small", page->spec.name);
+        if (!page->memory)
+            return BL_FAIL(BL_EINTERNAL, "page %s: the arena is too small", page->spec.name);
     }
     return BL_OK;
 }
@@ -103,8 +107,8 @@ static bl_status list_places(const bl_pages *pages, bl_page_place **out, size_t 
     for (int64_t i = 0; i < pages->n_pages; i++) {
         const held_page *page = &pages->page[i];
         if (page->spec.tier == BL_TIER_DISK)
-            places[(*n_places)++] = (bl_page_place){page->spec.name, page->spec.n_bytes, page->offset_bytes,
-                                                    page->xxh3_64, page->tag};
+            places[(*n_places)++] = (bl_page_place){page->spec.name, page->spec.n_bytes,
+                                                    page->offset_bytes, page->xxh3_64, page->tag};
     }
     return BL_OK;
 }
@@ -164,8 +168,8 @@ static bl_status copy_specs(bl_pages *pages, const bl_page_spec *specs)
     return st;
 }
 
-bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages, const bl_page_spec *specs,
-                          bl_pages **out)
+bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
+                          const bl_page_spec *specs, bl_pages **out)
 {
     bl_status st = BL_OK;
     bl_pages *pages = NULL;
@@ -183,7 +187,8 @@ bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages, cons
         goto done;
     }
     BL_TRY_GOTO(st, done, copy_specs(pages, specs));
-    BL_TRY_GOTO(st, done, open_disk(pages, options)); /* first: what it refuses, it refuses at once */
+    BL_TRY_GOTO(st, done,
+                open_disk(pages, options)); /* first: what it refuses, it refuses at once */
     BL_TRY_GOTO(st, done, take_device(pages));
     BL_TRY_GOTO(st, done, take_host(pages, options));
     *out = pages;
@@ -220,7 +225,8 @@ static bl_status check_order(const bl_pages *pages, int64_t index, size_t offset
         return BL_FAIL(BL_EINTERNAL, "page %s: written before page %s is whole", name,
                        pages->page[pages->current].spec.name);
     if (offset != page->n_written || n_bytes > page->spec.n_bytes - offset)
-        return BL_FAIL(BL_EINTERNAL, "page %s: %zu bytes written at %zu, where %zu of %zu are there", name,
+        return BL_FAIL(BL_EINTERNAL,
+                       "page %s: %zu bytes written at %zu, where %zu of %zu are there", name,
                        n_bytes, offset, page->n_written, page->spec.n_bytes);
     return BL_OK;
 }
@@ -230,7 +236,8 @@ static bl_status begin_page(bl_pages *pages, int64_t index)
     XXH3_64bits_reset(pages->hash);
     pages->current = index;
     if (pages->page[index].spec.tier != BL_TIER_DISK) return BL_OK;
-    return bl_page_file_begin(pages->file, pages->page[index].spec.name, pages->page[index].offset_bytes);
+    return bl_page_file_begin(pages->file, pages->page[index].spec.name,
+                              pages->page[index].offset_bytes);
 }
 
 static bl_status store(bl_pages *pages, const held_page *page, size_t offset, const void *bytes,
@@ -246,11 +253,13 @@ static bl_status store(bl_pages *pages, const held_page *page, size_t offset, co
         return BL_OK;
     }
     bl_status st = bl_stream_copy(pages->stream, to, bytes, n_bytes);
-    bl_status synced = bl_stream_synchronize(pages->stream); /* in any case: bytes are the caller's again */
+    bl_status synced =
+        bl_stream_synchronize(pages->stream); /* in any case: bytes are the caller's again */
     return st != BL_OK ? st : synced;
 }
 
-bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const void *bytes, size_t n_bytes)
+bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const void *bytes,
+                         size_t n_bytes)
 {
     held_page *page = &pages->page[index];
     bl_status st = check_order(pages, index, offset, n_bytes);
@@ -267,7 +276,9 @@ bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const vo
         pages->current = -1;
     }
     /* A write to the disk names its page itself: it may be an earlier one that failed. */
-    return st == BL_OK || page->spec.tier == BL_TIER_DISK ? st : bl_error_prefix(st, "page %s", page->spec.name);
+    return st == BL_OK || page->spec.tier == BL_TIER_DISK
+               ? st
+               : bl_error_prefix(st, "page %s", page->spec.name);
 }
 
 void bl_pages_set_tag(bl_pages *pages, int64_t index, uint64_t tag)
@@ -356,17 +367,20 @@ bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes
     if (found == page->xxh3_64) return BL_OK;
     if (page->memory)
         return BL_FAIL(BL_EINPUT,
-                       "memory of page %s: checksum %016" PRIx64 " where %016" PRIx64 " was written",
+                       "memory of page %s: checksum %016" PRIx64 " where %016" PRIx64
+                       " was written",
                        page->spec.name, found, page->xxh3_64);
-    return BL_FAIL(BL_EINPUT,
-                   "%s: page %s at %" PRId64 ": checksum %016" PRIx64 " where %016" PRIx64 " was written",
-                   bl_page_file_path(pages->file), page->spec.name, page->offset_bytes, found, page->xxh3_64);
+    return BL_FAIL(
+        BL_EINPUT,
+        "%s: page %s at %" PRId64 ": checksum %016" PRIx64 " where %016" PRIx64 " was written",
+        bl_page_file_path(pages->file), page->spec.name, page->offset_bytes, found, page->xxh3_64);
 }
 
 bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t index)
 {
     const held_page *page = &pages->page[index];
-    bool readable = page->spec.tier == BL_TIER_HOST || bl_device_get_kind(pages->device) == BL_DEVICE_CPU;
+    bool readable =
+        page->spec.tier == BL_TIER_HOST || bl_device_get_kind(pages->device) == BL_DEVICE_CPU;
 
     return page->memory && readable ? bl_pages_check(pages, index, page->memory) : BL_OK;
 }

@@ -29,12 +29,12 @@ typedef struct bl_page_spec {
 
 typedef struct bl_pages_options {
     bl_device *device;
-    bool pin;           /* the arena of the host tier */
-    int node;           /* NUMA node of the arena, -1: the calling thread's */
-    const char *dir;    /* of page files; must exist. NULL when no page is on disk */
-    uint64_t key;       /* of the contents: another model, format or layout has another key */
+    bool pin;        /* the arena of the host tier */
+    int node;        /* NUMA node of the arena, -1: the calling thread's */
+    const char *dir; /* of page files; must exist. NULL when no page is on disk */
+    uint64_t key;    /* of the contents: another model, format or layout has another key */
     int shard, n_shards;
-    int n_on_host;      /* how many of them this host writes at a time: they share memory for that. 0: one */
+    int n_on_host; /* how many of them this host writes at a time: they share memory for that. 0: one */
 } bl_pages_options;
 
 /* What writing a page file takes beside the pages, until they are sealed: of one of n_on_host. */
@@ -44,7 +44,8 @@ typedef struct bl_pages bl_pages;
 
 /* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EINPUT when
  * dir is no folder; BL_EIO. */
-bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages, const bl_page_spec *specs, bl_pages **out);
+bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
+                          const bl_page_spec *specs, bl_pages **out);
 void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
 
 /* Whether the disk pages were found complete: write of a disk page is then an error. */
@@ -53,7 +54,8 @@ bool bl_pages_has_disk(const bl_pages *pages);
 /* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on, no other page's in between; the memory of `bytes` is the host's. For
  * a page in memory that the host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then.
  * Another order is BL_EINTERNAL. After a failure the page file is gone. */
-bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes, size_t n_bytes);
+bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes,
+                         size_t n_bytes);
 /* A number of the caller's beside each page, 0 at first: what the page was made from, say. It is set before seal, and kept in the list of
  * the page file, where a later run finds it with the page. */
 void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
@@ -63,7 +65,9 @@ bl_status bl_pages_seal(bl_pages *pages);
 
 const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
 int64_t bl_pages_count(const bl_pages *pages);
-void *bl_pages_memory(const bl_pages *pages, int64_t page); /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory */
+void *bl_pages_memory(
+    const bl_pages *pages,
+    int64_t page); /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory */
 /* What the pages of a tier take, each rounded up to BL_DEVICE_ALIGNMENT_BYTES, which is BL_IO_ALIGN_BYTES. */
 size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
 

@@ -9,10 +9,10 @@ typedef enum slot_state { EMPTY, OPEN, KEPT, COMING, TAKEN } slot_state;
 
 typedef struct spill_slot {
     slot_state state;
-    int64_t entry;    /* whose bytes lie or will lie here, or NO_ENTRY */
-    bool is_moving;   /* compute has not waited for `moved` since it was recorded */
-    bl_event *used;   /* on compute: its work so far */
-    bl_event *moved;  /* on copy: the last transfer */
+    int64_t entry;   /* whose bytes lie or will lie here, or NO_ENTRY */
+    bool is_moving;  /* compute has not waited for `moved` since it was recorded */
+    bl_event *used;  /* on compute: its work so far */
+    bl_event *moved; /* on copy: the last transfer */
 } spill_slot;
 
 struct bl_spill {
@@ -37,9 +37,10 @@ bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out)
 
     *out = NULL;
     if (o->n_slots < 1 || o->n_slots > o->n_entries || o->n_host > o->n_entries ||
-        (o->n_host > 0 && (o->n_host < o->n_entries - o->n_slots || !o->copy || o->copy == o->compute)))
-        return BL_FAIL(BL_EINTERNAL, "a spill of %lld entries, %lld slots, %lld in host memory", (long long)o->n_entries,
-                       (long long)o->n_slots, (long long)o->n_host);
+        (o->n_host > 0 &&
+         (o->n_host < o->n_entries - o->n_slots || !o->copy || o->copy == o->compute)))
+        return BL_FAIL(BL_EINTERNAL, "a spill of %lld entries, %lld slots, %lld in host memory",
+                       (long long)o->n_entries, (long long)o->n_slots, (long long)o->n_host);
     bl_spill *spill = calloc(1, sizeof *spill);
     if (!spill) return BL_FAIL(BL_ENOMEM, "a spill");
     spill->options = *o;
@@ -78,8 +79,10 @@ bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
     if (n_bytes > o->entry_bytes)
         return BL_FAIL(BL_EINTERNAL, "spill: %zu bytes of entries of %zu", n_bytes, o->entry_bytes);
     if (keep && o->n_host < o->n_entries - o->n_slots)
-        return BL_FAIL(BL_EINTERNAL, "spill: %lld slots cannot keep %lld entries", (long long)o->n_slots, (long long)o->n_entries);
-    for (int64_t s = 0; s < o->n_slots; s++) { /* is_moving stays: a round that was given up may have left transfers under way */
+        return BL_FAIL(BL_EINTERNAL, "spill: %lld slots cannot keep %lld entries",
+                       (long long)o->n_slots, (long long)o->n_entries);
+    for (int64_t s = 0; s < o->n_slots;
+         s++) { /* is_moving stays: a round that was given up may have left transfers under way */
         spill->slots[s].state = EMPTY;
         spill->slots[s].entry = NO_ENTRY;
     }
@@ -92,7 +95,8 @@ bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
 
 void *bl_spill_at(const bl_spill *spill, int64_t entry)
 {
-    return (char *)spill->options.slots + (size_t)(entry % spill->options.n_slots) * spill->options.entry_bytes;
+    return (char *)spill->options.slots +
+           (size_t)(entry % spill->options.n_slots) * spill->options.entry_bytes;
 }
 
 static char *host_copy(const bl_spill *spill, int64_t entry)
@@ -102,8 +106,8 @@ static char *host_copy(const bl_spill *spill, int64_t entry)
 
 static bl_status wrong_entry(const bl_spill *spill, const char *verb, int64_t entry)
 {
-    return BL_FAIL(BL_EINTERNAL, "spill: %s of entry %lld with %lld of %lld on the stack", verb, (long long)entry,
-                   (long long)spill->top, (long long)spill->options.n_entries);
+    return BL_FAIL(BL_EINTERNAL, "spill: %s of entry %lld with %lld of %lld on the stack", verb,
+                   (long long)entry, (long long)spill->top, (long long)spill->options.n_entries);
 }
 
 /* Between the entry's slot and its host copy, after all that compute has been given so far. */
@@ -117,7 +121,8 @@ static bl_status transfer(bl_spill *spill, int64_t entry, bool out)
     if (spill->n_bytes == 0) return BL_OK;
     BL_TRY(bl_event_record(slot->used, o->compute));
     BL_TRY(bl_stream_wait(o->copy, slot->used));
-    BL_TRY(bl_timeline_begin(o->timeline, BL_LANE_ACTIVATIONS, out ? "out" : "back", entry, o->item, o->copy, &span));
+    BL_TRY(bl_timeline_begin(o->timeline, BL_LANE_ACTIVATIONS, out ? "out" : "back", entry, o->item,
+                             o->copy, &span));
     BL_TRY(bl_stream_copy(o->copy, out ? host : device, out ? device : host, spill->n_bytes));
     BL_TRY(bl_timeline_end(o->timeline, span, o->copy, (int64_t)spill->n_bytes));
     slot->is_moving = true;
@@ -133,14 +138,16 @@ static bl_status wait_for_transfer(bl_spill *spill, int64_t entry)
     if (o->copy) BL_TRY(bl_stream_status(o->copy));
     if (!slot->is_moving) return BL_OK;
     slot->is_moving = false;
-    return bl_timeline_wait(o->timeline, BL_LANE_ACTIVATIONS, "wait", entry, o->item, o->compute, slot->moved);
+    return bl_timeline_wait(o->timeline, BL_LANE_ACTIVATIONS, "wait", entry, o->item, o->compute,
+                            slot->moved);
 }
 
 bl_status bl_spill_reserve(bl_spill *spill, int64_t entry)
 {
     spill_slot *slot = slot_of(spill, entry);
 
-    if (entry < 0 || entry != spill->top || entry >= spill->options.n_entries || spill->is_falling || slot->state == OPEN)
+    if (entry < 0 || entry != spill->top || entry >= spill->options.n_entries ||
+        spill->is_falling || slot->state == OPEN)
         return wrong_entry(spill, "reserve", entry);
     BL_TRY(wait_for_transfer(spill, entry)); /* invariant 5 */
     slot->state = OPEN;
@@ -152,7 +159,8 @@ bl_status bl_spill_put(bl_spill *spill, int64_t entry)
 {
     spill_slot *slot = slot_of(spill, entry);
 
-    if (entry < 0 || entry != spill->top || slot->state != OPEN) return wrong_entry(spill, "put", entry);
+    if (entry < 0 || entry != spill->top || slot->state != OPEN)
+        return wrong_entry(spill, "put", entry);
     slot->state = KEPT;
     spill->top++;
     if (!spill->keep || entry >= spill->options.n_host) return BL_OK;
@@ -164,7 +172,8 @@ bl_status bl_spill_take(bl_spill *spill, int64_t entry)
 {
     spill_slot *slot = slot_of(spill, entry);
 
-    if (!spill->keep || entry < 0 || entry != spill->top - 1 || (slot->state != KEPT && slot->state != COMING))
+    if (!spill->keep || entry < 0 || entry != spill->top - 1 ||
+        (slot->state != KEPT && slot->state != COMING))
         return wrong_entry(spill, "take", entry);
     /* One that never left needs no wait: its way out may be read beside. */
     if (slot->state == COMING) BL_TRY(wait_for_transfer(spill, entry));
@@ -178,7 +187,8 @@ bl_status bl_spill_drop(bl_spill *spill, int64_t entry)
     spill_slot *slot = slot_of(spill, entry);
     int64_t next = entry - spill->options.n_slots;
 
-    if (entry < 0 || entry != spill->top - 1 || slot->state != TAKEN) return wrong_entry(spill, "drop", entry);
+    if (entry < 0 || entry != spill->top - 1 || slot->state != TAKEN)
+        return wrong_entry(spill, "drop", entry);
     slot->state = EMPTY;
     spill->top--;
     if (next < 0) return BL_OK;
@@ -190,13 +200,16 @@ bl_status bl_spill_drop(bl_spill *spill, int64_t entry)
 const void *bl_spill_look(const bl_spill *spill, int64_t entry)
 {
     if (entry < spill->n_out) return host_copy(spill, entry);
-    if (slot_of(spill, entry)->entry != entry || bl_device_get_kind(spill->options.device) != BL_DEVICE_CPU) return NULL;
+    if (slot_of(spill, entry)->entry != entry ||
+        bl_device_get_kind(spill->options.device) != BL_DEVICE_CPU)
+        return NULL;
     return bl_spill_at(spill, entry);
 }
 
 static bl_status broken(int64_t s, const spill_slot *slot, const char *invariant)
 {
-    return BL_FAIL(BL_EINTERNAL, "spill: slot %lld with entry %lld: %s", (long long)s, (long long)slot->entry, invariant);
+    return BL_FAIL(BL_EINTERNAL, "spill: slot %lld with entry %lld: %s", (long long)s,
+                   (long long)slot->entry, invariant);
 }
 
 bl_status bl_spill_validate(const bl_spill *spill)
@@ -206,11 +219,15 @@ bl_status bl_spill_validate(const bl_spill *spill)
 
     for (int64_t s = 0; s < o->n_slots; s++) {
         const spill_slot *slot = &spill->slots[s];
-        if (slot->entry == NO_ENTRY ? slot->state != EMPTY : slot->entry % o->n_slots != s || slot->entry >= o->n_entries)
+        if (slot->entry == NO_ENTRY ? slot->state != EMPTY
+                                    : slot->entry % o->n_slots != s || slot->entry >= o->n_entries)
             return broken(s, slot, "is not its place");
-        if (slot->state == OPEN && (slot->entry != spill->top || spill->is_falling)) return broken(s, slot, "open, but not the next");
-        if (slot->state == TAKEN && slot->entry != spill->top - 1) return broken(s, slot, "taken, but not the newest");
-        if (slot->state == COMING && !spill->is_falling) return broken(s, slot, "comes back before the first take");
+        if (slot->state == OPEN && (slot->entry != spill->top || spill->is_falling))
+            return broken(s, slot, "open, but not the next");
+        if (slot->state == TAKEN && slot->entry != spill->top - 1)
+            return broken(s, slot, "taken, but not the newest");
+        if (slot->state == COMING && !spill->is_falling)
+            return broken(s, slot, "comes back before the first take");
         n_open += slot->state == OPEN;
     }
     if (!spill->keep) return BL_OK;

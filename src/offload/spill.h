@@ -34,16 +34,18 @@
 typedef struct bl_spill_options {
     bl_device *device;
     bl_stream *compute; /* writes and reads the entries; borrowed */
-    bl_stream *copy;    /* carries the transfers; borrowed, another stream than compute; NULL when n_host = 0 */
-    int64_t n_entries;  /* at most, in a round */
-    int64_t n_slots;    /* 1..n_entries */
-    int64_t n_host;     /* entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. Where it is more, the entries
+    bl_stream *
+        copy; /* carries the transfers; borrowed, another stream than compute; NULL when n_host = 0 */
+    int64_t n_entries; /* at most, in a round */
+    int64_t n_slots;   /* 1..n_entries */
+    int64_t
+        n_host; /* entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. Where it is more, the entries
                            that are taken must not be written: their copies may be under way, and look finds them afterwards */
     size_t entry_bytes;
-    void *slots;            /* [n_slots][entry_bytes] device memory, borrowed */
-    void *host;             /* [n_host][entry_bytes] BL_SPACE_HOST memory, borrowed */
-    bl_timeline *timeline;  /* borrowed; may be NULL */
-    int item;               /* in spans and stalls, whose unit is the entry */
+    void *slots;           /* [n_slots][entry_bytes] device memory, borrowed */
+    void *host;            /* [n_host][entry_bytes] BL_SPACE_HOST memory, borrowed */
+    bl_timeline *timeline; /* borrowed; may be NULL */
+    int item;              /* in spans and stalls, whose unit is the entry */
 } bl_spill_options;
 
 typedef struct bl_spill bl_spill;
@@ -61,15 +63,19 @@ void *bl_spill_at(const bl_spill *spill, int64_t entry);
 
 /* All four queue work and return. The wrong entry is BL_EINTERNAL; when the copy stream has failed by now, its error; a later failure of
  * it reaches compute. */
-bl_status bl_spill_reserve(bl_spill *spill, int64_t entry); /* tasks queued on compute from now on may write it */
-bl_status bl_spill_put(bl_spill *spill, int64_t entry);     /* those queued so far complete it */
-bl_status bl_spill_take(bl_spill *spill, int64_t entry);    /* those queued from now on see it as it was put */
-bl_status bl_spill_drop(bl_spill *spill, int64_t entry);    /* those queued so far were the last to use it */
+bl_status bl_spill_reserve(bl_spill *spill,
+                           int64_t entry); /* tasks queued on compute from now on may write it */
+bl_status bl_spill_put(bl_spill *spill, int64_t entry); /* those queued so far complete it */
+bl_status bl_spill_take(bl_spill *spill,
+                        int64_t entry); /* those queued from now on see it as it was put */
+bl_status bl_spill_drop(bl_spill *spill,
+                        int64_t entry); /* those queued so far were the last to use it */
 
 /* With both streams idle: `entry` of the latest round as it was put (or as its taker left it), where the calling thread can read it. NULL when
  * there is no such copy any more. Valid until the next round. */
 const void *bl_spill_look(const bl_spill *spill, int64_t entry);
 
-bl_status bl_spill_validate(const bl_spill *spill); /* BL_EINTERNAL says which invariant is broken */
+bl_status
+bl_spill_validate(const bl_spill *spill); /* BL_EINTERNAL says which invariant is broken */
 
 #endif

@@ -7,7 +7,8 @@ const char *bl_tier_name(bl_tier tier)
     return names[tier];
 }
 
-void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier, bl_tier *tiers)
+void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier,
+                    bl_tier *tiers)
 {
     double debt_bytes = 0; /* the ratio's share of the bytes so far that has not been chosen */
 

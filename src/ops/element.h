@@ -17,9 +17,10 @@
  * factors so that the ends of the range round to denormals, 0 and infinity. NaN stays NaN. */
 static inline float ops_expf(float x)
 {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    x = x < -104.0f ? -104.0f : x;   /* below: 0 */
-    x = x > 89.0f ? 89.0f : x;       /* above: infinity */
+    const float magic =
+        12582912.0f;               /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
+    x = x < -104.0f ? -104.0f : x; /* below: 0 */
+    x = x > 89.0f ? 89.0f : x;     /* above: infinity */
     float shifted = x * 1.44269504f + magic;
     float n = shifted - magic;
     float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
@@ -35,7 +36,8 @@ static inline float ops_expf(float x)
     memcpy(&bits, &shifted, sizeof bits);
     bits = (int32_t)((uint32_t)bits - 0x4B400000u); /* n; anything at all for NaN, hence unsigned */
     half = bits >> 1;
-    uint32_t low = ((uint32_t)half + 127u) << 23, high = ((uint32_t)bits - (uint32_t)half + 127u) << 23;
+    uint32_t low = ((uint32_t)half + 127u) << 23, high = ((uint32_t)bits - (uint32_t)half + 127u)
+                                                         << 23;
     float scale_low, scale_high;
     memcpy(&scale_low, &low, sizeof low);
     memcpy(&scale_high, &high, sizeof high);
@@ -89,7 +91,8 @@ BL_HOST_DEVICE float bl_rmsnorm_element(float x, float rstd, float w)
 }
 
 /* rstd (dy w - x along), along = rstd^2 mean(dy w x): an element of its gradient. */
-BL_HOST_DEVICE float bl_rmsnorm_gradient_element(float x, float rstd, float w, float dy, float along)
+BL_HOST_DEVICE float bl_rmsnorm_gradient_element(float x, float rstd, float w, float dy,
+                                                 float along)
 {
     return rstd * (dy * w - x * along);
 }
@@ -102,8 +105,8 @@ typedef struct bl_adamw_factors {
     double inverse_root; /* 1 / sqrt(1 - beta2^step) */
 } bl_adamw_factors;
 
-static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, double beta1, double beta2,
-                                                   double eps, double weight_decay)
+static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, double beta1,
+                                                   double beta2, double eps, double weight_decay)
 {
     bl_adamw_factors f = {beta1,
                           beta2,
@@ -115,8 +118,8 @@ static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, doub
 }
 
 /* m and v are rounded before w moves by them. */
-BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad, float *w,
-                                     float *m, float *v)
+BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad,
+                                     float *w, float *m, float *v)
 {
     double g = (double)grad * grad_scale;
     float first = (float)(f->beta1 * (double)*m + (1.0 - f->beta1) * g);

@@ -21,20 +21,20 @@ extern "C" {
 #endif
 
 /* C (M,N) = alpha op(A) op(B) + beta C; op(A) (M,K), op(B) (K,N); op transposes when asked. */
-bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K,
-                          float alpha, const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
-                          float *C, int64_t ldc);
+bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                          int64_t K, float alpha, const float *A, int64_t lda, const float *B,
+                          int64_t ldb, float beta, float *C, int64_t ldc);
 
 /* The frozen matrix W (N,K) = w (rows, cols) is decoded piece by piece into the workers' scratch; no fp32
  * copy of it exists. */
 
 /* y (T,N) = x (T,K) W^T + beta y */
-bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx, const bl_weight *w,
-                                float beta, float *y, int64_t ldy);
+bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
+                                const bl_weight *w, float beta, float *y, int64_t ldy);
 
 /* dx (T,K) = dy (T,N) W + beta dx */
-bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy, const bl_weight *w,
-                                float beta, float *dx, int64_t lddx);
+bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
+                                const bl_weight *w, float beta, float *dx, int64_t lddx);
 
 /* The library underneath: "onednn" or "openblas". */
 const char *bl_cpu_gemm_library(void);

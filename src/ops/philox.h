@@ -30,7 +30,8 @@ typedef struct bl_philox_key {
 BL_HOST_DEVICE void bl_philox_4x32_10(uint32_t counter[4], bl_philox_key key)
 {
     for (int round = 0; round < 10; round++) {
-        uint64_t product0 = (uint64_t)0xD2511F53u * counter[0], product1 = (uint64_t)0xCD9E8D57u * counter[2];
+        uint64_t product0 = (uint64_t)0xD2511F53u * counter[0],
+                 product1 = (uint64_t)0xCD9E8D57u * counter[2];
         uint32_t word1 = counter[1], word3 = counter[3];
         counter[0] = (uint32_t)(product1 >> 32) ^ word1 ^ key.word[0];
         counter[1] = (uint32_t)product1;
@@ -41,9 +42,11 @@ BL_HOST_DEVICE void bl_philox_4x32_10(uint32_t counter[4], bl_philox_key key)
     }
 }
 
-BL_HOST_DEVICE bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t layer, int32_t matrix)
+BL_HOST_DEVICE bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t layer,
+                                            int32_t matrix)
 {
-    uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32), (uint32_t)layer, (uint32_t)matrix};
+    uint32_t counter[4] = {(uint32_t)step, (uint32_t)(step >> 32), (uint32_t)layer,
+                           (uint32_t)matrix};
     bl_philox_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
     bl_philox_4x32_10(counter, key);
     key.word[0] = counter[0];
@@ -52,8 +55,8 @@ BL_HOST_DEVICE bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_
 }
 
 /* The random words of columns 4 group ... 4 group + 3 of one row. */
-BL_HOST_DEVICE void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t position, uint32_t group,
-                                   uint32_t words[4])
+BL_HOST_DEVICE void bl_dropout_words(bl_philox_key key, int64_t sample, int32_t position,
+                                     uint32_t group, uint32_t words[4])
 {
     words[0] = group;
     words[1] = (uint32_t)position;

@@ -27,8 +27,8 @@ bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 
 /* Host function: cos and sin of p * inv_freq[i] for p < n_positions, i < half, angles and functions in
  * double. */
-void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,
-                         float *sin_table);
+void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq,
+                         float *cos_table, float *sin_table);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,8 @@ typedef struct bl_option_translation {
 /* The row that `name` means, and by an alias another value for it, which borrows *translation. *index =
  * BL_OPTION_NOTHING: accepted, nothing to set. `where` begins the errors: "FILE:LINE: " or "--". */
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,
-                             bl_option_value *value, bl_option_translation *translation, int64_t *index);
+                             bl_option_value *value, bl_option_translation *translation,
+                             int64_t *index);
 
 /* Parses the value into the field and notes the origin. What came from the line stays when the origin is the
  * file. */

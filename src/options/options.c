@@ -101,8 +101,8 @@ static bool parse_enum(const char *names, const char *text, int *value)
     for (const char *at = names, *next; at; at = next, index++) {
         size_t length = bl_option_next_name(at, &next);
         bool same = strlen(text) == length && strncasecmp(at, text, length) == 0;
-        bool is_off =
-            (length == 2 && strncmp(at, "no", 2) == 0) || (length == 4 && strncmp(at, "none", 4) == 0);
+        bool is_off = (length == 2 && strncmp(at, "no", 2) == 0) ||
+                      (length == 4 && strncmp(at, "none", 4) == 0);
         if (same || (is_off && text_is_bool && !truth)) {
             *value = index;
             return true;
@@ -162,7 +162,8 @@ static bl_status fail_value(const bl_option *option, const char *where, const ch
     if (!out) return BL_FAIL(BL_ENOMEM, "%s%s: the text of an error", where, option->key);
     bl_option_print_expected(option, out);
     fclose(out);
-    bl_status st = BL_FAIL(BL_EUSAGE, "%s%s: expected %s, got %s", where, option->key, expected, got);
+    bl_status st =
+        BL_FAIL(BL_EUSAGE, "%s%s: expected %s, got %s", where, option->key, expected, got);
     free(expected);
     return st;
 }
@@ -181,8 +182,8 @@ static bl_status fail_text(const bl_option *option, const char *where, const cha
     char quoted[BL_OPTION_KEY_BYTES];
     snprintf(quoted, sizeof quoted, "'%.100s'%s", text, strlen(text) > 100 ? "..." : "");
     if (option->type == BL_OPTION_INT && option->max >= UNBOUNDED && is_above(option, text))
-        return BL_FAIL(BL_EUSAGE, "%s%s: expected an integer in [%.0f, %.0f], got %s", where, option->key,
-                       option->min, option->max, quoted);
+        return BL_FAIL(BL_EUSAGE, "%s%s: expected an integer in [%.0f, %.0f], got %s", where,
+                       option->key, option->min, option->max, quoted);
     return fail_value(option, where, quoted);
 }
 
@@ -205,9 +206,11 @@ static void free_field(const bl_option *option, void *values)
     }
 }
 
-static bl_status set_string(const bl_option *option, void *values, const char *where, const char *text)
+static bl_status set_string(const bl_option *option, void *values, const char *where,
+                            const char *text)
 {
-    if (!bl_text_is_utf8(text)) return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
+    if (!bl_text_is_utf8(text))
+        return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
     if (!text[0]) return BL_FAIL(BL_EUSAGE, "%s%s: is empty", where, option->key);
     char *copy = strdup(text);
     if (!copy) return BL_FAIL(BL_ENOMEM, "%s%s: %zu bytes", where, option->key, strlen(text));
@@ -216,8 +219,8 @@ static bl_status set_string(const bl_option *option, void *values, const char *w
     return BL_OK;
 }
 
-static bl_status add_item(bl_string_list *list, const char *where, const bl_option *option, const char *text,
-                          size_t n_bytes)
+static bl_status add_item(bl_string_list *list, const char *where, const bl_option *option,
+                          const char *text, size_t n_bytes)
 {
     for (; n_bytes > 0 && text[0] == ' '; n_bytes--) text++;
     while (n_bytes > 0 && text[n_bytes - 1] == ' ') n_bytes--;
@@ -227,7 +230,8 @@ static bl_status add_item(bl_string_list *list, const char *where, const bl_opti
     char *copy = items ? strndup(text, n_bytes) : NULL;
     if (!copy) return BL_FAIL(BL_ENOMEM, "%s%s: a list of names", where, option->key);
     list->items[list->n_items++] = copy;
-    if (!bl_text_is_utf8(copy)) return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
+    if (!bl_text_is_utf8(copy))
+        return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
     return BL_OK;
 }
 
@@ -249,7 +253,8 @@ static bl_status set_list(const bl_option *option, void *values, const char *whe
     return list->n_items > 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "%s%s: is empty", where, option->key);
 }
 
-static bl_status set_number(const bl_option *option, void *values, const char *where, const char *text)
+static bl_status set_number(const bl_option *option, void *values, const char *where,
+                            const char *text)
 {
     bool is_int = option->type == BL_OPTION_INT;
     int64_t integer = BL_OPTION_AUTO;
@@ -329,8 +334,8 @@ static bl_status check_available(const bl_option *option, const void *values, co
     if (!known && strcmp(option->available, "null") == 0) {
         st = BL_FAIL(BL_EUSAGE, "%s%s: not in this version", where, option->key);
     } else if (!known) {
-        st = BL_FAIL(BL_EUSAGE, "%s%s: %s is not in this version, which knows %s", where, option->key, text,
-                     option->available);
+        st = BL_FAIL(BL_EUSAGE, "%s%s: %s is not in this version, which knows %s", where,
+                     option->key, text, option->available);
     }
     free(text);
     return st;
@@ -365,7 +370,8 @@ bl_status bl_options_init(const bl_options *options)
             *(bl_string_list *)field(option, options->values) = (bl_string_list){0};
         if (option->type <= BL_OPTION_PATH) *(char **)field(option, options->values) = NULL;
     }
-    for (size_t i = 0; i < options->n_options; i++) BL_TRY(set_default(&options->table[i], options->values));
+    for (size_t i = 0; i < options->n_options; i++)
+        BL_TRY(set_default(&options->table[i], options->values));
     return BL_OK;
 }
 

@@ -58,11 +58,12 @@ typedef struct bl_option {
     const char *group; /* heading; options of a group stand together in the table */
     const char *help;  /* one line, no full stop */
     const char *default_text;
-    const char *names;     /* enum: "none|full|auto", in the order of the C enum */
-    const char *available; /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the
+    const char *names; /* enum: "none|full|auto", in the order of the C enum */
+    const char *
+        available; /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the
                               default */
-    double min, max;       /* int and real: inclusive; integers are exact up to 2^53 */
-    size_t offset;         /* of the field */
+    double min, max; /* int and real: inclusive; integers are exact up to 2^53 */
+    size_t offset;   /* of the field */
     bl_option_type type;
     bl_option_effect effect;
     unsigned commands;    /* bits: the commands it belongs to */
@@ -89,7 +90,8 @@ typedef struct bl_options {
     size_t n_options;
     const bl_option_alias *aliases; /* may be NULL */
     size_t n_aliases;
-    unsigned command; /* the bit of the command that reads: an option of other commands is refused on its
+    unsigned
+        command; /* the bit of the command that reads: an option of other commands is refused on its
                          command line */
     void *values;     /* the struct */
     uint8_t *origins; /* [n_options] bl_option_origin */
@@ -98,7 +100,8 @@ typedef struct bl_options {
 /* Fills the struct with the defaults. `values` need not be initialised; bl_options_clear it, also after a
  * failure. */
 bl_status bl_options_init(const bl_options *options);
-void bl_options_clear(const bl_options *options); /* frees strings and lists and sets them to NULL */
+void bl_options_clear(
+    const bl_options *options); /* frees strings and lists and sets them to NULL */
 
 /* Reads a flat YAML mapping. Keys of other commands are checked and kept: one file serves every command.
  * Errors read "PATH:LINE: key: reason". */
@@ -107,15 +110,16 @@ bl_status bl_options_read_yaml(const bl_options *options, const char *path);
 /* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command name. Other
  * words go to words[*n_words < max_words] (borrowed from argv); one too many is an error. After "--"
  * everything is a word. */
-bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words,
-                               const char **words, int *n_words);
+bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv,
+                               int max_words, const char **words, int *n_words);
 
 /* Refuses a struct that lacks an option that its command requires. */
 bl_status bl_options_check_required(const bl_options *options);
 
 /* The row of that key; NULL: none. */
 const bl_option *bl_options_find(const bl_options *options, const char *key);
-bl_option_origin bl_options_origin(const bl_options *options, const char *key); /* the key must exist */
+bl_option_origin bl_options_origin(const bl_options *options,
+                                   const char *key); /* the key must exist */
 
 /* The field of a row as YAML text that reads back as the same value. The caller frees *text. */
 bl_status bl_option_format(const bl_option *option, const void *values, char **text);

@@ -30,14 +30,15 @@ static int64_t *create_lines(const bl_options *options)
 }
 
 /* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere. */
-static int64_t note_given(const bl_options *options, int64_t *lines, const char *name, int64_t index,
-                          int64_t line)
+static int64_t note_given(const bl_options *options, int64_t *lines, const char *name,
+                          int64_t index, int64_t line)
 {
     char key[BL_OPTION_KEY_BYTES];
     int64_t before = 0;
 
     bl_option_normalise(name, key);
-    const bl_option_alias *alias = bl_options_find(options, key) ? NULL : bl_options_find_alias(options, key);
+    const bl_option_alias *alias =
+        bl_options_find(options, key) ? NULL : bl_options_find_alias(options, key);
     if (alias) {
         int64_t *at = &lines[options->n_options + (size_t)(alias - options->aliases)];
         before = *at;
@@ -85,11 +86,13 @@ static bl_status take_scalar(const reader *r, const char *where, char **text, bo
 }
 
 /* Adds the current event, which must be a scalar, to the value. items is owned by the caller. */
-static bl_status take_item(const reader *r, const char *where, char ***items, size_t *n_items, bool *is_null)
+static bl_status take_item(const reader *r, const char *where, char ***items, size_t *n_items,
+                           bool *is_null)
 {
     if (r->event.type == YAML_ALIAS_EVENT)
         return BL_FAIL(BL_EUSAGE, "%sYAML aliases are not supported", where);
-    if (r->event.type != YAML_SCALAR_EVENT) return BL_FAIL(BL_EUSAGE, "%skeys are flat: no nesting", where);
+    if (r->event.type != YAML_SCALAR_EVENT)
+        return BL_FAIL(BL_EUSAGE, "%skeys are flat: no nesting", where);
     char **grown = realloc(*items, (*n_items + 1) * sizeof *grown);
     if (!grown) return BL_FAIL(BL_ENOMEM, "%s%zu items", where, *n_items + 1);
     *items = grown;
@@ -136,14 +139,17 @@ static bl_status read_pair(reader *r)
     BL_TRY_GOTO(st, done, take_scalar(r, where, &name, &is_null));
     snprintf(with_key, sizeof with_key, "%s%.*s: ", where, BL_OPTION_KEY_BYTES - 3, name);
     BL_TRY_GOTO(st, done, take_value(r, with_key, &items, &value));
-    BL_TRY_GOTO(st, done, bl_options_resolve(r->options, where, name, &value, &translation, &index));
+    BL_TRY_GOTO(st, done,
+                bl_options_resolve(r->options, where, name, &value, &translation, &index));
     int64_t before = note_given(r->options, r->lines, name, index, line);
     if (before) {
         st = BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld", where, name,
-                     index == BL_OPTION_NOTHING ? name : r->options->table[index].key, (long long)before);
+                     index == BL_OPTION_NOTHING ? name : r->options->table[index].key,
+                     (long long)before);
         goto done;
     }
-    if (index != BL_OPTION_NOTHING) st = bl_options_assign(r->options, where, index, &value, BL_FROM_FILE);
+    if (index != BL_OPTION_NOTHING)
+        st = bl_options_assign(r->options, where, index, &value, BL_FROM_FILE);
 done:
     for (size_t i = 0; i < value.n_items; i++) free(items[i]);
     free(items);
@@ -222,7 +228,8 @@ static bool is_switch(const bl_options *options, const char *name)
     return alias->key && bl_options_find(options, alias->key)->type == BL_OPTION_BOOL;
 }
 
-static bl_status read_option(const bl_options *options, int argc, char *const *argv, int *at, int64_t *lines)
+static bl_status read_option(const bl_options *options, int argc, char *const *argv, int *at,
+                             int64_t *lines)
 {
     bl_status st;
     bool truth;
@@ -257,14 +264,15 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
                      index == BL_OPTION_NOTHING ? name : options->table[index].key);
         goto done;
     }
-    if (index != BL_OPTION_NOTHING) st = bl_options_assign(options, "--", index, &value, BL_FROM_LINE);
+    if (index != BL_OPTION_NOTHING)
+        st = bl_options_assign(options, "--", index, &value, BL_FROM_LINE);
 done:
     free(name);
     return st;
 }
 
-bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv, int max_words,
-                               const char **words, int *n_words)
+bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv,
+                               int max_words, const char **words, int *n_words)
 {
     bl_status st = BL_OK;
     bool only_words = false;

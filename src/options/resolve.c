@@ -82,7 +82,8 @@ const char *bl_text_nearest(const char *word, const char *const *names, size_t n
     return least <= limit ? nearest : NULL;
 }
 
-static bl_status fail_unknown(const bl_options *options, const char *where, const char *name, const char *key)
+static bl_status fail_unknown(const bl_options *options, const char *where, const char *name,
+                              const char *key)
 {
     size_t n_names = 0;
     const char **names = malloc((options->n_options + options->n_aliases) * sizeof *names);
@@ -90,7 +91,8 @@ static bl_status fail_unknown(const bl_options *options, const char *where, cons
 
     if (names) {
         for (size_t i = 0; i < options->n_options; i++) {
-            if (options->table[i].commands & options->command) names[n_names++] = options->table[i].key;
+            if (options->table[i].commands & options->command)
+                names[n_names++] = options->table[i].key;
         }
         for (size_t i = 0; i < options->n_aliases; i++) {
             if (options->aliases[i].key) names[n_names++] = options->aliases[i].name;
@@ -110,7 +112,8 @@ static bl_status fail_unknown(const bl_options *options, const char *where, cons
 }
 
 /* "true=full false=none *": what `text` becomes in *out; false: not accepted. */
-static bool translate(const char *values, const char *text, char out[BL_OPTION_KEY_BYTES], bool *keep)
+static bool translate(const char *values, const char *text, char out[BL_OPTION_KEY_BYTES],
+                      bool *keep)
 {
     bool truth_of_text = false, truth_of_word;
     bool text_is_bool = bl_text_parse_bool(text, &truth_of_text);
@@ -148,7 +151,8 @@ static bl_status fail_alias(const char *where, const char *name, const bl_option
 }
 
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,
-                             bl_option_value *value, bl_option_translation *translation, int64_t *index)
+                             bl_option_value *value, bl_option_translation *translation,
+                             int64_t *index)
 {
     char key[BL_OPTION_KEY_BYTES];
     bl_option_normalise(name, key);
@@ -160,7 +164,8 @@ bl_status bl_options_resolve(const bl_options *options, const char *where, const
     if (alias && value->is_null) return BL_OK;
     if (alias && alias->values) {
         bool keep;
-        if (value->is_sequence || value->n_items != 1) return fail_alias(where, name, alias, "a sequence");
+        if (value->is_sequence || value->n_items != 1)
+            return fail_alias(where, name, alias, "a sequence");
         if (!translate(alias->values, value->items[0], translation->text, &keep)) {
             return fail_alias(where, name, alias, value->items[0]);
         }

@@ -29,7 +29,8 @@ static bool is_plain(const char *text, size_t n_bytes)
 static void write_text(FILE *out, const char *text, size_t n_bytes)
 {
     bool has_control = false;
-    for (size_t i = 0; i < n_bytes; i++) has_control |= (unsigned char)text[i] < 0x20 || text[i] == 0x7f;
+    for (size_t i = 0; i < n_bytes; i++)
+        has_control |= (unsigned char)text[i] < 0x20 || text[i] == 0x7f;
     if (is_plain(text, n_bytes)) {
         fprintf(out, "%.*s", (int)n_bytes, text);
         return;
@@ -158,8 +159,8 @@ bl_status bl_options_write_yaml(const bl_options *options, const char *path, con
         write_value(out, option, options->values);
         fputc('\n', out);
     }
-    bl_status st =
-        fclose(out) ? BL_FAIL(BL_ENOMEM, "%s: its text", path) : bl_file_write_atomic(path, text, n_bytes);
+    bl_status st = fclose(out) ? BL_FAIL(BL_ENOMEM, "%s: its text", path)
+                               : bl_file_write_atomic(path, text, n_bytes);
     free(text);
     return st;
 }
@@ -195,7 +196,8 @@ static void describe(const bl_options *options, const bl_option *option, FILE *o
     const char *text = default_or(options, option, "");
 
     print_purpose(option, out);
-    if (option->type == BL_OPTION_INT || option->type == BL_OPTION_REAL || option->type == BL_OPTION_ENUM) {
+    if (option->type == BL_OPTION_INT || option->type == BL_OPTION_REAL ||
+        option->type == BL_OPTION_ENUM) {
         fputs("; ", out);
         bl_option_print_expected(option, out);
     }
@@ -247,7 +249,8 @@ void bl_options_print_help(const bl_options *options, FILE *out)
 
 static void print_aliases(const bl_options *options, FILE *out)
 {
-    fputs("\n### Names from other programs\n\n| name | read as, or use instead |\n| --- | --- |\n", out);
+    fputs("\n### Names from other programs\n\n| name | read as, or use instead |\n| --- | --- |\n",
+          out);
     for (size_t i = 0; i < options->n_aliases; i++) {
         const bl_option_alias *alias = &options->aliases[i];
         fprintf(out, "| `%s` | ", alias->name);
@@ -268,8 +271,10 @@ void bl_options_print_markdown(const bl_options *options, FILE *out)
         const bl_option *option = &options->table[i];
         if (!(option->commands & options->command)) continue;
         if (strcmp(group, option->group) != 0) {
-            fprintf(out, "\n### %s\n\n| key | value | default | what it does |\n| --- | --- | --- | --- |\n",
-                    option->group);
+            fprintf(
+                out,
+                "\n### %s\n\n| key | value | default | what it does |\n| --- | --- | --- | --- |\n",
+                option->group);
         }
         group = option->group;
         fprintf(out, "| `%s` | ", option->key);

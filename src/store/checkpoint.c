@@ -16,7 +16,12 @@
 #include "base/sizes.h"
 #include "base/xxh3.h"
 
-enum { MAX_MANIFEST_BYTES = 64 << 20, HASH_PIECE_BYTES = 1 << 20, HASH_TEXT_BYTES = 17, MIN_KEPT = 2 };
+enum {
+    MAX_MANIFEST_BYTES = 64 << 20,
+    HASH_PIECE_BYTES = 1 << 20,
+    HASH_TEXT_BYTES = 17,
+    MIN_KEPT = 2
+};
 
 static const char MANIFEST_NAME[] = "manifest.json";
 static const char MANIFEST_FORMAT[] = "ballast-checkpoint-1";
@@ -103,8 +108,8 @@ static bl_status check_space(const char *dir, int64_t n_bytes)
 
     BL_TRY(bl_dir_free_bytes(dir, &free_bytes));
     if (free_bytes < n_bytes)
-        return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %" PRId64 " bytes, the disk has %" PRId64, dir,
-                       n_bytes, free_bytes);
+        return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %" PRId64 " bytes, the disk has %" PRId64,
+                       dir, n_bytes, free_bytes);
     return BL_OK;
 }
 
@@ -124,7 +129,8 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
     BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &checkpoint->path));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
-    if ((st = bl_dir_create(dir)) != BL_OK) { /* a run's own folder, which was there: not its input's fault */
+    if ((st = bl_dir_create(dir)) !=
+        BL_OK) { /* a run's own folder, which was there: not its input's fault */
         st = st == BL_EINPUT ? BL_EIO : st;
         goto done;
     }
@@ -153,16 +159,19 @@ static bl_status note_failure(bl_checkpoint *checkpoint, bl_status st)
     return st;
 }
 
-static bl_status record_file(bl_checkpoint *checkpoint, const char *name, int64_t n_bytes, const char *hash)
+static bl_status record_file(bl_checkpoint *checkpoint, const char *name, int64_t n_bytes,
+                             const char *hash)
 {
     bl_status st = BL_OK;
 
     bl_json_watch_memory();
     pthread_mutex_lock(&checkpoint->lock);
-    if (strchr(name, '/') || !strcmp(name, MANIFEST_NAME) || json_object_get(checkpoint->files, name))
+    if (strchr(name, '/') || !strcmp(name, MANIFEST_NAME) ||
+        json_object_get(checkpoint->files, name))
         st = BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no name of its own", name);
-    else if (json_object_set_new(checkpoint->files, name,
-                                 json_pack("{s:I, s:s}", "bytes", (json_int_t)n_bytes, "xxh3_64", hash)) != 0)
+    else if (json_object_set_new(
+                 checkpoint->files, name,
+                 json_pack("{s:I, s:s}", "bytes", (json_int_t)n_bytes, "xxh3_64", hash)) != 0)
         st = bl_json_ran_out() ? BL_FAIL(BL_ENOMEM, "checkpoint file %s", name)
                                : BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no valid name", name);
     pthread_mutex_unlock(&checkpoint->lock);
@@ -199,7 +208,8 @@ done:
     return st;
 }
 
-static bl_status record_described(bl_checkpoint *checkpoint, const char *name, const bl_checkpoint_file *file)
+static bl_status record_described(bl_checkpoint *checkpoint, const char *name,
+                                  const bl_checkpoint_file *file)
 {
     char hash[HASH_TEXT_BYTES];
     hash_text(file->xxh3_64, hash);
@@ -231,7 +241,8 @@ bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *nam
     if (st == BL_EINPUT) st = bl_error_prefix(BL_EIO, "written by another process");
     if (st == BL_OK && n_bytes != file->n_bytes)
         st = BL_FAIL(BL_EIO,
-                     "%s: has %" PRId64 " bytes here, %" PRId64 " where it was written: no shared folder?",
+                     "%s: has %" PRId64 " bytes here, %" PRId64
+                     " where it was written: no shared folder?",
                      path, n_bytes, file->n_bytes);
     if (st == BL_OK) st = record_described(checkpoint, name, file);
 done:
@@ -247,8 +258,9 @@ static bl_status write_manifest(const bl_checkpoint *checkpoint, const json_t *s
     char *path = NULL, *text = NULL;
 
     bl_json_watch_memory();
-    json_t *manifest = json_pack("{s:s, s:I, s:O, s:O}", "format", MANIFEST_FORMAT, "step",
-                                 (json_int_t)checkpoint->step, "files", checkpoint->files, "state", state);
+    json_t *manifest =
+        json_pack("{s:s, s:I, s:O, s:O}", "format", MANIFEST_FORMAT, "step",
+                  (json_int_t)checkpoint->step, "files", checkpoint->files, "state", state);
     BL_TRY_GOTO(st, done, bl_path_join(checkpoint->tmp_path, MANIFEST_NAME, &path));
     if (!manifest && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINTERNAL, "%s: a state that is no JSON", path);
@@ -261,7 +273,8 @@ static bl_status write_manifest(const bl_checkpoint *checkpoint, const json_t *s
         st = BL_FAIL(BL_ENOMEM, "%s: writing it", path);
         goto done;
     }
-    st = bl_file_write_atomic(path, text, strlen(text)); /* also makes the folder's entries durable */
+    st = bl_file_write_atomic(path, text,
+                              strlen(text)); /* also makes the folder's entries durable */
 done:
     json_decref(manifest);
     free(text);
@@ -333,7 +346,8 @@ void bl_checkpoint_leave(bl_checkpoint *checkpoint)
 /* ---- finding ---- */
 
 /* A file of the manifest against the disk; its content only when asked for. */
-static bl_status check_file(const char *dir, const char *name, const json_t *entry, bool read_content)
+static bl_status check_file(const char *dir, const char *name, const json_t *entry,
+                            bool read_content)
 {
     bl_status st = BL_OK;
     const char *hash = NULL;
@@ -351,14 +365,16 @@ static bl_status check_file(const char *dir, const char *name, const json_t *ent
     BL_TRY_GOTO(st, done, bl_path_join(dir, name, &path));
     BL_TRY_GOTO(st, done, bl_file_open(path, &fd, &size));
     if (size != n_bytes) {
-        st = BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, the manifest says %" PRId64, path, size, n_bytes);
+        st = BL_FAIL(BL_EINPUT, "%s: is %" PRId64 " bytes, the manifest says %" PRId64, path, size,
+                     n_bytes);
         goto done;
     }
     if (!read_content) goto done;
     BL_TRY_GOTO(st, done, hash_file(fd, path, size, &value));
     hash_text(value, found);
     if (strcmp(found, hash) != 0)
-        st = BL_FAIL(BL_EINPUT, "%s: checksum mismatch: content %s, manifest %.32s", path, found, hash);
+        st = BL_FAIL(BL_EINPUT, "%s: checksum mismatch: content %s, manifest %.32s", path, found,
+                     hash);
 done:
     if (fd >= 0) close(fd);
     free(path);
@@ -366,8 +382,8 @@ done:
 }
 
 /* Checks the manifest against itself; *files and *state are borrowed from it. */
-static bl_status check_manifest(const char *path, json_t *manifest, int64_t *step, const json_t **files,
-                                const json_t **state)
+static bl_status check_manifest(const char *path, json_t *manifest, int64_t *step,
+                                const json_t **files, const json_t **state)
 {
     char found[HASH_TEXT_BYTES];
     const char *format = NULL, *hash = NULL;
@@ -375,8 +391,8 @@ static bl_status check_manifest(const char *path, json_t *manifest, int64_t *ste
     BL_TRY(bl_json_check_object(path, manifest));
     BL_TRY(bl_json_get_string(path, manifest, "format", BL_JSON_REQUIRED, &format));
     if (strcmp(format, MANIFEST_FORMAT) != 0)
-        return BL_FAIL(BL_EINPUT, "%s: key format: expected \"%s\", got \"%.64s\"", path, MANIFEST_FORMAT,
-                       format);
+        return BL_FAIL(BL_EINPUT, "%s: key format: expected \"%s\", got \"%.64s\"", path,
+                       MANIFEST_FORMAT, format);
     BL_TRY(bl_json_get_string(path, manifest, "xxh3_64", BL_JSON_REQUIRED, &hash));
     bl_json_watch_memory();
     json_t *unhashed = json_copy(manifest);

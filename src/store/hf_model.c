@@ -25,8 +25,8 @@ static int compare_texts(const void *a, const void *b)
 }
 
 /* The distinct shard names of the weight_map, sorted and borrowed from it; *names is freed by the caller. */
-static bl_status list_shards(const char *index_path, const json_t *map, const char ***names, size_t *n_names,
-                             bl_problems *problems)
+static bl_status list_shards(const char *index_path, const json_t *map, const char ***names,
+                             size_t *n_names, bl_problems *problems)
 {
     const char *tensor;
     json_t *value;
@@ -41,7 +41,8 @@ static bl_status list_shards(const char *index_path, const json_t *map, const ch
             bl_problems_add(problems, "a tensor name has a control character");
         else if (!name || !is_plain_name(name))
             bl_problems_add(
-                problems, "tensor %s: file name \"%.64s\" is not a plain name in the model's folder", tensor,
+                problems,
+                "tensor %s: file name \"%.64s\" is not a plain name in the model's folder", tensor,
                 !json_is_string(value)  ? "(not a string)"
                 : !name                 ? "(a NUL in it)"
                 : bl_has_controls(name) ? "(control characters)"
@@ -144,7 +145,8 @@ static bl_status open_sharded(bl_hf_model *model, const char *index_path)
 
     BL_TRY(bl_json_load(index_path, MAX_INDEX_BYTES, &index));
     BL_TRY_GOTO(st, done, bl_json_check_object(index_path, index));
-    BL_TRY_GOTO(st, done, bl_json_get_object(index_path, index, "weight_map", BL_JSON_REQUIRED, &map));
+    BL_TRY_GOTO(st, done,
+                bl_json_get_object(index_path, index, "weight_map", BL_JSON_REQUIRED, &map));
     if (json_object_size(map) == 0) {
         st = BL_FAIL(BL_EINPUT, "%s: key weight_map: names no tensor", index_path);
         goto done;
@@ -193,7 +195,8 @@ static bl_status fail_no_weights(const char *dir)
         if (bl_file_exists(path)) found = others[i];
         free(path);
     }
-    return BL_FAIL(BL_EINPUT, "%s: has neither model.safetensors nor model.safetensors.index.json%s%s%s", dir,
+    return BL_FAIL(BL_EINPUT,
+                   "%s: has neither model.safetensors nor model.safetensors.index.json%s%s%s", dir,
                    found ? "; " : "", found ? found : "",
                    found ? " is a PyTorch file: convert the weights to safetensors" : "");
 }
@@ -300,7 +303,8 @@ static bool is_ignored(const char *name)
     return false;
 }
 
-static void check_one(const bl_hf_model *model, const bl_hf_expected *expected, bl_problems *problems)
+static void check_one(const bl_hf_model *model, const bl_hf_expected *expected,
+                      bl_problems *problems)
 {
     char has[BL_SHAPE_TEXT_BYTES], wants[BL_SHAPE_TEXT_BYTES];
     const bl_tensor *tensor = bl_hf_find(model, expected->name);
@@ -311,7 +315,8 @@ static void check_one(const bl_hf_model *model, const bl_hf_expected *expected, 
         return;
     }
     if (tensor->n_dims != expected->n_dims ||
-        memcmp(tensor->shape, expected->shape, (size_t)tensor->n_dims * sizeof tensor->shape[0]) != 0)
+        memcmp(tensor->shape, expected->shape, (size_t)tensor->n_dims * sizeof tensor->shape[0]) !=
+            0)
         bl_problems_add(problems, "%s has shape %s, expected %s", tensor->name,
                         bl_shape_text(tensor->n_dims, tensor->shape, has),
                         bl_shape_text(expected->n_dims, expected->shape, wants));
@@ -324,7 +329,8 @@ static void check_one(const bl_hf_model *model, const bl_hf_expected *expected, 
 
 static int compare_expected(const void *a, const void *b)
 {
-    return strcmp((*(const bl_hf_expected *const *)a)->name, (*(const bl_hf_expected *const *)b)->name);
+    return strcmp((*(const bl_hf_expected *const *)a)->name,
+                  (*(const bl_hf_expected *const *)b)->name);
 }
 
 bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected)

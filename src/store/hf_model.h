@@ -24,7 +24,8 @@ void bl_hf_close(bl_hf_model *model); /* NULL is fine */
 
 const char *bl_hf_dir(const bl_hf_model *model);
 size_t bl_hf_file_count(const bl_hf_model *model);
-const bl_safetensors *bl_hf_file(const bl_hf_model *model, size_t index); /* in the order of their names */
+const bl_safetensors *bl_hf_file(const bl_hf_model *model,
+                                 size_t index); /* in the order of their names */
 size_t bl_hf_count(const bl_hf_model *model);
 const bl_tensor *bl_hf_at(const bl_hf_model *model, size_t index); /* in the order of their names */
 /* NULL: no such tensor. The tensor is the model's; read it with bl_tensor_read (any thread). */
@@ -38,7 +39,12 @@ const bl_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
  *   AutoFP8 "fp8"              X.weight_scale [] or [1]
  * The stored dtype decides whether a weight is FP8, the scale's shape how fine it is; config.json must agree.
  */
-typedef enum bl_scale_kind { BL_SCALE_NONE, BL_SCALE_TENSOR, BL_SCALE_ROW, BL_SCALE_BLOCK } bl_scale_kind;
+typedef enum bl_scale_kind {
+    BL_SCALE_NONE,
+    BL_SCALE_TENSOR,
+    BL_SCALE_ROW,
+    BL_SCALE_BLOCK
+} bl_scale_kind;
 
 enum { BL_SCALE_BLOCK_SIZE = 128 }; /* rows and columns of a block */
 
@@ -63,9 +69,10 @@ typedef struct bl_hf_expected {
     const char *name;
     int n_dims;
     int64_t shape[BL_TENSOR_MAX_DIMS];
-    uint32_t dtypes; /* allowed ones, BL_DTYPE_BIT(...) or-ed; an FP8 weight is checked with bl_hf_get_weight
+    uint32_t
+        dtypes; /* allowed ones, BL_DTYPE_BIT(...) or-ed; an FP8 weight is checked with bl_hf_get_weight
                         too */
-    bool optional;   /* may be absent */
+    bool optional; /* may be absent */
 } bl_hf_expected;
 
 #define BL_DTYPE_BIT(dtype) (UINT32_C(1) << (dtype))

@@ -16,7 +16,8 @@ static const char *const scale_kind_names[] = {"no", "one", "a row-wise", "a 128
 
 static bl_status check_block_size(const char *file, const char *key, const json_t *size)
 {
-    if (json_array_size(size) == 2 && json_integer_value(json_array_get(size, 0)) == BL_SCALE_BLOCK_SIZE &&
+    if (json_array_size(size) == 2 &&
+        json_integer_value(json_array_get(size, 0)) == BL_SCALE_BLOCK_SIZE &&
         json_integer_value(json_array_get(size, 1)) == BL_SCALE_BLOCK_SIZE)
         return BL_OK;
     return bl_json_fail(file, key, "[128, 128]", size);
@@ -38,7 +39,8 @@ static bl_status parse_group(const char *file, const json_t *group, bl_scale_kin
     static const struct {
         const char *strategy;
         bl_scale_kind kind;
-    } strategies[] = {{"tensor", BL_SCALE_TENSOR}, {"channel", BL_SCALE_ROW}, {"block", BL_SCALE_BLOCK}};
+    } strategies[] = {
+        {"tensor", BL_SCALE_TENSOR}, {"channel", BL_SCALE_ROW}, {"block", BL_SCALE_BLOCK}};
     const json_t *weights = NULL, *block = NULL;
     const char *type = "float", *strategy = "tensor";
     int64_t bits = 8;
@@ -91,11 +93,13 @@ bl_status bl_hf_parse_quantization(const char *file, const json_t *config, bl_sc
     const char *method;
 
     *promised = BL_SCALE_NONE;
-    BL_TRY(bl_json_get_object(file, config, "quantization_config", BL_JSON_OPTIONAL, &quantization));
+    BL_TRY(
+        bl_json_get_object(file, config, "quantization_config", BL_JSON_OPTIONAL, &quantization));
     if (!quantization) return BL_OK;
     BL_TRY(bl_json_get_string(file, quantization, "quant_method", BL_JSON_REQUIRED, &method));
     if (!strcmp(method, "fp8")) return parse_fp8(file, quantization, promised);
-    if (!strcmp(method, "compressed-tensors")) return parse_compressed_tensors(file, quantization, promised);
+    if (!strcmp(method, "compressed-tensors"))
+        return parse_compressed_tensors(file, quantization, promised);
     if (!strcmp(method, "fbgemm_fp8")) {
         *promised = BL_SCALE_ROW;
         return BL_OK;
@@ -107,7 +111,8 @@ bl_status bl_hf_parse_quantization(const char *file, const json_t *config, bl_sc
 /* ---- one weight ---- */
 
 /* The scale beside "X.weight": X.weight_scale or X.weight_scale_inv. */
-static bl_status find_scale(const bl_hf_model *model, const bl_tensor *codes, const bl_tensor **scale)
+static bl_status find_scale(const bl_hf_model *model, const bl_tensor *codes,
+                            const bl_tensor **scale)
 {
     char *name = NULL;
 
@@ -117,8 +122,10 @@ static bl_status find_scale(const bl_hf_model *model, const bl_tensor *codes, co
     const bl_tensor *plain = bl_hf_find(model, name);
     free(name);
     if (plain && inverse)
-        return BL_FAIL(BL_EINPUT, "tensor %s has both weight_scale and weight_scale_inv", codes->name);
-    if (!plain && !inverse) return BL_FAIL(BL_EINPUT, "tensor %s is F8_E4M3 and has no scale", codes->name);
+        return BL_FAIL(BL_EINPUT, "tensor %s has both weight_scale and weight_scale_inv",
+                       codes->name);
+    if (!plain && !inverse)
+        return BL_FAIL(BL_EINPUT, "tensor %s is F8_E4M3 and has no scale", codes->name);
     *scale = plain ? plain : inverse;
     return BL_OK;
 }
@@ -148,15 +155,16 @@ static bl_status classify_scale(const bl_hf_model *model, bl_hf_weight *weight)
         scale_fits(scale, model->promised_scale, weight->rows, weight->cols))
         kind = model->promised_scale;
     if (kind == BL_SCALE_NONE)
-        return BL_FAIL(BL_EINPUT, "tensor %s has shape %s, which is no scale for a weight of shape %s",
+        return BL_FAIL(BL_EINPUT,
+                       "tensor %s has shape %s, which is no scale for a weight of shape %s",
                        scale->name, bl_shape_text(scale->n_dims, scale->shape, has),
                        bl_shape_text(weight->codes->n_dims, weight->codes->shape, of));
     if (model->promised_scale != BL_SCALE_NONE && kind != model->promised_scale)
-        return BL_FAIL(
-            BL_EINPUT,
-            "tensor %s of shape %s is %s scale, but config.json's quantization_config says %s scale",
-            scale->name, bl_shape_text(scale->n_dims, scale->shape, has), scale_kind_names[kind],
-            scale_kind_names[model->promised_scale]);
+        return BL_FAIL(BL_EINPUT,
+                       "tensor %s of shape %s is %s scale, but config.json's quantization_config "
+                       "says %s scale",
+                       scale->name, bl_shape_text(scale->n_dims, scale->shape, has),
+                       scale_kind_names[kind], scale_kind_names[model->promised_scale]);
     weight->scale_kind = kind;
     weight->scale_rows = kind == BL_SCALE_TENSOR ? 1 : scale->shape[0];
     weight->scale_cols = kind == BL_SCALE_BLOCK ? scale->shape[1] : 1;
@@ -181,13 +189,13 @@ bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_wei
     case BL_F8_E4M3:
         break;
     default:
-        return BL_FAIL(BL_EINPUT, "tensor %s has dtype %s, expected F32, F16, BF16 or F8_E4M3", name,
-                       bl_dtype_name(codes->dtype));
+        return BL_FAIL(BL_EINPUT, "tensor %s has dtype %s, expected F32, F16, BF16 or F8_E4M3",
+                       name, bl_dtype_name(codes->dtype));
     }
     BL_TRY(find_scale(model, codes, &out->scale));
     if (out->scale->dtype != BL_F32 && out->scale->dtype != BL_BF16 && out->scale->dtype != BL_F16)
-        return BL_FAIL(BL_EINPUT, "tensor %s has dtype %s, expected F32, BF16 or F16", out->scale->name,
-                       bl_dtype_name(out->scale->dtype));
+        return BL_FAIL(BL_EINPUT, "tensor %s has dtype %s, expected F32, BF16 or F16",
+                       out->scale->name, bl_dtype_name(out->scale->dtype));
     return classify_scale(model, out);
 }
 
@@ -196,6 +204,7 @@ bl_status bl_hf_read_scales(const bl_hf_weight *weight, float *dst)
     BL_TRY(bl_tensor_read_f32(weight->scale, dst));
     for (int64_t i = 0; i < weight->scale_rows * weight->scale_cols; i++)
         if (!isfinite(dst[i]))
-            return BL_FAIL(BL_EINPUT, "tensor %s: element %" PRId64 " is not finite", weight->scale->name, i);
+            return BL_FAIL(BL_EINPUT, "tensor %s: element %" PRId64 " is not finite",
+                           weight->scale->name, i);
     return BL_OK;
 }

@@ -32,8 +32,8 @@ typedef struct factor_list {
 
 static void tensor_name(const factor_id *id, char name[NAME_BYTES])
 {
-    snprintf(name, NAME_BYTES, "base_model.model.model.layers.%" PRId64 ".%s.lora_%c.weight", id->layer,
-             bl_peft_module_path(id->module), id->factor == BL_PEFT_A ? 'A' : 'B');
+    snprintf(name, NAME_BYTES, "base_model.model.model.layers.%" PRId64 ".%s.lora_%c.weight",
+             id->layer, bl_peft_module_path(id->module), id->factor == BL_PEFT_A ? 'A' : 'B');
 }
 
 static void list_free(factor_list *list)
@@ -43,15 +43,16 @@ static void list_free(factor_list *list)
     free(list->names);
 }
 
-static bl_status list_factors(const char *dir, const bl_peft_config *config, const bl_peft_base *base,
-                              bl_dtype dtype, factor_list *list)
+static bl_status list_factors(const char *dir, const bl_peft_config *config,
+                              const bl_peft_base *base, bl_dtype dtype, factor_list *list)
 {
     size_t n = (size_t)base->n_layers * 2 * (size_t)__builtin_popcount(config->targets);
 
     list->ids = calloc(n + 1, sizeof *list->ids);
     list->specs = calloc(n + 1, sizeof *list->specs);
     list->names = calloc(n + 1, sizeof *list->names);
-    if (!list->ids || !list->specs || !list->names) return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", dir, n);
+    if (!list->ids || !list->specs || !list->names)
+        return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", dir, n);
     for (int64_t layer = 0; layer < base->n_layers; layer++) {
         for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
             for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
@@ -72,10 +73,11 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config, con
     return BL_OK;
 }
 
-int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base, bl_peft_module module,
-                         bl_peft_factor factor)
+int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base,
+                         bl_peft_module module, bl_peft_factor factor)
 {
-    return config->r * (factor == BL_PEFT_A ? base->in_features[module] : base->out_features[module]);
+    return config->r *
+           (factor == BL_PEFT_A ? base->in_features[module] : base->out_features[module]);
 }
 
 /* ---- reading ---- */
@@ -90,14 +92,16 @@ static bool is_float(bl_dtype dtype)
     return dtype == BL_F32 || dtype == BL_F16 || dtype == BL_BF16;
 }
 
-static void check_factor(const bl_safetensors *file, const bl_tensor_spec *spec, bl_problems *problems)
+static void check_factor(const bl_safetensors *file, const bl_tensor_spec *spec,
+                         bl_problems *problems)
 {
     char has[BL_SHAPE_TEXT_BYTES], wants[BL_SHAPE_TEXT_BYTES];
     const bl_tensor *tensor = bl_safetensors_find(file, spec->name);
 
     if (!tensor)
         bl_problems_add(problems, "missing %s", spec->name);
-    else if (tensor->n_dims != 2 || tensor->shape[0] != spec->shape[0] || tensor->shape[1] != spec->shape[1])
+    else if (tensor->n_dims != 2 || tensor->shape[0] != spec->shape[0] ||
+             tensor->shape[1] != spec->shape[1])
         bl_problems_add(problems, "%s has shape %s, expected %s", spec->name,
                         bl_shape_text(tensor->n_dims, tensor->shape, has),
                         bl_shape_text(2, spec->shape, wants));
@@ -155,13 +159,14 @@ static void add_to_base(const bl_tensor *tensor, bl_peft_base *base)
     char name[NAME_BYTES];
     factor_id id;
 
-    if (sscanf(tensor->name, "base_model.model.model.layers.%" SCNd64 ".", &id.layer) != 1 || id.layer < 0 ||
-        id.layer == INT64_MAX)
+    if (sscanf(tensor->name, "base_model.model.model.layers.%" SCNd64 ".", &id.layer) != 1 ||
+        id.layer < 0 || id.layer == INT64_MAX)
         return;
     for (id.module = 0; id.module < BL_PEFT_MODULES; id.module++) {
         for (id.factor = BL_PEFT_A; id.factor <= BL_PEFT_B; id.factor++) {
             bool is_a = id.factor == BL_PEFT_A;
-            int64_t *features = is_a ? &base->in_features[id.module] : &base->out_features[id.module];
+            int64_t *features =
+                is_a ? &base->in_features[id.module] : &base->out_features[id.module];
             tensor_name(&id, name);
             if (strcmp(name, tensor->name) != 0 || tensor->n_dims != 2) continue;
             base->n_layers = bl_max_i64(base->n_layers, id.layer + 1);
@@ -182,8 +187,9 @@ bl_status bl_peft_check(const char *dir)
     if (st != BL_OK) goto done;
     size_t n = bl_safetensors_count(file);
     for (size_t i = 0; i < n; i++) add_to_base(bl_safetensors_at(file, i), &base);
-    base.n_layers = bl_min_i64(
-        base.n_layers, (int64_t)n + 1); /* a lone high number must not fill memory with missing names */
+    base.n_layers =
+        bl_min_i64(base.n_layers,
+                   (int64_t)n + 1); /* a lone high number must not fill memory with missing names */
     st = bl_peft_open(dir, &base, &adapter);
 done:
     bl_peft_close(adapter);
@@ -223,7 +229,8 @@ static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, con
 {
     uint16_t halves[ROUND_PIECE];
 
-    if (dtype == BL_F32) return bl_safetensors_writer_append(writer, values, n_values * sizeof *values);
+    if (dtype == BL_F32)
+        return bl_safetensors_writer_append(writer, values, n_values * sizeof *values);
     while (n_values > 0) {
         size_t n = n_values < ROUND_PIECE ? n_values : ROUND_PIECE;
         for (size_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
@@ -234,8 +241,8 @@ static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, con
     return BL_OK;
 }
 
-static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list *list, bl_dtype dtype,
-                               bl_peft_fill_fn fill, void *arg)
+static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list *list,
+                               bl_dtype dtype, bl_peft_fill_fn fill, void *arg)
 {
     bl_status st = BL_OK;
     const size_t *order = bl_safetensors_writer_order(writer);
@@ -251,7 +258,8 @@ static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list 
         const factor_id *id = &list->ids[order[i]];
         const bl_tensor_spec *spec = &list->specs[order[i]];
         BL_TRY_GOTO(st, done, fill(arg, id->layer, id->module, id->factor, values));
-        BL_TRY_GOTO(st, done, write_factor(writer, dtype, values, (size_t)(spec->shape[0] * spec->shape[1])));
+        BL_TRY_GOTO(st, done,
+                    write_factor(writer, dtype, values, (size_t)(spec->shape[0] * spec->shape[1])));
     }
 done:
     free(values);

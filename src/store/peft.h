@@ -40,10 +40,10 @@ bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *lay
 /* The modules that a list of such names selects, or a regular expression (matched as Python's re.fullmatch
  * does, by PCRE2, against each path): bit m of *targets, module m. Refused, with `refusal` and "where:
  * reason": a name that selects nothing, a module that is selected in some of the n_layers layers only. */
-bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names, size_t n_names,
-                              int64_t n_layers, uint32_t *targets);
-bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *pattern, int64_t n_layers,
-                                uint32_t *targets);
+bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names,
+                              size_t n_names, int64_t n_layers, uint32_t *targets);
+bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *pattern,
+                                int64_t n_layers, uint32_t *targets);
 
 /* The base model's shape. */
 typedef struct bl_peft_base {
@@ -62,8 +62,8 @@ typedef struct bl_peft_config {
 double bl_peft_scale(const bl_peft_config *config);
 
 /* Elements of a factor: [r, in] or [out, r]. */
-int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base, bl_peft_module module,
-                         bl_peft_factor factor);
+int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base,
+                         bl_peft_module module, bl_peft_factor factor);
 
 /* ---- reading ---- */
 
@@ -91,8 +91,8 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, bl_peft_mo
 /* ---- writing ---- */
 
 /* Fills dst[bl_peft_elements] with one factor. Called once for each, in the order of the file. */
-typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor,
-                                     float *dst);
+typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, bl_peft_module module,
+                                     bl_peft_factor factor, float *dst);
 
 /* Writes both files into `dir` (created), the tensors first, each atomically. At most one factor is held in
  * memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as

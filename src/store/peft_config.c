@@ -24,7 +24,8 @@ double bl_peft_scale(const bl_peft_config *config)
 
 /* ---- target_modules ---- */
 
-static bl_status parse_target_list(const char *file, const json_t *list, int64_t n_layers, uint32_t *targets)
+static bl_status parse_target_list(const char *file, const json_t *list, int64_t n_layers,
+                                   uint32_t *targets)
 {
     size_t n = json_array_size(list);
     char *where = NULL;
@@ -45,7 +46,8 @@ done:
     return st;
 }
 
-static bl_status parse_target_pattern(const char *file, const char *text, int64_t n_layers, uint32_t *targets)
+static bl_status parse_target_pattern(const char *file, const char *text, int64_t n_layers,
+                                      uint32_t *targets)
 {
     char *where = NULL;
 
@@ -55,7 +57,8 @@ static bl_status parse_target_pattern(const char *file, const char *text, int64_
     return st;
 }
 
-static bl_status parse_targets(const char *file, const json_t *root, int64_t n_layers, uint32_t *targets)
+static bl_status parse_targets(const char *file, const json_t *root, int64_t n_layers,
+                               uint32_t *targets)
 {
     const json_t *value = json_object_get(root, "target_modules");
     const char *text = NULL;
@@ -70,7 +73,8 @@ static bl_status parse_targets(const char *file, const json_t *root, int64_t n_l
         else
             BL_TRY(parse_target_pattern(file, text, n_layers, targets));
     }
-    if (*targets == 0) return bl_json_fail(file, "target_modules", "at least one projection", value);
+    if (*targets == 0)
+        return bl_json_fail(file, "target_modules", "at least one projection", value);
     return BL_OK;
 }
 
@@ -113,14 +117,16 @@ static bl_status refuse_unsupported(const char *file, const json_t *root)
         return bl_json_fail(file, "bias", "\"none\"", json_object_get(root, "bias"));
     for (size_t i = 0; i < BL_COUNT(keys); i++) {
         const json_t *value = json_object_get(root, keys[i]);
-        if (!is_off(value)) return bl_json_fail(file, keys[i], "nothing: it is not supported", value);
+        if (!is_off(value))
+            return bl_json_fail(file, keys[i], "nothing: it is not supported", value);
     }
     /* PiSSA, OLoRA, LoftQ and CorDA also change the base weights, which an adapter alone cannot tell. */
     const char *name = bl_json_text(init);
     if (init && !json_is_boolean(init) && !json_is_null(init) &&
-        !(name && (!strcmp(name, "gaussian") || !strcmp(name, "eva") || !strcmp(name, "orthogonal"))))
-        return bl_json_fail(file, "init_lora_weights", "true, false, \"gaussian\", \"eva\" or \"orthogonal\"",
-                            init);
+        !(name &&
+          (!strcmp(name, "gaussian") || !strcmp(name, "eva") || !strcmp(name, "orthogonal"))))
+        return bl_json_fail(file, "init_lora_weights",
+                            "true, false, \"gaussian\", \"eva\" or \"orthogonal\"", init);
     return BL_OK;
 }
 
@@ -135,12 +141,16 @@ bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config 
     BL_TRY_GOTO(st, done, bl_json_load(file, MAX_CONFIG_BYTES, &root));
     BL_TRY_GOTO(st, done, bl_json_check_object(file, root));
     BL_TRY_GOTO(st, done, refuse_unsupported(file, root));
-    BL_TRY_GOTO(st, done, bl_json_get_int(file, root, "r", BL_JSON_REQUIRED, 1, MAX_RANK, &config.r));
     BL_TRY_GOTO(st, done,
-                bl_json_get_real(file, root, "lora_alpha", BL_JSON_REQUIRED, 0, 1e9, &config.alpha));
+                bl_json_get_int(file, root, "r", BL_JSON_REQUIRED, 1, MAX_RANK, &config.r));
+    BL_TRY_GOTO(
+        st, done,
+        bl_json_get_real(file, root, "lora_alpha", BL_JSON_REQUIRED, 0, 1e9, &config.alpha));
+    BL_TRY_GOTO(
+        st, done,
+        bl_json_get_real(file, root, "lora_dropout", BL_JSON_OPTIONAL, 0, 1, &config.dropout));
     BL_TRY_GOTO(st, done,
-                bl_json_get_real(file, root, "lora_dropout", BL_JSON_OPTIONAL, 0, 1, &config.dropout));
-    BL_TRY_GOTO(st, done, bl_json_get_bool(file, root, "use_rslora", BL_JSON_OPTIONAL, &config.use_rslora));
+                bl_json_get_bool(file, root, "use_rslora", BL_JSON_OPTIONAL, &config.use_rslora));
     BL_TRY_GOTO(st, done, parse_targets(file, root, n_layers, &config.targets));
     *out = config;
 done:
@@ -166,7 +176,8 @@ static int real_digits(double value)
 /* PEFT's lora_alpha is an int unless someone gave a fraction. */
 static json_t *json_alpha(double alpha)
 {
-    return alpha == floor(alpha) && fabs(alpha) < 1e15 ? json_integer((json_int_t)alpha) : json_real(alpha);
+    return alpha == floor(alpha) && fabs(alpha) < 1e15 ? json_integer((json_int_t)alpha)
+                                                       : json_real(alpha);
 }
 
 bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, const char *base_name)
@@ -177,27 +188,30 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, co
     bl_json_watch_memory();
     json_t *targets = json_array();
     for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
-        if (config->targets >> m & 1) json_array_append_new(targets, json_string(bl_peft_module_name(m)));
-    json_t *root = /* without exclude_modules and lora_bias, at which PEFT before 0.14 stops; absent, they are
+        if (config->targets >> m & 1)
+            json_array_append_new(targets, json_string(bl_peft_module_name(m)));
+    json_t *
+        root = /* without exclude_modules and lora_bias, at which PEFT before 0.14 stops; absent, they are
                       off */
         json_pack("{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
                   "s:n, s:s, s:I, s:{}, s:n, "
                   "s:o, s:s, s:b, s:b}",
-                  "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias", "none",
-                  "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1, "layer_replication",
-                  "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
-                  json_alpha(config->alpha), "lora_dropout", config->dropout, "megatron_config",
-                  "megatron_core", "megatron.core", "modules_to_save", "peft_type", "LORA", "r",
-                  (json_int_t)config->r, "rank_pattern", "revision", "target_modules", targets, "task_type",
-                  "CAUSAL_LM", "use_dora", 0, "use_rslora", (int)config->use_rslora);
+                  "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias",
+                  "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
+                  "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config",
+                  "lora_alpha", json_alpha(config->alpha), "lora_dropout", config->dropout,
+                  "megatron_config", "megatron_core", "megatron.core", "modules_to_save",
+                  "peft_type", "LORA", "r", (json_int_t)config->r, "rank_pattern", "revision",
+                  "target_modules", targets, "task_type", "CAUSAL_LM", "use_dora", 0, "use_rslora",
+                  (int)config->use_rslora);
     BL_TRY_GOTO(st, done, bl_path_join(dir, CONFIG_NAME, &path));
     if (!root && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);
         goto done;
     }
     size_t digits = (size_t)bl_max_i64(real_digits(config->dropout), real_digits(config->alpha));
-    text =
-        json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(digits));
+    text = json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII |
+                                JSON_REAL_PRECISION(digits));
     if (!text || bl_json_ran_out()) {
         st = BL_FAIL(BL_ENOMEM, "%s: writing it", path);
         goto done;

@@ -50,7 +50,8 @@ static int64_t parse_layer(const char *prefix, size_t n)
         if (n <= n_head || strncmp(prefix, heads[i], n_head) != 0) continue;
         int64_t layer = strtoll(prefix + n_head, NULL, 10);
         int length = snprintf(canonical, sizeof canonical, "%" PRId64 ".", layer);
-        if (layer >= 0 && n - n_head == (size_t)length && !strncmp(prefix + n_head, canonical, n - n_head))
+        if (layer >= 0 && n - n_head == (size_t)length &&
+            !strncmp(prefix + n_head, canonical, n - n_head))
             return layer;
         return -1;
     }
@@ -85,7 +86,8 @@ static bl_status check_every_layer(bl_status refusal, const char *where, uint8_t
         }
         if (n_named > 0 && first_without >= 0)
             return BL_FAIL(refusal,
-                           "%s: %s is named in %" PRId64 " of %" PRId64 " layers, not in layer %" PRId64
+                           "%s: %s is named in %" PRId64 " of %" PRId64
+                           " layers, not in layer %" PRId64
                            "; targets that differ by layer are not supported",
                            where, bl_peft_module_name(m), n_named, n_layers, first_without);
         if (n_named > 0) *targets |= UINT32_C(1) << m;
@@ -93,12 +95,13 @@ static bl_status check_every_layer(bl_status refusal, const char *where, uint8_t
     return BL_OK;
 }
 
-bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names, size_t n_names,
-                              int64_t n_layers, uint32_t *targets)
+bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names,
+                              size_t n_names, int64_t n_layers, uint32_t *targets)
 {
     bl_status st = BL_OK;
     uint8_t everywhere = 0;
-    uint8_t *named = calloc((size_t)n_layers + 1, sizeof *named); /* bit m: module m of that layer */
+    uint8_t *named =
+        calloc((size_t)n_layers + 1, sizeof *named); /* bit m: module m of that layer */
 
     *targets = 0;
     if (!named) return BL_FAIL(BL_ENOMEM, "%s: %" PRId64 " layers", where, n_layers);
@@ -106,11 +109,11 @@ bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *
         bl_peft_module module;
         int64_t layer;
         if (!bl_peft_target_parse(names[i], &module, &layer) || layer >= n_layers) {
-            st = BL_FAIL(
-                refusal,
-                "%s: expected names among q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or "
-                "their paths in %" PRId64 " layers, got \"%.80s\"",
-                where, n_layers, names[i]);
+            st = BL_FAIL(refusal,
+                         "%s: expected names among q_proj, k_proj, v_proj, o_proj, gate_proj, "
+                         "up_proj, down_proj, or "
+                         "their paths in %" PRId64 " layers, got \"%.80s\"",
+                         where, n_layers, names[i]);
             goto done;
         }
         uint8_t *bits = layer < 0 ? &everywhere : &named[layer];
@@ -133,17 +136,19 @@ static bl_status match_layer(bl_status refusal, const char *where, const pcre2_c
     *targets = 0;
     for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
         snprintf(path, sizeof path, "model.layers.%" PRId64 ".%s", layer, module_paths[m]);
-        int found = pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
+        int found =
+            pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
         if (found >= 0)
             *targets |= UINT32_C(1) << m;
         else if (found != PCRE2_ERROR_NOMATCH)
-            return BL_FAIL(refusal, "%s: matching \"%s\" fails (PCRE2 error %d)", where, path, found);
+            return BL_FAIL(refusal, "%s: matching \"%s\" fails (PCRE2 error %d)", where, path,
+                           found);
     }
     return BL_OK;
 }
 
-bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *text, int64_t n_layers,
-                                uint32_t *targets)
+bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *text,
+                                int64_t n_layers, uint32_t *targets)
 {
     bl_status st = BL_OK;
     int error;
@@ -152,8 +157,8 @@ bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char
 
     *targets = 0;
     pcre2_code *pattern =
-        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF,
-                      &error, &error_offset, NULL);
+        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
+                      PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF, &error, &error_offset, NULL);
     pcre2_match_data *match = pattern ? pcre2_match_data_create_from_pattern(pattern, NULL) : NULL;
 
     if (!match) {

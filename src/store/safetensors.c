@@ -33,8 +33,8 @@ char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_TEXT_BY
 
     text[length++] = '[';
     for (int i = 0; i < n_dims; i++)
-        length += (size_t)snprintf(text + length, BL_SHAPE_TEXT_BYTES - length, "%s%" PRId64, i ? ", " : "",
-                                   shape[i]);
+        length += (size_t)snprintf(text + length, BL_SHAPE_TEXT_BYTES - length, "%s%" PRId64,
+                                   i ? ", " : "", shape[i]);
     snprintf(text + length, BL_SHAPE_TEXT_BYTES - length, "]");
     return text;
 }
@@ -50,7 +50,8 @@ static uint64_t load_u64_le(const void *bytes)
 }
 
 /* The length of the JSON header, checked against the file. */
-static bl_status read_header_length(int fd, const char *path, int64_t file_bytes, int64_t *header_bytes)
+static bl_status read_header_length(int fd, const char *path, int64_t file_bytes,
+                                    int64_t *header_bytes)
 {
     char start[SNIFF_BYTES + 1] = "";
 
@@ -64,12 +65,14 @@ static bl_status read_header_length(int fd, const char *path, int64_t file_bytes
     uint64_t length = load_u64_le(start);
     if (length > BL_SAFETENSORS_MAX_HEADER_BYTES)
         return BL_FAIL(BL_EINPUT,
-                       "%s: header length %" PRIu64 " is more than %d bytes: not a safetensors file", path,
-                       length, BL_SAFETENSORS_MAX_HEADER_BYTES);
+                       "%s: header length %" PRIu64
+                       " is more than %d bytes: not a safetensors file",
+                       path, length, BL_SAFETENSORS_MAX_HEADER_BYTES);
     if ((int64_t)length > file_bytes - LENGTH_BYTES)
         return BL_FAIL(BL_EINPUT,
-                       "%s: header of %" PRIu64 " bytes is cut short: the file has %" PRId64 " bytes", path,
-                       length, file_bytes);
+                       "%s: header of %" PRIu64 " bytes is cut short: the file has %" PRId64
+                       " bytes",
+                       path, length, file_bytes);
     *header_bytes = (int64_t)length;
     return BL_OK;
 }
@@ -82,7 +85,8 @@ static bl_status load_header(bl_safetensors *file, int64_t header_bytes)
     if (!(text = malloc((size_t)header_bytes + 1)))
         return BL_FAIL(BL_ENOMEM, "%s: a header of %" PRId64 " bytes", file->path, header_bytes);
     BL_TRY_GOTO(st, done, bl_text_format(&where, "%s: header", file->path));
-    BL_TRY_GOTO(st, done, bl_file_read_full(file->fd, file->path, text, (size_t)header_bytes, LENGTH_BYTES));
+    BL_TRY_GOTO(st, done,
+                bl_file_read_full(file->fd, file->path, text, (size_t)header_bytes, LENGTH_BYTES));
     BL_TRY_GOTO(st, done, bl_json_parse(where, 1, text, (size_t)header_bytes, &file->header));
     BL_TRY_GOTO(st, done, bl_json_check_object(where, file->header));
 done:
@@ -105,7 +109,8 @@ static bl_status check_metadata(const bl_safetensors *file)
     return BL_OK;
 }
 
-static bl_status fail_tensor(const bl_safetensors *file, const bl_tensor *tensor, const char *reason)
+static bl_status fail_tensor(const bl_safetensors *file, const bl_tensor *tensor,
+                             const char *reason)
 {
     return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s", file->path, tensor->name, reason);
 }
@@ -198,24 +203,26 @@ static bl_status check_tiling(bl_safetensors *file, int64_t data_start, int64_t 
         bl_tensor *tensor = &file->tensors[i];
         if (tensor->offset_bytes != expected)
             return BL_FAIL(BL_EINPUT,
-                           "%s: tensor %s: begins at data byte %" PRId64 ", the one before ends at %" PRId64
-                           " (%s)",
+                           "%s: tensor %s: begins at data byte %" PRId64
+                           ", the one before ends at %" PRId64 " (%s)",
                            file->path, tensor->name, tensor->offset_bytes, expected,
                            tensor->offset_bytes < expected ? "overlap" : "hole");
         if (!shape_bytes(tensor->dtype, tensor->n_dims, tensor->shape, &n_bytes))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: shape %s overflows", file->path, tensor->name,
                            bl_shape_text(tensor->n_dims, tensor->shape, shape));
         if (n_bytes != tensor->n_bytes)
-            return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s %s is %" PRId64 " bytes, data_offsets say %" PRId64,
-                           file->path, tensor->name, bl_dtype_name(tensor->dtype),
-                           bl_shape_text(tensor->n_dims, tensor->shape, shape), n_bytes, tensor->n_bytes);
+            return BL_FAIL(
+                BL_EINPUT, "%s: tensor %s: %s %s is %" PRId64 " bytes, data_offsets say %" PRId64,
+                file->path, tensor->name, bl_dtype_name(tensor->dtype),
+                bl_shape_text(tensor->n_dims, tensor->shape, shape), n_bytes, tensor->n_bytes);
         expected += n_bytes;
     }
     if (expected != file_bytes - data_start)
-        return BL_FAIL(BL_EINPUT,
-                       "%s: the tensors take %" PRId64 " bytes, the file has %" PRId64 " for them (%s)",
-                       file->path, expected, file_bytes - data_start,
-                       expected > file_bytes - data_start ? "truncated" : "bytes after the last tensor");
+        return BL_FAIL(
+            BL_EINPUT,
+            "%s: the tensors take %" PRId64 " bytes, the file has %" PRId64 " for them (%s)",
+            file->path, expected, file_bytes - data_start,
+            expected > file_bytes - data_start ? "truncated" : "bytes after the last tensor");
     for (size_t i = 0; i < file->n_tensors; i++) file->tensors[i].offset_bytes += data_start;
     return BL_OK;
 }
@@ -229,7 +236,8 @@ static bl_status index_tensors(bl_safetensors *file, int64_t data_start, int64_t
     BL_TRY(check_metadata(file));
     file->tensors = calloc(n_entries + 1, sizeof *file->tensors);
     file->by_name = calloc(n_entries + 1, sizeof *file->by_name);
-    if (!file->tensors || !file->by_name) return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", file->path, n_entries);
+    if (!file->tensors || !file->by_name)
+        return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", file->path, n_entries);
     json_object_foreach(file->header, name, entry) if (strcmp(name, METADATA_KEY) != 0)
         BL_TRY(parse_tensor(file, name, entry, &file->tensors[file->n_tensors++]));
     qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_offsets);
@@ -303,8 +311,8 @@ bl_status bl_tensor_read(const bl_tensor *tensor, int64_t offset_bytes, size_t n
 {
     if (offset_bytes < 0 || offset_bytes > tensor->n_bytes ||
         n_bytes > (uint64_t)(tensor->n_bytes - offset_bytes))
-        return BL_FAIL(BL_EINTERNAL, "tensor %s: %zu bytes at %" PRId64 " of %" PRId64, tensor->name, n_bytes,
-                       offset_bytes, tensor->n_bytes);
+        return BL_FAIL(BL_EINTERNAL, "tensor %s: %zu bytes at %" PRId64 " of %" PRId64,
+                       tensor->name, n_bytes, offset_bytes, tensor->n_bytes);
     bl_status st = bl_file_read_full(tensor->file->fd, tensor->file->path, dst, n_bytes,
                                      tensor->offset_bytes + offset_bytes);
     return st == BL_OK ? st : bl_error_prefix(st, "tensor %s", tensor->name);
@@ -320,8 +328,8 @@ bl_status bl_tensor_read_f32(const bl_tensor *tensor, float *dst)
         size_t n_elements = n_bytes / element_bytes;
         BL_TRY(bl_tensor_read(tensor, at, n_bytes, piece));
         if (!bl_dtype_to_f32(tensor->dtype, piece, dst, n_elements))
-            return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s cannot be read as float", tensor->file->path,
-                           tensor->name, bl_dtype_name(tensor->dtype));
+            return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s cannot be read as float",
+                           tensor->file->path, tensor->name, bl_dtype_name(tensor->dtype));
         dst += n_elements;
         at += (int64_t)n_bytes;
     }
@@ -364,9 +372,10 @@ static bl_status declare_tensor(const char *path, json_t *header, const bl_tenso
     if (!strcmp(spec->name, METADATA_KEY) || json_object_get(header, spec->name))
         return BL_FAIL(BL_EINTERNAL, "%s: tensor %s: declared twice", path, spec->name);
     json_t *shape = json_array();
-    for (int i = 0; i < spec->n_dims; i++) json_array_append_new(shape, json_integer(spec->shape[i]));
-    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", bl_dtype_name(spec->dtype), "shape", shape,
-                              "data_offsets", (json_int_t)begin, (json_int_t)*data_bytes);
+    for (int i = 0; i < spec->n_dims; i++)
+        json_array_append_new(shape, json_integer(spec->shape[i]));
+    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", bl_dtype_name(spec->dtype), "shape",
+                              shape, "data_offsets", (json_int_t)begin, (json_int_t)*data_bytes);
     bool is_set = json_object_set_new(header, spec->name, entry) == 0;
     if (bl_json_ran_out()) return BL_FAIL(BL_ENOMEM, "%s: its header", path);
     if (!is_set) return BL_FAIL(BL_EINTERNAL, "%s: tensor %s: no valid name", path, spec->name);
@@ -405,14 +414,16 @@ static bl_status write_header(bl_writer *writer, const char *text)
     size_t n_spaces = (LENGTH_BYTES - text_bytes % LENGTH_BYTES) % LENGTH_BYTES;
     unsigned char length[LENGTH_BYTES];
 
-    for (int i = 0; i < LENGTH_BYTES; i++) length[i] = (unsigned char)((text_bytes + n_spaces) >> (8 * i));
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        length[i] = (unsigned char)((text_bytes + n_spaces) >> (8 * i));
     BL_TRY(bl_writer_append(writer, length, sizeof length));
     BL_TRY(bl_writer_append(writer, text, text_bytes));
     return bl_writer_append(writer, spaces, n_spaces);
 }
 
 bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, size_t n_specs,
-                                const char *const *metadata, size_t n_metadata, bl_safetensors_writer **out)
+                                const char *const *metadata, size_t n_metadata,
+                                bl_safetensors_writer **out)
 {
     bl_status st = BL_OK;
     int64_t data_bytes;
@@ -429,14 +440,16 @@ bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, s
     for (size_t i = 0; i < n_specs; i++) ordered[i] = (ordered_spec){&specs[i], i};
     qsort(ordered, n_specs, sizeof *ordered, compare_specs);
     for (size_t i = 0; i < n_specs; i++) writer->order[i] = ordered[i].index;
-    BL_TRY_GOTO(st, done, build_header(path, ordered, n_specs, metadata, n_metadata, &text, &data_bytes));
+    BL_TRY_GOTO(st, done,
+                build_header(path, ordered, n_specs, metadata, n_metadata, &text, &data_bytes));
     BL_TRY_GOTO(st, done, bl_writer_open(path, &writer->writer));
     BL_TRY_GOTO(st, done, write_header(writer->writer, text));
     writer->total_bytes = bl_writer_bytes(writer->writer) + data_bytes;
     int64_t at = bl_writer_bytes(writer->writer), n_bytes;
     for (size_t i = 0; i < n_specs; i++) { /* none overflows: build_header has seen them all */
         writer->offsets[ordered[i].index] = at;
-        if (shape_bytes(ordered[i].spec->dtype, ordered[i].spec->n_dims, ordered[i].spec->shape, &n_bytes))
+        if (shape_bytes(ordered[i].spec->dtype, ordered[i].spec->n_dims, ordered[i].spec->shape,
+                        &n_bytes))
             at += n_bytes;
     }
     *out = writer;
@@ -453,13 +466,14 @@ const size_t *bl_safetensors_writer_order(const bl_safetensors_writer *writer)
     return writer->order;
 }
 
-bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, const void *bytes, size_t n_bytes)
+bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, const void *bytes,
+                                       size_t n_bytes)
 {
     return bl_writer_append(writer->writer, bytes, n_bytes);
 }
 
-bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index, int64_t offset_bytes,
-                                    const void *bytes, size_t n_bytes)
+bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
+                                    int64_t offset_bytes, const void *bytes, size_t n_bytes)
 {
     return bl_writer_put(writer->writer, writer->offsets[index] + offset_bytes, bytes, n_bytes);
 }
@@ -473,8 +487,9 @@ bl_status bl_safetensors_writer_commit(bl_safetensors_writer *writer)
         st = bl_writer_commit(writer->writer);
         writer->writer = NULL;
     } else {
-        st = BL_FAIL(BL_EINTERNAL, "safetensors writer: %" PRId64 " bytes, %" PRId64 " were declared",
-                     n_bytes, writer->total_bytes);
+        st = BL_FAIL(BL_EINTERNAL,
+                     "safetensors writer: %" PRId64 " bytes, %" PRId64 " were declared", n_bytes,
+                     writer->total_bytes);
     }
     bl_safetensors_writer_abort(writer);
     return st;

@@ -39,7 +39,8 @@ const char *bl_safetensors_path(const bl_safetensors *file);
 size_t bl_safetensors_count(const bl_safetensors *file);
 const bl_tensor *bl_safetensors_at(const bl_safetensors *file,
                                    size_t index); /* index < count, in the order of the data */
-const bl_tensor *bl_safetensors_find(const bl_safetensors *file, const char *name); /* NULL: no such tensor */
+const bl_tensor *bl_safetensors_find(const bl_safetensors *file,
+                                     const char *name); /* NULL: no such tensor */
 /* The value of a key of __metadata__; NULL: none. */
 const char *bl_safetensors_metadata(const bl_safetensors *file, const char *key);
 
@@ -70,15 +71,17 @@ typedef struct bl_safetensors_writer bl_safetensors_writer;
 /* Declares all tensors and writes the header. `metadata` is n_metadata key/value pairs: {"format", "pt",
  * ...}. Everything is copied. BL_EINTERNAL for a spec that is no tensor (duplicate name, overflow). */
 bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, size_t n_specs,
-                                const char *const *metadata, size_t n_metadata, bl_safetensors_writer **out);
+                                const char *const *metadata, size_t n_metadata,
+                                bl_safetensors_writer **out);
 /* order[i] is the index into `specs` of the i-th tensor of the file; n_specs entries, the writer's. */
 const size_t *bl_safetensors_writer_order(const bl_safetensors_writer *writer);
 /* Appends data: all tensors' bytes in that order, in pieces of any size. */
-bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, const void *bytes, size_t n_bytes);
+bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, const void *bytes,
+                                       size_t n_bytes);
 /* Or, instead of appending: bytes from offset_bytes on of tensor specs[index], in any order, each byte once.
  */
-bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index, int64_t offset_bytes,
-                                    const void *bytes, size_t n_bytes);
+bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
+                                    int64_t offset_bytes, const void *bytes, size_t n_bytes);
 /* Makes the file durable. BL_EINTERNAL when not exactly the declared bytes were written. Frees the writer in
  * any case. */
 bl_status bl_safetensors_writer_commit(bl_safetensors_writer *writer);

@@ -51,7 +51,8 @@ static size_t longest_match(const bl_trie *trie, const char *text, size_t n_byte
     size_t length = 0;
     int32_t node = 0;
 
-    for (size_t i = 0; i < n_bytes && (node = find_child(trie, node, (unsigned char)text[i])) != 0; i++) {
+    for (size_t i = 0; i < n_bytes && (node = find_child(trie, node, (unsigned char)text[i])) != 0;
+         i++) {
         if (trie->node[node].token < 0) continue;
         *token = trie->node[node].token;
         length = i + 1;
@@ -70,11 +71,13 @@ static bool stands_alone(const char *text, size_t n_bytes, size_t start, size_t 
 {
     size_t length;
     if (start > 0 && bl_unicode_is_word(char_before(text, start, &length))) return false;
-    return end == n_bytes || !bl_unicode_is_word(bl_utf8_decode(text + end, n_bytes - end, &length));
+    return end == n_bytes ||
+           !bl_unicode_is_word(bl_utf8_decode(text + end, n_bytes - end, &length));
 }
 
-bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special, const char *text,
-                  size_t n_bytes, size_t *cursor, size_t floor, bl_added_match *out)
+bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
+                  const char *text, size_t n_bytes, size_t *cursor, size_t floor,
+                  bl_added_match *out)
 {
     if (!trie->n) return false;
     for (size_t start = *cursor; start < n_bytes; start++) {
@@ -92,10 +95,12 @@ bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_
         }
         *cursor = end;
         if (token->lstrip) {
-            while (start > floor && bl_unicode_is_space(char_before(text, start, &length))) start -= length;
+            while (start > floor && bl_unicode_is_space(char_before(text, start, &length)))
+                start -= length;
         }
         if (token->rstrip)
-            while (end < n_bytes && bl_unicode_is_space(bl_utf8_decode(text + end, n_bytes - end, &length)))
+            while (end < n_bytes &&
+                   bl_unicode_is_space(bl_utf8_decode(text + end, n_bytes - end, &length)))
                 end += length;
         *out = (bl_added_match){.start = start, .end = end, .token = token};
         return true;
@@ -109,12 +114,13 @@ void bl_trie_free(bl_trie *trie)
     *trie = (bl_trie){0};
 }
 
-bool bl_tokenizer_next_special(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, size_t *cursor,
-                               size_t floor, bl_special_match *out)
+bool bl_tokenizer_next_special(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                               size_t *cursor, size_t floor, bl_special_match *out)
 {
     bl_added_match match;
 
-    while (bl_trie_next(&tokenizer->raw_trie, tokenizer->added, true, text, n_bytes, cursor, floor, &match)) {
+    while (bl_trie_next(&tokenizer->raw_trie, tokenizer->added, true, text, n_bytes, cursor, floor,
+                        &match)) {
         if (!match.token->special) continue;
         *out = (bl_special_match){match.start, match.end, match.token->id};
         *cursor = match.end;

@@ -46,7 +46,8 @@ static void heap_push(bl_bpe_scratch *scratch, bl_candidate candidate)
     bl_candidate *heap = scratch->heap;
     size_t i = scratch->n_heap++;
 
-    for (; i > 0 && before(&candidate, &heap[(i - 1) / 2]); i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    for (; i > 0 && before(&candidate, &heap[(i - 1) / 2]); i = (i - 1) / 2)
+        heap[i] = heap[(i - 1) / 2];
     heap[i] = candidate;
 }
 
@@ -78,14 +79,16 @@ static bool add_byte_tokens(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t *
 {
     for (size_t i = 0; i < length; i++)
         if (bpe->byte_token[(unsigned char)text[i]] < 0) return false;
-    for (size_t i = 0; i < length; i++) add_symbol(scratch, n, bpe->byte_token[(unsigned char)text[i]]);
+    for (size_t i = 0; i < length; i++)
+        add_symbol(scratch, n, bpe->byte_token[(unsigned char)text[i]]);
     return true;
 }
 
 /* The first symbols of a piece; never more than its bytes. A character outside the vocabulary becomes its
  * byte tokens, else unk, else nothing. A held-back unk comes out before the next known character, and so
  * after byte tokens: HF's order. */
-static size_t split_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text, size_t n_bytes)
+static size_t split_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
+                            size_t n_bytes)
 {
     size_t n = 0, length;
     bool unk_pending = false;
@@ -116,8 +119,10 @@ static size_t split_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, const ch
 
 static void push_pair(const bl_bpe *bpe, bl_bpe_scratch *scratch, int32_t left, int32_t right)
 {
-    const bl_merge *merge = bl_merges_find(&bpe->merges, scratch->symbol[left].id, scratch->symbol[right].id);
-    if (merge) heap_push(scratch, (bl_candidate){.rank = merge->rank, .position = left, .id = merge->id});
+    const bl_merge *merge =
+        bl_merges_find(&bpe->merges, scratch->symbol[left].id, scratch->symbol[right].id);
+    if (merge)
+        heap_push(scratch, (bl_candidate){.rank = merge->rank, .position = left, .id = merge->id});
 }
 
 static void merge_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t n)
@@ -152,7 +157,8 @@ static bl_cached_piece *cache_slot(bl_bpe_scratch *scratch, const char *text, si
     return &scratch->cache[XXH3_64bits(text, n_bytes) & (BL_CACHE_SLOTS - 1)];
 }
 
-static void cache_store(bl_cached_piece *slot, const char *text, size_t n_bytes, const int32_t *id, size_t n)
+static void cache_store(bl_cached_piece *slot, const char *text, size_t n_bytes, const int32_t *id,
+                        size_t n)
 {
     if (!slot || n > BL_CACHE_IDS) return;
     slot->n_key_bytes = (unsigned char)n_bytes;
@@ -161,8 +167,8 @@ static void cache_store(bl_cached_piece *slot, const char *text, size_t n_bytes,
     memcpy(slot->id, id, n * sizeof *id);
 }
 
-bl_status bl_bpe_encode_piece(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text, size_t n_bytes,
-                              bl_ids *out)
+bl_status bl_bpe_encode_piece(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
+                              size_t n_bytes, bl_ids *out)
 {
     if (n_bytes == 0) return BL_OK;
     bl_cached_piece *cached = cache_slot(scratch, text, n_bytes);

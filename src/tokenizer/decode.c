@@ -19,8 +19,9 @@ static bl_status end_string(string_list *list)
 {
     if (list->n == list->capacity) {
         size_t capacity = 2 * list->capacity + 64, n_bytes;
-        size_t *grown =
-            bl_mul_overflows(capacity, sizeof *grown, &n_bytes) ? NULL : realloc(list->end, n_bytes);
+        size_t *grown = bl_mul_overflows(capacity, sizeof *grown, &n_bytes)
+                            ? NULL
+                            : realloc(list->end, n_bytes);
         if (!grown) return BL_FAIL(BL_ENOMEM, "decoding %zu tokens", capacity);
         list->end = grown;
         list->capacity = capacity;
@@ -79,13 +80,15 @@ done:
     return st;
 }
 
-static bl_status decode_replace(const bl_decoder_step *step, const string_list *in, string_list *out)
+static bl_status decode_replace(const bl_decoder_step *step, const string_list *in,
+                                string_list *out)
 {
     size_t n_pattern = strlen(step->pattern), n_content = strlen(step->content);
 
     for (size_t i = 0, start = 0; i < in->n; start = in->end[i++]) {
         const char *text = in->bytes.data + start, *end = in->bytes.data + in->end[i], *found;
-        while ((found = bl_text_find(text, (size_t)(end - text), step->pattern, n_pattern)) != NULL) {
+        while ((found = bl_text_find(text, (size_t)(end - text), step->pattern, n_pattern)) !=
+               NULL) {
             BL_TRY(bl_bytes_append(&out->bytes, text, (size_t)(found - text)));
             BL_TRY(bl_bytes_append(&out->bytes, step->content, n_content));
             text = found + n_pattern;
@@ -158,7 +161,8 @@ static bl_status decode_strip(const bl_decoder_step *step, const string_list *in
         const char *text = in->bytes.data + start;
         size_t n_bytes = in->end[i] - start;
         for (int64_t k = 0;
-             k < step->n_start && n_bytes >= n_content && !memcmp(text, step->content, n_content); k++) {
+             k < step->n_start && n_bytes >= n_content && !memcmp(text, step->content, n_content);
+             k++) {
             text += n_content;
             n_bytes -= n_content;
         }
@@ -173,13 +177,15 @@ static bl_status decode_strip(const bl_decoder_step *step, const string_list *in
 
 /* Each replacement is a space again, but for the first token's, which stand for the one that was put before
  * the text: all of them, as HF has it. */
-static bl_status decode_metaspace(const bl_decoder_step *step, const string_list *in, string_list *out)
+static bl_status decode_metaspace(const bl_decoder_step *step, const string_list *in,
+                                  string_list *out)
 {
     size_t n_content = strlen(step->content);
 
     for (size_t i = 0, start = 0; i < in->n; start = in->end[i++]) {
         const char *text = in->bytes.data + start, *end = in->bytes.data + in->end[i], *found;
-        while ((found = bl_text_find(text, (size_t)(end - text), step->content, n_content)) != NULL) {
+        while ((found = bl_text_find(text, (size_t)(end - text), step->content, n_content)) !=
+               NULL) {
             BL_TRY(bl_bytes_append(&out->bytes, text, (size_t)(found - text)));
             BL_TRY(bl_bytes_append(&out->bytes, " ", i > 0 || !step->drops_first));
             text = found + n_content;
@@ -208,8 +214,8 @@ static bl_status apply_step(const bl_decoder_step *step, const string_list *in, 
     return BL_FAIL(BL_EINTERNAL, "decoder step %d", (int)step->kind);
 }
 
-bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n, bool skip_special,
-                              char **out, size_t *n_bytes)
+bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n,
+                              bool skip_special, char **out, size_t *n_bytes)
 {
     string_list list[2] = {0};
     size_t now = 0;

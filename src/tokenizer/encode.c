@@ -6,7 +6,9 @@
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 
-enum { MAX_TEXT_BYTES = 1 << 28 }; /* normalized at most 3 bytes a byte: positions stay within int32_t */
+enum {
+    MAX_TEXT_BYTES = 1 << 28
+}; /* normalized at most 3 bytes a byte: positions stay within int32_t */
 
 /* ---- ids ---- */
 
@@ -55,7 +57,8 @@ static void free_context(bl_encode_context *context)
     free(context->bpe.symbol);
     free(context->bpe.heap);
     free(context->bpe.cache);
-    for (size_t i = 0; i < BL_COUNT(context->normalized); i++) bl_bytes_free(&context->normalized[i]);
+    for (size_t i = 0; i < BL_COUNT(context->normalized); i++)
+        bl_bytes_free(&context->normalized[i]);
     for (size_t i = 0; i < BL_MAX_STEPS; i++) {
         bl_bytes_free(&context->prefixed[i]);
         pcre2_match_data_free(context->match[i]);
@@ -93,43 +96,47 @@ static void return_context(bl_context_pool *pool, bl_encode_context *context)
 /* ---- encode ---- */
 
 /* A stretch of text between added tokens, as one of the two stages sees it. */
-typedef bl_status segment_fn(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
-                             size_t n_bytes, unsigned flags, bl_ids *out);
+typedef bl_status segment_fn(const bl_tokenizer *tokenizer, bl_encode_context *context,
+                             const char *text, size_t n_bytes, unsigned flags, bl_ids *out);
 
-static bl_status encode_plain(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
-                              size_t n_bytes, unsigned flags, bl_ids *out)
+static bl_status encode_plain(const bl_tokenizer *tokenizer, bl_encode_context *context,
+                              const char *text, size_t n_bytes, unsigned flags, bl_ids *out)
 {
     return bl_pretokenize(tokenizer, context, 0, flags, text, n_bytes, out);
 }
 
 /* Calls `gap` for each stretch without a token of `trie`, and emits the tokens between. */
-static bl_status extract_added(const bl_tokenizer *tokenizer, bl_encode_context *context, const bl_trie *trie,
-                               segment_fn *gap, const char *text, size_t n_bytes, unsigned flags, bl_ids *out)
+static bl_status extract_added(const bl_tokenizer *tokenizer, bl_encode_context *context,
+                               const bl_trie *trie, segment_fn *gap, const char *text,
+                               size_t n_bytes, unsigned flags, bl_ids *out)
 {
     size_t cursor = 0, done = 0;
     bl_added_match match;
 
-    while (bl_trie_next(trie, tokenizer->added, flags & BL_PARSE_SPECIAL, text, n_bytes, &cursor, done,
-                        &match)) {
-        if (match.start > done) BL_TRY(gap(tokenizer, context, text + done, match.start - done, flags, out));
+    while (bl_trie_next(trie, tokenizer->added, flags & BL_PARSE_SPECIAL, text, n_bytes, &cursor,
+                        done, &match)) {
+        if (match.start > done)
+            BL_TRY(gap(tokenizer, context, text + done, match.start - done, flags, out));
         BL_TRY(bl_ids_push(out, match.token->id));
         done = match.end;
-        flags =
-            (flags & ~(unsigned)BL_CONTINUATION) | BL_AFTER_TOKEN; /* what follows a token starts afresh */
+        flags = (flags & ~(unsigned)BL_CONTINUATION) |
+                BL_AFTER_TOKEN; /* what follows a token starts afresh */
     }
-    return done < n_bytes ? gap(tokenizer, context, text + done, n_bytes - done, flags, out) : BL_OK;
+    return done < n_bytes ? gap(tokenizer, context, text + done, n_bytes - done, flags, out)
+                          : BL_OK;
 }
 
 static bl_status encode_normalized(const bl_tokenizer *tokenizer, bl_encode_context *context,
                                    const char *text, size_t n_bytes, unsigned flags, bl_ids *out)
 {
-    BL_TRY(bl_normalize(&tokenizer->steps, flags & BL_CONTINUATION, context->normalized, &text, &n_bytes));
-    return extract_added(tokenizer, context, &tokenizer->normalized_trie, encode_plain, text, n_bytes, flags,
-                         out);
+    BL_TRY(bl_normalize(&tokenizer->steps, flags & BL_CONTINUATION, context->normalized, &text,
+                        &n_bytes));
+    return extract_added(tokenizer, context, &tokenizer->normalized_trie, encode_plain, text,
+                         n_bytes, flags, out);
 }
 
-bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
-                              bl_ids *out)
+bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                              unsigned flags, bl_ids *out)
 {
     bl_encode_context *context = NULL;
     size_t old_n = out->n;
@@ -143,8 +150,8 @@ bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, s
     if (st != BL_OK) return st;
     if (flags & BL_ADD_SPECIAL) BL_TRY_GOTO(st, done, push_all(out, &tokenizer->prefix));
     BL_TRY_GOTO(st, done,
-                extract_added(tokenizer, context, &tokenizer->raw_trie, encode_normalized, text, n_bytes,
-                              flags, out));
+                extract_added(tokenizer, context, &tokenizer->raw_trie, encode_normalized, text,
+                              n_bytes, flags, out));
     if (flags & BL_ADD_SPECIAL) BL_TRY_GOTO(st, done, push_all(out, &tokenizer->suffix));
 done:
     if (st != BL_OK) out->n = old_n;

@@ -35,7 +35,7 @@ typedef struct bl_strings {
 bl_status bl_strings_set(bl_strings *strings, int32_t id, const char *text,
                          size_t n_bytes); /* id and text are new */
 int32_t bl_strings_find(const bl_strings *strings, const char *text, size_t n_bytes); /* -1: none */
-const char *bl_strings_get(const bl_strings *strings, int32_t id, size_t *n_bytes);   /* NULL: none */
+const char *bl_strings_get(const bl_strings *strings, int32_t id, size_t *n_bytes); /* NULL: none */
 void bl_strings_free(bl_strings *strings);
 
 typedef struct bl_merge {
@@ -52,18 +52,20 @@ typedef struct bl_merges {
 bl_status bl_merges_create(bl_merges *merges, size_t n);
 void bl_merges_set(bl_merges *merges, int32_t left, int32_t right, uint32_t rank,
                    int32_t id); /* the last one wins, as in HF */
-const bl_merge *bl_merges_find(const bl_merges *merges, int32_t left, int32_t right); /* NULL: none */
+const bl_merge *bl_merges_find(const bl_merges *merges, int32_t left,
+                               int32_t right); /* NULL: none */
 void bl_merges_free(bl_merges *merges);
 
 /* ---- bpe.c: one piece of text to ids ---- */
 
 typedef struct bl_bpe {
-    bl_strings text;  /* the vocabulary as written, added tokens included */
-    bl_strings piece; /* the model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw
+    bl_strings text; /* the vocabulary as written, added tokens included */
+    bl_strings
+        piece; /* the model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw
                          bytes */
     bl_merges merges;
-    int32_t
-        byte_symbol[256]; /* byte_level: the id of each single byte; else of each ASCII character; -1: none */
+    int32_t byte_symbol
+        [256]; /* byte_level: the id of each single byte; else of each ASCII character; -1: none */
     int32_t byte_token[256]; /* <0xXX>; -1: none */
     bool *is_special;        /* by id, text.n_ids of them */
     int32_t unk;             /* -1: none */
@@ -96,8 +98,8 @@ typedef struct bl_bpe_scratch {
     bl_cached_piece *cache; /* BL_CACHE_SLOTS of them */
 } bl_bpe_scratch;
 
-bl_status bl_bpe_encode_piece(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text, size_t n_bytes,
-                              bl_ids *out);
+bl_status bl_bpe_encode_piece(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
+                              size_t n_bytes, bl_ids *out);
 void bl_bpe_free(bl_bpe *bpe);
 
 /* ---- added.c: tokens that are found in the text before BPE ---- */
@@ -128,13 +130,18 @@ bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
                       int32_t token); /* the first of equal texts stays */
 /* The next token at or after *cursor that the rules let through; whitespace before `floor`, the end of the
  * last, is not its. False: no more. */
-bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special, const char *text,
-                  size_t n_bytes, size_t *cursor, size_t floor, bl_added_match *out);
+bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
+                  const char *text, size_t n_bytes, size_t *cursor, size_t floor,
+                  bl_added_match *out);
 void bl_trie_free(bl_trie *trie);
 
 /* ---- pretokenize.c: normalizer steps and pre-tokenizer steps ---- */
 
-typedef enum bl_normalizer_kind { BL_NORM_PREPEND, BL_NORM_REPLACE, BL_NORM_UNICODE } bl_normalizer_kind;
+typedef enum bl_normalizer_kind {
+    BL_NORM_PREPEND,
+    BL_NORM_REPLACE,
+    BL_NORM_UNICODE
+} bl_normalizer_kind;
 
 typedef struct bl_normalizer_step {
     bl_normalizer_kind kind;
@@ -143,12 +150,17 @@ typedef struct bl_normalizer_step {
 } bl_normalizer_step;
 
 /* Before which pieces Metaspace puts its replacement: all, the one at the beginning of the text, none. */
-typedef enum bl_prepend_scheme { BL_PREPEND_ALWAYS, BL_PREPEND_FIRST, BL_PREPEND_NEVER } bl_prepend_scheme;
+typedef enum bl_prepend_scheme {
+    BL_PREPEND_ALWAYS,
+    BL_PREPEND_FIRST,
+    BL_PREPEND_NEVER
+} bl_prepend_scheme;
 
 typedef struct bl_split {
     bool add_prefix_space; /* " " before a piece that does not start with one, before the split */
     pcre2_code *regex;     /* NULL: no split */
-    char *metaspace; /* what stands for a space, one character, malloc'd; NULL: this step is no Metaspace */
+    char *
+        metaspace; /* what stands for a space, one character, malloc'd; NULL: this step is no Metaspace */
     bl_prepend_scheme scheme;
     bool at_metaspace; /* cut before each of them */
 } bl_split;
@@ -174,8 +186,8 @@ typedef struct bl_encode_context {
 /* Translates a tokenizer.json regex (Oniguruma syntax) to PCRE2 and compiles it. BL_EINPUT: syntax the two
  * read differently. */
 bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
-bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2], const char **text,
-                       size_t *n_bytes);
+bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
+                       const char **text, size_t *n_bytes);
 /* From `step` on. flags: BL_CONTINUATION | BL_AFTER_TOKEN, of this piece. */
 bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
                          unsigned flags, const char *text, size_t n_bytes, bl_ids *out);
@@ -194,7 +206,8 @@ typedef enum bl_decoder_kind {
 
 typedef struct bl_decoder_step {
     bl_decoder_kind kind;
-    char *pattern, *content; /* replace: both; strip, metaspace: content; malloc'd, NUL-terminated */
+    char *pattern,
+        *content; /* replace: both; strip, metaspace: content; malloc'd, NUL-terminated */
     int64_t n_start, n_stop; /* strip */
     bool drops_first;        /* metaspace: those of the first token stand for nothing */
 } bl_decoder_step;
@@ -228,11 +241,12 @@ struct bl_tokenizer {
 bl_status bl_tokenizer_load_model(const json_t *model, bl_bpe *bpe); /* byte_level is set before */
 bl_status bl_tokenizer_load_added(const json_t *list,
                                   bl_tokenizer *tokenizer); /* after model and normalizer */
-void bl_tokenizer_find_cut(bl_tokenizer *tokenizer);        /* after all else; sets tokenizer->cut */
+void bl_tokenizer_find_cut(bl_tokenizer *tokenizer); /* after all else; sets tokenizer->cut */
 bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokenizer);
 
 /* Refuses a key of `object` that is not in the NULL-terminated list: what is not understood must not be
  * ignored. */
-bl_status bl_tokenizer_check_keys(const json_t *object, const char *where, const char *const *known);
+bl_status bl_tokenizer_check_keys(const json_t *object, const char *where,
+                                  const char *const *known);
 
 #endif

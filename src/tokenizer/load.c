@@ -89,7 +89,8 @@ static bl_status load_character(const json_t *step, const char *where, const cha
 
     BL_TRY(bl_json_get_string(where, step, key, BL_JSON_REQUIRED, &text));
     if (*text) bl_utf8_decode(text, strlen(text), &length);
-    if (!*text || text[length]) return BL_FAIL(BL_EINPUT, "%s: %s must be one character", where, key);
+    if (!*text || text[length])
+        return BL_FAIL(BL_EINPUT, "%s: %s must be one character", where, key);
     return duplicate(text, out);
 }
 
@@ -98,8 +99,8 @@ static bl_status load_character(const json_t *step, const char *where, const cha
 static bl_status load_metaspace(const json_t *step, const char *where, char **replacement,
                                 bl_prepend_scheme *scheme, bool *split)
 {
-    static const char *const known[] = {"type",           "replacement", "str_rep", "add_prefix_space",
-                                        "prepend_scheme", "split",       NULL};
+    static const char *const known[] = {
+        "type", "replacement", "str_rep", "add_prefix_space", "prepend_scheme", "split", NULL};
     static const char *const schemes[] = {"always", "first", "never"}; /* as in bl_prepend_scheme */
     const char *name = schemes[BL_PREPEND_ALWAYS];
     bool prefix = true;
@@ -116,7 +117,8 @@ static bl_status load_metaspace(const json_t *step, const char *where, char **re
         return BL_FAIL(BL_EINPUT, "%s: prepend_scheme %.80s is not supported", where, name);
     *scheme = (bl_prepend_scheme)i;
     if (!prefix && *scheme != BL_PREPEND_NEVER)
-        return BL_FAIL(BL_EINPUT, "%s: add_prefix_space false beside prepend_scheme %s", where, name);
+        return BL_FAIL(BL_EINPUT, "%s: add_prefix_space false beside prepend_scheme %s", where,
+                       name);
     return BL_OK;
 }
 
@@ -160,7 +162,8 @@ static bl_status load_normalizer(const json_t *json, const char *type, bl_tokeni
 
 /* ---- pre-tokenizer ---- */
 
-#define GPT2_REGEX "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define GPT2_REGEX                                                                                 \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
 static bl_status load_split(const json_t *json, bl_split *split)
 {
@@ -185,12 +188,14 @@ static bl_status load_split(const json_t *json, bl_split *split)
 
 static bl_status load_pre_tokenizer(const json_t *json, const char *type, bl_tokenizer *tokenizer)
 {
-    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex", NULL};
+    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
+                                        NULL};
     static const char where[] = "pre_tokenizer ByteLevel";
     bl_steps *steps = &tokenizer->steps;
     bool use_regex = true;
 
-    if (tokenizer->bpe.byte_level) return BL_FAIL(BL_EINPUT, "pre_tokenizer: %.80s after ByteLevel", type);
+    if (tokenizer->bpe.byte_level)
+        return BL_FAIL(BL_EINPUT, "pre_tokenizer: %.80s after ByteLevel", type);
     if (steps->n_splits == BL_MAX_STEPS)
         return BL_FAIL(BL_EINPUT, "pre_tokenizer: more than %d steps", BL_MAX_STEPS);
     bl_split *split = &steps->split[steps->n_splits++];
@@ -200,8 +205,10 @@ static bl_status load_pre_tokenizer(const json_t *json, const char *type, bl_tok
                               &split->at_metaspace);
     if (strcmp(type, "ByteLevel"))
         return BL_FAIL(BL_EINPUT, "pre_tokenizer: type %.80s is not supported", type);
-    BL_TRY(bl_tokenizer_check_keys(json, where, known)); /* trim_offsets: offsets are not computed here */
-    BL_TRY(bl_json_get_bool(where, json, "add_prefix_space", BL_JSON_REQUIRED, &split->add_prefix_space));
+    BL_TRY(bl_tokenizer_check_keys(json, where,
+                                   known)); /* trim_offsets: offsets are not computed here */
+    BL_TRY(bl_json_get_bool(where, json, "add_prefix_space", BL_JSON_REQUIRED,
+                            &split->add_prefix_space));
     BL_TRY(bl_json_get_bool(where, json, "use_regex", BL_JSON_OPTIONAL, &use_regex));
     tokenizer->bpe.byte_level = true;
     return use_regex ? bl_regex_compile(GPT2_REGEX, &split->regex) : BL_OK;
@@ -210,22 +217,23 @@ static bl_status load_pre_tokenizer(const json_t *json, const char *type, bl_tok
 /* ---- post-processor ---- */
 
 /* Appends the ids of special_tokens[name] of a template. */
-static bl_status push_template_ids(const json_t *specials, const char *name, bl_tokenizer *tokenizer,
-                                   bl_ids *out)
+static bl_status push_template_ids(const json_t *specials, const char *name,
+                                   bl_tokenizer *tokenizer, bl_ids *out)
 {
     static const char where[] = "post_processor TemplateProcessing";
     const json_t *entry = json_object_get(specials, name), *ids = NULL, *id;
     size_t i;
 
-    if (!json_is_object(entry)) return BL_FAIL(BL_EINPUT, "%s: special_tokens lacks %.80s", where, name);
+    if (!json_is_object(entry))
+        return BL_FAIL(BL_EINPUT, "%s: special_tokens lacks %.80s", where, name);
     BL_TRY(bl_json_get_array(where, entry, "ids", BL_JSON_REQUIRED, &ids));
     json_array_foreach((json_t *)ids, i, id)
     {
         json_int_t value = json_integer_value(id);
         if (!json_is_integer(id) || value < 0 || value >= BL_VOCAB_MAX_IDS ||
             !bl_tokenizer_id_to_token(tokenizer, (int32_t)value))
-            return BL_FAIL(BL_EINPUT, "%s: special token %.80s has an id outside the vocabulary", where,
-                           name);
+            return BL_FAIL(BL_EINPUT, "%s: special token %.80s has an id outside the vocabulary",
+                           where, name);
         BL_TRY(bl_ids_push(out, (int32_t)value));
     }
     return BL_OK;
@@ -283,8 +291,8 @@ static bl_status load_strip(const json_t *json, bl_decoder_step *step)
 
 static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer *tokenizer)
 {
-    static const char *const known_byte_level[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                                   NULL};
+    static const char *const known_byte_level[] = {"type", "add_prefix_space", "trim_offsets",
+                                                   "use_regex", NULL};
     static const char *const known_plain[] = {"type", NULL};
 
     if (tokenizer->n_decoders == BL_MAX_STEPS)
@@ -327,8 +335,8 @@ static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
     const json_t *decoder = json_object_get(root, "decoder");
 
     BL_TRY(bl_tokenizer_check_keys(root, "tokenizer", known));
-    BL_TRY(load_sequence(json_object_get(root, "normalizer"), "normalizer", "normalizers", load_normalizer,
-                         tokenizer));
+    BL_TRY(load_sequence(json_object_get(root, "normalizer"), "normalizer", "normalizers",
+                         load_normalizer, tokenizer));
     BL_TRY(load_sequence(json_object_get(root, "pre_tokenizer"), "pre_tokenizer", "pretokenizers",
                          load_pre_tokenizer, tokenizer));
     BL_TRY(bl_tokenizer_load_model(json_object_get(root, "model"), &tokenizer->bpe));

@@ -31,18 +31,21 @@ static bl_status load_vocab(const json_t *vocab, bl_bpe *bpe)
         }
         const char *taken = bl_strings_get(&bpe->text, (int32_t)id, NULL);
         if (taken) {
-            st = BL_FAIL(BL_EINPUT, "model: vocab: tokens %.80s and %.80s share id %" JSON_INTEGER_FORMAT,
+            st = BL_FAIL(BL_EINPUT,
+                         "model: vocab: tokens %.80s and %.80s share id %" JSON_INTEGER_FORMAT,
                          taken, token, id);
             goto done;
         }
         BL_TRY_GOTO(st, done, bl_strings_set(&bpe->text, (int32_t)id, token, n_bytes));
         raw.n = 0;
         if (bpe->byte_level)
-            BL_TRY_GOTO(st, done, bl_bytes_append_from_alphabet(&raw, token, n_bytes, &in_alphabet));
+            BL_TRY_GOTO(st, done,
+                        bl_bytes_append_from_alphabet(&raw, token, n_bytes, &in_alphabet));
         else
             BL_TRY_GOTO(st, done, bl_bytes_append(&raw, token, n_bytes));
         if (in_alphabet)
-            BL_TRY_GOTO(st, done, bl_strings_set(&bpe->piece, (int32_t)id, raw.data ? raw.data : "", raw.n));
+            BL_TRY_GOTO(st, done,
+                        bl_strings_set(&bpe->piece, (int32_t)id, raw.data ? raw.data : "", raw.n));
     }
 done:
     bl_bytes_free(&raw);
@@ -55,7 +58,8 @@ static void find_byte_tokens(bl_bpe *bpe)
         char name[8], self = (char)byte;
         snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
         bpe->byte_token[byte] = bl_strings_find(&bpe->piece, name, 6);
-        bpe->byte_symbol[byte] = byte < 0x80 || bpe->byte_level ? bl_strings_find(&bpe->piece, &self, 1) : -1;
+        bpe->byte_symbol[byte] =
+            byte < 0x80 || bpe->byte_level ? bl_strings_find(&bpe->piece, &self, 1) : -1;
     }
 }
 
@@ -65,7 +69,8 @@ static void find_byte_tokens(bl_bpe *bpe)
 static bool merge_halves(const json_t *entry, const char *half[2], size_t n_bytes[2])
 {
     if (json_is_string(entry)) {
-        const char *text = json_string_value(entry), *space = memchr(text, ' ', json_string_length(entry));
+        const char *text = json_string_value(entry),
+                   *space = memchr(text, ' ', json_string_length(entry));
         if (!space) return false;
         half[0] = text;
         n_bytes[0] = (size_t)(space - text);
@@ -98,8 +103,8 @@ static bl_status load_merges(const json_t *list, bl_bpe *bpe)
         size_t n_bytes[2];
         if (json_is_string(entry) && !strncmp(json_string_value(entry), "#version", 8)) continue;
         if (!merge_halves(entry, half, n_bytes)) {
-            st =
-                BL_FAIL(BL_EINPUT, "model: merges[%zu]: expected \"left right\" or [\"left\", \"right\"]", i);
+            st = BL_FAIL(BL_EINPUT,
+                         "model: merges[%zu]: expected \"left right\" or [\"left\", \"right\"]", i);
             goto done;
         }
         joined.n = 0;
@@ -109,10 +114,11 @@ static bl_status load_merges(const json_t *list, bl_bpe *bpe)
         int32_t right = bl_strings_find(&bpe->text, half[1], n_bytes[1]);
         int32_t id = bl_strings_find(&bpe->text, joined.data, joined.n);
         if (left < 0 || right < 0 || id < 0) {
-            st = BL_FAIL(BL_EINPUT,
-                         "model: merges[%zu]: %.*s and %.*s, or what they make, is not in the vocabulary", i,
-                         (int)(n_bytes[0] < 80 ? n_bytes[0] : 80), half[0],
-                         (int)(n_bytes[1] < 80 ? n_bytes[1] : 80), half[1]);
+            st = BL_FAIL(
+                BL_EINPUT,
+                "model: merges[%zu]: %.*s and %.*s, or what they make, is not in the vocabulary", i,
+                (int)(n_bytes[0] < 80 ? n_bytes[0] : 80), half[0],
+                (int)(n_bytes[1] < 80 ? n_bytes[1] : 80), half[1]);
             goto done;
         }
         bl_merges_set(&bpe->merges, left, right, rank++, id);
@@ -131,7 +137,8 @@ static bl_status check_unsupported(const json_t *model)
     for (size_t i = 0; i < 2; i++) {
         const char *text = "";
         BL_TRY(bl_json_get_string("model", model, affixes[i], BL_JSON_OPTIONAL, &text));
-        if (*text) return BL_FAIL(BL_EINPUT, "model: %s \"%.40s\" is not supported", affixes[i], text);
+        if (*text)
+            return BL_FAIL(BL_EINPUT, "model: %s \"%.40s\" is not supported", affixes[i], text);
     }
     const json_t *dropout = json_object_get(model, "dropout");
     if (dropout && !json_is_null(dropout) && json_number_value(dropout) != 0)
@@ -161,8 +168,10 @@ bl_status bl_tokenizer_load_model(const json_t *model, bl_bpe *bpe)
     BL_TRY(bl_tokenizer_check_keys(model, "model", known));
     BL_TRY(check_unsupported(model));
     BL_TRY(bl_json_get_bool("model", model, "fuse_unk", BL_JSON_OPTIONAL, &bpe->fuse_unk));
-    BL_TRY(bl_json_get_bool("model", model, "byte_fallback", BL_JSON_OPTIONAL, &bpe->byte_fallback));
-    BL_TRY(bl_json_get_bool("model", model, "ignore_merges", BL_JSON_OPTIONAL, &bpe->ignore_merges));
+    BL_TRY(
+        bl_json_get_bool("model", model, "byte_fallback", BL_JSON_OPTIONAL, &bpe->byte_fallback));
+    BL_TRY(
+        bl_json_get_bool("model", model, "ignore_merges", BL_JSON_OPTIONAL, &bpe->ignore_merges));
     BL_TRY(bl_json_get_object("model", model, "vocab", BL_JSON_REQUIRED, &vocab));
     BL_TRY(bl_json_get_array("model", model, "merges", BL_JSON_REQUIRED, &merges));
     BL_TRY(load_vocab(vocab, bpe));
@@ -176,9 +185,10 @@ bl_status bl_tokenizer_load_model(const json_t *model, bl_bpe *bpe)
     if (bpe->byte_level && bpe->byte_fallback)
         for (int byte = 0; byte < 256; byte++)
             if (bpe->byte_symbol[byte] < 0)
-                return BL_FAIL(BL_EINPUT,
-                               "model: byte_fallback with a ByteLevel vocabulary that lacks byte 0x%02X",
-                               (unsigned)byte);
+                return BL_FAIL(
+                    BL_EINPUT,
+                    "model: byte_fallback with a ByteLevel vocabulary that lacks byte 0x%02X",
+                    (unsigned)byte);
     return BL_OK;
 }
 
@@ -213,7 +223,8 @@ static bl_status check_added_id(const bl_bpe *bpe, const bl_added_token *token, 
             expected = known >= 0 ? known : next_id;
 
     if (token->id == expected) return BL_OK;
-    return BL_FAIL(BL_EINPUT, "added_tokens: %.80s has id %" PRId32 ", but the vocabulary makes it %" PRId32,
+    return BL_FAIL(BL_EINPUT,
+                   "added_tokens: %.80s has id %" PRId32 ", but the vocabulary makes it %" PRId32,
                    content, token->id, expected);
 }
 
@@ -260,7 +271,8 @@ static bl_status load_added(const json_t *list, const char **content, bl_tokeniz
     tokenizer->n_added = n;
     if (!(bpe->is_special = calloc(bpe->text.n_ids ? bpe->text.n_ids : 1, sizeof *bpe->is_special)))
         return BL_FAIL(BL_ENOMEM, "vocabulary");
-    for (size_t i = 0; i < n; i++) bpe->is_special[tokenizer->added[i].id] = tokenizer->added[i].special;
+    for (size_t i = 0; i < n; i++)
+        bpe->is_special[tokenizer->added[i].id] = tokenizer->added[i].special;
     /* Special ones first: where two normalize to one text, HF's automaton takes the one it was given first.
      */
     for (int special = 1; special >= 0; special--)
@@ -294,7 +306,8 @@ static const char *space_mark(const bl_steps *steps)
         steps->n_normalizers ? &steps->normalizer[steps->n_normalizers - 1] : NULL;
 
     if (steps->n_splits == 1 && !steps->split[0].at_metaspace) return steps->split[0].metaspace;
-    if (steps->n_splits || !last || last->kind != BL_NORM_REPLACE || strcmp(last->pattern, " ")) return NULL;
+    if (steps->n_splits || !last || last->kind != BL_NORM_REPLACE || strcmp(last->pattern, " "))
+        return NULL;
     return last->content;
 }
 
@@ -336,7 +349,8 @@ static bl_status read_token_name(const char *file, const json_t *config, const c
     if (json_is_object(value)) value = json_object_get(value, "content");
     if (!value || json_is_null(value)) return BL_OK;
     if (!json_is_string(value)) return bl_json_fail(file, key, "a token", value);
-    *id = bl_strings_find(&tokenizer->bpe.text, json_string_value(value), json_string_length(value));
+    *id =
+        bl_strings_find(&tokenizer->bpe.text, json_string_value(value), json_string_length(value));
     return *id >= 0 ? BL_OK : bl_json_fail(file, key, "a token of the vocabulary", value);
 }
 
@@ -438,7 +452,8 @@ bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokeni
     BL_TRY_GOTO(st, done, load_beside(folder, "tokenizer_config.json", &path, &config));
     if (config) {
         BL_TRY_GOTO(st, done, read_chat_template(path, config, tokenizer));
-        BL_TRY_GOTO(st, done, read_token_name(path, config, "bos_token", tokenizer, &tokenizer->bos));
+        BL_TRY_GOTO(st, done,
+                    read_token_name(path, config, "bos_token", tokenizer, &tokenizer->bos));
         BL_TRY_GOTO(st, done, read_token_name(path, config, "eos_token", tokenizer, &eos));
         if (eos >= 0) BL_TRY_GOTO(st, done, push_eos(tokenizer, eos));
     }

@@ -12,7 +12,8 @@
 
 /* ---- normalizer ---- */
 
-static bl_status replace_all(const bl_normalizer_step *step, const char *text, size_t n_bytes, bl_bytes *out)
+static bl_status replace_all(const bl_normalizer_step *step, const char *text, size_t n_bytes,
+                             bl_bytes *out)
 {
     size_t n_pattern = strlen(step->pattern), n_content = strlen(step->content), done = 0;
     const char *found;
@@ -25,19 +26,20 @@ static bl_status replace_all(const bl_normalizer_step *step, const char *text, s
     return bl_bytes_append(out, text + done, n_bytes - done);
 }
 
-static bl_status unicode_form(const bl_normalizer_step *step, const char *text, size_t n_bytes, bl_bytes *out)
+static bl_status unicode_form(const bl_normalizer_step *step, const char *text, size_t n_bytes,
+                              bl_bytes *out)
 {
     utf8proc_uint8_t *mapped = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)n_bytes, &mapped,
-                                      (utf8proc_option_t)step->utf8proc_options);
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)n_bytes,
+                                      &mapped, (utf8proc_option_t)step->utf8proc_options);
     if (n < 0) return BL_FAIL(BL_ENOMEM, "Unicode normalization: %s", utf8proc_errmsg(n));
     bl_status st = bl_bytes_append(out, (const char *)mapped, (size_t)n);
     free(mapped);
     return st;
 }
 
-bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2], const char **text,
-                       size_t *n_bytes)
+bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
+                       const char **text, size_t *n_bytes)
 {
     for (size_t i = 0; i < steps->n_normalizers; i++) {
         const bl_normalizer_step *step = &steps->normalizer[i];
@@ -211,7 +213,8 @@ bl_status bl_regex_compile(const char *pattern, pcre2_code **out)
     *out = NULL;
     bl_status st = translate(&t);
     if (st != BL_OK) goto done;
-    *out = pcre2_compile((PCRE2_SPTR)t.out.data, t.out.n - 1, PCRE2_UTF | PCRE2_UCP, &code, &offset, NULL);
+    *out = pcre2_compile((PCRE2_SPTR)t.out.data, t.out.n - 1, PCRE2_UTF | PCRE2_UCP, &code, &offset,
+                         NULL);
     if (!*out) {
         pcre2_get_error_message(code, reason, sizeof reason);
         st = BL_FAIL(BL_EINPUT, "regex \"%.80s\": %s", pattern, (const char *)reason);
@@ -224,7 +227,8 @@ bl_status bl_regex_compile(const char *pattern, pcre2_code **out)
         *out = NULL;
         goto done;
     }
-    pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* without a JIT in the library matching is only slower */
+    pcre2_jit_compile(
+        *out, PCRE2_JIT_COMPLETE); /* without a JIT in the library matching is only slower */
 done:
     bl_bytes_free(&t.out);
     return st;
@@ -234,14 +238,15 @@ done:
 
 /* A piece may be a whole segment; where the vocabulary allows, it is cut into a word each, which the cache
  * then knows: runs of the cut string with what follows them. */
-static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *context, const char *text,
-                              size_t n_bytes, bl_ids *out)
+static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *context,
+                              const char *text, size_t n_bytes, bl_ids *out)
 {
     size_t n_cut = strlen(tokenizer->cut), start = 0, end;
 
     for (; start < n_bytes; start = end) {
         size_t word = start;
-        while (n_bytes - word >= n_cut && !memcmp(text + word, tokenizer->cut, n_cut)) word += n_cut;
+        while (n_bytes - word >= n_cut && !memcmp(text + word, tokenizer->cut, n_cut))
+            word += n_cut;
         const char *next = bl_text_find(text + word, n_bytes - word, tokenizer->cut, n_cut);
         end = next ? (size_t)(next - text) : n_bytes;
         BL_TRY(bl_bpe_encode_piece(&tokenizer->bpe, &context->bpe, text + start, end - start, out));
@@ -257,8 +262,9 @@ static unsigned piece_flags(unsigned flags, size_t offset)
 
 /* huggingface/tokenizers pre_tokenizers/metaspace.rs: spaces become the replacement, one is put before, and
  * each begins a piece. */
-static bl_status apply_metaspace(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
-                                 unsigned flags, const char *text, size_t n_bytes, bl_ids *out)
+static bl_status apply_metaspace(const bl_tokenizer *tokenizer, bl_encode_context *context,
+                                 size_t step, unsigned flags, const char *text, size_t n_bytes,
+                                 bl_ids *out)
 {
     const bl_split *split = &tokenizer->steps.split[step];
     const bl_normalizer_step spaces = {.pattern = (char[]){" "}, .content = split->metaspace};
@@ -275,18 +281,19 @@ static bl_status apply_metaspace(const bl_tokenizer *tokenizer, bl_encode_contex
     for (size_t start = 0; start < replaced->n; start = end) {
         size_t first = replaced->n - start < length ? replaced->n - start : length;
         const char *next = split->at_metaspace
-                               ? bl_text_find(replaced->data + start + first, replaced->n - start - first,
-                                              split->metaspace, length)
+                               ? bl_text_find(replaced->data + start + first,
+                                              replaced->n - start - first, split->metaspace, length)
                                : NULL;
         end = next ? (size_t)(next - replaced->data) : replaced->n;
-        BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, start), replaced->data + start,
-                              end - start, out));
+        BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, start),
+                              replaced->data + start, end - start, out));
     }
     return BL_OK;
 }
 
-static bl_status split_by_regex(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
-                                unsigned flags, const char *text, size_t n_bytes, bl_ids *out)
+static bl_status split_by_regex(const bl_tokenizer *tokenizer, bl_encode_context *context,
+                                size_t step, unsigned flags, const char *text, size_t n_bytes,
+                                bl_ids *out)
 {
     const pcre2_code *regex = tokenizer->steps.split[step].regex;
     size_t done = 0;
@@ -294,22 +301,23 @@ static bl_status split_by_regex(const bl_tokenizer *tokenizer, bl_encode_context
     if (!context->match[step] && !(context->match[step] = pcre2_match_data_create(1, NULL)))
         return BL_FAIL(BL_ENOMEM, "tokenizer: regex match data");
     while (done < n_bytes) {
-        int n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, done, PCRE2_NO_UTF_CHECK, context->match[step],
-                            NULL);
+        int n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, done, PCRE2_NO_UTF_CHECK,
+                            context->match[step], NULL);
         size_t start = n_bytes, end = n_bytes;
         if (n >= 0) {
             const PCRE2_SIZE *found = pcre2_get_ovector_pointer(context->match[step]);
             start = found[0];
             end = found[1];
         } else if (n != PCRE2_ERROR_NOMATCH) {
-            return BL_FAIL(BL_ELIMIT, "tokenizer: the pre-tokenizer's regex failed with PCRE2 error %d", n);
+            return BL_FAIL(BL_ELIMIT,
+                           "tokenizer: the pre-tokenizer's regex failed with PCRE2 error %d", n);
         }
         if (start > done)
-            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, done), text + done,
-                                  start - done, out));
+            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, done),
+                                  text + done, start - done, out));
         if (end > start)
-            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, start), text + start,
-                                  end - start, out));
+            BL_TRY(bl_pretokenize(tokenizer, context, step + 1, piece_flags(flags, start),
+                                  text + start, end - start, out));
         done = end;
     }
     return BL_OK;
@@ -323,7 +331,8 @@ bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *conte
         return bl_bpe_encode_piece(&tokenizer->bpe, &context->bpe, text, n_bytes, out);
     }
     const bl_split *split = &tokenizer->steps.split[step];
-    if (split->metaspace) return apply_metaspace(tokenizer, context, step, flags, text, n_bytes, out);
+    if (split->metaspace)
+        return apply_metaspace(tokenizer, context, step, flags, text, n_bytes, out);
     if (split->add_prefix_space && !(flags & BL_CONTINUATION) && text[0] != ' ') {
         bl_bytes *prefixed = &context->prefixed[step];
         prefixed->n = 0;
@@ -332,7 +341,8 @@ bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *conte
         text = prefixed->data;
         n_bytes = prefixed->n;
     }
-    if (!split->regex) return bl_pretokenize(tokenizer, context, step + 1, flags, text, n_bytes, out);
+    if (!split->regex)
+        return bl_pretokenize(tokenizer, context, step + 1, flags, text, n_bytes, out);
     return split_by_regex(tokenizer, context, step, flags, text, n_bytes, out);
 }
 

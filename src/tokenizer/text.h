@@ -12,9 +12,10 @@
 /* The code point at text[0..n_bytes), valid UTF-8, n_bytes > 0; *length gets its bytes. */
 uint32_t bl_utf8_decode(const char *text, size_t n_bytes, size_t *length);
 size_t bl_utf8_encode(uint32_t code, char out[4]);
-size_t bl_utf8_valid_prefix(const char *text, size_t n_bytes); /* bytes before the first that is not UTF-8 */
+size_t bl_utf8_valid_prefix(const char *text,
+                            size_t n_bytes); /* bytes before the first that is not UTF-8 */
 size_t bl_utf8_bad_run(const char *text,
-                       size_t n_bytes);       /* bytes one U+FFFD stands for at a bad place (W3C, Rust) */
+                       size_t n_bytes); /* bytes one U+FFFD stands for at a bad place (W3C, Rust) */
 bool bl_unicode_is_space(uint32_t code);      /* White_Space */
 bool bl_unicode_is_word(uint32_t code);       /* \w of UTS 18 */
 uint32_t bl_byte_to_char(unsigned char byte); /* GPT-2's bytes_to_unicode */
@@ -35,6 +36,7 @@ void bl_bytes_free(bl_bytes *bytes);
 
 /* Appends the raw bytes that `text`, written in the byte alphabet, stands for. False: a character outside it
  * (nothing added). */
-bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes, bool *in_alphabet);
+bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes,
+                                        bool *in_alphabet);
 
 #endif

@@ -30,13 +30,16 @@ typedef struct bl_ids {
 } bl_ids;
 
 enum {
-    BL_ADD_SPECIAL = 1, /* put the post-processor's ids (BOS, for some models EOS) around the text */
+    BL_ADD_SPECIAL =
+        1, /* put the post-processor's ids (BOS, for some models EOS) around the text */
     BL_PARSE_SPECIAL =
         2, /* a special token spelled out in the text becomes that token (the default of HF's encode);
               without it, it is plain text (HF: encode_special_tokens = True), as user data must be */
-    BL_CONTINUATION = 4, /* the text goes on where another ended: no leading-space marker is put before it, so
+    BL_CONTINUATION =
+        4, /* the text goes on where another ended: no leading-space marker is put before it, so
                             that decoding both id lists in a row gives both texts in a row */
-    BL_AFTER_TOKEN = 8   /* a special token stands before the text, so it is not where a text begins (HF's
+    BL_AFTER_TOKEN =
+        8 /* a special token stands before the text, so it is not where a text begins (HF's
                             Metaspace   with prepend_scheme "first" asks) */
 };
 
@@ -44,22 +47,25 @@ enum {
  * and config.json beside it, where they exist, name BOS and EOS. *out is the caller's, freed by
  * bl_tokenizer_destroy. Errors: BL_EINPUT (file, component and reason), BL_EIO, BL_ENOMEM. */
 bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out);
-void bl_tokenizer_destroy(bl_tokenizer *tokenizer); /* NULL is fine; no call on it may be in progress */
+void bl_tokenizer_destroy(
+    bl_tokenizer *tokenizer); /* NULL is fine; no call on it may be in progress */
 
 /* Appends the ids of text[0..n_bytes) to *out. flags: BL_ADD_SPECIAL | BL_PARSE_SPECIAL | BL_CONTINUATION |
  * BL_AFTER_TOKEN. Errors: BL_EINPUT (not UTF-8, over 256 MiB), BL_ENOMEM; *out then holds what it held
  * before. */
-bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
-                              bl_ids *out);
+bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                              unsigned flags, bl_ids *out);
 
 /* The text of ids[0..n): *out is malloc'd, NUL-terminated UTF-8 of *n_bytes bytes (n_bytes may be NULL), the
  * caller's. Bytes that form no UTF-8 become U+FFFD, ids without a token give nothing, both as in HF.
  * skip_special leaves out special tokens. Errors: BL_ENOMEM. */
-bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n, bool skip_special,
-                              char **out, size_t *n_bytes);
+bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n,
+                              bool skip_special, char **out, size_t *n_bytes);
 
-int32_t bl_tokenizer_token_to_id(const bl_tokenizer *tokenizer, const char *token); /* -1: no such token */
-const char *bl_tokenizer_id_to_token(const bl_tokenizer *tokenizer, int32_t id);    /* NULL: none; borrowed */
+int32_t bl_tokenizer_token_to_id(const bl_tokenizer *tokenizer,
+                                 const char *token); /* -1: no such token */
+const char *bl_tokenizer_id_to_token(const bl_tokenizer *tokenizer,
+                                     int32_t id); /* NULL: none; borrowed */
 bool bl_tokenizer_is_special(const bl_tokenizer *tokenizer, int32_t id);
 int32_t bl_tokenizer_vocab_size(const bl_tokenizer *tokenizer); /* the largest id + 1 */
 
@@ -87,8 +93,8 @@ typedef struct bl_special_match {
 
 /* The next special token at or after *cursor, which is moved behind it; whitespace before `floor`, the end of the last, is not its.
  * False: there is none. */
-bool bl_tokenizer_next_special(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, size_t *cursor,
-                               size_t floor, bl_special_match *out);
+bool bl_tokenizer_next_special(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                               size_t *cursor, size_t floor, bl_special_match *out);
 
 bl_status bl_ids_reserve(bl_ids *ids, size_t n_more); /* room for n_more further ids; BL_ENOMEM */
 bl_status bl_ids_push(bl_ids *ids, int32_t id);

@@ -139,8 +139,8 @@ int bl_char_to_byte(uint32_t code)
 
 const char *bl_text_find(const char *text, size_t n_bytes, const char *part, size_t n_part)
 {
-    for (const char *end = text + n_bytes; text < end && (text = memchr(text, part[0], (size_t)(end - text)));
-         text++)
+    for (const char *end = text + n_bytes;
+         text < end && (text = memchr(text, part[0], (size_t)(end - text))); text++)
         if ((size_t)(end - text) >= n_part && !memcmp(text, part, n_part)) return text;
     return NULL;
 }
@@ -149,7 +149,8 @@ bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes)
 {
     size_t need;
 
-    if (bl_add_overflows(bytes->n, n_bytes, &need)) return BL_FAIL(BL_ENOMEM, "tokenizer: text buffer");
+    if (bl_add_overflows(bytes->n, n_bytes, &need))
+        return BL_FAIL(BL_ENOMEM, "tokenizer: text buffer");
     if (need > bytes->capacity) {
         size_t capacity = need < SIZE_MAX / 2 ? need + need / 2 + 64 : need;
         char *grown = realloc(bytes->data, capacity);
@@ -168,7 +169,8 @@ void bl_bytes_free(bl_bytes *bytes)
     *bytes = (bl_bytes){0};
 }
 
-bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes, bool *in_alphabet)
+bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes,
+                                        bool *in_alphabet)
 {
     size_t old_n = bytes->n, length;
 

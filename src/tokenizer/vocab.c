@@ -121,7 +121,8 @@ bl_status bl_merges_create(bl_merges *merges, size_t n)
     size_t n_slots = 16, n_bytes;
 
     while (n_slots < 2 * n) n_slots *= 2;
-    if (bl_mul_overflows(n_slots, sizeof *merges->slot, &n_bytes) || !(merges->slot = malloc(n_bytes)))
+    if (bl_mul_overflows(n_slots, sizeof *merges->slot, &n_bytes) ||
+        !(merges->slot = malloc(n_bytes)))
         return BL_FAIL(BL_ENOMEM, "table of %zu merges", n);
     memset(merges->slot, 0xff, n_bytes);
     merges->n_slots = n_slots;

@@ -9,7 +9,8 @@
 #include "store/safetensors.h"
 #include "train/job.h"
 
-bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config *config, const char *dir)
+bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config *config,
+                                     const char *dir)
 {
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
@@ -17,7 +18,8 @@ bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config 
     BL_TRY(bl_peft_open(dir, &base, &adapter));
     bl_status st = BL_OK;
     for (int64_t l = 0; st == BL_OK && l < s->n_layers; l++)
-        st = bl_lora_read_range(s->layout, adapter, l, bl_comm_rank(s->world) * s->chunk, s->chunk, s->w + l * s->chunk);
+        st = bl_lora_read_range(s->layout, adapter, l, bl_comm_rank(s->world) * s->chunk, s->chunk,
+                                s->w + l * s->chunk);
     bl_peft_close(adapter);
     return st;
 }
@@ -35,16 +37,19 @@ static bl_status gather_layer(exporter *e, int64_t layer)
     bl_adapter_state *s = e->state;
     if (e->layer == layer) return BL_OK;
     e->layer = layer;
-    BL_TRY(bl_comm_all_gather(s->world, s->communication, e->shards + layer * s->chunk, s->full[0], (size_t)s->chunk * sizeof(float)));
+    BL_TRY(bl_comm_all_gather(s->world, s->communication, e->shards + layer * s->chunk, s->full[0],
+                              (size_t)s->chunk * sizeof(float)));
     return bl_stream_synchronize(s->communication);
 }
 
-static bl_status fill_factor(void *user, int64_t layer, bl_peft_module module, bl_peft_factor factor, float *dst)
+static bl_status fill_factor(void *user, int64_t layer, bl_peft_module module,
+                             bl_peft_factor factor, float *dst)
 {
     exporter *e = user;
     const bl_lora_layout *layout = e->state->layout;
     int64_t offset = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module];
-    int64_t n = layout->options.r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
+    int64_t n =
+        layout->options.r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
 
     BL_TRY(gather_layer(e, layer));
     memcpy(dst, e->state->full[0] + offset, (size_t)n * sizeof(float));
@@ -85,8 +90,8 @@ static bl_status clear_padding(bl_adapter_state *s)
     return bl_stream_zero(s->compute, s->full[0] + n, (size_t)(whole - n) * sizeof(float));
 }
 
-bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_llama_config *config, const char *dir, const char *base_model,
-                                      bool bf16)
+bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_llama_config *config,
+                                      const char *dir, const char *base_model, bool bf16)
 {
     exporter e = {s, s->w, -1};
     bl_peft_config peft = bl_lora_peft_config(&s->layout->options);
@@ -106,7 +111,8 @@ typedef struct named_factor {
     char name[NAME_BYTES];
 } named_factor;
 
-static bl_status write_all(exporter *e, const char *path, named_factor *list, bl_tensor_spec *specs, size_t n)
+static bl_status write_all(exporter *e, const char *path, named_factor *list, bl_tensor_spec *specs,
+                           size_t n)
 {
     const bl_lora_layout *layout = e->state->layout;
     bl_safetensors_writer *writer = NULL;
@@ -119,7 +125,9 @@ static bl_status write_all(exporter *e, const char *path, named_factor *list, bl
         const named_factor *f = &list[bl_safetensors_writer_order(writer)[i]];
         const bl_tensor_spec *spec = &specs[f - list];
         BL_TRY_GOTO(st, done, fill_factor(e, f->layer, f->module, f->factor, block));
-        BL_TRY_GOTO(st, done, bl_safetensors_writer_append(writer, block, (size_t)(spec->shape[0] * spec->shape[1]) * sizeof(float)));
+        BL_TRY_GOTO(st, done,
+                    bl_safetensors_writer_append(
+                        writer, block, (size_t)(spec->shape[0] * spec->shape[1]) * sizeof(float)));
     }
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
@@ -140,12 +148,17 @@ static bl_status write_gradient_file(exporter *e, const char *path)
     for (int64_t l = 0; st == BL_OK && l < e->state->n_layers; l++)
         for (int p = 0; p < BL_PROJECTIONS; p++)
             for (int f = 0; f < 2 && layout->a_offset[p] >= 0; f++, n++) {
-                list[n] = (named_factor){.layer = l, .module = (bl_peft_module)p, .factor = (bl_peft_factor)f};
-                snprintf(list[n].name, NAME_BYTES, "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)l,
+                list[n] = (named_factor){
+                    .layer = l, .module = (bl_peft_module)p, .factor = (bl_peft_factor)f};
+                snprintf(list[n].name, NAME_BYTES,
+                         "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)l,
                          bl_projection_get((bl_projection)p)->module, f == BL_PEFT_A ? 'A' : 'B');
                 int64_t r = layout->options.r;
-                specs[n] = (bl_tensor_spec){list[n].name, BL_F32, 2,
-                                            {f == BL_PEFT_A ? r : layout->b_rows[p], f == BL_PEFT_A ? layout->a_cols[p] : r}};
+                specs[n] = (bl_tensor_spec){list[n].name,
+                                            BL_F32,
+                                            2,
+                                            {f == BL_PEFT_A ? r : layout->b_rows[p],
+                                             f == BL_PEFT_A ? layout->a_cols[p] : r}};
             }
     if (st == BL_OK) st = write_all(e, path, list, specs, n);
     free(specs);
@@ -172,17 +185,20 @@ static bl_status targets_of_config(const bl_train_config *c, int64_t n_layers, u
     *targets = BL_PEFT_ALL;
     if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
     if (!bl_train_config_targets_by_pattern(c))
-        return bl_peft_match_names(BL_EUSAGE, where, (const char *const *)list->items, (size_t)list->n_items,
-                                   n_layers, targets);
+        return bl_peft_match_names(BL_EUSAGE, where, (const char *const *)list->items,
+                                   (size_t)list->n_items, n_layers, targets);
     BL_TRY(bl_peft_match_pattern(BL_EUSAGE, where, list->items[0], n_layers, targets));
-    return *targets ? BL_OK
-                    : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
+    return *targets
+               ? BL_OK
+               : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
 }
 
 static bl_status options_of_config(const bl_train_config *c, int64_t n_layers, bl_lora_options *out)
 {
-    bl_peft_config peft = {
-        .r = c->lora_r, .alpha = c->lora_alpha, .use_rslora = c->use_rslora, .dropout = c->lora_dropout};
+    bl_peft_config peft = {.r = c->lora_r,
+                           .alpha = c->lora_alpha,
+                           .use_rslora = c->use_rslora,
+                           .dropout = c->lora_dropout};
 
     BL_TRY(targets_of_config(c, n_layers, &peft.targets));
     bl_lora_options_of_peft(&peft, out);
@@ -190,16 +206,22 @@ static bl_status options_of_config(const bl_train_config *c, int64_t n_layers, b
 }
 
 /* init_adapter fixes r, alpha, rsLoRA and targets; keys that say otherwise are refused. */
-static bl_status check_given(const bl_train_config *c, const bl_lora_options *asked, const bl_lora_options *adapter)
+static bl_status check_given(const bl_train_config *c, const bl_lora_options *asked,
+                             const bl_lora_options *adapter)
 {
     const char *key = NULL;
     if (bl_train_config_given(c, "lora_r") && asked->r != adapter->r) key = "lora_r";
-    if (bl_train_config_given(c, "lora_alpha") && asked->alpha != adapter->alpha) key = "lora_alpha";
-    if (bl_train_config_given(c, "use_rslora") && asked->use_rslora != adapter->use_rslora) key = "use_rslora";
-    if (bl_train_config_given(c, "lora_target_modules") && memcmp(asked->target, adapter->target, sizeof asked->target) != 0)
+    if (bl_train_config_given(c, "lora_alpha") && asked->alpha != adapter->alpha)
+        key = "lora_alpha";
+    if (bl_train_config_given(c, "use_rslora") && asked->use_rslora != adapter->use_rslora)
+        key = "use_rslora";
+    if (bl_train_config_given(c, "lora_target_modules") &&
+        memcmp(asked->target, adapter->target, sizeof asked->target) != 0)
         key = "lora_target_modules";
     if (!key) return BL_OK;
-    return BL_FAIL(BL_EUSAGE, "%s: differs from that of init_adapter %s, which fixes it; leave the key out", key, c->init_adapter);
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: differs from that of init_adapter %s, which fixes it; leave the key out",
+                   key, c->init_adapter);
 }
 
 bl_status bl_job_choose_lora(bl_job *job)

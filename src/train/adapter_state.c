@@ -26,7 +26,8 @@ static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float 
 {
     bl_adapter_state *s = user;
     *gradients = s->full[s->turn];
-    return bl_timeline_wait(s->timeline, BL_LANE_LORA, "wait", layer, -1, stream, s->reduced[s->turn]);
+    return bl_timeline_wait(s->timeline, BL_LANE_LORA, "wait", layer, -1, stream,
+                            s->reduced[s->turn]);
 }
 
 typedef struct add_shard_args {
@@ -53,8 +54,10 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
     s->turn ^= 1;
     BL_TRY(bl_event_record(s->written[turn], stream));
     BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
-    BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", layer, -1, s->communication, &span));
-    BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, s->full[turn], s->partial, s->chunk));
+    BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", layer, -1, s->communication,
+                             &span));
+    BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, s->full[turn], s->partial,
+                                      s->chunk));
     BL_TRY(bl_event_record(s->reduced[turn], s->communication));
     add_shard_args add = {s->partial, s->grad + layer * s->chunk, s->chunk};
     BL_TRY(bl_stream_call(s->communication, add_shard, &add, sizeof add));
@@ -66,23 +69,27 @@ static bl_status allocate(bl_adapter_state *s)
     size_t whole = (size_t)(s->chunk * bl_comm_size(s->world)) * sizeof(float),
            part = (size_t)s->chunk * sizeof(float);
     float **const shards[] = {&s->w, &s->m, &s->v, &s->grad};
-    static const char *const names[] = {"LoRA weights", "AdamW first moments", "AdamW second moments",
-                                        "LoRA gradients"};
+    static const char *const names[] = {"LoRA weights", "AdamW first moments",
+                                        "AdamW second moments", "LoRA gradients"};
 
     for (size_t i = 0; i < BL_COUNT(shards); i++)
-        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, shard_bytes(s), names[i], (void **)shards[i]));
+        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, shard_bytes(s), names[i],
+                               (void **)shards[i]));
     for (int i = 0; i < 2; i++) {
-        BL_TRY(
-            bl_device_alloc(s->device, BL_SPACE_DEVICE, whole, "a layer's gradients", (void **)&s->full[i]));
+        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, whole, "a layer's gradients",
+                               (void **)&s->full[i]));
         BL_TRY(bl_event_create(s->device, &s->written[i]));
         BL_TRY(bl_event_create(s->device, &s->reduced[i]));
     }
     BL_TRY(bl_event_create(s->device, &s->joined));
-    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, part, "reduced gradients", (void **)&s->partial));
-    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale", (void **)&s->clip));
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, part, "reduced gradients",
+                           (void **)&s->partial));
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale",
+                           (void **)&s->clip));
     s->host_sums = calloc((size_t)n_sums(s), sizeof *s->host_sums);
     if (!s->host_sums) return BL_FAIL(BL_ENOMEM, "adapter state");
-    return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_sums(s) * sizeof(double), "sums", (void **)&s->sums);
+    return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_sums(s) * sizeof(double), "sums",
+                           (void **)&s->sums);
 }
 
 static bl_status create_ring(bl_adapter_state *s, int depth)
@@ -105,8 +112,9 @@ static bl_status create_ring(bl_adapter_state *s, int depth)
 }
 
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
-                                  bl_stream *communication, bl_timeline *timeline, const bl_lora_layout *layout,
-                                  int64_t n_layers, int ring_depth, bl_adapter_state **out)
+                                  bl_stream *communication, bl_timeline *timeline,
+                                  const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
+                                  bl_adapter_state **out)
 {
     *out = NULL;
     bl_adapter_state *s = calloc(1, sizeof *s);
@@ -135,7 +143,8 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
     if (!s) return;
     bl_gather_ring_destroy(s->ring);
     float *const blocks[] = {s->w, s->m, s->v, s->grad, s->full[0], s->full[1], s->partial};
-    for (size_t i = 0; i < BL_COUNT(blocks); i++) bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
+    for (size_t i = 0; i < BL_COUNT(blocks); i++)
+        bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
     bl_device_free(s->device, BL_SPACE_DEVICE, s->sums);
     bl_device_free(s->device, BL_SPACE_DEVICE, s->clip);
     free(s->host_sums);
@@ -147,7 +156,8 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
     free(s);
 }
 
-int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks, int ring_depth)
+int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
+                               int ring_depth)
 {
     int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks);
     return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk + ring_depth * chunk * n_ranks) *
@@ -188,14 +198,16 @@ static void take_lanes(const bl_adapter_state *s, bl_lane_totals *lanes)
     }
 }
 
-bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double *grad_norm, bl_lane_totals *lanes)
+bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double *grad_norm,
+                                  bl_lane_totals *lanes)
 {
     size_t n_bytes = (size_t)n_sums(s) * sizeof(double), n_first = LANE_BYTES * sizeof(double);
 
     put_lanes(s, lanes);
-    BL_TRY(bl_stream_copy(s->communication, s->sums + LANE_BYTES, s->host_sums + LANE_BYTES, n_bytes - n_first));
-    BL_TRY(bl_sum_squares(s->communication,
-                          &(bl_sum_squares_args){s->n_layers * s->chunk, s->grad, &s->sums[SQUARES]}));
+    BL_TRY(bl_stream_copy(s->communication, s->sums + LANE_BYTES, s->host_sums + LANE_BYTES,
+                          n_bytes - n_first));
+    BL_TRY(bl_sum_squares(s->communication, &(bl_sum_squares_args){s->n_layers * s->chunk, s->grad,
+                                                                   &s->sums[SQUARES]}));
     BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, n_sums(s)));
     BL_TRY(bl_stream_copy(s->communication, s->host_sums, s->sums, n_bytes));
     BL_TRY(bl_stream_synchronize(s->communication));
@@ -205,11 +217,12 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double 
     return BL_OK;
 }
 
-bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, double beta1, double beta2,
-                                  double eps, double weight_decay, double max_grad_norm)
+bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, double beta1,
+                                  double beta2, double eps, double weight_decay,
+                                  double max_grad_norm)
 {
-    BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES], &s->clip[NORM],
-                                                           &s->clip[SCALE]}));
+    BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES],
+                                                           &s->clip[NORM], &s->clip[SCALE]}));
     BL_TRY(bl_adamw(s->compute, &(bl_adamw_args){.n = s->n_layers * s->chunk,
                                                  .step = step,
                                                  .lr = lr,

@@ -9,7 +9,8 @@ enum { IGNORED = -100 };
 
 static int64_t micro_bytes(int64_t T_max)
 {
-    int64_t per_token = 4 * (int64_t)sizeof(int32_t) + (int64_t)sizeof(float) + (int64_t)sizeof(int64_t);
+    int64_t per_token =
+        4 * (int64_t)sizeof(int32_t) + (int64_t)sizeof(float) + (int64_t)sizeof(int64_t);
     return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
 }
 
@@ -30,13 +31,16 @@ bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_ba
     b->device = device;
     b->n_micro = n_micro;
     b->T_max = T_max;
-    bl_status st = bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)bl_batches_bytes(n_micro, T_max), "token batches", &b->memory);
+    bl_status st =
+        bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)bl_batches_bytes(n_micro, T_max),
+                        "token batches", &b->memory);
     if (st != BL_OK) {
         bl_batches_destroy(b);
         return st;
     }
     for (int m = 0; m < n_micro; m++) {
-        char *at = (char *)b->memory + m * micro_bytes(T_max); /* widest type first: all are aligned */
+        char *at =
+            (char *)b->memory + m * micro_bytes(T_max); /* widest type first: all are aligned */
         b->micro[m].sample = (int64_t *)at;
         b->micro[m].ids = (int32_t *)(b->micro[m].sample + T_max);
         b->micro[m].targets = b->micro[m].ids + T_max;
@@ -65,7 +69,8 @@ void bl_batches_clear(bl_batches *batches)
     batches->n_tokens = batches->n_labels = 0;
 }
 
-bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row, int64_t sample)
+bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
+                            int64_t sample)
 {
     bl_micro_batch *b = &batches->micro[index];
     bl_sample s;
@@ -74,12 +79,16 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
     int64_t n = (int64_t)s.n_tokens, T = b->T;
     if (T + n > batches->T_max) {
         bl_sample_free(&s);
-        return BL_FAIL(BL_EINTERNAL, "a micro-batch of %lld tokens has no room for %lld more", (long long)T, (long long)n);
+        return BL_FAIL(BL_EINTERNAL, "a micro-batch of %lld tokens has no room for %lld more",
+                       (long long)T, (long long)n);
     }
     for (int64_t t = 0; t < n; t++) {
         bool last = t + 1 == n;
-        float weight = last || s.labels[t + 1] == IGNORED ? 0.0f : s.weights ? s.weights[t + 1] : 1.0f;
-        if (t > 0 && s.document_ids && s.document_ids[t] != s.document_ids[t - 1]) b->cu_seqlens[++b->n_documents] = (int32_t)(T + t);
+        float weight = last || s.labels[t + 1] == IGNORED ? 0.0f
+                       : s.weights                        ? s.weights[t + 1]
+                                                          : 1.0f;
+        if (t > 0 && s.document_ids && s.document_ids[t] != s.document_ids[t - 1])
+            b->cu_seqlens[++b->n_documents] = (int32_t)(T + t);
         b->ids[T + t] = s.ids[t];
         b->targets[T + t] = weight != 0.0f ? s.labels[t + 1] : 0;
         b->weights[T + t] = weight;

@@ -17,7 +17,8 @@ typedef struct bl_batches {
     int64_t T_max;         /* tokens a micro-batch has room for */
     bl_micro_batch *micro; /* [n_micro], device memory behind it */
     void *memory;
-    int64_t n_tokens, n_labels; /* of what was filled in since bl_batches_clear; n_labels: labels with a weight other than 0 */
+    int64_t n_tokens,
+        n_labels; /* of what was filled in since bl_batches_clear; n_labels: labels with a weight other than 0 */
 } bl_batches;
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out);
@@ -28,6 +29,7 @@ void bl_batches_clear(bl_batches *batches); /* all micro-batches get T = 0 */
 
 /* Appends row `row` of the data set to micro-batch `index`, as sample number `sample` of the step. CPU device. BL_EINPUT: the row is bad;
  * BL_EINTERNAL: no room. */
-bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row, int64_t sample);
+bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
+                            int64_t sample);
 
 #endif

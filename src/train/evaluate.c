@@ -9,7 +9,8 @@
 static bl_status fill(bl_rank *r, int64_t micro)
 {
     const bl_job *job = r->job;
-    int64_t b = job->config->per_device_eval_batch_size, first = (micro * job->n_ranks + r->index) * b;
+    int64_t b = job->config->per_device_eval_batch_size,
+            first = (micro * job->n_ranks + r->index) * b;
     bl_batches *batches = r->evaluation;
 
     bl_batches_clear(batches);
@@ -38,8 +39,11 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     BL_TRY(bl_comm_all_reduce_f64(r->world, r->communication, sums, 2));
     BL_TRY(bl_stream_copy(r->communication, result, sums, sizeof result));
     BL_TRY(bl_stream_synchronize(r->communication));
-    if (result[1] == 0.0) return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");
-    *out = (bl_eval_result){.loss = result[0] / result[1], .label_tokens = (int64_t)result[1], .rows = job->n_validation_rows};
+    if (result[1] == 0.0)
+        return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");
+    *out = (bl_eval_result){.loss = result[0] / result[1],
+                            .label_tokens = (int64_t)result[1],
+                            .rows = job->n_validation_rows};
     if (!isfinite(out->loss)) return BL_FAIL(BL_ENUMERIC, "the validation loss is not finite");
     return BL_OK;
 }

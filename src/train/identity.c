@@ -26,13 +26,16 @@ bl_status bl_job_identify(bl_job *job)
 
 bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
 {
-    char model[HASH_TEXT_BYTES], weights[HASH_TEXT_BYTES], data[HASH_TEXT_BYTES], validation[HASH_TEXT_BYTES];
+    char model[HASH_TEXT_BYTES], weights[HASH_TEXT_BYTES], data[HASH_TEXT_BYTES],
+        validation[HASH_TEXT_BYTES];
     json_t *config;
 
     BL_TRY(bl_llama_config_describe(&job->host->config, &config));
-    json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model", hash_text(job->model_fingerprint, model), "weights",
-                            hash_text(job->ranks[0].weights->checksum, weights), "data", hash_text(job->train_fingerprint, data),
-                            "validation_data", hash_text(job->validation_fingerprint, validation));
+    json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model",
+                            hash_text(job->model_fingerprint, model), "weights",
+                            hash_text(job->ranks[0].weights->checksum, weights), "data",
+                            hash_text(job->train_fingerprint, data), "validation_data",
+                            hash_text(job->validation_fingerprint, validation));
     bool is_done = own && json_object_update(state, own) == 0;
     json_decref(own);
     return is_done ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
@@ -42,7 +45,8 @@ bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
 
 static void print_value(FILE *out, const json_t *value)
 {
-    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
+    char *text =
+        value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
     fputs(text ? text : "absent", out);
     free(text);
 }
@@ -54,7 +58,8 @@ static bool list_config(const json_t *before, const json_t *now, FILE *out)
     json_t *value;
     bool differ = false;
 
-    json_object_foreach((json_t *)now, key, value) {
+    json_object_foreach((json_t *)now, key, value)
+    {
         const json_t *old = json_object_get(before, key);
         if (old && json_equal(old, value)) continue;
         fprintf(out, "%s of the model's config.json is ", key);
@@ -83,9 +88,11 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
     BL_TRY(bl_llama_config_describe(&job->host->config, &config));
     bool differ = list_config(json_object_get(state, "model_config"), config, out);
     json_decref(config);
-    if (!differ && !is_same(state, "model", job->model_fingerprint)) fputs("the model's tensors differ; ", out);
+    if (!differ && !is_same(state, "model", job->model_fingerprint))
+        fputs("the model's tensors differ; ", out);
     if (!is_same(state, "data", job->train_fingerprint)) fputs("the training data differ; ", out);
-    if (!is_same(state, "validation_data", job->validation_fingerprint)) fputs("the validation data differ; ", out);
+    if (!is_same(state, "validation_data", job->validation_fingerprint))
+        fputs("the validation data differ; ", out);
     if (!weights) fputs("it does not say which weights it was made with; ", out);
     job->resume_has_weights = weights != NULL;
     job->resume_weights = weights ? strtoull(weights, NULL, 16) : 0;
@@ -100,13 +107,16 @@ static bl_status compare_ranks(bl_rank *r)
     int n_ranks = r->job->n_ranks, other = 0;
     uint64_t *all;
 
-    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)n_ranks * sizeof *all, "checksums", (void **)&all));
-    bl_status st = bl_comm_all_gather(r->world, r->communication, &r->weights->checksum, all, sizeof *all);
+    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)n_ranks * sizeof *all, "checksums",
+                           (void **)&all));
+    bl_status st =
+        bl_comm_all_gather(r->world, r->communication, &r->weights->checksum, all, sizeof *all);
     if (st == BL_OK) st = bl_stream_synchronize(r->communication);
     while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
     bl_device_free(r->device, BL_SPACE_DEVICE, all);
     if (st != BL_OK || other == n_ranks) return st;
-    return BL_FAIL(BL_EUSAGE, "the model's weights are not the same on rank 0 and on rank %d", other);
+    return BL_FAIL(BL_EUSAGE, "the model's weights are not the same on rank 0 and on rank %d",
+                   other);
 }
 
 bl_status bl_rank_check_weights(bl_rank *r)
@@ -114,14 +124,18 @@ bl_status bl_rank_check_weights(bl_rank *r)
     const bl_job *job = r->job;
 
     if (job->n_ranks > 1) BL_TRY(compare_ranks(r));
-    if (!job->resume_dir || !job->resume_has_weights || job->resume_weights == r->weights->checksum) return BL_OK;
+    if (!job->resume_dir || !job->resume_has_weights || job->resume_weights == r->weights->checksum)
+        return BL_OK;
     r->start_differs = true;
     if (!job->config->allow_resume_mismatch)
         return BL_FAIL(BL_ECHECKPOINT,
-                       "%s was made by another run: the model's weights differ (allow_resume_mismatch true resumes it, not "
+                       "%s was made by another run: the model's weights differ "
+                       "(allow_resume_mismatch true resumes it, not "
                        "bit-identically)",
                        job->resume_dir);
     if (r->index == 0)
-        bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's weights differ", job->resume_dir);
+        bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's "
+                       "weights differ",
+                       job->resume_dir);
     return BL_OK;
 }

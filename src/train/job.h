@@ -31,41 +31,48 @@ typedef struct bl_job {
     bl_llama_base_formats base_formats; /* of the base that is trained on */
     bl_tokenizer *tokenizer;            /* NULL: there is none, or none that can be read */
     bl_error tokenizer_error;           /* why not; rows of tokens need none */
-    bl_dataset *train, *validation; /* validation may be train itself (a split), or NULL */
-    int64_t first_train_row, n_train_rows, n_validation_rows; /* validation rows are the first of their data set */
-    int64_t longest_train_row, longest_validation_row; /* tokens, of these rows; 0: there are none */
+    bl_dataset *train, *validation;     /* validation may be train itself (a split), or NULL */
+    int64_t first_train_row, n_train_rows,
+        n_validation_rows; /* validation rows are the first of their data set */
+    int64_t longest_train_row,
+        longest_validation_row; /* tokens, of these rows; 0: there are none */
     bl_lora_layout lora;
     char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;
     bl_llama_placement placement; /* of the frozen base; index is filled in by each rank */
-    unsigned save; /* bl_save: what layers keep for their backward pass */
-    bl_launch *launch; /* NULL: all ranks are this process's */
-    bl_comm *world;    /* of the one rank of this process, until that rank has it; NULL without launch */
+    unsigned save;                /* bl_save: what layers keep for their backward pass */
+    bl_launch *launch;            /* NULL: all ranks are this process's */
+    bl_comm
+        *world; /* of the one rank of this process, until that rank has it; NULL without launch */
     int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
-    int first_on_host, n_on_host;    /* the same among the ranks of this host, whose processes share its memory, disks and cores */
-    bl_rank *ranks;                  /* [n_here] */
+    int first_on_host,
+        n_on_host; /* the same among the ranks of this host, whose processes share its memory, disks and cores */
+    bl_rank *ranks; /* [n_here] */
 
     int64_t total_steps, start_step, metrics_keep_bytes;
-    int64_t start_evaluated_step; /* the newest evaluation in the part of the log that is kept; -1: none */
-    bool start_is_saved;          /* this run's newest checkpoint is that of start_step */
-    char *resume_dir;     /* NULL: from the start */
-    int resume_ranks;     /* of the run that made it */
-    char *checkpoint_dir; /* output_dir/checkpoints */
+    int64_t
+        start_evaluated_step; /* the newest evaluation in the part of the log that is kept; -1: none */
+    bool start_is_saved;      /* this run's newest checkpoint is that of start_step */
+    char *resume_dir;         /* NULL: from the start */
+    int resume_ranks;         /* of the run that made it */
+    char *checkpoint_dir;     /* output_dir/checkpoints */
     uint64_t model_fingerprint, train_fingerprint, validation_fingerprint;
-    uint64_t resume_weights; /* bl_llama_weights.checksum of the run that made resume_dir, if it says so */
+    uint64_t
+        resume_weights; /* bl_llama_weights.checksum of the run that made resume_dir, if it says so */
     bool resume_has_weights;
 
     atomic_int stop;    /* a signal came: end after the step */
     atomic_int abandon; /* the grace is over: end inside the step */
     atomic_int n_running;
 
-    bl_dir_lock *lock;     /* of output_dir; rank 0's process, NULL elsewhere and without an output */
-    bl_checkpoint *saving; /* the checkpoint under construction; rank 0 makes it, all add to it between two barriers */
-    bl_metrics *metrics;   /* rank 0 */
-    bl_trace *trace;       /* NULL: none; ranks write to it as they please */
+    bl_dir_lock *lock; /* of output_dir; rank 0's process, NULL elsewhere and without an output */
+    bl_checkpoint *
+        saving; /* the checkpoint under construction; rank 0 makes it, all add to it between two barriers */
+    bl_metrics *metrics;                      /* rank 0 */
+    bl_trace *trace;                          /* NULL: none; ranks write to it as they please */
     bl_eval_result base_result, final_result; /* rank 0 */
-    bl_eval_result stored_result;             /* of the adapter on the base as stored; rows 0: not measured */
-    double first_loss, last_loss;             /* rank 0 */
+    bl_eval_result stored_result; /* of the adapter on the base as stored; rows 0: not measured */
+    double first_loss, last_loss; /* rank 0 */
 } bl_job;
 
 struct bl_rank {
@@ -77,7 +84,8 @@ struct bl_rank {
     bl_status status;
     bl_error error;
 
-    bl_comm *world, *shards; /* of all ranks, on `communication`; of this rank's shard group, on `gather` */
+    bl_comm *world,
+        *shards; /* of all ranks, on `communication`; of this rank's shard group, on `gather` */
     bl_device *device;
     bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */
     bl_stream *communication;                /* LoRA's weights, gradients, sums */
@@ -92,7 +100,8 @@ struct bl_rank {
     bl_batches *batches[2]; /* the step under way and the next one */
     bl_batches *evaluation; /* one micro-batch; NULL without validation data */
     int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
-    bl_checkpoint_file *files; /* [n_ranks], device memory: what the ranks have written into a checkpoint */
+    bl_checkpoint_file
+        *files; /* [n_ranks], device memory: what the ranks have written into a checkpoint */
     bool start_differs;     /* from the checkpoint that was resumed: in its weights */
     int64_t steps_done;     /* optimizer steps in `state` */
     int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
@@ -173,14 +182,16 @@ bl_status bl_job_check_paths(const bl_job *job);
 bl_status bl_job_check_lock(const bl_job *job);
 /* Ends a checkpoint that does not come about; in a folder of another run's nothing is removed. */
 void bl_job_abort_saving(bl_job *job);
-bl_status bl_job_trace_path(const bl_job *job, char **path); /* of this process; config->trace is set */
+bl_status bl_job_trace_path(const bl_job *job,
+                            char **path); /* of this process; config->trace is set */
 
 /* output.c: README.md beside the adapter. */
 bl_status bl_job_write_readme(const bl_job *job, const char *dir);
 
 /* ledger.c: predicted and measured memory, bytes. */
 typedef struct bl_memory_ledger {
-    int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other, total; /* total: of the whole process */
+    int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other,
+        total;    /* total: of the whole process */
     int64_t host; /* of frozen: what lies in the host tier */
     int64_t disk; /* page files, a rank; not in total */
 } bl_memory_ledger;

@@ -30,7 +30,8 @@ double bl_now_s(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps, bl_metrics **out)
+bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps,
+                          bl_metrics **out)
 {
     *out = NULL;
     bl_metrics *m = calloc(1, sizeof *m);
@@ -48,8 +49,9 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     struct stat info;
     if (st == BL_OK && fstat(m->fd, &info) != 0) st = bl_fail_errno(BL_EIO, "stat %s", path);
     if (st == BL_OK && info.st_size < keep_bytes) {
-        bl_log_warning("%s has %lld bytes, it had %lld when the checkpoint was made: lines are missing", path,
-                       (long long)info.st_size, (long long)keep_bytes);
+        bl_log_warning(
+            "%s has %lld bytes, it had %lld when the checkpoint was made: lines are missing", path,
+            (long long)info.st_size, (long long)keep_bytes);
         m->bytes = info.st_size;
     }
     if (st != BL_OK) {
@@ -63,7 +65,8 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
 /* Not when it is opened: a run that is then refused leaves the log as it was. */
 static bl_status cut(bl_metrics *m)
 {
-    if (!m->is_cut && ftruncate(m->fd, m->bytes) != 0) return bl_fail_errno(BL_EIO, "cut %s", m->path);
+    if (!m->is_cut && ftruncate(m->fd, m->bytes) != 0)
+        return bl_fail_errno(BL_EIO, "cut %s", m->path);
     m->is_cut = true;
     return BL_OK;
 }
@@ -78,7 +81,8 @@ static bl_status append(bl_metrics *m, const char *line)
 }
 
 /* The lanes that move bytes for compute. */
-static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK, BL_LANE_ACTIVATIONS, BL_LANE_LORA};
+static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK,
+                                       BL_LANE_ACTIVATIONS, BL_LANE_LORA};
 
 /* "stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step; "" without any. */
 static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes)
@@ -90,7 +94,8 @@ static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes
     for (size_t i = 0; i < BL_COUNT(moving_lanes) && used < text_bytes; i++) {
         double part = s->lanes[moving_lanes[i]].stall_s / s->step_s;
         if (part < 0.01) continue;
-        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %.0f %%", before, bl_lane_name(moving_lanes[i]), 100 * part);
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %.0f %%", before,
+                                 bl_lane_name(moving_lanes[i]), 100 * part);
         before = ", ";
     }
 }
@@ -105,7 +110,8 @@ static void join_parts(char part[N_PARTS][PART_BYTES], char *line, size_t line_b
     line[0] = '\0';
     for (int i = 0; i < N_PARTS; i++)
         if (part[i][0] && used < line_bytes)
-            used += (size_t)snprintf(line + used, line_bytes - used, "%s%s", used ? "  " : "", part[i]);
+            used +=
+                (size_t)snprintf(line + used, line_bytes - used, "%s%s", used ? "  " : "", part[i]);
 }
 
 /* Leaves out what is needed least until the line has less than `columns`; 0: all fits. */
@@ -114,7 +120,8 @@ static void fit_parts(char part[N_PARTS][PART_BYTES], int columns, char *line, s
     static const int dispensable[] = {STALLS, RATE, GRAD_NORM, SPEED, LEFT, LOSS};
 
     join_parts(part, line, line_bytes);
-    for (size_t i = 0; i < BL_COUNT(dispensable) && columns > 0 && strlen(line) >= (size_t)columns; i++) {
+    for (size_t i = 0; i < BL_COUNT(dispensable) && columns > 0 && strlen(line) >= (size_t)columns;
+         i++) {
         part[dispensable[i]][0] = '\0';
         join_parts(part, line, line_bytes);
     }
@@ -127,12 +134,14 @@ static void print_progress(bl_metrics *m, const bl_step_metrics *s)
     char part[N_PARTS][PART_BYTES], line[N_PARTS * PART_BYTES];
     int columns = bl_log_columns();
 
-    snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step, (long long)s->total_steps);
+    snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step,
+             (long long)s->total_steps);
     snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
     snprintf(part[GRAD_NORM], PART_BYTES, "grad_norm %.3f", s->grad_norm);
     snprintf(part[RATE], PART_BYTES, "lr %.2e", s->learning_rate);
     snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
-    snprintf(part[LEFT], PART_BYTES, "%d:%02d:%02d left", (int)(left / 3600), (int)fmod(left / 60, 60), (int)fmod(left, 60));
+    snprintf(part[LEFT], PART_BYTES, "%d:%02d:%02d left", (int)(left / 3600),
+             (int)fmod(left / 60, 60), (int)fmod(left, 60));
     print_stalls(s, part[STALLS], PART_BYTES);
     fit_parts(part, columns, line, sizeof line);
     if (columns > 0) {
@@ -149,16 +158,20 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
 
     m->mean_step_s = m->mean_step_s == 0 ? s->step_s : 0.9 * m->mean_step_s + 0.1 * s->step_s;
     if (s->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.4f", s->flops / s->step_s / s->peak_flops);
-    snprintf(line, sizeof line,
-             "{\"step\":%lld,\"loss\":%.12g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,\"tokens\":%lld,"
-             "\"label_tokens\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.3f,\"tflops\":%.6f,\"mfu\":%s",
-             (long long)s->step, s->loss, s->grad_norm, s->learning_rate, s->epoch, (long long)s->tokens,
-             (long long)s->label_tokens, s->step_s, (double)s->tokens / s->step_s, s->flops / s->step_s * 1e-12, mfu);
+    snprintf(
+        line, sizeof line,
+        "{\"step\":%lld,\"loss\":%.12g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,"
+        "\"tokens\":%lld,"
+        "\"label_tokens\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.3f,\"tflops\":%.6f,\"mfu\":%s",
+        (long long)s->step, s->loss, s->grad_norm, s->learning_rate, s->epoch, (long long)s->tokens,
+        (long long)s->label_tokens, s->step_s, (double)s->tokens / s->step_s,
+        s->flops / s->step_s * 1e-12, mfu);
     size_t used = strlen(line);
     for (size_t i = 0; i < BL_COUNT(moving_lanes); i++) {
         const bl_lane_totals *lane = &s->lanes[moving_lanes[i]];
         const char *name = bl_lane_name(moving_lanes[i]);
-        used += (size_t)snprintf(line + used, sizeof line - used, ",\"%s_bytes\":%lld,\"%s_stall_s\":%.6f", name,
+        used += (size_t)snprintf(line + used, sizeof line - used,
+                                 ",\"%s_bytes\":%lld,\"%s_stall_s\":%.6f", name,
                                  (long long)lane->n_bytes, name, lane->stall_s);
     }
     snprintf(line + used, sizeof line - used, "}\n");
@@ -166,13 +179,16 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
     return append(m, line);
 }
 
-bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t label_tokens, double seconds)
+bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t label_tokens,
+                          double seconds)
 {
     char line[256];
 
-    bl_log_info("step %lld  validation loss %.4f  perplexity %.3f", (long long)step, eval_loss, exp(eval_loss));
-    snprintf(line, sizeof line, "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f}\n", (long long)step,
-             eval_loss, (long long)label_tokens, seconds);
+    bl_log_info("step %lld  validation loss %.4f  perplexity %.3f", (long long)step, eval_loss,
+                exp(eval_loss));
+    snprintf(line, sizeof line,
+             "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f}\n",
+             (long long)step, eval_loss, (long long)label_tokens, seconds);
     return append(m, line);
 }
 

@@ -15,16 +15,21 @@ typedef struct bl_step_metrics {
     double loss, grad_norm, learning_rate, epoch;
     int64_t tokens, label_tokens; /* of the step, all ranks */
     double step_s, flops;         /* model FLOPs of the step, docs/memory.md */
-    bl_lane_totals lanes[BL_N_LANES]; /* of the step: bytes of all ranks; of the rank that stood still for a lane the longest, how long */
-    double peak_flops;            /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
+    bl_lane_totals lanes
+        [BL_N_LANES]; /* of the step: bytes of all ranks; of the rank that stood still for a lane the longest, how long */
+    double
+        peak_flops; /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
 } bl_step_metrics;
 
 /* Opens `path` for appending; the first line cuts it to keep_bytes (0: a fresh log; a log that is shorter is warned about and kept). logging_steps: how often a line is printed. */
-bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps, bl_metrics **out);
+bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps,
+                          bl_metrics **out);
 bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);
-bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens, double seconds);
-bl_status bl_metrics_sync(bl_metrics *metrics, int64_t *bytes); /* durable; *bytes = length so far */
-void bl_metrics_close(bl_metrics *metrics);                     /* NULL is fine */
+bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens,
+                          double seconds);
+bl_status bl_metrics_sync(bl_metrics *metrics,
+                          int64_t *bytes);  /* durable; *bytes = length so far */
+void bl_metrics_close(bl_metrics *metrics); /* NULL is fine */
 
 double bl_now_s(void); /* monotonic clock */
 

@@ -27,8 +27,9 @@ static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **
     options.n_threads = (int)(c->threads * job->n_ranks);
     BL_TRY(bl_dataset_open(&options, job->tokenizer, out));
     bl_dataset_get_stats(*out, &stats);
-    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path, (long long)bl_dataset_count(*out),
-                (long long)stats.n_tokens, (long long)stats.n_label_tokens);
+    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path,
+                (long long)bl_dataset_count(*out), (long long)stats.n_tokens,
+                (long long)stats.n_label_tokens);
     return BL_OK;
 }
 
@@ -44,7 +45,8 @@ static bl_status open_tokenizer(bl_job *job)
     bl_status st = bl_path_exists(path, &present);
     free(path);
     if (st != BL_OK) return st;
-    if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO)) return BL_OK;
+    if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO))
+        return BL_OK;
     st = bl_tokenizer_load(c->model_name_or_path, &job->tokenizer);
     if (st == BL_EINPUT) {
         bl_error_save(&job->tokenizer_error, st);
@@ -53,8 +55,8 @@ static bl_status open_tokenizer(bl_job *job)
     BL_TRY(st);
     int64_t tokens = bl_tokenizer_vocab_size(job->tokenizer);
     if (tokens > job->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
-        bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows", (long long)tokens,
-                       (long long)job->host->config.vocab_size);
+        bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows",
+                       (long long)tokens, (long long)job->host->config.vocab_size);
     return BL_OK;
 }
 
@@ -65,13 +67,15 @@ static bl_status pack_data(bl_job *job)
     bl_dataset *rows;
 
     if (job->validation) {
-        BL_TRY(bl_dataset_pack(job->validation, c->packing, c->max_seq_length, 0, job->n_validation_rows, &rows));
+        BL_TRY(bl_dataset_pack(job->validation, c->packing, c->max_seq_length, 0,
+                               job->n_validation_rows, &rows));
         if (job->validation != job->train) bl_dataset_close(job->validation);
         job->validation = rows;
         job->n_validation_rows = bl_dataset_count(rows);
     }
     if (job->train) {
-        BL_TRY(bl_dataset_pack(job->train, c->packing, c->max_seq_length, job->first_train_row, job->n_train_rows, &rows));
+        BL_TRY(bl_dataset_pack(job->train, c->packing, c->max_seq_length, job->first_train_row,
+                               job->n_train_rows, &rows));
         bl_dataset_close(job->train);
         job->train = rows;
         job->first_train_row = 0;
@@ -83,7 +87,8 @@ static bl_status pack_data(bl_job *job)
 static int64_t longest_row(const bl_dataset *rows, int64_t first, int64_t n)
 {
     int64_t longest = 0;
-    for (int64_t row = first; rows && row < first + n; row++) longest = bl_max_i64(longest, bl_dataset_n_tokens(rows, row));
+    for (int64_t row = first; rows && row < first + n; row++)
+        longest = bl_max_i64(longest, bl_dataset_n_tokens(rows, row));
     return longest;
 }
 
@@ -92,7 +97,8 @@ static void measure_rows(bl_job *job)
 {
     job->longest_train_row = longest_row(job->train, job->first_train_row, job->n_train_rows);
     job->longest_validation_row = longest_row(job->validation, 0, job->n_validation_rows);
-    job->host->n_positions = bl_max_i64(1, bl_max_i64(job->longest_train_row, job->longest_validation_row));
+    job->host->n_positions =
+        bl_max_i64(1, bl_max_i64(job->longest_train_row, job->longest_validation_row));
 }
 
 static bl_status open_data(bl_job *job)
@@ -108,7 +114,8 @@ static bl_status open_data(bl_job *job)
         BL_TRY(open_dataset(job, c->validation_file, &job->validation));
         job->n_validation_rows = bl_dataset_count(job->validation);
     } else if (job->train && c->validation_split_percentage > 0) {
-        BL_TRY(bl_dataset_split(job->n_train_rows, c->validation_split_percentage, &job->n_validation_rows));
+        BL_TRY(bl_dataset_split(job->n_train_rows, c->validation_split_percentage,
+                                &job->n_validation_rows));
         job->validation = job->train;
         job->first_train_row = job->n_validation_rows;
         job->n_train_rows -= job->n_validation_rows;
@@ -130,8 +137,10 @@ bl_status bl_job_place_ranks(bl_job *job)
     job->n_ranks = job->n_here = job->n_on_host = (int)c->ranks;
     if (!job->launch) return BL_OK;
     if (c->ranks != n_processes)
-        return BL_FAIL(BL_EUSAGE, "ranks: %lld, but %d processes were started, and each is a rank: leave the key out",
-                       (long long)c->ranks, n_processes);
+        return BL_FAIL(
+            BL_EUSAGE,
+            "ranks: %lld, but %d processes were started, and each is a rank: leave the key out",
+            (long long)c->ranks, n_processes);
     job->n_here = 1;
     job->first_here = bl_launch_rank(job->launch);
     bl_launch_read(&info);
@@ -143,7 +152,8 @@ bl_status bl_job_place_ranks(bl_job *job)
 static void print_base_formats(const bl_job *job)
 {
     char text[BL_BASE_FORMATS_TEXT_BYTES];
-    bl_llama_base_formats_describe(&job->base_formats, job->evaluate_only ? "memory" : "training", text);
+    bl_llama_base_formats_describe(&job->base_formats, job->evaluate_only ? "memory" : "training",
+                                   text);
     bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
 }
 
@@ -151,11 +161,13 @@ bl_status bl_job_open(bl_job *job)
 {
     const bl_train_config *c = job->config;
 
-    BL_TRY(bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
+    BL_TRY(
+        bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
     job->host->io_engine = c->io_engine;
     job->base_formats = job->host->base_formats;
     if (c->max_seq_length > job->host->config.max_position_embeddings)
-        bl_log_warning("max_seq_length %lld is beyond the model's %lld positions", (long long)c->max_seq_length,
+        bl_log_warning("max_seq_length %lld is beyond the model's %lld positions",
+                       (long long)c->max_seq_length,
                        (long long)job->host->config.max_position_embeddings);
     BL_TRY(open_data(job));
     BL_TRY(bl_job_choose_lora(job));

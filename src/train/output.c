@@ -25,17 +25,18 @@ static bl_status write_losses(const bl_job *job, char **text)
     char stored[128] = "";
 
     if (!job->validation)
-        return bl_text_format(text,
-                              "| | training loss |\n|---|---|\n| first step | %.4f |\n| last step | %.4f |\n",
-                              job->first_loss, job->last_loss);
+        return bl_text_format(
+            text, "| | training loss |\n|---|---|\n| first step | %.4f |\n| last step | %.4f |\n",
+            job->first_loss, job->last_loss);
     if (job->stored_result.rows > 0)
         snprintf(stored, sizeof stored, "| base as stored + adapter | %.4f | %.3f |\n",
                  job->stored_result.loss, exp(job->stored_result.loss));
-    return bl_text_format(text,
-                          "| | validation loss | perplexity |\n|---|---|---|\n| base | %.4f | %.3f |\n| base "
-                          "+ adapter | %.4f | %.3f |\n%s",
-                          job->base_result.loss, exp(job->base_result.loss), job->final_result.loss,
-                          exp(job->final_result.loss), stored);
+    return bl_text_format(
+        text,
+        "| | validation loss | perplexity |\n|---|---|---|\n| base | %.4f | %.3f |\n| base "
+        "+ adapter | %.4f | %.3f |\n%s",
+        job->base_result.loss, exp(job->base_result.loss), job->final_result.loss,
+        exp(job->final_result.loss), stored);
 }
 
 /* Which base the losses are those of, and how to have the other's. */
@@ -47,13 +48,15 @@ static bl_status write_base(const bl_job *job, const char *dir, char **text)
     if (!bl_llama_base_is_quantized(&job->base_formats))
         return bl_text_format(text, "Frozen base: %s.\n", formats);
     if (job->stored_result.rows > 0)
-        return bl_text_format(text,
-                              "Frozen base: %s. The losses are those of the base as trained; the last row is "
-                              "that of the base as stored, which PEFT and vLLM load from the checkpoint.\n",
-                              formats);
+        return bl_text_format(
+            text,
+            "Frozen base: %s. The losses are those of the base as trained; the last row is "
+            "that of the base as stored, which PEFT and vLLM load from the checkpoint.\n",
+            formats);
     return bl_text_format(
         text,
-        "Frozen base: %s. The losses are those of the base as trained. On the base as stored, which PEFT and "
+        "Frozen base: %s. The losses are those of the base as trained. On the base as stored, "
+        "which PEFT and "
         "vLLM load from the checkpoint, the adapter was not evaluated; this does:\n\n"
         "```\nballast eval %s/config.resolved.yaml --adapter %s --base_format stored%s\n```\n",
         formats, dir, dir, job->config->validation_file ? "" : " --validation_file FILE");
@@ -76,22 +79,28 @@ static bl_status write_use(const bl_job *job, const char *dir, char **text)
     char *served = NULL;
 
     if (bl_llama_base_is_quantized(&job->base_formats))
-        BL_TRY(bl_text_format(
-            &served,
-            "\nBoth then add the adapter to the base as stored. To serve the base as trained, write its FP8 "
-            "codes to a folder of their own:\n\n"
-            "```\nballast quantize %s base-FP8 --base_format %s\n"
-            "vllm serve base-FP8 --enable-lora --max-lora-rank %lld --lora-modules tuned=%s\n```\n\n"
-            "These are the codes and scales of the training, bit for bit. In training activations are not "
-            "quantized, in vLLM they are, too. Tried: the library with which vLLM reads such a folder, not vLLM "
-            "itself.\n",
-            model, c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row", r, dir));
+        BL_TRY(bl_text_format(&served,
+                              "\nBoth then add the adapter to the base as stored. To serve the "
+                              "base as trained, write its FP8 "
+                              "codes to a folder of their own:\n\n"
+                              "```\nballast quantize %s base-FP8 --base_format %s\n"
+                              "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
+                              "--lora-modules tuned=%s\n```\n\n"
+                              "These are the codes and scales of the training, bit for bit. In "
+                              "training activations are not "
+                              "quantized, in vLLM they are, too. Tried: the library with which "
+                              "vLLM reads such a folder, not vLLM "
+                              "itself.\n",
+                              model, c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row",
+                              r, dir));
     bl_status st = bl_text_format(
         text,
         "## Use\n\n"
         "```\nballast generate --model %s --adapter %s%s --prompt \"...\"\n```\n\n"
-        "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), \"%s\")`.\n"
-        "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules tuned=%s`.\n%s\n"
+        "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
+        "\"%s\")`.\n"
+        "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
+        "tuned=%s`.\n%s\n"
         "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a step.\n",
         model, dir, base_format_option(c), model, dir, model, r, dir, served ? served : "");
     free(served);
@@ -108,16 +117,17 @@ bl_status bl_job_write_readme(const bl_job *job, const char *dir)
     BL_TRY_GOTO(st, done, write_losses(job, &losses));
     BL_TRY_GOTO(st, done, write_base(job, dir, &base));
     BL_TRY_GOTO(st, done, write_use(job, dir, &use));
-    BL_TRY_GOTO(
-        st, done,
-        bl_text_format(
-            &text,
-            "---\nbase_model: %s\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n"
-            "# LoRA adapter for %s\n\n"
-            "Trained with Ballast: %lld steps, %lld sequences a step, r %lld, alpha %g, on %s.\n\n%s\n%s\n%s",
-            c->model_name_or_path, c->model_name_or_path, (long long)job->total_steps,
-            (long long)bl_train_batch_rows(c), (long long)job->lora.options.r, job->lora.options.alpha,
-            targets, losses, base, use));
+    BL_TRY_GOTO(st, done,
+                bl_text_format(&text,
+                               "---\nbase_model: %s\nlibrary_name: peft\npipeline_tag: "
+                               "text-generation\ntags:\n- lora\n---\n"
+                               "# LoRA adapter for %s\n\n"
+                               "Trained with Ballast: %lld steps, %lld sequences a step, r %lld, "
+                               "alpha %g, on %s.\n\n%s\n%s\n%s",
+                               c->model_name_or_path, c->model_name_or_path,
+                               (long long)job->total_steps, (long long)bl_train_batch_rows(c),
+                               (long long)job->lora.options.r, job->lora.options.alpha, targets,
+                               losses, base, use));
     BL_TRY_GOTO(st, done, bl_path_join(dir, "README.md", &path));
     st = bl_file_write_atomic(path, text, strlen(text));
 done:

@@ -67,10 +67,12 @@ static bl_status resolve(const char *path, char **full)
     while (folder > 0 && path[folder - 1] != '/') folder--;
     if (folder == length || (length == 1 && path[0] == '.'))
         return bl_text_format(full, "%s", path); /* no folder */
-    BL_TRY(folder == 0 ? bl_text_format(&parent, ".") : bl_text_format(&parent, "%.*s", (int)folder, path));
+    BL_TRY(folder == 0 ? bl_text_format(&parent, ".")
+                       : bl_text_format(&parent, "%.*s", (int)folder, path));
     char *start = NULL;
     bl_status st = resolve(parent, &start);
-    if (st == BL_OK) st = bl_text_format(full, "%s/%.*s", start, (int)(length - folder), path + folder);
+    if (st == BL_OK)
+        st = bl_text_format(full, "%s/%.*s", start, (int)(length - folder), path + folder);
     free(start);
     free(parent);
     return st;
@@ -110,7 +112,8 @@ static bl_status add_path(places *list, const char *key, const char *path)
     return add(list, key, text);
 }
 
-static bl_status add_in(places *list, const char *key, const char *dir, const char *name, const char *end)
+static bl_status add_in(places *list, const char *key, const char *dir, const char *name,
+                        const char *end)
 {
     char *path = NULL, *text = NULL;
     BL_TRY(bl_path_join(dir, name, &path));
@@ -206,7 +209,8 @@ static bl_status list_outputs(const bl_job *job, places *list)
 static bool is_record_of_itself(const place *output, const place *input)
 {
     const char *name = strrchr(output->path, '/');
-    return input->key == CONFIG_KEY && output->key == OUTPUT_KEY && name && strcmp(name + 1, RESOLVED) == 0;
+    return input->key == CONFIG_KEY && output->key == OUTPUT_KEY && name &&
+           strcmp(name + 1, RESOLVED) == 0;
 }
 
 static bl_status compare_with_inputs(const places *written, const places *read)
@@ -215,8 +219,8 @@ static bl_status compare_with_inputs(const places *written, const places *read)
         for (size_t k = 0; k < read->n; k++) {
             const place *output = &written->item[i], *input = &read->item[k];
             if (is_same(output, input) && !is_record_of_itself(output, input))
-                return BL_FAIL(BL_EUSAGE, "%s: %s would overwrite %s (%s)", output->key, output->path,
-                               input->path, input->key);
+                return BL_FAIL(BL_EUSAGE, "%s: %s would overwrite %s (%s)", output->key,
+                               output->path, input->path, input->key);
         }
     return BL_OK;
 }
@@ -246,21 +250,23 @@ static bool lies_in(char *path, const place *folder)
 }
 
 /* Checkpoints are removed by their limit, and all of them when a run starts over. */
-static bl_status compare_with_removed(const bl_train_config *c, const places *checkpoints, const places *read)
+static bl_status compare_with_removed(const bl_train_config *c, const places *checkpoints,
+                                      const places *read)
 {
     const place *folder = &checkpoints->item[0];
 
     for (size_t i = 0; i < read->n && folder->exists; i++) {
         const place *input = &read->item[i];
-        bool stays = input->key == RESUME_KEY || (input->key == CONFIG_KEY && !c->overwrite_output_dir);
+        bool stays =
+            input->key == RESUME_KEY || (input->key == CONFIG_KEY && !c->overwrite_output_dir);
         char *path = NULL;
         if (stays) continue;
         BL_TRY(bl_text_format(&path, "%s", input->full));
         bool lies = lies_in(path, folder);
         free(path);
         if (lies)
-            return BL_FAIL(BL_EUSAGE, "%s: %s lies in %s, where output_dir's run removes files", input->key,
-                           input->path, folder->path);
+            return BL_FAIL(BL_EUSAGE, "%s: %s lies in %s, where output_dir's run removes files",
+                           input->key, input->path, folder->path);
     }
     return BL_OK;
 }
@@ -276,7 +282,8 @@ static bl_status check_folders(const bl_train_config *c, const places *read, pla
             st = BL_FAIL(BL_EUSAGE, "output_dir: %s is the folder of %s (%s)", c->output_dir,
                          read->item[i].key, read->item[i].path);
     if (st == BL_OK) st = add_in(checkpoints, OUTPUT_KEY, c->output_dir, CHECKPOINTS, "");
-    if (st == BL_OK && checkpoints->item[0].exists) st = bl_path_is_dir(checkpoints->item[0].path, &is_dir);
+    if (st == BL_OK && checkpoints->item[0].exists)
+        st = bl_path_is_dir(checkpoints->item[0].path, &is_dir);
     if (st == BL_OK && !is_dir)
         st = BL_FAIL(BL_EUSAGE, "output_dir: %s: is not a folder", checkpoints->item[0].path);
     places_free(&output);

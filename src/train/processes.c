@@ -78,7 +78,8 @@ static uint64_t find_token(const char *path, uint64_t token)
 static bl_status write_probe(const char *path, uint64_t *token)
 {
     char text[24];
-    if (getrandom(token, sizeof *token, 0) != sizeof *token) return bl_fail_errno(BL_EIO, "getrandom");
+    if (getrandom(token, sizeof *token, 0) != sizeof *token)
+        return bl_fail_errno(BL_EIO, "getrandom");
     snprintf(text, sizeof text, "%016" PRIx64 "\n", *token);
     return bl_file_write_atomic(path, text, strlen(text));
 }
@@ -99,7 +100,9 @@ static bl_status look_at_folder(const talk *t, const char *probe, view *own)
 
 static bl_status look(const bl_job *job, const talk *t, const char *probe, view *own)
 {
-    *own = (view){.model = job->model_fingerprint, .train = job->train_fingerprint, .validation = job->validation_fingerprint};
+    *own = (view){.model = job->model_fingerprint,
+                  .train = job->train_fingerprint,
+                  .validation = job->validation_fingerprint};
     if (probe) BL_TRY(look_at_folder(t, probe, own));
     BL_TRY(bl_llama_fingerprint(job->host, PROBE_BYTES, &own->weights));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
@@ -112,21 +115,25 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
     size_t used = 0;
 
     for (int i = 1; i < n_ranks && used < sizeof list - 16; i++)
-        if (memcmp((const char *)&views[0] + offset, (const char *)&views[i] + offset, sizeof(uint64_t)) != 0)
+        if (memcmp((const char *)&views[0] + offset, (const char *)&views[i] + offset,
+                   sizeof(uint64_t)) != 0)
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", i);
-    return used == 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on rank %s", what, list);
+    return used == 0 ? BL_OK
+                     : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on rank %s", what, list);
 }
 
 static bl_status compare_views(const bl_job *job, const view *views)
 {
     char folder[512];
     if (!job->evaluate_only) {
-        snprintf(folder, sizeof folder, "output_dir %.400s (it must lie on a file system that all hosts share) is",
+        snprintf(folder, sizeof folder,
+                 "output_dir %.400s (it must lie on a file system that all hosts share) is",
                  job->config->output_dir);
         BL_TRY(compare(views, job->n_ranks, offsetof(view, folder), folder));
     }
     BL_TRY(compare(views, job->n_ranks, offsetof(view, config), "the configuration is"));
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, model), "the model's config.json, or its tensors, are"));
+    BL_TRY(compare(views, job->n_ranks, offsetof(view, model),
+                   "the model's config.json, or its tensors, are"));
     BL_TRY(compare(views, job->n_ranks, offsetof(view, weights), "the model's weights are"));
     BL_TRY(compare(views, job->n_ranks, offsetof(view, train), "the training data are"));
     return compare(views, job->n_ranks, offsetof(view, validation), "the validation data are");
@@ -141,7 +148,8 @@ bl_status bl_job_check_processes(bl_job *job)
 
     if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->n_ranks);
     if ((st = talk_open(job, &t)) != BL_OK) goto done;
-    if (!job->evaluate_only) BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
+    if (!job->evaluate_only)
+        BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
     BL_TRY_GOTO(st, closed, look(job, &t, probe, &own));
     BL_TRY_GOTO(st, closed, bl_comm_all_gather(t.world, t.stream, &own, views, sizeof own));
     BL_TRY_GOTO(st, closed, bl_stream_synchronize(t.stream));
@@ -178,7 +186,8 @@ bl_status bl_job_share_start(bl_job *job)
     talk t;
 
     if (job->resume_dir && strlen(job->resume_dir) >= MAX_PATH_BYTES)
-        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", job->resume_dir, MAX_PATH_BYTES - 1);
+        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", job->resume_dir,
+                       MAX_PATH_BYTES - 1);
     if (job->resume_dir) memcpy(s.resume_dir, job->resume_dir, strlen(job->resume_dir));
     BL_TRY(talk_open(job, &t));
     bl_status st = broadcast(&t, &s, sizeof s);
@@ -190,7 +199,8 @@ bl_status bl_job_share_start(bl_job *job)
     job->resume_weights = s.resume_weights;
     job->resume_has_weights = s.has_weights;
     job->start_is_saved = s.is_saved;
-    if (s.resume_dir[0] && !(job->resume_dir = strdup(s.resume_dir))) return BL_FAIL(BL_ENOMEM, "a path");
+    if (s.resume_dir[0] && !(job->resume_dir = strdup(s.resume_dir)))
+        return BL_FAIL(BL_ENOMEM, "a path");
     return BL_OK;
 }
 
@@ -210,7 +220,8 @@ static void warn_of_machines(const machine *machines, int n_ranks)
             last = i;
         }
     if (n_others > 0)
-        bl_log_warning("not bit-identical on other hosts: products are made with %s on rank 0 and otherwise on %d ranks, as %s on rank %d",
+        bl_log_warning("not bit-identical on other hosts: products are made with %s on rank 0 and "
+                       "otherwise on %d ranks, as %s on rank %d",
                        machines[0].products, n_others, machines[last].products, last);
 }
 
@@ -220,7 +231,8 @@ bl_status bl_job_compare_machines(const bl_job *job)
     bl_status st;
     talk t;
 
-    if (!machines) return BL_FAIL(BL_ENOMEM, "out of memory: the machines of %d processes", job->n_ranks);
+    if (!machines)
+        return BL_FAIL(BL_ENOMEM, "out of memory: the machines of %d processes", job->n_ranks);
     BL_TRY_GOTO(st, done, talk_open(job, &t));
     bl_cpu_gemm_describe(own.products);
     st = bl_comm_all_gather(t.world, t.stream, &own, machines, sizeof own);

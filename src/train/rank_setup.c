@@ -36,14 +36,19 @@ static int index_on_host(const bl_rank *r)
 static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
-    bl_llama_base_options options = {.shards = r->shards, .copy = r->copy, .gather = r->gather,
-                                     .ring_depth = (int)c->ring_depth, .queue_depth = bl_llama_pager_queue_depth(r->job->n_on_host),
+    bl_llama_base_options options = {.shards = r->shards,
+                                     .copy = r->copy,
+                                     .gather = r->gather,
+                                     .ring_depth = (int)c->ring_depth,
+                                     .queue_depth = bl_llama_pager_queue_depth(r->job->n_on_host),
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
-                                     .timeline = r->timeline, .hooks = c->hooks};
+                                     .timeline = r->timeline,
+                                     .hooks = c->hooks};
     bl_llama_placement placement = r->job->placement;
 
     placement.index = index_on_host(r);
-    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->gather, &placement, &r->weights));
+    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->gather, &placement,
+                                 &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
 
@@ -59,21 +64,28 @@ static bl_status create_timeline(bl_rank *r)
 bl_pass_options bl_job_pass_options(const bl_job *job)
 {
     const bl_train_config *c = job->config;
-    return (bl_pass_options){.T_max = bl_max_i64(train_tokens(job), evaluation_tokens(job)), /* 0 without rows of the kind */
-                             .max_group = job->evaluate_only ? 1 : (int)visit_group(job),
-                             .ring_depth = (int)c->ring_depth, .save = job->save, .training = !job->evaluate_only,
-                             .lora = &job->lora, .offload_activations = c->activation_offload && !job->evaluate_only,
-                             .pin = true};
+    return (bl_pass_options){
+        .T_max =
+            bl_max_i64(train_tokens(job), evaluation_tokens(job)), /* 0 without rows of the kind */
+        .max_group = job->evaluate_only ? 1 : (int)visit_group(job),
+        .ring_depth = (int)c->ring_depth,
+        .save = job->save,
+        .training = !job->evaluate_only,
+        .lora = &job->lora,
+        .offload_activations = c->activation_offload && !job->evaluate_only,
+        .pin = true};
 }
 
 static bl_status create_state(bl_rank *r)
 {
     const bl_job *job = r->job;
     if (job->lora.n_floats == 0) return BL_OK;
-    BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline, &job->lora,
-                                   job->host->config.n_layers, (int)job->config->ring_depth, &r->state));
+    BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
+                                   &job->lora, job->host->config.n_layers,
+                                   (int)job->config->ring_depth, &r->state));
     if (job->resume_dir) return bl_rank_load(r);
-    if (job->init_adapter) return bl_adapter_state_read_peft(r->state, &job->host->config, job->init_adapter);
+    if (job->init_adapter)
+        return bl_adapter_state_read_peft(r->state, &job->host->config, job->init_adapter);
     bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);
     return BL_OK;
 }
@@ -87,8 +99,8 @@ static void measure_peak(bl_rank *r)
     for (int i = 0; i < 2 * N * N; i++) block[i] = 1.0f;
     for (int run = 0; run < RUNS; run++) {
         double start = bl_now_s();
-        if (bl_cpu_gemm_f32(bl_device_pool(r->device), false, true, N, N, N, 1.0f, block, N, block + N * N, N, 0.0f, block + 2 * N * N,
-                            N) != BL_OK)
+        if (bl_cpu_gemm_f32(bl_device_pool(r->device), false, true, N, N, N, 1.0f, block, N,
+                            block + N * N, N, 0.0f, block + 2 * N * N, N) != BL_OK)
             break;
         double flops = 2.0 * N * N * N / (bl_now_s() - start);
         if (flops > r->peak_flops) r->peak_flops = flops;
@@ -102,13 +114,15 @@ bl_status bl_rank_setup(bl_rank *r)
     const bl_train_config *c = job->config;
     bl_pass_options options = bl_job_pass_options(job);
 
-    BL_TRY(bl_llama_bind_rank(index_on_host(r), job->n_on_host)); /* before the device starts its threads */
+    BL_TRY(bl_llama_bind_rank(index_on_host(r),
+                              job->n_on_host)); /* before the device starts its threads */
     BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
     BL_TRY(bl_stream_create(r->device, "gather", &r->gather));
     BL_TRY(bl_stream_create(r->device, "copy", &r->copy));
-    if (c->activation_offload && !job->evaluate_only) BL_TRY(bl_stream_create(r->device, "activations", &r->activations));
+    if (c->activation_offload && !job->evaluate_only)
+        BL_TRY(bl_stream_create(r->device, "activations", &r->activations));
     r->trace_lane = (bl_trace_rank){job->trace, r->index};
     BL_TRY(create_timeline(r));
     /* Also where one shard group has all ranks: what comes from a slow disk must not hold up gradients (comm/README.md). */
@@ -123,10 +137,13 @@ bl_status bl_rank_setup(bl_rank *r)
     options.timeline = r->timeline;
     BL_TRY(bl_llama_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
     for (int i = 0; i < 2 && !job->evaluate_only; i++)
-        BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max, &r->batches[i]));
+        BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max,
+                                 &r->batches[i]));
     if (job->validation) BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
-    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)job->n_ranks * sizeof *r->files, "checkpoint files", (void **)&r->files));
-    return bl_device_alloc(r->device, BL_SPACE_DEVICE, 4 * sizeof(int64_t), "counters", (void **)&r->counts);
+    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)job->n_ranks * sizeof *r->files,
+                           "checkpoint files", (void **)&r->files));
+    return bl_device_alloc(r->device, BL_SPACE_DEVICE, 4 * sizeof(int64_t), "counters",
+                           (void **)&r->counts);
 }
 
 void bl_rank_free(bl_rank *r)

@@ -47,8 +47,13 @@ static bl_pass_input step_input(bl_rank *r, int64_t step, int64_t n_labels)
 {
     const bl_train_config *c = r->job->config;
     return (bl_pass_input){.loss_scale = 1.0 / (double)n_labels,
-                           .dropout = {.p = (float)r->job->lora.options.dropout, .seed = (uint64_t)c->seed, .step = (uint64_t)step},
-                           .loss_sum = &r->state->sums[0], .sink = &r->state->sink, .stop = abandoned, .stop_user = r};
+                           .dropout = {.p = (float)r->job->lora.options.dropout,
+                                       .seed = (uint64_t)c->seed,
+                                       .step = (uint64_t)step},
+                           .loss_sum = &r->state->sums[0],
+                           .sink = &r->state->sink,
+                           .stop = abandoned,
+                           .stop_user = r};
 }
 
 static bl_status run_groups(bl_rank *r, const bl_batches *batches, bl_pass_input *input)
@@ -70,15 +75,20 @@ static void name_bad_tensor(bl_rank *r, const bl_pass_input *input, char *name, 
 
     r->is_at_fault = bl_llama_pass_find_bad(r->pass, input, &layer, &micro);
     if (!r->is_at_fault)
-        snprintf(name, n_bytes, "not among the outputs of the layers: the logits, a gradient, or an earlier micro-batch");
+        snprintf(name, n_bytes,
+                 "not among the outputs of the layers: the logits, a gradient, or an earlier "
+                 "micro-batch");
     else if (layer < 0)
-        snprintf(name, n_bytes, "the embedding, micro-batch %d", (int)(input->micro - first) + micro);
+        snprintf(name, n_bytes, "the embedding, micro-batch %d",
+                 (int)(input->micro - first) + micro);
     else
-        snprintf(name, n_bytes, "the output of layer %lld, micro-batch %d", (long long)layer, (int)(input->micro - first) + micro);
+        snprintf(name, n_bytes, "the output of layer %lld, micro-batch %d", (long long)layer,
+                 (int)(input->micro - first) + micro);
 }
 
 /* BL_ENUMERIC with the step, the samples and the first tensor at fault. */
-static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double grad_norm, const bl_pass_input *input)
+static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double grad_norm,
+                                   const bl_pass_input *input)
 {
     const bl_train_config *c = r->job->config;
     bl_sampler sampler = {r->job->n_train_rows, (uint64_t)c->seed, c->shuffle};
@@ -89,11 +99,14 @@ static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double
     BL_TRY(bl_stream_synchronize(r->compute));
     name_bad_tensor(r, input, tensor, sizeof tensor);
     for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
-        used += snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
-                         (long long)(r->job->first_train_row + bl_sampler_row(&sampler, step * n + i)));
-    return BL_FAIL(BL_ENUMERIC, "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
-                   (long long)step + 1, loss, grad_norm, r->index, tensor, rows,
-                   used >= (int)sizeof rows - 32 ? ", ..." : "");
+        used +=
+            snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
+                     (long long)(r->job->first_train_row + bl_sampler_row(&sampler, step * n + i)));
+    return BL_FAIL(
+        BL_ENUMERIC,
+        "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
+        (long long)step + 1, loss, grad_norm, r->index, tensor, rows,
+        used >= (int)sizeof rows - 32 ? ", ..." : "");
 }
 
 /* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
@@ -103,10 +116,13 @@ static double step_flops(const bl_rank *r, int64_t n_tokens, int64_t n_labels)
     const bl_block_dims *d = &r->weights->dims;
     double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
     double lora = (double)r->job->lora.n_floats;
-    double length = (double)n_tokens / (double)(bl_train_batch_rows(r->job->config)); /* mean sample */
-    double attention = 2.0 * (double)d->q_width * length;                             /* QK^T and PV, causal half */
-    double per_token = (double)c->n_layers * (4.0 * layer + 6.0 * lora + (2.0 + 4.0) * attention / 2.0);
-    return per_token * (double)n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * (double)n_labels;
+    double length =
+        (double)n_tokens / (double)(bl_train_batch_rows(r->job->config)); /* mean sample */
+    double attention = 2.0 * (double)d->q_width * length; /* QK^T and PV, causal half */
+    double per_token =
+        (double)c->n_layers * (4.0 * layer + 6.0 * lora + (2.0 + 4.0) * attention / 2.0);
+    return per_token * (double)n_tokens +
+           4.0 * (double)c->vocab_size * (double)c->hidden_size * (double)n_labels;
 }
 
 /* What this rank's lanes have done since the last call. */
@@ -122,18 +138,25 @@ static void count_lanes(bl_rank *r, bl_lane_totals lanes[BL_N_LANES])
                                     .n_bytes = now->lane[i].n_bytes - before.lane[i].n_bytes};
 }
 
-static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm, const int64_t totals[3], double started,
-                             const bl_lane_totals *lanes)
+static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm,
+                             const int64_t totals[3], double started, const bl_lane_totals *lanes)
 {
     const bl_train_config *c = r->job->config;
     bl_job *job = r->job;
     if (step == 0) job->first_loss = loss;
     job->last_loss = loss;
-    bl_step_metrics metrics = {.step = step + 1, .total_steps = job->total_steps, .loss = loss, .grad_norm = grad_norm,
+    bl_step_metrics metrics = {.step = step + 1,
+                               .total_steps = job->total_steps,
+                               .loss = loss,
+                               .grad_norm = grad_norm,
                                .learning_rate = bl_train_learning_rate(c, step, job->total_steps),
-                               .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)job->n_train_rows,
-                               .tokens = totals[1], .label_tokens = totals[0], .step_s = bl_now_s() - started,
-                               .flops = step_flops(r, totals[1], totals[0]), .peak_flops = r->peak_flops * job->n_ranks};
+                               .epoch = (double)((step + 1) * bl_train_batch_rows(c)) /
+                                        (double)job->n_train_rows,
+                               .tokens = totals[1],
+                               .label_tokens = totals[0],
+                               .step_s = bl_now_s() - started,
+                               .flops = step_flops(r, totals[1], totals[0]),
+                               .peak_flops = r->peak_flops * job->n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     BL_TRY(bl_job_check_lock(job));
     return bl_metrics_step(job->metrics, &metrics);
@@ -148,8 +171,9 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     bl_lane_totals lanes[BL_N_LANES];
 
     if (totals[0] == 0)
-        return BL_FAIL(BL_EINPUT, "%s: step %lld has no label that carries loss: all its labels are masked", c->train_file,
-                       (long long)step + 1);
+        return BL_FAIL(BL_EINPUT,
+                       "%s: step %lld has no label that carries loss: all its labels are masked",
+                       c->train_file, (long long)step + 1);
     bl_pass_input input = step_input(r, step, totals[0]);
     BL_TRY(run_groups(r, batches, &input));
     if (step + 1 < job->total_steps) BL_TRY(fill_step(r, step + 1, r->batches[(step + 1) & 1]));
@@ -157,10 +181,13 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     count_lanes(r, lanes);
     BL_TRY(bl_adapter_state_reduce(r->state, &loss_sum, &grad_norm, lanes));
     double loss = loss_sum / (double)totals[0];
-    if (!isfinite(loss) || !isfinite(grad_norm)) return report_not_finite(r, step, loss, grad_norm, &input);
-    if (c->dump_gradients && step == job->start_step) BL_TRY(bl_adapter_state_write_gradients(r->state, c->dump_gradients));
-    BL_TRY(bl_adapter_state_update(r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1, c->adam_beta2,
-                                   c->adam_epsilon, c->weight_decay, c->max_grad_norm));
+    if (!isfinite(loss) || !isfinite(grad_norm))
+        return report_not_finite(r, step, loss, grad_norm, &input);
+    if (c->dump_gradients && step == job->start_step)
+        BL_TRY(bl_adapter_state_write_gradients(r->state, c->dump_gradients));
+    BL_TRY(bl_adapter_state_update(
+        r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1,
+        c->adam_beta2, c->adam_epsilon, c->weight_decay, c->max_grad_norm));
     r->steps_done = step + 1;
     return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started, lanes) : BL_OK;
 }
@@ -195,7 +222,8 @@ static bl_status evaluate_if_due(bl_rank *r, int64_t step)
         if (step == 0) job->base_result = result;
         job->final_result = result;
         BL_TRY(bl_job_check_lock(job));
-        BL_TRY(bl_metrics_eval(job->metrics, step, result.loss, result.label_tokens, bl_now_s() - started));
+        BL_TRY(bl_metrics_eval(job->metrics, step, result.loss, result.label_tokens,
+                               bl_now_s() - started));
     }
     r->evaluated_step = step;
     return BL_OK;
@@ -228,20 +256,25 @@ bl_status bl_rank_train(bl_rank *r)
     r->steps_done = job->start_step;
     r->saved_step = job->start_is_saved && !r->start_differs ? job->start_step : -1;
     r->evaluated_step = job->start_evaluated_step;
-    BL_TRY(evaluate_if_due(r, job->start_step)); /* before the first step; or one that a stop cut short */
-    if (job->start_step < job->total_steps) BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));
+    BL_TRY(evaluate_if_due(
+        r, job->start_step)); /* before the first step; or one that a stop cut short */
+    if (job->start_step < job->total_steps)
+        BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));
     for (int64_t step = job->start_step; step < job->total_steps; step++) {
         BL_TRY(count_step(r, r->batches[step & 1], totals));
         if (totals[2] > 0) {
             BL_TRY(verify_base(r));
             BL_TRY(bl_rank_save(r, step));
-            return BL_FAIL(BL_ESTOPPED, "stopped on request after step %lld of %lld; resume with --resume_from_checkpoint true",
+            return BL_FAIL(BL_ESTOPPED,
+                           "stopped on request after step %lld of %lld; resume with "
+                           "--resume_from_checkpoint true",
                            (long long)step, (long long)job->total_steps);
         }
         BL_TRY(train_step(r, step, totals));
         BL_TRY(after_step(r, step + 1));
     }
     if (r->index == 0) BL_TRY(bl_job_check_lock(job));
-    return bl_adapter_state_write_peft(r->state, &job->host->config, job->config->output_dir, job->config->model_name_or_path,
+    return bl_adapter_state_write_peft(r->state, &job->host->config, job->config->output_dir,
+                                       job->config->model_name_or_path,
                                        job->config->adapter_dtype == BL_ADAPTER_BF16);
 }

@@ -32,7 +32,8 @@ static void *rank_main(void *argument)
     }
     r->status = end_gathers(r, r->status);
     if (r->status != BL_OK) bl_error_save(&r->error, r->status);
-    if (r->status != BL_OK && r->status != BL_ESTOPPED) bl_comm_abort(r->world, &r->error); /* to stop is agreed on */
+    if (r->status != BL_OK && r->status != BL_ESTOPPED)
+        bl_comm_abort(r->world, &r->error); /* to stop is agreed on */
     atomic_fetch_sub(&job->n_running, 1);
     return NULL;
 }
@@ -41,7 +42,8 @@ static void *rank_main(void *argument)
 static void abandon(bl_job *job)
 {
     bl_error error = {.status = BL_ESTOPPED};
-    snprintf(error.text, sizeof error.text, "stopped inside a step; the newest checkpoint in %s stands", job->checkpoint_dir);
+    snprintf(error.text, sizeof error.text,
+             "stopped inside a step; the newest checkpoint in %s stands", job->checkpoint_dir);
     atomic_store(&job->abandon, 1);
     bl_comm_abort(job->ranks[0].world, &error);
 }
@@ -75,7 +77,8 @@ static void swallow_repeated(const sigset_t *signals)
 
     sigemptyset(&repeated);
     for (size_t i = 0; i < BL_COUNT(stop_signals); i++)
-        if (repeats_itself(stop_signals[i]) && sigismember(signals, stop_signals[i])) sigaddset(&repeated, stop_signals[i]);
+        if (repeats_itself(stop_signals[i]) && sigismember(signals, stop_signals[i]))
+            sigaddset(&repeated, stop_signals[i]);
     while (sigtimedwait(&repeated, NULL, &now) > 0) continue;
 }
 
@@ -103,18 +106,20 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
             if (asked > 0.0) give_back(signals, signal_number);
             asked = bl_now_s();
             if (signal_number == SIGINT) bl_log_note_echo();
-            bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once", strsignal(signal_number),
-                        job->config->grace_s);
+            bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once",
+                        strsignal(signal_number), job->config->grace_s);
             atomic_store(&job->stop, 1);
         }
-        if (asked > 0.0 && bl_now_s() - asked > job->config->grace_s && !atomic_load(&job->abandon)) abandon(job);
+        if (asked > 0.0 && bl_now_s() - asked > job->config->grace_s && !atomic_load(&job->abandon))
+            abandon(job);
     }
     return peak;
 }
 
 static bl_status create_comms(bl_job *job, bl_comm **comms)
 {
-    if (!job->launch) return bl_comm_create_local(job->n_ranks, job->config->step_deadline_s, comms);
+    if (!job->launch)
+        return bl_comm_create_local(job->n_ranks, job->config->step_deadline_s, comms);
     comms[0] = job->world;
     job->world = NULL;
     return BL_OK;
@@ -134,7 +139,8 @@ static bl_status start_ranks(bl_job *job)
     }
     for (int i = 0; st == BL_OK && i < job->n_here; i++) {
         atomic_fetch_add(&job->n_running, 1);
-        job->ranks[i].started = pthread_create(&job->ranks[i].thread, NULL, rank_main, &job->ranks[i]) == 0;
+        job->ranks[i].started =
+            pthread_create(&job->ranks[i].thread, NULL, rank_main, &job->ranks[i]) == 0;
         if (job->ranks[i].started) continue;
         atomic_fetch_sub(&job->n_running, 1);
         st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", job->first_here + i);
@@ -160,7 +166,8 @@ static bl_status first_failure(const bl_job *job)
         if (failure_weight(&job->ranks[i]) > failure_weight(best)) best = &job->ranks[i];
     if (best->status == BL_OK) return BL_OK;
     bl_status st = bl_error_restore(&best->error);
-    if (job->n_here > 1 && st != BL_ESTOPPED && st != BL_EINPUT) bl_error_prefix(st, "rank %d", best->index);
+    if (job->n_here > 1 && st != BL_ESTOPPED && st != BL_EINPUT)
+        bl_error_prefix(st, "rank %d", best->index);
     return st;
 }
 
@@ -175,16 +182,20 @@ static bl_status save_abandoned(bl_job *job)
         agreed = job->ranks[i].state && job->ranks[i].pass && job->ranks[i].steps_done == step;
     if (!agreed)
         return BL_FAIL(BL_ESTOPPED,
-                       "stopped on request inside a step, which is lost; the newest checkpoint in %s stands: resume with "
+                       "stopped on request inside a step, which is lost; the newest checkpoint in "
+                       "%s stands: resume with "
                        "--resume_from_checkpoint true",
                        job->checkpoint_dir);
     for (int i = 0; i < job->n_ranks; i++) {
         const bl_rank *r = &job->ranks[i];
-        (void)bl_stream_synchronize(r->compute); /* its error is the abandoned step's; AdamW of `step` ran before it */
+        (void)bl_stream_synchronize(
+            r->compute); /* its error is the abandoned step's; AdamW of `step` ran before it */
     }
     bl_job_abort_saving(job); /* one that was under way when the grace ended */
     if (job->ranks[0].saved_step != step) BL_TRY(bl_job_save_all(job, step));
-    return BL_FAIL(BL_ESTOPPED, "stopped on request inside step %lld; saved after step %lld: resume with --resume_from_checkpoint true",
+    return BL_FAIL(BL_ESTOPPED,
+                   "stopped on request inside step %lld; saved after step %lld: resume with "
+                   "--resume_from_checkpoint true",
                    (long long)step + 1, (long long)step);
 }
 
@@ -200,7 +211,8 @@ bl_status bl_job_run_ranks(bl_job *job, int64_t *peak_bytes)
     for (int i = 0; job->ranks && i < job->n_here; i++)
         if (job->ranks[i].started) pthread_join(job->ranks[i].thread, NULL);
     if (st == BL_OK) st = first_failure(job);
-    if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED)) st = save_abandoned(job);
+    if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
+        st = save_abandoned(job);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
     for (int i = 0; job->ranks && i < job->n_here; i++) bl_rank_free(&job->ranks[i]);

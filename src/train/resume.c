@@ -36,15 +36,18 @@ static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
 
 static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
 {
-    return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step, "ranks", job->n_ranks,
-                     "n_layers", (json_int_t)job->host->config.n_layers, "floats_per_layer", (json_int_t)job->lora.n_floats,
-                     "metrics_bytes", (json_int_t)metrics_bytes, "evaluated_step",
-                     (json_int_t)job->ranks[0].evaluated_step, "first_loss", job->first_loss, "last_loss", job->last_loss, "base_loss",
-                     job->base_result.loss, "validation_loss", job->final_result.loss);
+    return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step,
+                     "ranks", job->n_ranks, "n_layers", (json_int_t)job->host->config.n_layers,
+                     "floats_per_layer", (json_int_t)job->lora.n_floats, "metrics_bytes",
+                     (json_int_t)metrics_bytes, "evaluated_step",
+                     (json_int_t)job->ranks[0].evaluated_step, "first_loss", job->first_loss,
+                     "last_loss", job->last_loss, "base_loss", job->base_result.loss,
+                     "validation_loss", job->final_result.loss);
 }
 
 /* Writes a rank's file into the folder of the checkpoint of `step`, and says what is in it. */
-static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_state *s, int rank, bl_checkpoint_file *out)
+static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_state *s, int rank,
+                            bl_checkpoint_file *out)
 {
     char name[NAME_BYTES], *folder = NULL, *path = NULL;
     bl_tensor_spec specs[N_ARRAYS];
@@ -52,14 +55,16 @@ static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_st
     bl_status st = BL_OK;
 
     rank_file_name(rank, job->n_ranks, name);
-    for (int i = 0; i < N_ARRAYS; i++) specs[i] = (bl_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
+    for (int i = 0; i < N_ARRAYS; i++)
+        specs[i] = (bl_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(job->checkpoint_dir, step, &folder));
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
     for (int i = 0; i < N_ARRAYS; i++)
         BL_TRY_GOTO(st, done,
-                    bl_safetensors_writer_append(writer, state_array(s, (int)bl_safetensors_writer_order(writer)[i]),
-                                                 (size_t)(s->n_layers * s->chunk) * sizeof(float)));
+                    bl_safetensors_writer_append(
+                        writer, state_array(s, (int)bl_safetensors_writer_order(writer)[i]),
+                        (size_t)(s->n_layers * s->chunk) * sizeof(float)));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
     if (st == BL_OK) st = bl_checkpoint_describe_file(path, out);
@@ -73,7 +78,8 @@ done:
 static int64_t checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    return N_ARRAYS * job->host->config.n_layers * job->lora.n_floats * (int64_t)sizeof(float) + SLACK_BYTES;
+    return N_ARRAYS * job->host->config.n_layers * job->lora.n_floats * (int64_t)sizeof(float) +
+           SLACK_BYTES;
 }
 
 static bl_status begin_save(bl_job *job, int64_t step)
@@ -102,7 +108,8 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
     }
     BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
     json_t *state = describe(job, step, metrics_bytes);
-    bl_status st = state ? bl_job_describe_identity(job, state) : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
+    bl_status st = state ? bl_job_describe_identity(job, state)
+                         : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
     if (st == BL_OK) st = bl_job_record_machine(state);
     if (st == BL_OK) {
         st = bl_checkpoint_commit(job->saving, state);
@@ -127,7 +134,8 @@ bl_status bl_rank_save(bl_rank *r, int64_t step)
     if (r->index == 0) BL_TRY(begin_save(job, step));
     BL_TRY(meet(r));
     BL_TRY(write_rank(job, step, r->state, r->index, &r->files[r->index]));
-    BL_TRY(bl_comm_all_gather(r->world, r->communication, &r->files[r->index], r->files, sizeof *r->files));
+    BL_TRY(bl_comm_all_gather(r->world, r->communication, &r->files[r->index], r->files,
+                              sizeof *r->files));
     BL_TRY(bl_stream_synchronize(r->communication));
     if (r->index == 0) BL_TRY(commit_save(job, step, r->files));
     r->saved_step = step;
@@ -138,26 +146,32 @@ bl_status bl_job_save_all(bl_job *job, int64_t step)
 {
     BL_TRY(begin_save(job, step));
     bl_checkpoint_file *files = job->ranks[0].files;
-    for (int i = 0; i < job->n_ranks; i++) BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
+    for (int i = 0; i < job->n_ranks; i++)
+        BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
     return commit_save(job, step, files);
 }
 
 /* ---- loading ---- */
 
 /* The part of this rank's shard that old rank `old` of n_old holds. */
-static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file, int old, int64_t old_chunk)
+static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file, int old,
+                           int64_t old_chunk)
 {
     int64_t begin = bl_comm_rank(s->world) * s->chunk, old_begin = old * old_chunk;
-    int64_t first = bl_max_i64(begin, old_begin), last = bl_min_i64(begin + s->chunk, old_begin + old_chunk);
+    int64_t first = bl_max_i64(begin, old_begin),
+            last = bl_min_i64(begin + s->chunk, old_begin + old_chunk);
 
     for (int i = 0; i < N_ARRAYS && first < last; i++) {
         const bl_tensor *t = bl_safetensors_find(file, array_names[i]);
-        if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != s->n_layers || t->shape[1] != old_chunk)
-            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]", bl_safetensors_path(file), array_names[i],
-                           (long long)s->n_layers, (long long)old_chunk);
+        if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != s->n_layers ||
+            t->shape[1] != old_chunk)
+            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]",
+                           bl_safetensors_path(file), array_names[i], (long long)s->n_layers,
+                           (long long)old_chunk);
         for (int64_t l = 0; l < s->n_layers; l++)
             BL_TRY(bl_tensor_read(t, (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
-                                  (size_t)(last - first) * sizeof(float), state_array(s, i) + l * s->chunk + first - begin));
+                                  (size_t)(last - first) * sizeof(float),
+                                  state_array(s, i) + l * s->chunk + first - begin));
     }
     return BL_OK;
 }
@@ -179,10 +193,12 @@ bl_status bl_rank_load(bl_rank *r)
         if (st != BL_OK) return st == BL_EINPUT ? BL_ECHECKPOINT : st;
     }
     /* Past the end of the flat vector another rank count has padding where this one has none. */
-    int64_t real = bl_min_i64(r->state->chunk, bl_max_i64(0, job->lora.n_floats - r->index * r->state->chunk));
+    int64_t real =
+        bl_min_i64(r->state->chunk, bl_max_i64(0, job->lora.n_floats - r->index * r->state->chunk));
     for (int i = 0; i < N_ARRAYS; i++)
         for (int64_t l = 0; l < r->state->n_layers; l++)
-            for (int64_t k = real; k < r->state->chunk; k++) state_array(r->state, i)[l * r->state->chunk + k] = 0.0f;
+            for (int64_t k = real; k < r->state->chunk; k++)
+                state_array(r->state, i)[l * r->state->chunk + k] = 0.0f;
     return BL_OK;
 }
 
@@ -190,7 +206,8 @@ bl_status bl_rank_load(bl_rank *r)
 
 static bl_status holds_a_run(const bl_job *job, bool *found)
 {
-    static const char *const traces[] = {"adapter_model.safetensors", "metrics.jsonl", "checkpoints"};
+    static const char *const traces[] = {"adapter_model.safetensors", "metrics.jsonl",
+                                         "checkpoints"};
     *found = false;
     for (size_t i = 0; i < BL_COUNT(traces) && !*found; i++) {
         char *path;
@@ -205,8 +222,8 @@ static bl_status holds_a_run(const bl_job *job, bool *found)
 /* config.resolved.yaml is replaced: it may be what this run was started from. */
 static bl_status start_over(const bl_job *job)
 {
-    static const char *const traces[] = {"adapter_model.safetensors", "adapter_config.json", "README.md", "metrics.jsonl",
-                                         "checkpoints"};
+    static const char *const traces[] = {"adapter_model.safetensors", "adapter_config.json",
+                                         "README.md", "metrics.jsonl", "checkpoints"};
     for (size_t i = 0; i < BL_COUNT(traces); i++) {
         char *path;
         BL_TRY(bl_path_join(job->config->output_dir, traces[i], &path));
@@ -234,8 +251,10 @@ static bl_status list_differences(bl_job *job, const json_t *state, char **text)
         goto done;
     }
     for (const char *c = keys; *c; c++)
-        if (*c != '\n') fputc(*c, out);
-        else fputs("; ", out);
+        if (*c != '\n')
+            fputc(*c, out);
+        else
+            fputs("; ", out);
     st = bl_job_list_identity(job, state, out);
     if (fclose(out) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
     if (st == BL_OK && n_bytes > 0) (*text)[n_bytes - 2] = '\0';
@@ -252,26 +271,39 @@ static bl_status check_state(bl_job *job, const json_t *state)
     char *differences = NULL;
 
     BL_TRY(bl_json_get_int(job->resume_dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX, &layers));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1, INT64_MAX, &floats));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX, &job->metrics_keep_bytes));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "evaluated_step", BL_JSON_REQUIRED, -1, INT64_MAX, &job->start_evaluated_step));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->first_loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->last_loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->base_result.loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300, &job->final_result.loss));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX,
+                           &layers));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1,
+                           INT64_MAX, &floats));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX,
+                           &job->metrics_keep_bytes));
+    BL_TRY(bl_json_get_int(job->resume_dir, state, "evaluated_step", BL_JSON_REQUIRED, -1,
+                           INT64_MAX, &job->start_evaluated_step));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &job->first_loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &job->last_loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &job->base_result.loss));
+    BL_TRY(bl_json_get_real(job->resume_dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300,
+                            1e300, &job->final_result.loss));
     job->resume_ranks = (int)ranks;
     if (layers != job->host->config.n_layers || floats != job->lora.n_floats)
-        return BL_FAIL(BL_ECHECKPOINT, "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld", job->resume_dir,
-                       (long long)layers, (long long)floats, (long long)job->host->config.n_layers, (long long)job->lora.n_floats);
+        return BL_FAIL(BL_ECHECKPOINT,
+                       "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
+                       job->resume_dir, (long long)layers, (long long)floats,
+                       (long long)job->host->config.n_layers, (long long)job->lora.n_floats);
     BL_TRY(list_differences(job, state, &differences));
     bl_status st = BL_OK;
     if (differences[0] != '\0') {
         job->start_is_saved = false;
         if (job->config->allow_resume_mismatch)
-            bl_log_warning("resuming %s although this run differs, so not bit-identical: %s", job->resume_dir, differences);
+            bl_log_warning("resuming %s although this run differs, so not bit-identical: %s",
+                           job->resume_dir, differences);
         else
-            st = BL_FAIL(BL_ECHECKPOINT, "%s was made by another run: %s (allow_resume_mismatch true resumes it, not bit-identically)",
+            st = BL_FAIL(BL_ECHECKPOINT,
+                         "%s was made by another run: %s (allow_resume_mismatch true resumes it, "
+                         "not bit-identically)",
                          job->resume_dir, differences);
     }
     free(differences);
@@ -295,7 +327,9 @@ static bl_status find_checkpoint(bl_job *job, json_t **state)
     BL_TRY(bl_checkpoint_list(job->checkpoint_dir, &steps, &n_steps));
     free(steps);
     if (n_steps == 0) return BL_OK;
-    return BL_FAIL(BL_ECHECKPOINT, "%s: none of its %zu checkpoints is whole (%.600s); overwrite_output_dir true starts over and deletes them",
+    return BL_FAIL(BL_ECHECKPOINT,
+                   "%s: none of its %zu checkpoints is whole (%.600s); overwrite_output_dir true "
+                   "starts over and deletes them",
                    job->checkpoint_dir, n_steps, reason.text);
 }
 
@@ -323,7 +357,8 @@ static bl_status choose_start(bl_job *job)
     if (!holds) return BL_OK;
     if (!c->overwrite_output_dir)
         return BL_FAIL(BL_EUSAGE,
-                       "output_dir %s holds a run already: set resume_from_checkpoint: true to go on with it, or "
+                       "output_dir %s holds a run already: set resume_from_checkpoint: true to go "
+                       "on with it, or "
                        "overwrite_output_dir: true to lose it",
                        c->output_dir);
     return start_over(job);
@@ -338,8 +373,9 @@ static bl_status prepare_folder(bl_job *job)
     BL_TRY(choose_start(job));
     BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
     if (free_bytes >= checkpoint_bytes(job)) return BL_OK;
-    return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld", job->config->output_dir,
-                   (long long)checkpoint_bytes(job), (long long)free_bytes);
+    return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld",
+                   job->config->output_dir, (long long)checkpoint_bytes(job),
+                   (long long)free_bytes);
 }
 
 bl_status bl_job_prepare_resume(bl_job *job)

@@ -17,9 +17,11 @@ static void print_model(const bl_job *job)
 
     bl_cpu_gemm_describe(products);
     bl_log_info("products: %s", products);
-    bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x %lld threads, shards of %lld",
-                (double)bl_llama_config_n_params(&job->host->config) * 1e-6, (long long)job->host->config.n_layers,
-                (long long)job->lora.options.r, (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6, job->n_ranks,
+    bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x "
+                "%lld threads, shards of %lld",
+                (double)bl_llama_config_n_params(&job->host->config) * 1e-6,
+                (long long)job->host->config.n_layers, (long long)job->lora.options.r,
+                (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6, job->n_ranks,
                 (long long)c->threads, (long long)c->shard_size);
 }
 
@@ -68,7 +70,8 @@ static bl_status close_trace(bl_job *job)
 }
 
 /* Evaluates the adapter that was written, on the formats that job->host now has, if that takes no more than training has taken. */
-static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training, bl_eval_result *out)
+static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training,
+                                  bl_eval_result *out)
 {
     bl_train_config config = *job->config;
     config.base_format = BL_BASE_STORED;
@@ -76,9 +79,14 @@ static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training,
     config.offload_ratio = 0.0; /* a measurement writes no page files */
     config.offload_tier = BL_OFFLOAD_HOST;
     config.offload_dir = NULL;
-    bl_job stored = {.config = &config, .host = job->host, .validation = job->validation, .evaluate_only = true,
+    bl_job stored = {.config = &config,
+                     .host = job->host,
+                     .validation = job->validation,
+                     .evaluate_only = true,
                      .n_validation_rows = job->n_validation_rows,
-                     .longest_validation_row = job->longest_validation_row, .n_ranks = job->n_ranks, .n_here = job->n_here,
+                     .longest_validation_row = job->longest_validation_row,
+                     .n_ranks = job->n_ranks,
+                     .n_here = job->n_here,
                      .n_on_host = job->n_on_host};
     bl_memory_ledger memory;
     int64_t peak_bytes;
@@ -88,14 +96,16 @@ static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training,
     BL_TRY_GOTO(st, done, bl_job_choose_placement(&stored));
     BL_TRY_GOTO(st, done, bl_job_predict_memory(&stored, &memory));
     if (memory.total > training->total) {
-        bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory than training did; "
+        bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory "
+                    "than training did; "
                     "ballast eval --base_format stored does it");
         goto done;
     }
     bl_log_info("evaluating the adapter on the base as stored, too (eval_stored_base)");
     BL_TRY_GOTO(st, done, bl_job_run_ranks(&stored, &peak_bytes));
     *out = stored.final_result;
-    bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored", job->final_result.loss, out->loss);
+    bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored",
+                job->final_result.loss, out->loss);
 done:
     free(stored.init_adapter);
     return st;
@@ -104,11 +114,13 @@ done:
 /* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
 static bl_status evaluate_stored_base(bl_job *job, const bl_memory_ledger *training)
 {
-    if (!job->config->eval_stored_base || !job->validation || job->launch || !bl_llama_base_is_quantized(&job->base_formats))
+    if (!job->config->eval_stored_base || !job->validation || job->launch ||
+        !bl_llama_base_is_quantized(&job->base_formats))
         return BL_OK;
     bl_status st = bl_llama_host_set_format(job->host, BL_BASE_STORED);
     if (st == BL_OK) st = evaluate_written(job, training, &job->stored_result);
-    if (st == BL_OK && job->stored_result.rows > 0) st = bl_job_write_readme(job, job->config->output_dir);
+    if (st == BL_OK && job->stored_result.rows > 0)
+        st = bl_job_write_readme(job, job->config->output_dir);
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "the adapter is written; eval_stored_base");
 }
 
@@ -127,8 +139,8 @@ static bl_status train_locked(bl_job *job)
     bl_job_print_memory(job, &memory);
     BL_TRY(bl_job_check_memory(job, &memory));
     bl_status st = bl_job_run_ranks(job, &peak_bytes);
-    bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB", (double)peak_bytes / (1 << 20),
-                (double)memory.total / (1 << 20));
+    bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
+                (double)peak_bytes / (1 << 20), (double)memory.total / (1 << 20));
     if (st == BL_OK) st = close_trace(job);
     if (st != BL_OK || job->first_here > 0) return st;
     BL_TRY(bl_job_check_lock(job));

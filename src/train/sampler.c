@@ -12,8 +12,9 @@ enum { ROUNDS = 6 };
 static uint64_t feistel(uint64_t value, int half_bits, uint64_t seed, uint64_t epoch)
 {
     uint64_t mask = (UINT64_C(1) << half_bits) - 1, left = value >> half_bits, right = value & mask;
-    bl_philox_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32) ^
-                                              0x53687566u}}; /* "Shuf": apart from other uses of the seed */
+    bl_philox_key key = {
+        {(uint32_t)seed,
+         (uint32_t)(seed >> 32) ^ 0x53687566u}}; /* "Shuf": apart from other uses of the seed */
 
     for (uint32_t round = 0; round < ROUNDS; round++) {
         uint32_t words[4] = {(uint32_t)right, (uint32_t)epoch, (uint32_t)(epoch >> 32), round};
@@ -40,7 +41,8 @@ int64_t bl_sampler_row(const bl_sampler *sampler, int64_t position)
 
 int64_t bl_train_batch_rows(const bl_train_config *config)
 {
-    return config->per_device_train_batch_size * config->gradient_accumulation_steps * config->ranks;
+    return config->per_device_train_batch_size * config->gradient_accumulation_steps *
+           config->ranks;
 }
 
 int64_t bl_train_epoch_steps(const bl_train_config *config, int64_t n_rows)
@@ -57,14 +59,16 @@ int64_t bl_train_total_steps(const bl_train_config *config, int64_t n_rows)
 
 double bl_train_learning_rate(const bl_train_config *config, int64_t step, int64_t total_steps)
 {
-    int64_t warmup = config->warmup_steps > 0 ? config->warmup_steps
-                                              : (int64_t)ceil(config->warmup_ratio * (double)total_steps);
+    int64_t warmup = config->warmup_steps > 0
+                         ? config->warmup_steps
+                         : (int64_t)ceil(config->warmup_ratio * (double)total_steps);
     double factor = 1.0;
 
     if (config->lr_scheduler_type != BL_LR_CONSTANT && step < warmup)
         factor = (double)step / (double)warmup;
     else if (config->lr_scheduler_type == BL_LR_LINEAR)
-        factor = fmax(0.0, (double)(total_steps - step) / (double)bl_max_i64(1, total_steps - warmup));
+        factor =
+            fmax(0.0, (double)(total_steps - step) / (double)bl_max_i64(1, total_steps - warmup));
     else if (config->lr_scheduler_type == BL_LR_COSINE) {
         double progress = (double)(step - warmup) / (double)bl_max_i64(1, total_steps - warmup);
         factor = fmax(0.0, 0.5 * (1.0 + cos(3.14159265358979323846 * progress)));

@@ -14,7 +14,9 @@ struct bl_trace {
 
 static void write_name(FILE *file, const char *what, int rank, int lane, const char *name)
 {
-    fprintf(file, "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", what, rank, lane, name);
+    fprintf(file,
+            "{\"name\":\"%s\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+            what, rank, lane, name);
 }
 
 bl_status bl_trace_open(const char *path, int first_rank, int n_ranks, bl_trace **out)
@@ -39,7 +41,8 @@ bl_status bl_trace_open(const char *path, int first_rank, int n_ranks, bl_trace 
         char name[32];
         snprintf(name, sizeof name, "rank %d", rank);
         write_name(trace->file, "process_name", rank, 0, name);
-        for (int lane = 0; lane < BL_N_LANES; lane++) write_name(trace->file, "thread_name", rank, lane, bl_lane_name((bl_lane)lane));
+        for (int lane = 0; lane < BL_N_LANES; lane++)
+            write_name(trace->file, "thread_name", rank, lane, bl_lane_name((bl_lane)lane));
     }
     *out = trace;
     return BL_OK;
@@ -51,8 +54,11 @@ void bl_trace_span(void *user, const bl_span *span)
     bl_lane lane = span->is_stall ? BL_LANE_COMPUTE : span->lane;
 
     pthread_mutex_lock(&self->trace->lock);
-    fprintf(self->trace->file, "{\"name\":\"%s%s%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d,\"args\":{", span->name,
-            span->is_stall ? " for " : "", span->is_stall ? bl_lane_name(span->lane) : "", span->begin_s * 1e6,
+    fprintf(self->trace->file,
+            "{\"name\":\"%s%s%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d,"
+            "\"args\":{",
+            span->name, span->is_stall ? " for " : "",
+            span->is_stall ? bl_lane_name(span->lane) : "", span->begin_s * 1e6,
             (span->end_s - span->begin_s) * 1e6, self->rank, (int)lane);
     if (span->unit >= 0) fprintf(self->trace->file, "\"layer\":%lld,", (long long)span->unit);
     if (span->item >= 0) fprintf(self->trace->file, "\"item\":%d,", span->item);

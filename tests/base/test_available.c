@@ -48,7 +48,8 @@ static void put(const char *name, const char *text)
     assert_int_equal(bl_file_write_atomic(path, text, strlen(text)), BL_OK);
 }
 
-static const char MEMINFO[] = "MemTotal:       2000 kB\nMemFree:   10 kB\nMemAvailable:    1000 kB\n";
+static const char MEMINFO[] =
+    "MemTotal:       2000 kB\nMemFree:   10 kB\nMemAvailable:    1000 kB\n";
 
 static void test_meminfo(void **state)
 {
@@ -112,22 +113,26 @@ static void test_version_1(void **state)
     (void)state;
     clear();
     put("proc/meminfo", MEMINFO);
-    put("proc/self/cgroup", "9:name=systemd:/\n8:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job/step\n0::/\n");
+    put("proc/self/cgroup",
+        "9:name=systemd:/\n8:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job/step\n0::/\n");
     put("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "9223372036854771712\n");
     put("sys/fs/cgroup/memory/job/step/memory.usage_in_bytes", "400000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
     put("sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "700000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 300000);
     /* Cached files make room for memory; those of children count as well. */
-    put("sys/fs/cgroup/memory/job/step/memory.stat", "cache 1\ninactive_file 7\nactive_file 7\nhierarchical_memory_limit "
-                                                     "9223372036854771712\ntotal_inactive_file 20000\ntotal_active_file 5000\n");
+    put("sys/fs/cgroup/memory/job/step/memory.stat",
+        "cache 1\ninactive_file 7\nactive_file 7\nhierarchical_memory_limit "
+        "9223372036854771712\ntotal_inactive_file 20000\ntotal_active_file 5000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 325000);
-    put("sys/fs/cgroup/memory/job/step/memory.stat", "hierarchical_memory_limit 600000\n"); /* of a parent out of sight */
+    put("sys/fs/cgroup/memory/job/step/memory.stat",
+        "hierarchical_memory_limit 600000\n"); /* of a parent out of sight */
     assert_int_equal(bl_memory_available_bytes_of(root), 200000);
     put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "500000\n");
     put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "450000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 50000);
-    put("proc/self/cgroup", "8:cpuset:/job\n5:memory_other:/job\n"); /* of other controllers: the root's counts */
+    put("proc/self/cgroup",
+        "8:cpuset:/job\n5:memory_other:/job\n"); /* of other controllers: the root's counts */
     assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 30000);
@@ -160,10 +165,8 @@ static void test_this_process(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_meminfo),
-        cmocka_unit_test(test_container),
-        cmocka_unit_test(test_nested),
-        cmocka_unit_test(test_version_1),
+        cmocka_unit_test(test_meminfo),      cmocka_unit_test(test_container),
+        cmocka_unit_test(test_nested),       cmocka_unit_test(test_version_1),
         cmocka_unit_test(test_this_process),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

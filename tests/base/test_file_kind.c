@@ -18,7 +18,8 @@ static const struct {
     size_t n;
     const char *says; /* NULL: unknown */
 } cases[] = {
-    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"), "f: is gzip data, not JSON: decompress it first (gunzip)"},
+    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"),
+     "f: is gzip data, not JSON: decompress it first (gunzip)"},
     {BYTES("\x28\xb5\x2f\xfd\x04\x58"), "Zstandard"},
     {BYTES("\xfd"
            "7zXZ\0\0\x04"),
@@ -41,7 +42,8 @@ static const struct {
     {BYTES("GGUF\x03\0\0\0"), "a GGUF model"},
     {BYTES("\x89HDF\r\n\x1a\n"), "HDF5"},
     {BYTES("SQLite format 3\0\x10"), "SQLite"},
-    {BYTES("version https://git-lfs.github.com/spec/v1\n"), "a Git LFS pointer, not JSON: run git lfs pull"},
+    {BYTES("version https://git-lfs.github.com/spec/v1\n"),
+     "a Git LFS pointer, not JSON: run git lfs pull"},
     {BYTES("  \n<!DocType html>"), "an HTML page"},
     {BYTES("<HTML><body>"), "an HTML page"},
     {BYTES("{\"text\":\"PK\3\4 %PDF-\"}"), NULL},
@@ -111,7 +113,8 @@ static void test_tables(void **state)
     };
     (void)state;
     for (size_t i = 0; i < BL_COUNT(lines); i++)
-        if (bl_file_kind_is_table(lines[i].path, lines[i].line, strlen(lines[i].line)) != lines[i].is_table)
+        if (bl_file_kind_is_table(lines[i].path, lines[i].line, strlen(lines[i].line)) !=
+            lines[i].is_table)
             fail_msg("%s: %s", lines[i].path, lines[i].line);
 }
 

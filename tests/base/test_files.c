@@ -107,7 +107,8 @@ static const char *in_folder(const char *name)
 
 static void assert_error_has(const char *part)
 {
-    if (!strstr(bl_error_text(), part)) fail_msg("error \"%s\" lacks \"%s\"", bl_error_text(), part);
+    if (!strstr(bl_error_text(), part))
+        fail_msg("error \"%s\" lacks \"%s\"", bl_error_text(), part);
 }
 
 /* ---- reading ---- */
@@ -227,7 +228,8 @@ static void test_atomic_writes(void **state)
 /* What is renamed over a device, or over a name of one, would take its place. */
 static void test_only_regular_files_are_replaced(void **state)
 {
-    const char *fifo = in_folder("out-fifo"), *link_path = in_folder("out-link"), *dir = in_folder("out-dir");
+    const char *fifo = in_folder("out-fifo"), *link_path = in_folder("out-link"),
+               *dir = in_folder("out-dir");
     struct stat info;
 
     (void)state;
@@ -389,7 +391,8 @@ static void test_lock_of_a_folder_made_again(void **state)
 /* Nothing but a lock file is written to, whatever has its name. */
 static void test_no_lock_at_its_name(void **state)
 {
-    const char *path = new_folder("named"), *file = in_folder("named/.ballast.lock"), *other = in_folder("named/x");
+    const char *path = new_folder("named"), *file = in_folder("named/.ballast.lock"),
+               *other = in_folder("named/x");
     bl_dir_lock *lock;
 
     (void)state;

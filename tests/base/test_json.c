@@ -69,25 +69,30 @@ static void test_integers_of_any_size(void **state)
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(reals); i++) {
-        snprintf(
-            text, sizeof text,
-            "{\"s\":\"9223372036854775808 \\\" -9999999999999999999999\",\"exact\":9223372036854775807, "
-            "\"big\":%s,"
-            "\"least\":-9223372036854775808,\"real\":12345678901234567890.5, \"e\":12345678901234567890e-19}",
-            reals[i].text);
+        snprintf(text, sizeof text,
+                 "{\"s\":\"9223372036854775808 \\\" "
+                 "-9999999999999999999999\",\"exact\":9223372036854775807, "
+                 "\"big\":%s,"
+                 "\"least\":-9223372036854775808,\"real\":12345678901234567890.5, "
+                 "\"e\":12345678901234567890e-19}",
+                 reals[i].text);
         assert_int_equal(parse(text, &d), BL_OK);
-        assert_int_equal(bl_json_get_int("f", d, "exact", BL_JSON_REQUIRED, 0, INT64_MAX, &integer), BL_OK);
+        assert_int_equal(bl_json_get_int("f", d, "exact", BL_JSON_REQUIRED, 0, INT64_MAX, &integer),
+                         BL_OK);
         assert_true(integer == INT64_MAX);
-        assert_int_equal(bl_json_get_int("f", d, "least", BL_JSON_REQUIRED, INT64_MIN, 0, &integer), BL_OK);
+        assert_int_equal(bl_json_get_int("f", d, "least", BL_JSON_REQUIRED, INT64_MIN, 0, &integer),
+                         BL_OK);
         assert_true(integer == INT64_MIN);
         assert_string_equal(json_string_value(json_object_get(d, "s")),
                             "9223372036854775808 \" -9999999999999999999999");
         assert_true(json_real_value(json_object_get(d, "real")) == 12345678901234567890.5);
         assert_true(json_real_value(json_object_get(d, "e")) == 1.2345678901234567890);
         assert_true(json_real_value(json_object_get(d, "big")) == reals[i].value);
-        assert_int_equal(bl_json_get_real("f", d, "big", BL_JSON_REQUIRED, -1e31, 1e31, &real), BL_OK);
-        assert_int_equal(bl_json_get_int("f", d, "big", BL_JSON_REQUIRED, INT64_MIN, INT64_MAX, &integer),
-                         BL_EINPUT);
+        assert_int_equal(bl_json_get_real("f", d, "big", BL_JSON_REQUIRED, -1e31, 1e31, &real),
+                         BL_OK);
+        assert_int_equal(
+            bl_json_get_int("f", d, "big", BL_JSON_REQUIRED, INT64_MIN, INT64_MAX, &integer),
+            BL_EINPUT);
         json_decref(d);
         assert_int_equal(parse(reals[i].text, &d), BL_OK); /* nothing behind the last digit */
         assert_true(json_real_value(d) == reals[i].value);
@@ -122,7 +127,8 @@ static void test_byte_order_marks(void **state)
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
-        assert_int_equal(bl_file_write_atomic("mark.json", cases[i].bytes, cases[i].n_bytes), BL_OK);
+        assert_int_equal(bl_file_write_atomic("mark.json", cases[i].bytes, cases[i].n_bytes),
+                         BL_OK);
         assert_int_equal(bl_json_load("mark.json", 100, &d), cases[i].error ? BL_EINPUT : BL_OK);
         if (cases[i].error) assert_string_equal(bl_error_text(), cases[i].error);
         json_decref(d);
@@ -157,10 +163,10 @@ static void test_getters(void **state)
     const json_t *part = NULL;
 
     (void)state;
-    assert_int_equal(
-        parse("{\"i\":5,\"r\":1.5,\"t\":true,\"s\":\"x\",\"n\":null,\"z\":\"a\\u0000b\",\"o\":{},\"a\":[1]}",
-              &d),
-        BL_OK);
+    assert_int_equal(parse("{\"i\":5,\"r\":1.5,\"t\":true,\"s\":\"x\",\"n\":null,\"z\":"
+                           "\"a\\u0000b\",\"o\":{},\"a\":[1]}",
+                           &d),
+                     BL_OK);
     assert_int_equal(bl_json_get_int("f", d, "i", BL_JSON_REQUIRED, 0, 5, &integer), BL_OK);
     assert_int_equal(integer, 5);
     assert_int_equal(bl_json_get_int("f", d, "i", BL_JSON_REQUIRED, 6, 9, &integer), BL_EINPUT);
@@ -188,7 +194,8 @@ static void test_getters(void **state)
     assert_int_equal(bl_json_get_string("f", d, "s", BL_JSON_REQUIRED, &text), BL_OK);
     assert_string_equal(text, "x");
     assert_int_equal(bl_json_get_string("f", d, "z", BL_JSON_REQUIRED, &text), BL_EINPUT);
-    assert_string_equal(bl_error_text(), "f: key z: expected a string without NUL, got \"a\\u0000b\"");
+    assert_string_equal(bl_error_text(),
+                        "f: key z: expected a string without NUL, got \"a\\u0000b\"");
     assert_null(bl_json_text(json_object_get(d, "z")));
     assert_null(bl_json_text(json_object_get(d, "i")));
     assert_string_equal(bl_json_text(json_object_get(d, "s")), "x");

@@ -157,7 +157,8 @@ static void test_callers_take_turns(void **state)
     int total = 0;
     turn t = {.pool = make_pool(2), .total = &total};
     pthread_t threads[3];
-    for (int i = 0; i < 3; i++) assert_int_equal(pthread_create(&threads[i], NULL, call_often, &t), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, call_often, &t), 0);
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
     assert_int_equal(total, 3 * 2000);
     bl_pool_destroy(t.pool);

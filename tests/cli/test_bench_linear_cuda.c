@@ -31,8 +31,12 @@ bl_bench_times bl_bench_summarise(double *seconds, int64_t n)
 /* What one case prints. */
 static void run(bl_format format, lines *out)
 {
-    bl_linear_case shape = {
-        .model = "small", .matrix = "qkv", .format = format, .T = 24, .runs = 2, .linear = {.n_parts = 2}};
+    bl_linear_case shape = {.model = "small",
+                            .matrix = "qkv",
+                            .format = format,
+                            .T = 24,
+                            .runs = 2,
+                            .linear = {.n_parts = 2}};
     bl_device *device;
     bl_stream *stream;
     char *text;
@@ -77,7 +81,8 @@ static void check_bits(const lines *l)
 {
     char bits[64], timed[64];
     for (int i = 0; i < N_LINES; i++) {
-        assert_string_equal(value(l->line[i], "bits", bits), value(l->line[i], "timed_bits", timed));
+        assert_string_equal(value(l->line[i], "bits", bits),
+                            value(l->line[i], "timed_bits", timed));
         assert_int_equal(strlen(bits), 18);
         for (int k = 0; k < i; k++) assert_string_not_equal(bits, value(l->line[k], "bits", timed));
     }
@@ -86,7 +91,8 @@ static void check_bits(const lines *l)
 static void test_lines(void **state)
 {
     static const char *const modes[N_LINES] = {"\"bf16\"", "\"bf16\"", "\"fp8\"", "\"fp8\""};
-    static const char *const passes[N_LINES] = {"\"forward\"", "\"backward\"", "\"forward\"", "\"backward\""};
+    static const char *const passes[N_LINES] = {"\"forward\"", "\"backward\"", "\"forward\"",
+                                                "\"backward\""};
     lines l, again;
     char text[64];
     (void)state;
@@ -104,7 +110,8 @@ static void test_lines(void **state)
             assert_int_equal(atof(value(l.line[i], "times_bf16", text)) > 0, is_fp8);
             double difference = atof(value(l.line[i], "difference_from_bf16", text));
             assert_true(is_fp8 ? difference > 0.01 && difference < 0.05 : difference == 0);
-            assert_true(!is_fp8 || strstr("\"full\" \"fast\"", value(l.line[i], "fp8_gemm_sums", text)));
+            assert_true(!is_fp8 ||
+                        strstr("\"full\" \"fast\"", value(l.line[i], "fp8_gemm_sums", text)));
         }
         check_bits(&l);
         run(format, &again);

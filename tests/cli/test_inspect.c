@@ -21,7 +21,8 @@ enum { MAX_BYTES = 1 << 20 };
 static const char *program;
 
 /* Writes `specs` with every byte zero. */
-static void write_tensors(const char *path, const bl_tensor_spec *specs, size_t n_specs, size_t n_bytes)
+static void write_tensors(const char *path, const bl_tensor_spec *specs, size_t n_specs,
+                          size_t n_bytes)
 {
     static const unsigned char zeros[64];
     bl_safetensors_writer *writer;
@@ -34,7 +35,8 @@ static void write_tensors(const char *path, const bl_tensor_spec *specs, size_t 
 static int inspect(const char *arguments)
 {
     char *command;
-    assert_int_equal(bl_text_format(&command, "'%s' inspect %s >out 2>err", program, arguments), BL_OK);
+    assert_int_equal(bl_text_format(&command, "'%s' inspect %s >out 2>err", program, arguments),
+                     BL_OK);
     int status = system(command);
     free(command);
     return WEXITSTATUS(status);

@@ -8,8 +8,8 @@
 
 #include "base/sizes.h"
 
-static const int64_t lengths[] = {0,  1,    2,    7,
-                                  33, 4097, 70001}; /* the last is more than one chunk of an all_reduce */
+static const int64_t lengths[] = {
+    0, 1, 2, 7, 33, 4097, 70001}; /* the last is more than one chunk of an all_reduce */
 
 static void *alloc_bytes(size_t n_bytes)
 {
@@ -68,7 +68,8 @@ static bl_status check_reduce_scatter(test_rank *self, bl_comm *comm, int64_t n)
         float expected = serial_sum(size, rank * n + i, 5);
         TEST_CHECK_GOTO(st, done, memcmp(&recv[i], &expected, sizeof expected) == 0);
     }
-    for (int64_t i = 0; i < n * size; i++) TEST_CHECK_GOTO(st, done, send[i] == test_value(rank, i, 5));
+    for (int64_t i = 0; i < n * size; i++)
+        TEST_CHECK_GOTO(st, done, send[i] == test_value(rank, i, 5));
 done:
     bl_stream_synchronize(self->stream);
     free(recv);
@@ -206,7 +207,8 @@ static bl_status consume_round(bl_stream *stream, const void *args)
     for (int r = 0; r < a->size; r++)
         for (int64_t i = 0; i < ROUND_FLOATS; i++)
             TEST_CHECK(a->gathered[r * ROUND_FLOATS + i] == test_value(r, i, (uint64_t)a->round));
-    for (int64_t i = 0; i < ROUND_FLOATS; i++) a->sums[i] = test_value(a->rank, i, (uint64_t)a->round + 77);
+    for (int64_t i = 0; i < ROUND_FLOATS; i++)
+        a->sums[i] = test_value(a->rank, i, (uint64_t)a->round + 77);
     return BL_OK;
 }
 
@@ -249,8 +251,8 @@ static bl_status give_rounds(pipeline *p)
                         .round = round};
         BL_TRY(bl_stream_wait(p->gather, p->consumed[s])); /* of N_SLOTS rounds ago */
         BL_TRY(bl_stream_call(p->gather, produce_round, &a, sizeof a));
-        BL_TRY(bl_comm_all_gather(p->gather_comm, p->gather, a.gathered + rank * ROUND_FLOATS, a.gathered,
-                                  ROUND_FLOATS * sizeof(float)));
+        BL_TRY(bl_comm_all_gather(p->gather_comm, p->gather, a.gathered + rank * ROUND_FLOATS,
+                                  a.gathered, ROUND_FLOATS * sizeof(float)));
         BL_TRY(bl_event_record(p->gathered[s], p->gather));
         BL_TRY(bl_stream_wait(p->compute, p->gathered[s]));
         BL_TRY(bl_stream_wait(p->compute, p->reduced[s]));
@@ -281,11 +283,12 @@ bl_status comm_case_run_pipeline(test_rank *self)
         BL_TRY_GOTO(st, done, bl_event_create(self->device, &p.reduced[i]));
     }
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(self->device, BL_SPACE_DEVICE, size * N_SLOTS * ROUND_FLOATS * sizeof(float),
-                                "slots", (void **)&p.slots));
+                bl_device_alloc(self->device, BL_SPACE_DEVICE,
+                                size * N_SLOTS * ROUND_FLOATS * sizeof(float), "slots",
+                                (void **)&p.slots));
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(self->device, BL_SPACE_DEVICE, N_SLOTS * ROUND_FLOATS * sizeof(float), "sums",
-                                (void **)&p.sums));
+                bl_device_alloc(self->device, BL_SPACE_DEVICE,
+                                N_SLOTS * ROUND_FLOATS * sizeof(float), "sums", (void **)&p.sums));
     st = give_rounds(&p);
 done:
     if (st != BL_OK) {
@@ -331,7 +334,8 @@ static bl_status pass_gate(bl_stream *stream, const void *args)
 }
 
 /* Rank 0 does not come to the gather before its reductions, which are called after it, are over. */
-static bl_status hold_gather(test_rank *self, bl_comm *gathers, bl_stream *stream, gate *g, float *gathered)
+static bl_status hold_gather(test_rank *self, bl_comm *gathers, bl_stream *stream, gate *g,
+                             float *gathered)
 {
     enum { N_SUMS = 20 };
     int64_t sum[N_SUMS];
@@ -346,7 +350,8 @@ static bl_status hold_gather(test_rank *self, bl_comm *gathers, bl_stream *strea
     BL_TRY(bl_stream_call(self->stream, open_gate, &own, sizeof own));
     BL_TRY(bl_stream_synchronize(self->stream));
     BL_TRY(bl_stream_synchronize(stream));
-    for (int64_t i = 0; i < N_SUMS; i++) TEST_CHECK(sum[i] == self->n_ranks * (self->n_ranks - 1) / 2 + i * self->n_ranks);
+    for (int64_t i = 0; i < N_SUMS; i++)
+        TEST_CHECK(sum[i] == self->n_ranks * (self->n_ranks - 1) / 2 + i * self->n_ranks);
     for (int r = 0; r < self->n_ranks; r++) TEST_CHECK(gathered[r] == test_value(r, 0, 3));
     return BL_OK;
 }
@@ -395,21 +400,24 @@ bl_status comm_case_one_rank_fails(test_rank *self)
     bool all_cancelled = false;
     bl_status st;
 
-    BL_TRY_GOTO(st, done,
-                bl_comm_split(self->comm, self->rank == 1, &half)); /* rank 1 is not in the others' group */
+    BL_TRY_GOTO(
+        st, done,
+        bl_comm_split(self->comm, self->rank == 1, &half)); /* rank 1 is not in the others' group */
     BL_TRY_GOTO(st, done, bl_stream_create(self->device, "other", &other));
     for (int i = 0; i < 20; i++) {
         if (self->rank == 1 && i == 10)
             BL_TRY_GOTO(st, done, bl_stream_call(self->stream, fail_task, NULL, 0));
-        BL_TRY_GOTO(st, done,
-                    bl_comm_all_gather(self->comm, self->stream, recv + self->rank * 100, recv, 100));
+        BL_TRY_GOTO(
+            st, done,
+            bl_comm_all_gather(self->comm, self->stream, recv + self->rank * 100, recv, 100));
     }
     st = bl_stream_synchronize(self->stream);
     if (self->rank == 1) goto done;
     TEST_CHECK_GOTO(st, done, st == BL_ECANCELLED);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "shard.bin: a short read"));
     TEST_CHECK_GOTO(st, done,
-                    bl_comm_barrier(half, other) == BL_OK); /* queued; the split group is cancelled too */
+                    bl_comm_barrier(half, other) ==
+                        BL_OK); /* queued; the split group is cancelled too */
     st = bl_stream_synchronize(other);
     TEST_CHECK_GOTO(st, done, st == BL_ECANCELLED);
     bl_comm *never;

@@ -68,7 +68,8 @@ static bl_status gather_on_a_stream(test_rank *self)
                                 (void **)&values));
     int *own = values + self->rank * N_VALUES;
     for (int i = 0; i < N_VALUES; i++) own[i] = self->rank + 1;
-    BL_TRY_GOTO(st, done, bl_comm_all_gather(self->comm, gather, own, values, N_VALUES * sizeof *values));
+    BL_TRY_GOTO(st, done,
+                bl_comm_all_gather(self->comm, gather, own, values, N_VALUES * sizeof *values));
     BL_TRY_GOTO(st, done, bl_event_record(gathered, gather));
     if (v->has_wait) BL_TRY_GOTO(st, done, bl_stream_wait(self->stream, gathered));
     BL_TRY_GOTO(st, done, read_gathered(self, values));
@@ -91,16 +92,18 @@ static bl_status gather_in_a_ring(test_rank *self)
     bl_status st;
 
     BL_TRY_GOTO(st, done, bl_stream_create(self->device, "gathers", &gathers));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(self->device, BL_SPACE_DEVICE, N_VALUES * sizeof *shard, "shard", (void **)&shard));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(self->device, BL_SPACE_DEVICE, N_VALUES * sizeof *shard, "shard",
+                                (void **)&shard));
     for (int i = 0; i < N_VALUES; i++) shard[i] = self->rank + 1;
-    bl_gather_unit unit = {.n_items = 1, .item = {{.shard = shard, .shard_bytes = N_VALUES * sizeof *shard}}};
+    bl_gather_unit unit = {.n_items = 1,
+                           .item = {{.shard = shard, .shard_bytes = N_VALUES * sizeof *shard}}};
     bl_gather_ring_options options = {
         .device = self->device, .comm = self->comm, .stream = gathers, .depth = 1};
     BL_TRY_GOTO(st, done, bl_gather_ring_create(&options, 1, &unit, &ring));
     /* Acquired on the stream of the gathers, nothing but that stream waits. */
-    BL_TRY_GOTO(st, done, bl_gather_ring_acquire(ring, 0, 0, v->has_wait ? self->stream : gathers, &slot));
+    BL_TRY_GOTO(st, done,
+                bl_gather_ring_acquire(ring, 0, 0, v->has_wait ? self->stream : gathers, &slot));
     BL_TRY_GOTO(st, done, read_gathered(self, slot));
     st = bl_stream_synchronize(gathers);
 done:

@@ -63,8 +63,8 @@ static void test_abort(void **state)
     for (size_t i = 1; i < BL_COUNT(rank_counts); i++) {
         bl_error errors[8];
         double start_s = test_now_s();
-        assert_int_equal(test_ranks_run(rank_counts[i], 1, 0, comm_case_one_rank_fails, NULL, errors),
-                         BL_EIO);
+        assert_int_equal(
+            test_ranks_run(rank_counts[i], 1, 0, comm_case_one_rank_fails, NULL, errors), BL_EIO);
         assert_string_equal(bl_error_text(), "shard.bin: a short read");
         for (int r = 0; r < rank_counts[i]; r++) {
             if (errors[r].status != (r == 1 ? BL_EIO : BL_ECANCELLED))
@@ -80,8 +80,9 @@ static void test_deadline(void **state)
     (void)state;
     bl_error errors[4];
     double start_s = test_now_s();
-    assert_int_equal(test_ranks_run(4, 1, COMM_CASE_DEADLINE_S, comm_case_two_ranks_stay_away, NULL, errors),
-                     BL_ERANK);
+    assert_int_equal(
+        test_ranks_run(4, 1, COMM_CASE_DEADLINE_S, comm_case_two_ranks_stay_away, NULL, errors),
+        BL_ERANK);
     assert_true(test_now_s() - start_s > 0.9 * COMM_CASE_DEADLINE_S);
     for (int r = 0; r < 4; r++) {
         assert_int_equal(errors[r].status, BL_ERANK);
@@ -119,7 +120,8 @@ static void test_deadline_of_a_stopped_process(void **state)
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0)
-        _exit(test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, rank_is_late, &late, NULL) == BL_OK ? 0 : 1);
+        _exit(test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, rank_is_late, &late, NULL) == BL_OK ? 0
+                                                                                             : 1);
     assert_int_equal(read(late.told[0], &byte, 1), 1);
     usleep(100 * 1000); /* the others come */
     assert_int_equal(kill(child, SIGSTOP), 0);
@@ -135,15 +137,16 @@ static void test_deadline_of_a_stopped_process(void **state)
 static void test_deadline_names_job_rank(void **state)
 {
     (void)state;
-    assert_int_equal(test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, comm_case_split_rank_stays_away, NULL, NULL),
-                     BL_ERANK);
+    assert_int_equal(
+        test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, comm_case_split_rank_stays_away, NULL, NULL),
+        BL_ERANK);
     assert_string_equal(bl_error_text(), "rank 2 did not reach barrier within 2.0 s");
 }
 
 static void test_mismatch(void **state)
 {
-    static const test_rank_fn functions[] = {comm_case_other_size, comm_case_other_kind, comm_case_other_root,
-                                             comm_case_other_element};
+    static const test_rank_fn functions[] = {comm_case_other_size, comm_case_other_kind,
+                                             comm_case_other_root, comm_case_other_element};
     (void)state;
     for (size_t i = 0; i < BL_COUNT(functions); i++) {
         bl_error errors[3];
@@ -170,7 +173,8 @@ static void test_arguments(void **state)
     assert_int_equal(bl_comm_broadcast(comm, stream, &value, sizeof value, 1), BL_EINTERNAL);
     assert_int_equal(bl_comm_broadcast(comm, stream, &value, sizeof value, -1), BL_EINTERNAL);
     assert_int_equal(bl_comm_all_reduce_f32(comm, stream, &value, -1), BL_EINTERNAL);
-    assert_int_equal(bl_comm_reduce_scatter_f32(comm, stream, &value, &value, INT64_MAX), BL_EINTERNAL);
+    assert_int_equal(bl_comm_reduce_scatter_f32(comm, stream, &value, &value, INT64_MAX),
+                     BL_EINTERNAL);
     assert_ok(bl_stream_synchronize(stream));
 
     bl_error error;

@@ -75,13 +75,16 @@ static bl_status take_a_while(bl_stream *stream, const void *args)
 static bl_status gathers_and_broadcasts(test_rank *self, place *p)
 {
     float mine[1000];
-    for (int round = 0; round < 20; round++) { /* a later round must not overtake an earlier one's readers */
+    for (int round = 0; round < 20;
+         round++) { /* a later round must not overtake an earlier one's readers */
         for (int i = 0; i < 1000; i++) mine[i] = test_value(self->rank, i, (uint64_t)round);
-        memcpy(p->host + N, mine, sizeof mine); /* nobody but the streams' events says when it has arrived */
+        memcpy(p->host + N, mine,
+               sizeof mine); /* nobody but the streams' events says when it has arrived */
         BL_TRY(bl_stream_call(p->stream, take_a_while, NULL, 0));
         BL_TRY(bl_stream_copy(p->stream, p->send, p->host + N, sizeof mine));
         BL_TRY(bl_comm_all_gather(p->comm, p->stream, p->send, p->recv, sizeof mine));
-        BL_TRY(bl_stream_zero(p->stream, p->send, sizeof mine)); /* as soon as the contract allows */
+        BL_TRY(
+            bl_stream_zero(p->stream, p->send, sizeof mine)); /* as soon as the contract allows */
         BL_TRY(get(p, p->recv, N_RANKS * sizeof mine));
         for (int r = 0; r < N_RANKS; r++)
             for (int i = 0; i < 1000; i++)
@@ -91,15 +94,18 @@ static bl_status gathers_and_broadcasts(test_rank *self, place *p)
         BL_TRY(put(p, p->recv, mine, sizeof mine));
         BL_TRY(bl_comm_broadcast(p->comm, p->stream, p->recv, sizeof mine, root));
         BL_TRY(get(p, p->recv, sizeof mine));
-        for (int i = 0; i < 1000; i++) TEST_CHECK(p->host[i] == test_value(root, i, (uint64_t)round));
+        for (int i = 0; i < 1000; i++)
+            TEST_CHECK(p->host[i] == test_value(root, i, (uint64_t)round));
         BL_TRY(bl_comm_barrier(p->comm, p->stream));
     }
     /* In place, as the gather ring does. */
     for (int i = 0; i < 1000; i++) mine[i] = test_value(self->rank, i, 99);
     BL_TRY(put(p, p->recv + self->rank * 1000, mine, sizeof mine));
-    BL_TRY(bl_comm_all_gather(p->comm, p->stream, p->recv + self->rank * 1000, p->recv, sizeof mine));
+    BL_TRY(
+        bl_comm_all_gather(p->comm, p->stream, p->recv + self->rank * 1000, p->recv, sizeof mine));
     BL_TRY(get(p, p->recv, N_RANKS * sizeof mine));
-    for (int i = 0; i < N_RANKS * 1000; i++) TEST_CHECK(p->host[i] == test_value(i / 1000, i % 1000, 99));
+    for (int i = 0; i < N_RANKS * 1000; i++)
+        TEST_CHECK(p->host[i] == test_value(i / 1000, i % 1000, 99));
     return BL_OK;
 }
 
@@ -150,7 +156,8 @@ static bl_status rings(test_rank *self, place *p)
     }
     BL_TRY(bl_stream_create(p->device, "gathers", &gathers));
     bl_status st = bl_gather_ring_create(
-        &(bl_gather_ring_options){.device = p->device, .comm = p->comm, .stream = gathers, .depth = 2},
+        &(bl_gather_ring_options){
+            .device = p->device, .comm = p->comm, .stream = gathers, .depth = 2},
         N_UNITS, units, &ring);
     for (int u = 0; u < N_UNITS && st == BL_OK; u++) {
         if (u + 1 < N_UNITS) st = bl_gather_ring_prefetch(ring, u + 1);

@@ -33,10 +33,12 @@ static bl_status open_ring(test_rank *self, int depth, ring_case *c)
         units[u].n_items = u == WHOLE ? 2 : 1;
         units[u].whole_ring = u == WHOLE;
         for (int i = 0; i < units[u].n_items; i++)
-            units[u].item[i] =
-                (bl_gather_item){.shard = c->shards + (u + i) * FLOATS, .shard_bytes = SHARD_BYTES, .slot_offset = (size_t)(i * 8 * SHARD_BYTES)};
+            units[u].item[i] = (bl_gather_item){.shard = c->shards + (u + i) * FLOATS,
+                                                .shard_bytes = SHARD_BYTES,
+                                                .slot_offset = (size_t)(i * 8 * SHARD_BYTES)};
     }
-    bl_gather_ring_options options = {.device = self->device, .comm = self->comm, .stream = c->gathers, .depth = depth};
+    bl_gather_ring_options options = {
+        .device = self->device, .comm = self->comm, .stream = c->gathers, .depth = depth};
     BL_TRY(bl_gather_ring_create(&options, N_UNITS, units, &c->ring));
     return bl_gather_ring_validate(c->ring);
 }
@@ -86,11 +88,11 @@ static bl_status release(ring_case *c, int64_t unit)
     return bl_gather_ring_validate(c->ring);
 }
 
-#define RUN(fn, n_ranks)                                                                                     \
-    do {                                                                                                     \
-        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                               \
-        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                                       \
-        assert_int_equal(run_status, BL_OK);                                                                 \
+#define RUN(fn, n_ranks)                                                                           \
+    do {                                                                                           \
+        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                     \
+        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                             \
+        assert_int_equal(run_status, BL_OK);                                                       \
     } while (0)
 
 /* ---- slots ---- */
@@ -107,16 +109,18 @@ static bl_status fill_and_refuse(test_rank *self)
     BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 1));
     BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 2));     /* no room: no effect */
     BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, WHOLE)); /* nor here */
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 2, 0, self->stream, &unused) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 2, 0, self->stream, &unused) == BL_EINTERNAL);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "no free slot for unit 2"));
     BL_TRY_GOTO(st, done, release(&c, 0));
-    TEST_CHECK_GOTO(st, done,
-                    bl_gather_ring_acquire(c.ring, WHOLE, 0, self->stream, &unused) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(
+        st, done, bl_gather_ring_acquire(c.ring, WHOLE, 0, self->stream, &unused) == BL_EINTERNAL);
     BL_TRY_GOTO(st, done, release(&c, 3)); /* is not there: no effect */
     BL_TRY_GOTO(st, done, use(&c, 1, 0, 0, 0));
     BL_TRY_GOTO(st, done, release(&c, 1));
     BL_TRY_GOTO(st, done, use(&c, WHOLE, 1, 0, 0));
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EINTERNAL);
     BL_TRY_GOTO(st, done, use(&c, WHOLE, 0, 0, 0));
     BL_TRY_GOTO(st, done, release(&c, WHOLE));
     BL_TRY_GOTO(st, done, use(&c, 0, 0, 0, 0));
@@ -141,8 +145,9 @@ static bl_status reuse(test_rank *self)
     bl_status st;
 
     BL_TRY_GOTO(st, done, open_ring(self, 1, &c));
-    for (int i = 0; i < 6;
-         i++) { /* the host runs ahead: all gathers are queued while the first reader still sleeps */
+    for (
+        int i = 0; i < 6;
+        i++) { /* the host runs ahead: all gathers are queued while the first reader still sleeps */
         int64_t unit = (i * 3) % N_UNITS;
         BL_TRY_GOTO(st, done, use(&c, unit, 0, 0, i % 2 == self->rank % 2 ? PAUSE_US : 0));
         BL_TRY_GOTO(st, done, release(&c, unit));
@@ -247,7 +252,8 @@ static void test_bytes(void **state)
         {.n_items = 1, .whole_ring = true, .item = {{.shard_bytes = 20000}}},
     };
     (void)state;
-    assert_int_equal(bl_gather_ring_bytes(1, 3, units, 4), 81920); /* the head's 80,000, rounded up */
+    assert_int_equal(bl_gather_ring_bytes(1, 3, units, 4),
+                     81920); /* the head's 80,000, rounded up */
     assert_int_equal(bl_gather_ring_bytes(16, 3, units, 4),
                      16 * 8192); /* 4096 + 40 and 8000 make a slot of 8192 */
     assert_int_equal(bl_gather_ring_bytes(2, 2, units, 1), 2 * 8192);
@@ -261,8 +267,10 @@ static void test_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slots),          cmocka_unit_test(test_reuse_waits_for_readers),
-        cmocka_unit_test(test_changed_shards), cmocka_unit_test(test_a_failed_gather_reaches_the_reader),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_reuse_waits_for_readers),
+        cmocka_unit_test(test_changed_shards),
+        cmocka_unit_test(test_a_failed_gather_reaches_the_reader),
         cmocka_unit_test(test_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,11 +37,11 @@ static bl_status pause_task(bl_stream *stream, const void *argument)
     return BL_OK;
 }
 
-#define RUN(fn, n_ranks)                                                                                     \
-    do {                                                                                                     \
-        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                               \
-        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                                       \
-        assert_int_equal(run_status, BL_OK);                                                                 \
+#define RUN(fn, n_ranks)                                                                           \
+    do {                                                                                           \
+        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                     \
+        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                             \
+        assert_int_equal(run_status, BL_OK);                                                       \
     } while (0)
 
 /* ---- a source ---- */
@@ -102,7 +102,8 @@ static bl_status fetch_finish(void *user, int64_t unit, int item, void *dst, bl_
 {
     fetch_case *c = user;
     int which = c->n_finishes++;
-    fetch_args args = {c, dst, c->shards + (unit * FETCHED_ITEMS + item) * FLOATS, which == c->fails_at};
+    fetch_args args = {c, dst, c->shards + (unit * FETCHED_ITEMS + item) * FLOATS,
+                       which == c->fails_at};
     log_call(c, unit, item, true);
     if (which == c->refuses) return BL_FAIL(BL_EIO, "the source refuses");
     return bl_stream_call(copy, fetch_task, &args, sizeof args);
@@ -123,7 +124,8 @@ static bl_status open_fetched(test_rank *self, int depth, int fetched_mask, bool
         units[u].n_items = FETCHED_ITEMS;
         for (int i = 0; i < FETCHED_ITEMS; i++)
             units[u].item[i] = (bl_gather_item){
-                .shard = fetched_mask & 1 << i ? NULL : c->shards + (u * FETCHED_ITEMS + i) * FLOATS,
+                .shard =
+                    fetched_mask & 1 << i ? NULL : c->shards + (u * FETCHED_ITEMS + i) * FLOATS,
                 .shard_bytes = SHARD_BYTES,
                 .slot_offset = (size_t)(u * SHARD_BYTES + i * 8 * SHARD_BYTES),
                 .lane = BL_LANE_DISK,
@@ -160,7 +162,8 @@ static bl_status use_fetched(fetch_case *c, int64_t unit, int item, unsigned pau
 {
     const void *gathered;
     BL_TRY(bl_gather_ring_acquire(c->ring, unit, item, c->self->stream, &gathered));
-    check_args args = {gathered, c->self->n_ranks, (int)(unit * FETCHED_ITEMS + item) * FLOATS, pause_us};
+    check_args args = {gathered, c->self->n_ranks, (int)(unit * FETCHED_ITEMS + item) * FLOATS,
+                       pause_us};
     BL_TRY(bl_stream_call(c->self->stream, check_values, &args, sizeof args));
     return bl_gather_ring_validate(c->ring);
 }
@@ -174,8 +177,8 @@ static bl_status start_before_finish(test_rank *self)
 
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 5, false, NULL, &c));
     for (int i = 0; i < FETCHED_ITEMS; i++) BL_TRY_GOTO(st, done, use_fetched(&c, 2, i, 0));
-    TEST_CHECK_GOTO(st, done,
-                    c.n_calls == BL_COUNT(expected) && memcmp(c.log, expected, sizeof expected) == 0);
+    TEST_CHECK_GOTO(
+        st, done, c.n_calls == BL_COUNT(expected) && memcmp(c.log, expected, sizeof expected) == 0);
     st = bl_stream_synchronize(self->stream);
 done:
     close_fetched(&c);
@@ -203,7 +206,8 @@ static bl_status reuse_fetched(test_rank *self)
         BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
         BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, ((i + 1) * 3) % FETCHED_UNITS));
         for (int k = 0; k < FETCHED_ITEMS; k++)
-            BL_TRY_GOTO(st, done, use_fetched(&c, unit, k, (i + k + self->rank) % 4 == 0 ? PAUSE_US / 4 : 0));
+            BL_TRY_GOTO(st, done,
+                        use_fetched(&c, unit, k, (i + k + self->rank) % 4 == 0 ? PAUSE_US / 4 : 0));
         BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
     }
     st = bl_stream_synchronize(self->stream);
@@ -218,7 +222,8 @@ static void test_a_source_waits_for_readers(void **state)
     for (int mask = 0; mask < 8; mask++)
         for (int n_ranks = 1; n_ranks <= 4; n_ranks *= 2) {
             bl_status st = test_ranks_run(n_ranks, 1, 60, reuse_fetched, &mask, NULL);
-            if (st != BL_OK) print_error("items %d, %d ranks: %s\n", mask, n_ranks, bl_error_text());
+            if (st != BL_OK)
+                print_error("items %d, %d ranks: %s\n", mask, n_ranks, bl_error_text());
             assert_int_equal(st, BL_OK);
         }
 }
@@ -236,7 +241,8 @@ static bl_status release_unused(test_rank *self)
     for (int64_t unit = 0; unit < FETCHED_UNITS; unit++) {
         BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
         if (unit == FETCHED_UNITS - 1)
-            for (int k = 0; k < FETCHED_ITEMS; k++) BL_TRY_GOTO(st, done, use_fetched(&c, unit, k, 0));
+            for (int k = 0; k < FETCHED_ITEMS; k++)
+                BL_TRY_GOTO(st, done, use_fetched(&c, unit, k, 0));
         BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
     }
     st = bl_stream_synchronize(self->stream);
@@ -264,7 +270,8 @@ static bl_status lend(test_rank *self)
     for (int i = 0; i < FETCHED_ITEMS; i++) {
         BL_TRY_GOTO(st, done, use_fetched(&c, 1, i, 0));
         BL_TRY_GOTO(st, done, bl_gather_ring_acquire(c.ring, 1, i, self->stream, &got));
-        TEST_CHECK_GOTO(st, done, (got == c.shards + (FETCHED_ITEMS + i) * FLOATS) == (self->n_ranks == 1));
+        TEST_CHECK_GOTO(st, done,
+                        (got == c.shards + (FETCHED_ITEMS + i) * FLOATS) == (self->n_ranks == 1));
     }
     st = bl_stream_synchronize(self->stream);
 done:
@@ -295,7 +302,9 @@ static bl_status check_arrived(bl_stream *stream, const void *argument)
     const arrived_args *a = argument;
     int n = atomic_load(&a->c->n_arrived);
     (void)stream;
-    return n == a->n_arrived ? BL_OK : BL_FAIL(BL_EINTERNAL, "%d shards have come, not %d", n, a->n_arrived);
+    return n == a->n_arrived
+               ? BL_OK
+               : BL_FAIL(BL_EINTERNAL, "%d shards have come, not %d", n, a->n_arrived);
 }
 
 /* Before the acquire nothing has come, however long that takes; after it all of the unit has. */
@@ -307,7 +316,8 @@ static bl_status bring_when_acquired(test_rank *self)
 
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, true, NULL, &c));
     for (int64_t unit = 0; unit < 2; unit++) {
-        arrived_args before = {&c, (int)unit * FETCHED_ITEMS}, after = {&c, (int)(unit + 1) * FETCHED_ITEMS};
+        arrived_args before = {&c, (int)unit * FETCHED_ITEMS},
+                     after = {&c, (int)(unit + 1) * FETCHED_ITEMS};
         c.pause_us = PAUSE_US / 10;
         BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
         TEST_CHECK_GOTO(st, done, c.n_calls == (int)unit * 2 * FETCHED_ITEMS);
@@ -350,7 +360,8 @@ static bl_status fail_fetch(test_rank *self)
     }
     TEST_CHECK_GOTO(st, done, bl_stream_synchronize(self->stream) == BL_EIO || st == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
     st = bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused);
 done:
@@ -373,9 +384,11 @@ static bl_status refuse_fetch(test_rank *self)
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
     c.refuses = 1;
     TEST_CHECK_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 0) == BL_EIO);
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "the source refuses"));
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused) == BL_EIO);
     st = bl_stream_synchronize(self->stream);
 done:
     close_fetched(&c);
@@ -398,7 +411,8 @@ static bl_status fail_copies(test_rank *self)
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
     BL_TRY_GOTO(st, done, bl_stream_call(c.copies, fail_task, NULL, 0));
     TEST_CHECK_GOTO(st, done, bl_stream_synchronize(c.copies) == BL_EIO);
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted on the copy stream"));
 done:
     close_fetched(&c);
@@ -441,11 +455,13 @@ static bl_status measure_stalls(test_rank *self)
     bl_timeline_collect(timeline);
     bl_timeline_get_totals(timeline, &totals);
     const bl_lane_totals *disk = &totals.lane[BL_LANE_DISK], *gather = &totals.lane[BL_LANE_GATHER];
-    const bl_lane_totals *late = self->rank == 0 ? disk : gather, *other = self->rank == 0 ? gather : disk;
+    const bl_lane_totals *late = self->rank == 0 ? disk : gather,
+                         *other = self->rank == 0 ? gather : disk;
     TEST_CHECK_GOTO(st, done, disk->n_bytes == 2 * SHARD_BYTES);
-    TEST_CHECK_GOTO(st, done,
-                    gather->n_bytes ==
-                        (self->n_ranks == 1 ? 0 : FETCHED_ITEMS * SHARD_BYTES * (self->n_ranks - 1)));
+    TEST_CHECK_GOTO(
+        st, done,
+        gather->n_bytes ==
+            (self->n_ranks == 1 ? 0 : FETCHED_ITEMS * SHARD_BYTES * (self->n_ranks - 1)));
     if (late->stall_s <= 3e-6 * PAUSE_US || late->stall_s <= other->stall_s)
         atomic_store(was_late, true); /* about 4e-6 */
     if (self->rank == 0) TEST_CHECK_GOTO(st, done, disk->busy_s >= 4e-6 * PAUSE_US);

@@ -136,6 +136,7 @@ static void test_without_mpi(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_read), cmocka_unit_test(test_without_mpi)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_read),
+                                       cmocka_unit_test(test_without_mpi)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,9 +44,10 @@ bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_ran
     }
     BL_TRY_GOTO(st, done, bl_comm_create_local(n_ranks, deadline_s, comms));
     for (int i = 0; i < n_ranks; i++) {
-        threads[i] = (rank_thread){.self = {.rank = i, .n_ranks = n_ranks, .comm = comms[i], .arg = arg},
-                                   .fn = fn,
-                                   .n_threads = n_threads};
+        threads[i] =
+            (rank_thread){.self = {.rank = i, .n_ranks = n_ranks, .comm = comms[i], .arg = arg},
+                          .fn = fn,
+                          .n_threads = n_threads};
         if (pthread_create(&threads[i].thread, NULL, rank_main, &threads[i]) != 0) abort();
     }
     for (int i = 0; i < n_ranks; i++) {
@@ -71,7 +72,8 @@ double test_now_s(void)
 
 float test_value(int rank, int64_t index, uint64_t seed)
 {
-    uint64_t z = seed * 0x9E3779B97F4A7C15u + (uint64_t)rank * 0xD1B54A32D192ED03u + (uint64_t)index;
+    uint64_t z =
+        seed * 0x9E3779B97F4A7C15u + (uint64_t)rank * 0xD1B54A32D192ED03u + (uint64_t)index;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u; /* SplitMix64's finaliser */
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     z ^= z >> 31;

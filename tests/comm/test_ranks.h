@@ -29,17 +29,18 @@ double test_now_s(void);
 /* The same on every machine and in every run: a number in [-1, 1) that depends on all three. */
 float test_value(int rank, int64_t index, uint64_t seed);
 
-#define TEST_CHECK(condition)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) return BL_FAIL(BL_EINTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);         \
+#define TEST_CHECK(condition)                                                                      \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            return BL_FAIL(BL_EINTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);             \
     } while (0)
 
-#define TEST_CHECK_GOTO(st, label, condition)                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            (st) = BL_FAIL(BL_EINTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);                       \
-            goto label;                                                                                      \
-        }                                                                                                    \
+#define TEST_CHECK_GOTO(st, label, condition)                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            (st) = BL_FAIL(BL_EINTERNAL, "%s:%d: %s", __FILE__, __LINE__, #condition);             \
+            goto label;                                                                            \
+        }                                                                                          \
     } while (0)
 
 #endif

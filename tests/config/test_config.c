@@ -47,16 +47,20 @@ static void test_defaults_are_hugging_faces(void **state)
     assert_true(c->learning_rate == 5e-5 && c->weight_decay == 0 && c->adam_beta1 == 0.9 &&
                 c->adam_beta2 == 0.999);
     assert_true(c->adam_epsilon == 1e-8 && c->max_grad_norm == 1 && c->num_train_epochs == 3);
-    assert_true(c->lr_scheduler_type == BL_LR_LINEAR && c->warmup_ratio == 0 && c->warmup_steps == 0);
-    assert_true(c->max_steps == -1 && c->seed == 42 && c->save_steps == 500 && c->save_total_limit == 0);
-    assert_true(c->lora_r == 8 && c->lora_alpha == 8 && c->lora_dropout == 0 && c->logging_steps == 1);
+    assert_true(c->lr_scheduler_type == BL_LR_LINEAR && c->warmup_ratio == 0 &&
+                c->warmup_steps == 0);
+    assert_true(c->max_steps == -1 && c->seed == 42 && c->save_steps == 500 &&
+                c->save_total_limit == 0);
+    assert_true(c->lora_r == 8 && c->lora_alpha == 8 && c->lora_dropout == 0 &&
+                c->logging_steps == 1);
     assert_int_equal(c->lora_target_modules.n_items, 1);
     assert_string_equal(c->lora_target_modules.items[0], "all-linear");
     assert_true(c->shuffle && !c->train_on_inputs && c->visit_tokens == BL_OPTION_AUTO);
     assert_null(c->validation_file);
     /* What depends on the machine is decided. */
     assert_true(c->device == BL_CONFIG_DEVICE_CPU && c->compute_dtype == BL_COMPUTE_FP32);
-    assert_true(c->ranks == 1 && c->shard_size == 1 && c->threads >= 1 && c->offload_ratio == BL_OPTION_AUTO);
+    assert_true(c->ranks == 1 && c->shard_size == 1 && c->threads >= 1 &&
+                c->offload_ratio == BL_OPTION_AUTO);
     assert_true(bl_train_config_given(c, "train_file") && !bl_train_config_given(c, "lora_r"));
     bl_train_config_free(c);
 }
@@ -65,14 +69,16 @@ static void test_yaml_scalars(void **state)
 {
     bl_train_config *c;
     (void)state;
-    assert_int_equal(load("%YAML 1.1\n---\n" REQUIRED "# a comment\n"
-                          "learning_rate: 2e-5\nwarmup-steps: 10\nshuffle: no\ntrain_on_inputs: On\n"
-                          "eval_strategy: no\npacking: off\nactivation_checkpointing: false\n"
-                          "lora_target_modules:\n  - q_proj\n  - v_proj\nseed: null\nlora_dropout: ~\n"
-                          "lora_alpha:\nvalidation_file: \"null\"\nadam_epsilon: .5E-3\nvisit_tokens: 4096\n",
-                          "", &c),
-                     BL_OK);
-    assert_true(c->learning_rate == 2e-5 && c->warmup_steps == 10 && !c->shuffle && c->train_on_inputs);
+    assert_int_equal(
+        load("%YAML 1.1\n---\n" REQUIRED "# a comment\n"
+             "learning_rate: 2e-5\nwarmup-steps: 10\nshuffle: no\ntrain_on_inputs: On\n"
+             "eval_strategy: no\npacking: off\nactivation_checkpointing: false\n"
+             "lora_target_modules:\n  - q_proj\n  - v_proj\nseed: null\nlora_dropout: ~\n"
+             "lora_alpha:\nvalidation_file: \"null\"\nadam_epsilon: .5E-3\nvisit_tokens: 4096\n",
+             "", &c),
+        BL_OK);
+    assert_true(c->learning_rate == 2e-5 && c->warmup_steps == 10 && !c->shuffle &&
+                c->train_on_inputs);
     assert_true(c->eval_strategy == BL_EVAL_NO && c->packing == BL_PACKING_NONE);
     assert_true(c->activation_checkpointing == BL_CHECKPOINT_NONE);
     assert_int_equal(c->lora_target_modules.n_items, 2);
@@ -138,8 +144,8 @@ static void test_file_errors(void **state)
         {"lora_r: 8.0\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '8.0'"},
         {"lora_r: 010\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '010'"},
         {"lora_r: auto\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got 'auto'"},
-        {"seed: 99999999999999999999\n",
-         "c.yaml:1: seed: expected an integer in [0, 9007199254740992], got '99999999999999999999'"},
+        {"seed: 99999999999999999999\n", "c.yaml:1: seed: expected an integer in [0, "
+                                         "9007199254740992], got '99999999999999999999'"},
         {"seed: 9007199254740993\n",
          "c.yaml:1: seed: expected an integer in [0, 9007199254740992], got '9007199254740993'"},
         {"seed: +9007199254740994\n",
@@ -149,10 +155,14 @@ static void test_file_errors(void **state)
         {"lora_r: 9007199254740993\n",
          "c.yaml:1: lora_r: expected an integer in [1, 1024], got '9007199254740993'"},
         {"ranks: 0\n", "c.yaml:1: ranks: expected an integer in [1, 4096] or auto, got '0'"},
-        {"learning_rate: 0x1p-3\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '0x1p-3'"},
-        {"learning_rate: .nan\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '.nan'"},
-        {"learning_rate: 1e999\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '1e999'"},
-        {"learning_rate: 1,5\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '1,5'"},
+        {"learning_rate: 0x1p-3\n",
+         "c.yaml:1: learning_rate: expected a number in [0, 10], got '0x1p-3'"},
+        {"learning_rate: .nan\n",
+         "c.yaml:1: learning_rate: expected a number in [0, 10], got '.nan'"},
+        {"learning_rate: 1e999\n",
+         "c.yaml:1: learning_rate: expected a number in [0, 10], got '1e999'"},
+        {"learning_rate: 1,5\n",
+         "c.yaml:1: learning_rate: expected a number in [0, 10], got '1,5'"},
         {"learning_rate: 5e\n", "c.yaml:1: learning_rate: expected a number in [0, 10], got '5e'"},
         {"shuffle: 2\n", "c.yaml:1: shuffle: expected true or false, got '2'"},
         {"shuffle: [true]\n", "c.yaml:1: shuffle: expected true or false, got a sequence"},
@@ -160,9 +170,11 @@ static void test_file_errors(void **state)
         {"output_dir: ''\n", "c.yaml:1: output_dir: is empty"},
         {"lora_target_modules: []\n", "c.yaml:1: lora_target_modules: is empty"},
         {"lora_target_modules: q_proj,,v_proj\n", "c.yaml:1: lora_target_modules: a name is empty"},
-        {"lora_target_modules: [q_proj, ~]\n", "c.yaml:1: lora_target_modules: a null in a sequence"},
+        {"lora_target_modules: [q_proj, ~]\n",
+         "c.yaml:1: lora_target_modules: a null in a sequence"},
         {"lora:\n  r: 8\n", "c.yaml:1: lora: keys are flat: no nesting"},
-        {"lora_target_modules: [[q_proj]]\n", "c.yaml:1: lora_target_modules: keys are flat: no nesting"},
+        {"lora_target_modules: [[q_proj]]\n",
+         "c.yaml:1: lora_target_modules: keys are flat: no nesting"},
         {"seed: &a 1\nlora_r: *a\n", "c.yaml:2: lora_r: YAML aliases are not supported"},
         {"seed: !!int 1\n", "c.yaml:1: seed: tags are not supported"},
         {"output_dir: \"a\\0b\"\n", "c.yaml:1: output_dir: a NUL in a text"},
@@ -178,7 +190,8 @@ static void test_file_errors(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) expect_error(cases[i].yaml, "", cases[i].error);
     bl_train_config *config;
-    assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, "no-such-file.yaml", 0, NULL, &config), BL_EUSAGE);
+    assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, "no-such-file.yaml", 0, NULL, &config),
+                     BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "no-such-file.yaml"));
     assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, ".", 0, NULL, &config), BL_EUSAGE);
     for (const char *empty = "# nothing\n"; empty; empty = *empty ? "" : NULL) {
@@ -211,7 +224,8 @@ static void test_line_errors(void **state)
         {"--max_steps -2", "--max_steps: expected an integer of at least -1, got '-2'"},
     };
     (void)state;
-    for (size_t i = 0; i < BL_COUNT(cases); i++) expect_error(REQUIRED, cases[i].line, cases[i].error);
+    for (size_t i = 0; i < BL_COUNT(cases); i++)
+        expect_error(REQUIRED, cases[i].line, cases[i].error);
     expect_error(NULL, "--train_file t --output_dir o", "model_name_or_path is not given");
 }
 
@@ -220,14 +234,17 @@ static void test_not_in_this_version(void **state)
 {
     bl_train_config *c;
     (void)state;
-    expect_error(REQUIRED, "--device cuda", "--device: cuda is not in this version, which knows auto|cpu");
+    expect_error(REQUIRED, "--device cuda",
+                 "--device: cuda is not in this version, which knows auto|cpu");
     expect_error(REQUIRED "compute_dtype: bf16\n", "",
                  "c.yaml:4: compute_dtype: bf16 is not in this version, which knows auto|fp32");
-    expect_error(REQUIRED, "--offload_tier disk", "offload_tier disk needs offload_dir, a folder on a fast local disk");
+    expect_error(REQUIRED, "--offload_tier disk",
+                 "offload_tier disk needs offload_dir, a folder on a fast local disk");
     assert_int_equal(load(REQUIRED, "--offload_dir /x", &c), BL_OK); /* not used, and said so */
     bl_train_config_free(c);
-    assert_int_equal(load(REQUIRED "device: cpu\npacking: none\noffload_ratio: 0.0\noffload_dir: null\n"
-                                   "activation_offload: false\nio_engine: auto\ndata_format: tokens\n",
+    assert_int_equal(load(REQUIRED
+                          "device: cpu\npacking: none\noffload_ratio: 0.0\noffload_dir: null\n"
+                          "activation_offload: false\nio_engine: auto\ndata_format: tokens\n",
                           "", &c),
                      BL_OK);
     bl_train_config_free(c);
@@ -238,28 +255,33 @@ static void test_combinations(void **state)
     static const struct {
         const char *line, *error;
     } cases[] = {
-        {"--warmup_steps 2 --warmup_ratio 0.1", "warmup_ratio 0.1 and warmup_steps 2: give one of them"},
+        {"--warmup_steps 2 --warmup_ratio 0.1",
+         "warmup_ratio 0.1 and warmup_steps 2: give one of them"},
         {"--lr_scheduler_type constant --warmup_steps 2",
          "lr_scheduler_type constant has no warm-up: use constant_with_warmup"},
         {"--num_train_epochs 0", "num_train_epochs 0 and no max_steps: nothing to train"},
-        {"--eval_strategy steps", "eval_strategy steps needs validation_file or validation_split_percentage"},
+        {"--eval_strategy steps",
+         "eval_strategy steps needs validation_file or validation_split_percentage"},
         {"--validation_file v --validation_split_percentage 5",
          "validation_file and validation_split_percentage 5: give one of them"},
         {"--overwrite_output_dir --resume_from_checkpoint true",
          "overwrite_output_dir and resume_from_checkpoint: give one of them"},
         {"--ranks 4 --shard_size 3", "shard_size 3 does not divide ranks 4"},
-        {"--lora_target_modules q_proj,qproj", "lora_target_modules: 'qproj' is none of q_proj, k_proj, "
-                                               "v_proj, o_proj, gate_proj, up_proj, down_proj, "
-                                               "all-linear; did you mean q_proj?"},
+        {"--lora_target_modules q_proj,qproj",
+         "lora_target_modules: 'qproj' is none of q_proj, k_proj, "
+         "v_proj, o_proj, gate_proj, up_proj, down_proj, "
+         "all-linear; did you mean q_proj?"},
         {"--lora_target_modules model.layers.x.self_attn.q_proj",
-         "lora_target_modules: 'model.layers.x.self_attn.q_proj' is none of q_proj, k_proj, v_proj, o_proj, "
+         "lora_target_modules: 'model.layers.x.self_attn.q_proj' is none of q_proj, k_proj, "
+         "v_proj, o_proj, "
          "gate_proj, "
          "up_proj, down_proj, all-linear"},
         {"--lora_target_modules q_proj,all-linear", "lora_target_modules: all-linear stands alone"},
         {"--lora_target_modules q_proj,q_proj", "lora_target_modules: 'q_proj' is named twice"},
     };
     (void)state;
-    for (size_t i = 0; i < BL_COUNT(cases); i++) expect_error(REQUIRED, cases[i].line, cases[i].error);
+    for (size_t i = 0; i < BL_COUNT(cases); i++)
+        expect_error(REQUIRED, cases[i].line, cases[i].error);
 }
 
 static void test_aliases(void **state)
@@ -279,7 +301,8 @@ static void test_aliases(void **state)
     assert_string_equal(c->train_file, "t");
     assert_true(c->lora_r == 4 && c->max_seq_length == 64 && c->learning_rate == 0.001 &&
                 c->num_train_epochs == 2);
-    assert_true(c->eval_strategy == BL_EVAL_NO && c->activation_checkpointing == BL_CHECKPOINT_FULL);
+    assert_true(c->eval_strategy == BL_EVAL_NO &&
+                c->activation_checkpointing == BL_CHECKPOINT_FULL);
     assert_true(c->per_device_train_batch_size == 3 && c->gradient_accumulation_steps == 5 &&
                 c->save_steps == 0);
     assert_true(c->packing == BL_PACKING_NONE && c->max_grad_norm == 0.5);
@@ -291,8 +314,8 @@ static void test_aliases(void **state)
     assert_string_equal(c->init_adapter, "dir");
     bl_train_config_free(c);
 
-    assert_int_equal(load(REQUIRED, "--lora_bias none --fp16 false --use_cpu --save_total_limit 1", &c),
-                     BL_OK);
+    assert_int_equal(
+        load(REQUIRED, "--lora_bias none --fp16 false --use_cpu --save_total_limit 1", &c), BL_OK);
     assert_int_equal(c->save_total_limit, 2);
     bl_train_config_free(c);
 
@@ -304,7 +327,8 @@ static void test_aliases(void **state)
                  "--save_strategy: 'epoch' is not known here; use save_steps");
     expect_error(REQUIRED, "--load_in_4bit true",
                  "--load_in_4bit: 'true' is not known here; use base_format");
-    expect_error(REQUIRED, "--bf16", "--compute_dtype: bf16 is not in this version, which knows auto|fp32");
+    expect_error(REQUIRED, "--bf16",
+                 "--compute_dtype: bf16 is not in this version, which knows auto|fp32");
     expect_error(REQUIRED "deepspeed: ds.json\n", "",
                  "c.yaml:4: deepspeed: not a key of Ballast; use shard_size and offload_ratio");
 }
@@ -322,7 +346,8 @@ static void test_tables_fit(void **state)
         assert_null(bl_options_find(&options, alias->name));
         assert_true(!alias->key || bl_options_find(&options, alias->key));
         assert_true(alias->key || alias->hint);
-        for (size_t k = 0; k < i; k++) assert_string_not_equal(alias->name, bl_train_aliases[k].name);
+        for (size_t k = 0; k < i; k++)
+            assert_string_not_equal(alias->name, bl_train_aliases[k].name);
     }
     for (size_t i = 0; i < bl_train_n_options; i++) {
         for (size_t k = 0; k < i; k++)
@@ -334,9 +359,9 @@ static void test_tables_fit(void **state)
 /* The names of an enum stand in the order of its constants. */
 static void test_enums(void **state)
 {
-#define CASE(key, name, constant)                                                                            \
-    {                                                                                                        \
-#key, name, offsetof(bl_train_config, key), constant                                                 \
+#define CASE(key, name, constant)                                                                  \
+    {                                                                                              \
+#key, name, offsetof(bl_train_config, key), constant                                       \
     }
     static const struct {
         const char *key, *name;
@@ -385,8 +410,9 @@ static void test_resume(void **state)
     static const struct {
         const char *value;
         bl_resume resume;
-    } cases[] = {
-        {"false", BL_RESUME_NO}, {"True", BL_RESUME_NEWEST}, {"o/checkpoints/step-5", BL_RESUME_PATH}};
+    } cases[] = {{"false", BL_RESUME_NO},
+                 {"True", BL_RESUME_NEWEST},
+                 {"o/checkpoints/step-5", BL_RESUME_PATH}};
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         bl_train_config *c;
@@ -405,7 +431,8 @@ static void test_resolved_round_trip(void **state)
         "model_name_or_path: \"a 'quoted' path: # with\\ttab \\\\ \\x7f and ü\"\n"
         "output_dir: \"no\"\ntrain_file: \"~\"\nvalidation_file: '007'\ndump_gradients: "
         "\"null\"\ninit_adapter: ' it''s '\n"
-        "learning_rate: 3e-5\nadam_epsilon: 1e-8\nlora_dropout: 0.1\nlora_alpha: 0.30000000000000004\n"
+        "learning_rate: 3e-5\nadam_epsilon: 1e-8\nlora_dropout: 0.1\nlora_alpha: "
+        "0.30000000000000004\n"
         "lora_target_modules: [q_proj, down_proj]\nseed: 9007199254740992\nmax_steps: -1\n"
         "lr_scheduler_type: cosine\nresume_from_checkpoint: yes\nranks: 2\nshuffle: false\n";
     bl_train_config *first, *second;
@@ -417,7 +444,8 @@ static void test_resolved_round_trip(void **state)
 
     assert_int_equal(load(yaml, "", &first), BL_OK);
     assert_int_equal(bl_train_config_write_resolved(first, "resolved.yaml"), BL_OK);
-    assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, "resolved.yaml", 0, NULL, &second), BL_OK);
+    assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, "resolved.yaml", 0, NULL, &second),
+                     BL_OK);
     assert_string_equal(second->model_name_or_path, "a 'quoted' path: # with\ttab \\ \x7f and ü");
     assert_string_equal(second->output_dir, "no");
     assert_string_equal(second->train_file, "~");
@@ -427,7 +455,8 @@ static void test_resolved_round_trip(void **state)
     assert_true(second->learning_rate == 3e-5 && second->lora_alpha == 0.30000000000000004 &&
                 second->seed == 9007199254740992 && !second->shuffle);
     for (int effect = BL_EFFECT_NONE; effect <= BL_EFFECT_SOURCE; effect++) {
-        assert_int_equal(bl_train_config_diff(first, second, (bl_option_effect)effect, &text), BL_OK);
+        assert_int_equal(bl_train_config_diff(first, second, (bl_option_effect)effect, &text),
+                         BL_OK);
         assert_string_equal(text, "");
         free(text);
         assert_int_equal(bl_train_config_hash(first, (bl_option_effect)effect, &hashes[0]), BL_OK);
@@ -458,11 +487,12 @@ static void test_differences_by_effect(void **state)
     (void)state;
 
     assert_int_equal(load(REQUIRED, "--threads 1", &before), BL_OK);
-    assert_int_equal(load(REQUIRED,
-                          "--threads 2 --visit_tokens 64 --lora_r 16 --learning_rate 1e-4 --train_file u "
-                          "--save_steps 5 --ring_depth 3 --logging_steps 9",
-                          &now),
-                     BL_OK);
+    assert_int_equal(
+        load(REQUIRED,
+             "--threads 2 --visit_tokens 64 --lora_r 16 --learning_rate 1e-4 --train_file u "
+             "--save_steps 5 --ring_depth 3 --logging_steps 9",
+             &now),
+        BL_OK);
     assert_int_equal(bl_train_config_diff(before, now, BL_EFFECT_RESULT, &text), BL_OK);
     assert_string_equal(text, "lora_r: 8 -> 16\nlearning_rate: 5.0e-05 -> 0.0001\n");
     free(text);
@@ -474,8 +504,8 @@ static void test_differences_by_effect(void **state)
     assert_true(hashes[0] != hashes[1]);
     bl_train_config_free(now);
 
-    assert_int_equal(load(REQUIRED, "--threads 2 --visit_tokens 64 --save_steps 5 --ring_depth 3", &now),
-                     BL_OK);
+    assert_int_equal(
+        load(REQUIRED, "--threads 2 --visit_tokens 64 --save_steps 5 --ring_depth 3", &now), BL_OK);
     assert_int_equal(bl_train_config_hash(now, BL_EFFECT_RESULT, &hashes[1]), BL_OK);
     assert_true(hashes[0] == hashes[1]);
     bl_train_config_free(before);

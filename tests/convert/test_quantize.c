@@ -28,13 +28,15 @@ enum { N_PATHS = 8 };
 static char *path_texts[N_PATHS];
 
 static const char *const golden[] = {"tiny-gqa", "tiny-mha-tied", "tiny-llama3-rope"};
-static const char *const stories[] = {"stories260K", "stories260K-bf16", "stories260K-bf16-sharded"};
+static const char *const stories[] = {"stories260K", "stories260K-bf16",
+                                      "stories260K-bf16-sharded"};
 
 static int set_up(void **state)
 {
     (void)state;
     return !mkdtemp(folder) || bl_pool_create(2, &pool) != BL_OK ||
-           bl_device_create_cpu(2, &device) != BL_OK || bl_stream_create(device, "test", &stream) != BL_OK ||
+           bl_device_create_cpu(2, &device) != BL_OK ||
+           bl_stream_create(device, "test", &stream) != BL_OK ||
            bl_comm_create_local(1, 0.0, &comm) != BL_OK;
 }
 
@@ -63,7 +65,8 @@ static const char *join(const char *dir, const char *name)
 static bl_status quantize(const char *source, const char *target, bl_format format,
                           bl_quantize_result *result)
 {
-    const bl_quantize_options options = {.source = source, .target = target, .format = format, .pool = pool};
+    const bl_quantize_options options = {
+        .source = source, .target = target, .format = format, .pool = pool};
     return bl_llama_quantize(&options, result);
 }
 
@@ -129,7 +132,8 @@ static void check_model(const char *source)
 static void test_golden_models(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < BL_COUNT(golden); i++) check_model(join("tests/golden/train/models", golden[i]));
+    for (size_t i = 0; i < BL_COUNT(golden); i++)
+        check_model(join("tests/golden/train/models", golden[i]));
 }
 
 static void test_real_models(void **state)
@@ -140,7 +144,8 @@ static void test_real_models(void **state)
         print_message("skipped: BALLAST_TEST_DATA is not set\n");
         skip();
     }
-    for (size_t i = 0; i < BL_COUNT(stories); i++) check_model(join(join(data, "models"), stories[i]));
+    for (size_t i = 0; i < BL_COUNT(stories); i++)
+        check_model(join(join(data, "models"), stories[i]));
 }
 
 static void overwrite(const char *path, int64_t offset, const char *text)
@@ -228,11 +233,12 @@ static void test_refusals(void **state)
 
     snprintf(target, sizeof target, "%s/refused", folder);
     snprintf(model, sizeof model, "%s/model", folder);
-    assert_int_equal(
-        quantize("tests/golden/train/models/tiny-fp8-ct-channel", target, BL_FORMAT_FP8_ROW, &result),
-        BL_EINPUT);
+    assert_int_equal(quantize("tests/golden/train/models/tiny-fp8-ct-channel", target,
+                              BL_FORMAT_FP8_ROW, &result),
+                     BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "quantized already"));
-    assert_int_equal(quantize(join(folder, "nothing"), target, BL_FORMAT_FP8_ROW, &result), BL_EINPUT);
+    assert_int_equal(quantize(join(folder, "nothing"), target, BL_FORMAT_FP8_ROW, &result),
+                     BL_EINPUT);
     assert_false(bl_file_exists(target));
 
     assert_int_equal(bl_dir_create(model), BL_OK);

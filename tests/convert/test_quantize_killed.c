@@ -105,7 +105,8 @@ static bool quantize(const char *source, const char *target, int n_calls)
 
     assert_true(child >= 0);
     if (child == 0) {
-        bl_quantize_options options = {.source = source, .target = target, .format = BL_FORMAT_FP8_ROW};
+        bl_quantize_options options = {
+            .source = source, .target = target, .format = BL_FORMAT_FP8_ROW};
         bl_quantize_result result;
         if (bl_pool_create(1, &options.pool) != BL_OK) _exit(1);
         n_left = n_calls;
@@ -166,7 +167,8 @@ static void kill_before_each_call(const char *source)
         snprintf(killed_dir, sizeof killed_dir, "%s/killed", folder);
         assert_int_equal(bl_tree_remove(killed_dir), BL_OK);
         killed = quantize(source, target, n);
-        if (killed && n % 3 == 0) quantize(source, target, n / 2); /* and once more on its way back */
+        if (killed && n % 3 == 0)
+            quantize(source, target, n / 2); /* and once more on its way back */
         assert_false(quantize(source, target, -1));
         assert_same_folder(whole, target);
     }

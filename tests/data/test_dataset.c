@@ -28,7 +28,8 @@ static int set_up(void **state)
     strcpy(folder, "/tmp/ballast-dataset-XXXXXX");
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof path, "%s/rows.jsonl", folder);
-    return bl_tokenizer_load("tests/tokenizer/fixtures/fallback.json", &tokenizer) == BL_OK ? 0 : -1;
+    return bl_tokenizer_load("tests/tokenizer/fixtures/fallback.json", &tokenizer) == BL_OK ? 0
+                                                                                            : -1;
 }
 
 static int tear_down(void **state)
@@ -88,7 +89,8 @@ static void check_sample(const bl_dataset *dataset, int64_t index, size_t n, con
 }
 
 /* Opening fails with BL_EINPUT, and the text says `reason`. */
-static void check_refused(const bl_dataset_options *options, const char *bytes, size_t n, const char *reason)
+static void check_refused(const bl_dataset_options *options, const char *bytes, size_t n,
+                          const char *reason)
 {
     bl_dataset *dataset;
     write_bytes(bytes, n);
@@ -105,10 +107,10 @@ static void test_tokens(void **state)
 {
     bl_sample sample;
     (void)state;
-    bl_dataset *dataset =
-        open_text("{\"input_ids\":[1,2,3]}\n"
-                  "{\"input_ids\":[4,5,999,0],\"labels\":[-100,-100,7,0],\"document_ids\":[0,0,2,2],"
-                  "\"weights\":[1,0.5,2,3]}\n");
+    bl_dataset *dataset = open_text(
+        "{\"input_ids\":[1,2,3]}\n"
+        "{\"input_ids\":[4,5,999,0],\"labels\":[-100,-100,7,0],\"document_ids\":[0,0,2,2],"
+        "\"weights\":[1,0.5,2,3]}\n");
     assert_int_equal(bl_dataset_format(dataset), BL_DATA_TOKENS);
     assert_int_equal(bl_dataset_count(dataset), 2);
     check_sample(dataset, 0, 3, (int32_t[]){1, 2, 3}, (int32_t[]){1, 2, 3});
@@ -126,7 +128,8 @@ static void test_tokens(void **state)
     bl_dataset_get_stats(dataset, &stats);
     assert_int_equal(stats.n_rows, 2);
     assert_int_equal(stats.n_tokens, 7);
-    assert_int_equal(stats.n_label_tokens, 4); /* [2, 3] and [7, 0]: a first label has nothing before it */
+    assert_int_equal(stats.n_label_tokens,
+                     4); /* [2, 3] and [7, 0]: a first label has nothing before it */
     assert_int_equal(bl_dataset_get(dataset, 2, &sample), BL_EINTERNAL);
     assert_int_equal(bl_dataset_get(dataset, -1, &sample), BL_EINTERNAL);
     bl_dataset_close(dataset);
@@ -193,13 +196,16 @@ static void check_joined(const bl_dataset *dataset, const bl_tokenizer *with, in
     bl_tokenizer_prefix(with, &n_prefix);
     assert_int_equal(bl_dataset_get(dataset, index, &sample), BL_OK);
     assert_int_equal(sample.ids[sample.n_tokens - 1], eos);
-    assert_int_equal(bl_tokenizer_decode(with, sample.ids + n_prefix, (size_t)sample.n_tokens - n_prefix - 1,
-                                         false, &text, &n_text),
+    assert_int_equal(bl_tokenizer_decode(with, sample.ids + n_prefix,
+                                         (size_t)sample.n_tokens - n_prefix - 1, false, &text,
+                                         &n_text),
                      BL_OK);
     if (strncmp(text, prompt, strlen(prompt)) || strcmp(text + strlen(prompt), completion))
-        fail_msg("row %d: got \"%s\", expected \"%s\" \"%s\"", (int)index, text, prompt, completion);
+        fail_msg("row %d: got \"%s\", expected \"%s\" \"%s\"", (int)index, text, prompt,
+                 completion);
     free(text);
-    assert_int_equal(bl_tokenizer_encode(with, prompt, strlen(prompt), BL_ADD_SPECIAL, &ids), BL_OK);
+    assert_int_equal(bl_tokenizer_encode(with, prompt, strlen(prompt), BL_ADD_SPECIAL, &ids),
+                     BL_OK);
     for (size_t t = 0; t < (size_t)sample.n_tokens; t++)
         assert_int_equal(sample.labels[t], t < ids.n ? M : sample.ids[t]);
     assert_memory_equal(sample.ids, ids.id, ids.n * sizeof *ids.id);
@@ -213,13 +219,14 @@ static void check_joined(const bl_dataset *dataset, const bl_tokenizer *with, in
 static void test_alpaca(void **state)
 {
     (void)state;
-    bl_dataset *dataset =
-        open_text("{\"instruction\":\"Say hello.\",\"input\":\"\",\"output\":\"hello\",\"text\":\"whole\"}\n"
-                  "{\"instruction\":\"Add.\",\"input\":\"1 2\",\"output\":\"3\"}\n"
-                  "{\"instruction\":\"Do.\",\"output\":\"\"}\n"
-                  "{\"instruction\":\"Do %s.\",\"input\":null,\"output\":\"x\"}\n");
+    bl_dataset *dataset = open_text(
+        "{\"instruction\":\"Say hello.\",\"input\":\"\",\"output\":\"hello\",\"text\":\"whole\"}\n"
+        "{\"instruction\":\"Add.\",\"input\":\"1 2\",\"output\":\"3\"}\n"
+        "{\"instruction\":\"Do.\",\"output\":\"\"}\n"
+        "{\"instruction\":\"Do %s.\",\"input\":null,\"output\":\"x\"}\n");
     assert_int_equal(bl_dataset_format(dataset), BL_DATA_ALPACA);
-    check_joined(dataset, tokenizer, 0, PREAMBLE ". " REQUEST "Say hello.\n\n### Response:", "hello", EOS);
+    check_joined(dataset, tokenizer, 0,
+                 PREAMBLE ". " REQUEST "Say hello.\n\n### Response:", "hello", EOS);
     check_joined(dataset, tokenizer, 1,
                  PREAMBLE ", paired with an input that provides further context. " REQUEST
                           "Add.\n\n### Input:\n1 2\n\n### Response:",
@@ -237,7 +244,8 @@ static void test_template_that_ends_texts(void **state)
     bl_dataset_options options = default_options();
 
     (void)state;
-    assert_int_equal(bl_tokenizer_load("tests/tokenizer/fixtures/byte_level_split.json", &split), BL_OK);
+    assert_int_equal(bl_tokenizer_load("tests/tokenizer/fixtures/byte_level_split.json", &split),
+                     BL_OK);
     int32_t begin = bl_tokenizer_token_to_id(split, "<|begin|>"),
             end = bl_tokenizer_token_to_id(split, "<|end|>");
     write_bytes("{\"text\":\"ab\"}", 13);
@@ -280,7 +288,8 @@ static void test_file_shapes_give_the_same_rows(void **state)
         bl_dataset_close(dataset);
     }
     /* Braces, brackets, quotes and backslashes in strings are no borders. */
-    bl_dataset *dataset = open_text("[{\"text\":\"}]\\\"{\\\\\",\"x\":[{},\"]\"]},{\"text\":\"ab\"}]");
+    bl_dataset *dataset =
+        open_text("[{\"text\":\"}]\\\"{\\\\\",\"x\":[{},\"]\"]},{\"text\":\"ab\"}]");
     assert_int_equal(bl_dataset_count(dataset), 2);
     check_sample(dataset, 1, 3, (int32_t[]){1, id_of("\u2581ab"), EOS},
                  (int32_t[]){1, id_of("\u2581ab"), EOS});
@@ -300,11 +309,14 @@ static void test_huge_rows(void **state)
         size_t n = (size_t)sprintf(text, "%s{\"text\":\"hello\"}%s\n{\"text\":\"", array ? "[" : "",
                                    array ? "," : "");
         for (size_t i = 0; i < N / 3; i++, n += 3) memcpy(text + n, "ab ", 3);
-        n += (size_t)sprintf(text + n, "\"}%s\n{\"text\":\"ab\"}%s", array ? "," : "", array ? "]" : "");
+        n += (size_t)sprintf(text + n, "\"}%s\n{\"text\":\"ab\"}%s", array ? "," : "",
+                             array ? "]" : "");
         write_bytes(text, n);
-        if (bl_dataset_open(&options, tokenizer, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
+        if (bl_dataset_open(&options, tokenizer, &dataset) != BL_OK)
+            fail_msg("%s", bl_error_text());
         assert_int_equal(bl_dataset_count(dataset), 3);
-        assert_int_equal(bl_dataset_n_tokens(dataset, 1), N / 3 + 3); /* BOS, the words, a lone space, EOS */
+        assert_int_equal(bl_dataset_n_tokens(dataset, 1),
+                         N / 3 + 3); /* BOS, the words, a lone space, EOS */
         check_sample(dataset, 2, 3, (int32_t[]){1, id_of("\u2581ab"), EOS},
                      (int32_t[]){1, id_of("\u2581ab"), EOS});
         bl_dataset_close(dataset);
@@ -334,7 +346,8 @@ static const bad_row bad_files[] = {
     {"{\"text\":\"a\"}\n\n\n\"text\"\n", 0, ":4: expected a JSON object"},
     {"{\"prompt\":\"a\",\"completion\":[]}\n", 0, ":1: key completion: expected a string"},
     {"{\"instruction\":\"a\",\"output\":null}\n", 0, ":1: key output"},
-    {"{\"instruction\":\"a\",\"input\":4,\"output\":\"a\"}\n", 0, ":1: key input: expected a string, got 4"},
+    {"{\"instruction\":\"a\",\"input\":4,\"output\":\"a\"}\n", 0,
+     ":1: key input: expected a string, got 4"},
     {"{\"foo\":[]}\n", 0, ":1: no known data format"},
     {"hello\n", 0, ":1:"},
     {"", 0, "no usable rows"},
@@ -357,15 +370,18 @@ static const bad_row bad_files[] = {
     {"{\"input_ids\":[1,4294967297]}", 0, "input_ids[1]"},
     {"{\"input_ids\":\"12\"}", 0, "key input_ids: expected an array"},
     {"{\"input_ids\":[1,2],\"labels\":[1]}", 0, "labels has 1 elements, input_ids 2"},
-    {"{\"input_ids\":[1,2],\"labels\":[1,-99]}", 0, "labels[1]: expected an integer in [0, 999] or -100"},
+    {"{\"input_ids\":[1,2],\"labels\":[1,-99]}", 0,
+     "labels[1]: expected an integer in [0, 999] or -100"},
     {"{\"input_ids\":[1,2],\"document_ids\":[1,0]}", 0, "document_ids[1]: smaller"},
     {"{\"input_ids\":[1,2],\"document_ids\":[1]}", 0, "document_ids has 1"},
     {"{\"input_ids\":[1,2],\"document_ids\":[-1,0]}", 0, "document_ids[0]"},
     {"{\"input_ids\":[1,2],\"weights\":[1]}", 0, "weights has 1"},
     {"{\"input_ids\":[1,2],\"weights\":[1,\"x\"]}", 0, "weights[1]"},
     {"{\"input_ids\":[1,2],\"weights\":[1,1e39]}", 0, "weights[1]"},
-    {"{\"input_ids\":[1,2],\"weights\":[1,-0.5]}", 0, ":1: weights[1]: expected a number of at least 0"},
-    {"{\"input_ids\":[1,2],\"weights\":[-1e-9,1]}", 0, ":1: weights[0]: expected a number of at least 0"},
+    {"{\"input_ids\":[1,2],\"weights\":[1,-0.5]}", 0,
+     ":1: weights[1]: expected a number of at least 0"},
+    {"{\"input_ids\":[1,2],\"weights\":[-1e-9,1]}", 0,
+     ":1: weights[0]: expected a number of at least 0"},
     {"{\"input_ids\":[1,2],\"weights\":[1,NaN]}", 0, ":1:"},
     {"{\"input_ids\":[1,2],\"weights\":[1,-Infinity]}", 0, ":1:"},
     {"{\"input_ids\":[1,2],\"weights\":[1,1e999]}", 0, ":1:"},
@@ -382,7 +398,8 @@ static void test_bad_files_are_refused_with_place(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(bad_files); i++)
         check_refused(&options, bad_files[i].bytes,
-                      bad_files[i].n ? bad_files[i].n : strlen(bad_files[i].bytes), bad_files[i].reason);
+                      bad_files[i].n ? bad_files[i].n : strlen(bad_files[i].bytes),
+                      bad_files[i].reason);
 }
 
 static void test_bad_rows_can_be_skipped(void **state)
@@ -394,9 +411,10 @@ static void test_bad_rows_can_be_skipped(void **state)
     options.skip_bad = true;
     for (int array = 0; array < 2; array++) {
         bl_dataset *dataset = open_with(
-            &options, array
-                          ? "[{\"foo\":1},{\"input_ids\":[1,2]},{\"input_ids\":[1,]}, {\"input_ids\":[3,4]}]"
-                          : "oops\n{\"input_ids\":[1,2]}\n{\"input_ids\":[1,}\n{\"input_ids\":[3,4]}\n");
+            &options,
+            array
+                ? "[{\"foo\":1},{\"input_ids\":[1,2]},{\"input_ids\":[1,]}, {\"input_ids\":[3,4]}]"
+                : "oops\n{\"input_ids\":[1,2]}\n{\"input_ids\":[1,}\n{\"input_ids\":[3,4]}\n");
         assert_int_equal(bl_dataset_count(dataset), 2);
         check_sample(dataset, 1, 2, (int32_t[]){3, 4}, (int32_t[]){3, 4});
         bl_dataset_get_stats(dataset, &stats);
@@ -445,8 +463,9 @@ static void test_options_are_checked(void **state)
 
 static void test_overlong_policies(void **state)
 {
-    static const char rows[] = "{\"input_ids\":[1,2,3,4,5],\"document_ids\":[0,0,0,1,1]}\n{\"input_ids\":[6,"
-                               "7,8]}\n{\"input_ids\":[1,2,3,4]}\n";
+    static const char rows[] =
+        "{\"input_ids\":[1,2,3,4,5],\"document_ids\":[0,0,0,1,1]}\n{\"input_ids\":[6,"
+        "7,8]}\n{\"input_ids\":[1,2,3,4]}\n";
     bl_dataset_options options = default_options();
     bl_dataset_stats stats;
 
@@ -525,7 +544,8 @@ static void test_threads_build_rows(void **state)
     (void)state;
     for (int i = 0; i < N_ROWS; i++)
         n += (size_t)snprintf(text + n, sizeof text - n,
-                              i % 700 == 699 ? "{\"text\":%d}\n" : "{\"text\":\"ab hello %d\"}\n", i);
+                              i % 700 == 699 ? "{\"text\":%d}\n" : "{\"text\":\"ab hello %d\"}\n",
+                              i);
     for (int n_threads = 1; n_threads <= 7; n_threads += 3) {
         options.n_threads = n_threads;
         options.skip_bad = true;
@@ -569,7 +589,8 @@ static void *get_often(void *arg)
 
     for (int64_t i = 0; i < 3000; i++) {
         bl_sample sample;
-        if (bl_dataset_get(dataset, i % 50, &sample) != BL_OK || sample.ids[1] != 10 + (int32_t)(i % 50))
+        if (bl_dataset_get(dataset, i % 50, &sample) != BL_OK ||
+            sample.ids[1] != 10 + (int32_t)(i % 50))
             n_wrong++;
         bl_sample_free(&sample);
     }
@@ -637,8 +658,8 @@ static void check_alpaca_row(const bl_dataset *dataset, const bl_tokenizer *real
                          *input ? ", paired with an input that provides further context" : "",
                          json_string_value(json_object_get(row, "instruction")),
                          *input ? "\n\n### Input:\n" : "", input) > 0);
-    check_joined(dataset, real, (int64_t)index, prompt, json_string_value(json_object_get(row, "output")),
-                 eos);
+    check_joined(dataset, real, (int64_t)index, prompt,
+                 json_string_value(json_object_get(row, "output")), eos);
     free(prompt);
 }
 

@@ -77,18 +77,23 @@ static const struct {
     {BL_DATA_PROMPT_COMPLETION, "{\"prompt\":\"xyzw\",\"completion\":\"a\"}",
      "{\"prompt\":\"xyzv\",\"completion\":\"a\"}"},
     {BL_DATA_MESSAGES,
-     "{\"messages\":[{\"role\":\"user\",\"content\":\"xyzw\"},{\"role\":\"assistant\",\"content\":\"a\"}]}",
-     "{\"messages\":[{\"role\":\"user\",\"content\":\"xyzv\"},{\"role\":\"assistant\",\"content\":\"a\"}]}"},
+     "{\"messages\":[{\"role\":\"user\",\"content\":\"xyzw\"},{\"role\":\"assistant\",\"content\":"
+     "\"a\"}]}",
+     "{\"messages\":[{\"role\":\"user\",\"content\":\"xyzv\"},{\"role\":\"assistant\",\"content\":"
+     "\"a\"}]}"},
     {BL_DATA_SHAREGPT,
-     "{\"conversations\":[{\"from\":\"human\",\"value\":\"xyzw\"},{\"from\":\"gpt\",\"value\":\"a\"}]}",
-     "{\"conversations\":[{\"from\":\"human\",\"value\":\"xyzv\"},{\"from\":\"gpt\",\"value\":\"a\"}]}"},
+     "{\"conversations\":[{\"from\":\"human\",\"value\":\"xyzw\"},{\"from\":\"gpt\",\"value\":"
+     "\"a\"}]}",
+     "{\"conversations\":[{\"from\":\"human\",\"value\":\"xyzv\"},{\"from\":\"gpt\",\"value\":"
+     "\"a\"}]}"},
 };
 
 /* Three rows, lines or one array; the second is `middle`. */
 static void write_three(const char *row, const char *middle, bool array)
 {
     char text[1024];
-    int n = snprintf(text, sizeof text, array ? "[%s,\n%s,\n%s]" : "%s\n%s\n%s\n", row, middle, row);
+    int n =
+        snprintf(text, sizeof text, array ? "[%s,\n%s,\n%s]" : "%s\n%s\n%s\n", row, middle, row);
     write_bytes(text, (size_t)n);
 }
 
@@ -180,8 +185,11 @@ static const struct {
     {ALPACA_ROW ",\"tools\":\"[{}]\"}", "key tools: tool calls are not supported"},
     {ALPACA_ROW ",\"images\":[\"a.png\"]}", "key images: only text is trained"},
     {ALPACA_ROW ",\"kto_tag\":false}", "key kto_tag: an answer marked as bad"},
-    {ALPACA_ROW ",\"system\":\"\",\"history\":[],\"tools\":null,\"images\":[],\"kto_tag\":true}", NULL},
-    {ALPACA_ROW ",\"system\":null,\"history\":null,\"id\":3,\"source\":{\"a\":[1]},\"label\":false}", NULL},
+    {ALPACA_ROW ",\"system\":\"\",\"history\":[],\"tools\":null,\"images\":[],\"kto_tag\":true}",
+     NULL},
+    {ALPACA_ROW
+     ",\"system\":null,\"history\":null,\"id\":3,\"source\":{\"a\":[1]},\"label\":false}",
+     NULL},
     {PAIR ",\"system\":\"be brief\"}", "key system: " NO_PLACE},
     {PAIR ",\"history\":[\"a\"]}", "key history: " NO_PLACE},
     {PAIR ",\"functions\":[{}]}", "key functions: tool calls"},
@@ -197,7 +205,8 @@ static const struct {
     {"{\"messages\":[{\"role\":\"system\",\"content\":\"a\",\"trainable\":true}," TURNS "}]}",
      "message 0: key trainable: this message has no loss"},
     {"{\"messages\":[" TURNS ",\"train_detail\":[{}]}]}", "key train_detail: weights of parts"},
-    {"{\"messages\":[" TURNS ",\"reasoning_content\":\"hm\"}]}", "key reasoning_content: reasoning"},
+    {"{\"messages\":[" TURNS ",\"reasoning_content\":\"hm\"}]}",
+     "key reasoning_content: reasoning"},
     {"{\"messages\":[" TURNS "}],\"tools\":[{}]}", "key tools: tool calls"},
     {"{\"messages\":[" TURNS "}],\"images\":[\"a\"]}", "key images: only text"},
     {"{\"messages\":[" TURNS "}],\"system\":[{}]}", "key system: expected a string"},
@@ -205,11 +214,13 @@ static const struct {
      "key system and a system message: give one of them"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":false},{\"role\":\"assistant\","
      "\"content\":"
-     "\"a\",\"train\":true,\"loss\":0.5,\"training\":\"no\",\"name\":\"x\",\"tool_calls\":[],\"thinking\":"
+     "\"a\",\"train\":true,\"loss\":0.5,\"training\":\"no\",\"name\":\"x\",\"tool_calls\":[],"
+     "\"thinking\":"
      "\"\"}],"
      "\"id\":1,\"tools\":\"[]\",\"label\":false}",
      NULL},
-    {"{\"conversations\":[" SHARED ",\"train\":false}]}", "message 1: key train: this message has loss"},
+    {"{\"conversations\":[" SHARED ",\"train\":false}]}",
+     "message 1: key train: this message has loss"},
     {"{\"conversations\":[" SHARED "}],\"image\":\"a.png\"}", "key image: only text"},
     {"{\"conversations\":[" SHARED "}],\"system_prompt\":null,\"tools\":\"\",\"id\":\"x\"}", NULL},
 };
@@ -225,9 +236,10 @@ static void test_keys_that_would_be_lost(void **state)
         options.eos_id = 0;
         options.chat_template = chat ? "llama3" : NULL;
         bl_status st = bl_dataset_open(&options, tokenizer, &dataset);
-        if (st != (keyed[i].error ? BL_EINPUT : BL_OK)) fail_msg("%s: status %d", keyed[i].row, (int)st);
-        if (keyed[i].error &&
-            (!strstr(bl_error_text(), keyed[i].error) || !strstr(bl_error_text(), "rows.jsonl:1: ")))
+        if (st != (keyed[i].error ? BL_EINPUT : BL_OK))
+            fail_msg("%s: status %d", keyed[i].row, (int)st);
+        if (keyed[i].error && (!strstr(bl_error_text(), keyed[i].error) ||
+                               !strstr(bl_error_text(), "rows.jsonl:1: ")))
             fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), keyed[i].error);
         bl_dataset_close(dataset);
     }
@@ -252,10 +264,11 @@ static void test_such_rows_can_be_skipped(void **state)
 /* With train_on_inputs every message has loss: the flag of a user's message must agree with that. */
 static void test_flags_follow_train_on_inputs(void **state)
 {
-    static const char *const rows[] = {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":true},{"
-                                       "\"role\":\"assistant\",\"content\":\"a\"}]}",
-                                       "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":false},"
-                                       "{\"role\":\"assistant\",\"content\":\"a\"}]}"};
+    static const char *const rows[] = {
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":true},{"
+        "\"role\":\"assistant\",\"content\":\"a\"}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":false},"
+        "{\"role\":\"assistant\",\"content\":\"a\"}]}"};
     (void)state;
     for (int flag = 0; flag < 2; flag++)
         for (int on_inputs = 0; on_inputs < 2; on_inputs++) {
@@ -277,7 +290,8 @@ static void test_system_beside_messages(void **state)
         "{\"messages\":[{\"role\":\"system\",\"content\":\"be\"}," TURNS "}]}",
         "{\"messages\":[" TURNS "}],\"system\":\"be\"}",
         "{\"messages\":[{\"role\":\"system\",\"content\":\"be\"}," TURNS "}],\"system\":\"be\"}",
-        "{\"conversations\":[{\"from\":\"system\",\"value\":\"be\"}," SHARED "}],\"system\":\"be\"}"};
+        "{\"conversations\":[{\"from\":\"system\",\"value\":\"be\"}," SHARED
+        "}],\"system\":\"be\"}"};
     bl_sample first = {0}, sample;
 
     (void)state;
@@ -289,7 +303,8 @@ static void test_system_beside_messages(void **state)
         if (!i) continue;
         assert_int_equal(sample.n_tokens, first.n_tokens);
         assert_memory_equal(sample.ids, first.ids, (size_t)first.n_tokens * sizeof *first.ids);
-        assert_memory_equal(sample.labels, first.labels, (size_t)first.n_tokens * sizeof *first.labels);
+        assert_memory_equal(sample.labels, first.labels,
+                            (size_t)first.n_tokens * sizeof *first.labels);
         bl_sample_free(&sample);
     }
     bl_sample_free(&first);
@@ -305,12 +320,14 @@ static const struct {
     const char *says;
     bool per_row; /* a bad row, that skip_bad would skip; else the file itself */
 } others[] = {
-    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"), ": is gzip data, not JSON or JSON lines: decompress", false},
+    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"), ": is gzip data, not JSON or JSON lines: decompress",
+     false},
     {BYTES("PAR1\x15\x04\x15\x10"), ": is a Parquet file, not JSON or JSON lines: convert", false},
     {BYTES("\xff\xfe{\0\"\0"), ": the text is UTF-16; save it as UTF-8", false},
     {BYTES("PK\3\4\x14\0\0\0\x08\0"), ": is a zip archive", false},
     {BYTES("version https://git-lfs.github.com/spec/v1\n"), ": is a Git LFS pointer", false},
-    {BYTES("prompt,completion\na,b\n"), ":1: is not JSON and looks like CSV: convert it to JSON lines", true},
+    {BYTES("prompt,completion\na,b\n"),
+     ":1: is not JSON and looks like CSV: convert it to JSON lines", true},
     {BYTES("\xef\xbb\xbftext\tid\r\na\t1\r\n"), ":1: is not JSON and looks like CSV", true},
     {BYTES("{\"text\":\"a\"}\nprompt,completion\n"), ":2:", true},
     {BYTES("Once upon a time, there was a text.\n"), ":1:", true},
@@ -327,7 +344,8 @@ static void test_other_kinds_of_files(void **state)
                 if (formats[f] == BL_DATA_MESSAGES && strstr(others[i].bytes, "{\"text")) continue;
                 write_bytes(others[i].bytes, others[i].n);
                 assert_int_equal(try_open(formats[f], skip_bad, &dataset), BL_EINPUT);
-                if (!strstr(bl_error_text(), others[i].says) || strncmp(bl_error_text(), path, strlen(path)))
+                if (!strstr(bl_error_text(), others[i].says) ||
+                    strncmp(bl_error_text(), path, strlen(path)))
                     fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), others[i].says);
             }
 }

@@ -48,13 +48,14 @@ static double now_s(void)
 
 static int64_t write_rows(const char *path)
 {
-    static const char text[] =
-        "Solve the problem step by step. She sold half as many clips in May, which makes hello 24 of them. ";
+    static const char text[] = "Solve the problem step by step. She sold half as many clips in "
+                               "May, which makes hello 24 of them. ";
     FILE *file = fopen(path, "w");
     int64_t n_rows = 0, n_bytes = 0;
     assert_non_null(file);
     for (; n_bytes < FILE_BYTES; n_rows++) {
-        n_bytes += fprintf(file, "{\"messages\":[{\"role\":\"user\",\"content\":\"%lld ", (long long)n_rows);
+        n_bytes += fprintf(file, "{\"messages\":[{\"role\":\"user\",\"content\":\"%lld ",
+                           (long long)n_rows);
         for (int i = 0; i < 4 + n_rows % 9; i++) n_bytes += fprintf(file, "%s", text);
         n_bytes += fprintf(file, "\"},{\"role\":\"assistant\",\"content\":\"");
         for (int i = 0; i < 1 + n_rows % 5; i++) n_bytes += fprintf(file, "%s", text);

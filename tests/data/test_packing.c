@@ -48,7 +48,8 @@ static bl_dataset *open_text(const char *text)
     return open_rows();
 }
 
-static bl_dataset *pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens, int64_t first, int64_t n)
+static bl_dataset *pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens, int64_t first,
+                        int64_t n)
 {
     bl_dataset *packed;
     if (bl_dataset_pack(samples, packing, row_tokens, first, n, &packed) != BL_OK)
@@ -81,12 +82,13 @@ static void test_concatenation_as_hugging_face(void **state)
     assert_int_equal(bl_json_load("tests/chat/chat_golden.json", 1 << 26, &golden), BL_OK);
     json_array_foreach(json_object_get(golden, "packing"), i, entry)
     {
-        const json_t *rows = json_object_get(entry, "rows"), *samples = json_object_get(entry, "samples");
+        const json_t *rows = json_object_get(entry, "rows"),
+                     *samples = json_object_get(entry, "samples");
         char *text = json_dumps(samples, 0);
         bl_dataset *plain = open_text(text);
         bl_dataset *joined =
-            pack(plain, BL_PACKING_CONCATENATE, json_integer_value(json_object_get(entry, "length")), 0,
-                 bl_dataset_count(plain));
+            pack(plain, BL_PACKING_CONCATENATE,
+                 json_integer_value(json_object_get(entry, "length")), 0, bl_dataset_count(plain));
         bl_dataset_close(plain); /* lives on with what was made of it */
         assert_int_equal(bl_dataset_count(joined), json_array_size(rows));
         json_array_foreach((json_t *)rows, k, row)
@@ -139,7 +141,8 @@ static double check_packed(const bl_dataset *plain, const bl_dataset *packed, in
             bl_sample sample = get(plain, index);
             assert_memory_equal(whole.ids + at, sample.ids, (size_t)sample.n_tokens * 4);
             assert_int_equal(whole.labels[at], M);
-            assert_memory_equal(whole.labels + at + 1, sample.labels + 1, (size_t)(sample.n_tokens - 1) * 4);
+            assert_memory_equal(whole.labels + at + 1, sample.labels + 1,
+                                (size_t)(sample.n_tokens - 1) * 4);
             for (int64_t t = 0; t < sample.n_tokens; t++)
                 assert_int_equal(whole.document_ids[at + t], document);
             if (at == 0) {
@@ -191,7 +194,8 @@ static void test_first_fit_decreasing(void **state)
                   "{\"input_ids\":[0,3,1,1,1,1]},{\"input_ids\":[0,4]},{\"input_ids\":[0,5,1,1]}]");
     bl_dataset *packed = pack(plain, BL_PACKING_PACK, 10, 0, 6);
     assert_int_equal(bl_dataset_count(packed), 3);
-    for (int64_t row = 0; row < 3; row++) assert_int_equal(bl_dataset_n_tokens(packed, row), expected[row]);
+    for (int64_t row = 0; row < 3; row++)
+        assert_int_equal(bl_dataset_n_tokens(packed, row), expected[row]);
     check_packed(plain, packed, 10, 0, 6);
     bl_dataset_close(packed);
     bl_dataset_close(plain);
@@ -243,7 +247,8 @@ static void test_refusals(void **state)
     (void)state;
     bl_dataset *plain = open_text("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6,7,8]}\n");
     assert_int_equal(bl_dataset_pack(plain, BL_PACKING_PACK, 4, 0, 2, &packed), BL_EUSAGE);
-    assert_non_null(strstr(bl_error_text(), "sample 1 has 5 tokens, a packed row 4: give max_seq_length"));
+    assert_non_null(
+        strstr(bl_error_text(), "sample 1 has 5 tokens, a packed row 4: give max_seq_length"));
     assert_null(packed);
     assert_int_equal(bl_dataset_pack(plain, BL_PACKING_CONCATENATE, 9, 0, 2, &packed), BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "8 tokens do not fill one row of max_seq_length 9"));
@@ -254,7 +259,8 @@ static void test_refusals(void **state)
     assert_int_equal(bl_dataset_get(packed, 2, &sample), BL_EINTERNAL);
     bl_dataset_close(packed);
     bl_dataset_close(plain);
-    plain = open_text("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6],\"document_ids\":[0,0,1]}\n");
+    plain =
+        open_text("{\"input_ids\":[1,2,3]}\n{\"input_ids\":[4,5,6],\"document_ids\":[0,0,1]}\n");
     assert_int_equal(bl_dataset_pack(plain, BL_PACKING_CONCATENATE, 3, 0, 2, &packed), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "use packing pack"));
     bl_dataset_close(plain);
@@ -275,7 +281,8 @@ static void test_fingerprints_differ(void **state)
                  {BL_PACKING_CONCATENATE, 8, 0, 50}};
     uint64_t seen[BL_COUNT(cases) + 1] = {bl_dataset_fingerprint(plain)};
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
-        bl_dataset *packed = pack(plain, cases[i].packing, cases[i].row_tokens, cases[i].first, cases[i].n);
+        bl_dataset *packed =
+            pack(plain, cases[i].packing, cases[i].row_tokens, cases[i].first, cases[i].n);
         seen[i + 1] = bl_dataset_fingerprint(packed);
         for (size_t k = 0; k <= i; k++) assert_true(seen[k] != seen[i + 1]);
         bl_dataset_close(packed);

@@ -49,17 +49,17 @@ static int driver_version = 13000, n_devices = 1;
 static _Thread_local bool in_host_function;
 static _Thread_local int current_device;
 
-#define ENTER()                                                                                              \
-    do {                                                                                                     \
-        if (in_host_function) abort();                                                                       \
-        if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);                                \
+#define ENTER()                                                                                    \
+    do {                                                                                           \
+        if (in_host_function) abort();                                                             \
+        if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);                      \
     } while (0)
 
 /* Work is queued with the stream's device current: kernels have to be, and all that uses a stream here is held to it. */
-#define ENTER_STREAM(stream)                                                                                 \
-    do {                                                                                                     \
-        ENTER();                                                                                             \
-        if ((stream)->device != current_device) return cudaErrorInvalidResourceHandle;                       \
+#define ENTER_STREAM(stream)                                                                       \
+    do {                                                                                           \
+        ENTER();                                                                                   \
+        if ((stream)->device != current_device) return cudaErrorInvalidResourceHandle;             \
     } while (0)
 
 void fake_cuda_break(void)
@@ -125,7 +125,8 @@ const char *cudaGetErrorName(cudaError_t error)
 
 const char *cudaGetErrorString(cudaError_t error)
 {
-    return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : "a fake error";
+    return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+                                            : "a fake error";
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
@@ -172,7 +173,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
     ENTER();
-    if (bytes > (size_t)1 << 30 || !(*out = aligned_alloc(256, (size_t)bl_round_up((int64_t)bytes, 256))))
+    if (bytes > (size_t)1 << 30 ||
+        !(*out = aligned_alloc(256, (size_t)bl_round_up((int64_t)bytes, 256))))
         return cudaErrorMemoryAllocation;
     memset(*out, 0xA5, bytes);
     return add_range(memory, *out, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -189,7 +191,8 @@ cudaError_t cudaFree(void *pointer)
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
 {
     ENTER();
-    if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped) || find_range(registered, pointer, false))
+    if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped) ||
+        find_range(registered, pointer, false))
         return cudaErrorInvalidValue;
     return add_range(registered, pointer, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
@@ -258,7 +261,8 @@ static bl_status call_host_function(bl_stream *stream, const void *args)
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
     ENTER_STREAM(stream);
-    (void)bl_stream_call(stream->stream, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
+    (void)bl_stream_call(stream->stream, call_host_function, &(host_call){fn, arg},
+                         sizeof(host_call));
     return cudaSuccess;
 }
 
@@ -292,7 +296,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags)
     if (!(*out = calloc(1, sizeof **out))) return cudaErrorMemoryAllocation;
     (*out)->has_time = !(flags & cudaEventDisableTiming);
     (*out)->device = current_device;
-    return bl_event_create(cpu, &(*out)->event) == BL_OK && bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
+    return bl_event_create(cpu, &(*out)->event) == BL_OK &&
+                   bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
                ? cudaSuccess
                : cudaErrorMemoryAllocation;
 }
@@ -342,7 +347,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     ENTER();
-    return !event->is_recorded || bl_stamp_seconds(event->stamp) > 0 ? cudaSuccess : cudaErrorNotReady;
+    return !event->is_recorded || bl_stamp_seconds(event->stamp) > 0 ? cudaSuccess
+                                                                     : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
@@ -352,7 +358,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
         return cudaErrorInvalidResourceHandle;
     double begin_s = bl_stamp_seconds(begin->stamp), end_s = bl_stamp_seconds(end->stamp);
     if (begin_s == 0 || end_s == 0) return cudaErrorNotReady;
-    *ms = (float)(1e3 * (end_s - begin_s) + atomic_load(&end->pretended_ms) - atomic_load(&begin->pretended_ms));
+    *ms = (float)(1e3 * (end_s - begin_s) + atomic_load(&end->pretended_ms) -
+                  atomic_load(&begin->pretended_ms));
     return cudaSuccess;
 }
 
@@ -364,7 +371,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 
-cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream)
+cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream)
 {
     for (size_t row = 0; row < height; row++) {
         cudaError_t error = cudaMemsetAsync((char *)dst + row * pitch, value, width, stream);
@@ -373,12 +381,14 @@ cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, 
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
-                              enum cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
 {
     for (size_t row = 0; row < height; row++) {
         cudaError_t error =
-            cudaMemcpyAsync((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch, width, kind, stream);
+            cudaMemcpyAsync((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch,
+                            width, kind, stream);
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;

@@ -133,8 +133,9 @@ static void test_impossible_memory_is_refused(void **state)
 {
     fixture *f = *state;
     void *memory;
-    assert_int_equal(bl_device_alloc(f->device, BL_SPACE_DEVICE, (size_t)1 << 45, "the moon", &memory),
-                     BL_ENOMEM);
+    assert_int_equal(
+        bl_device_alloc(f->device, BL_SPACE_DEVICE, (size_t)1 << 45, "the moon", &memory),
+        BL_ENOMEM);
     assert_null(memory);
     assert_non_null(strstr(bl_error_text(), "the moon"));
     assert_ok(bl_stream_synchronize(f->a)); /* and nothing is broken by that */
@@ -278,7 +279,8 @@ static void test_stamps_tell_the_time(void **state)
      * tens of milliseconds; a wrong unit or clock is further away. */
     assert_true(bl_stamp_seconds(first) > from - 0.25 && bl_stamp_seconds(second) < to + 0.25);
     assert_true(bl_stamp_seconds(first) <= bl_stamp_seconds(second));
-    assert_true(bl_stamp_elapsed_s(first, second) > 0 && bl_stamp_elapsed_s(first, second) <= to - from);
+    assert_true(bl_stamp_elapsed_s(first, second) > 0 &&
+                bl_stamp_elapsed_s(first, second) <= to - from);
     bl_stamp_destroy(first);
     bl_stamp_destroy(second);
 }
@@ -339,8 +341,8 @@ static void test_host_memory_is_registered_in_pieces(void **state)
     size_t before = boundary - host < 4096 ? (size_t)(boundary - host) : 4096;
     unsigned char *from = boundary - before;
     for (int i = 0; i < 8192; i++) from[i] = (unsigned char)(i * 3);
-    assert_ok(
-        bl_stream_copy(f->a, device, from, 8192)); /* the fake refuses a copy across two registrations */
+    assert_ok(bl_stream_copy(f->a, device, from,
+                             8192)); /* the fake refuses a copy across two registrations */
     memset(from, 0, 8192);
     assert_ok(bl_stream_synchronize(f->a));
     bl_device_free(f->device, BL_SPACE_DEVICE, device);
@@ -377,8 +379,10 @@ static void test_two_gpus_by_turns(void **state)
     assert_ok(bl_stream_create(second, "there", &there));
     assert_ok(bl_event_create(second, &event));
     assert_ok(bl_stamp_create(second, &stamp));
-    assert_ok(bl_device_alloc(f->device, BL_SPACE_DEVICE, sizeof(int), "here", (void **)&here_memory));
-    assert_ok(bl_device_alloc(second, BL_SPACE_DEVICE, sizeof(int), "there", (void **)&there_memory));
+    assert_ok(
+        bl_device_alloc(f->device, BL_SPACE_DEVICE, sizeof(int), "here", (void **)&here_memory));
+    assert_ok(
+        bl_device_alloc(second, BL_SPACE_DEVICE, sizeof(int), "there", (void **)&there_memory));
     for (int i = 0; i < 2; i++) {
         assert_ok(bl_stream_zero(there, there_memory, sizeof(int)));
         assert_ok(bl_event_record(f->event, f->a));

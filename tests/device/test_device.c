@@ -125,8 +125,8 @@ static void test_memory(void **state)
 
     assert_int_equal(bl_device_get_kind(device), BL_DEVICE_CPU);
     for (size_t i = 0; i < BL_COUNT(sizes); i++) {
-        assert_ok(
-            bl_device_alloc(device, i % 2 ? BL_SPACE_HOST : BL_SPACE_DEVICE, sizes[i], "x", &memory[i]));
+        assert_ok(bl_device_alloc(device, i % 2 ? BL_SPACE_HOST : BL_SPACE_DEVICE, sizes[i], "x",
+                                  &memory[i]));
         assert_non_null(memory[i]);
         assert_int_equal((uintptr_t)memory[i] % BL_DEVICE_ALIGNMENT_BYTES, 0);
         for (size_t k = 0; k < sizes[i]; k++) assert_int_equal(((char *)memory[i])[k], 0);
@@ -144,7 +144,8 @@ static void test_memory(void **state)
     bl_device_free(device, BL_SPACE_DEVICE, NULL);
 
     void *none = &total_bytes;
-    assert_int_equal(bl_device_alloc(device, BL_SPACE_DEVICE, SIZE_MAX / 4, "ring slot 3", &none), BL_ENOMEM);
+    assert_int_equal(bl_device_alloc(device, BL_SPACE_DEVICE, SIZE_MAX / 4, "ring slot 3", &none),
+                     BL_ENOMEM);
     assert_null(none);
     assert_non_null(strstr(bl_error_text(), "ring slot 3"));
     assert_non_null(strstr(bl_error_text(), "4611686018427387903 bytes"));
@@ -157,7 +158,8 @@ static void *allocate_often(void *argument)
     void *memory[100];
     for (int round = 0; round < 10; round++) {
         for (int i = 0; i < 100; i++)
-            if (bl_device_alloc(device, BL_SPACE_HOST, (size_t)i, "x", &memory[i]) != BL_OK) abort();
+            if (bl_device_alloc(device, BL_SPACE_HOST, (size_t)i, "x", &memory[i]) != BL_OK)
+                abort();
         for (int i = 0; i < 100; i++) bl_device_free(device, BL_SPACE_HOST, memory[i]);
     }
     return NULL;
@@ -186,8 +188,10 @@ static bl_status append_task(bl_stream *stream, const void *args)
 {
     const append_args *a = args;
     (void)stream;
-    if ((uintptr_t)args % alignof(max_align_t) != 0) return BL_FAIL(BL_EINTERNAL, "misaligned arguments");
-    if (a->rest[sizeof a->rest - 1] != (char)a->value) return BL_FAIL(BL_EINTERNAL, "arguments cut short");
+    if ((uintptr_t)args % alignof(max_align_t) != 0)
+        return BL_FAIL(BL_EINTERNAL, "misaligned arguments");
+    if (a->rest[sizeof a->rest - 1] != (char)a->value)
+        return BL_FAIL(BL_EINTERNAL, "arguments cut short");
     a->list[(*a->n)++] = a->value;
     return BL_OK;
 }
@@ -264,7 +268,8 @@ static void test_copy_and_zero(void **state)
     assert_ok(bl_stream_copy(stream, NULL, NULL, 0));
     assert_ok(bl_stream_zero(stream, NULL, 0));
     assert_ok(bl_stream_synchronize(stream));
-    for (int i = 0; i < 100; i++) assert_int_equal(dst[i], i < 10 || i >= 60 ? 1 : i >= 20 && i < 25 ? 0 : 7);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(dst[i], i < 10 || i >= 60 ? 1 : i >= 20 && i < 25 ? 0 : 7);
 }
 
 static bl_status read_name(bl_stream *stream, const void *args)
@@ -311,7 +316,8 @@ static void test_pool_in_tasks(void **state)
     }
     assert_ok(bl_stream_synchronize(f->a));
     assert_ok(bl_stream_synchronize(f->b));
-    for (int64_t i = 0; i < 1000; i++) assert_true(values[0][i] == 20 * i && values[1][i] == 20 * i);
+    for (int64_t i = 0; i < 1000; i++)
+        assert_true(values[0][i] == 20 * i && values[1][i] == 20 * i);
 }
 
 /* ---- events ---- */
@@ -420,7 +426,8 @@ static bl_status check_and_step(bl_stream *stream, const void *args)
 {
     const step_args *a = args;
     (void)stream;
-    if (*a->value != a->expected) return BL_FAIL(BL_EINTERNAL, "%d instead of %d", *a->value, a->expected);
+    if (*a->value != a->expected)
+        return BL_FAIL(BL_EINTERNAL, "%d instead of %d", *a->value, a->expected);
     ++*a->value;
     return BL_OK;
 }
@@ -529,7 +536,8 @@ static void test_stamps(void **state)
     assert_fails(bl_stream_synchronize(f->a), "between");
     assert_true(bl_stamp_seconds(first) > 0);
     assert_true(bl_stamp_seconds(second) >= bl_stamp_seconds(first));
-    assert_true(bl_stamp_elapsed_s(first, second) == bl_stamp_seconds(second) - bl_stamp_seconds(first));
+    assert_true(bl_stamp_elapsed_s(first, second) ==
+                bl_stamp_seconds(second) - bl_stamp_seconds(first));
     bl_stamp_destroy(first);
     bl_stamp_destroy(second);
     bl_stamp_destroy(NULL);

@@ -91,8 +91,8 @@ static void give_pause(bl_stream *stream, unsigned pause_us)
     assert_ok(bl_stream_call(stream, pause_task, &pause_us, sizeof pause_us));
 }
 
-static void give_span_of(fixture *f, bl_lane lane, const char *name, int64_t unit, bl_stream *stream,
-                         int64_t n_bytes, unsigned pause_us)
+static void give_span_of(fixture *f, bl_lane lane, const char *name, int64_t unit,
+                         bl_stream *stream, int64_t n_bytes, unsigned pause_us)
 {
     int span;
     assert_ok(bl_timeline_begin(f->timeline, lane, name, unit, (int)unit + 1, stream, &span));
@@ -156,7 +156,8 @@ static void test_spans_and_stalls(void **state)
                 f.seen[0].end_s - f.seen[0].begin_s + (f.seen[4].end_s - f.seen[4].begin_s));
     assert_true(totals.lane[BL_LANE_DISK].stall_s == f.seen[1].end_s - f.seen[1].begin_s);
     assert_int_equal(totals.lane[BL_LANE_DISK].n_bytes, 1234);
-    assert_true(totals.lane[BL_LANE_COMPUTE].stall_s == 0 && totals.lane[BL_LANE_GATHER].busy_s == 0);
+    assert_true(totals.lane[BL_LANE_COMPUTE].stall_s == 0 &&
+                totals.lane[BL_LANE_GATHER].busy_s == 0);
     assert_int_equal(totals.n_dropped, 0);
     assert_int_equal(bl_device_allocations(f.device), n_allocations);
     close_fixture(&f);
@@ -253,22 +254,27 @@ static void test_none(void **state)
     assert_ok(bl_timeline_end(NULL, span, f.a, 0));
     give_pause(f.a, PAUSE_US);
     assert_ok(bl_event_record(f.event, f.a));
-    assert_ok(bl_timeline_wait(NULL, BL_LANE_DISK, "x", 0, 0, f.b, f.event)); /* waits all the same */
+    assert_ok(
+        bl_timeline_wait(NULL, BL_LANE_DISK, "x", 0, 0, f.b, f.event)); /* waits all the same */
     assert_ok(bl_stream_call(f.a, fail_task, NULL, 0));
     assert_ok(bl_stream_synchronize(f.b));
     bl_timeline_collect(NULL);
     bl_timeline_get_totals(NULL, &totals);
     assert_int_equal(totals.n_dropped, 0);
     bl_timeline_destroy(NULL);
-    for (int lane = 0; lane < BL_N_LANES; lane++) assert_true(strlen(bl_lane_name((bl_lane)lane)) > 0);
+    for (int lane = 0; lane < BL_N_LANES; lane++)
+        assert_true(strlen(bl_lane_name((bl_lane)lane)) > 0);
     close_fixture(&f);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spans_and_stalls), cmocka_unit_test(test_order), cmocka_unit_test(test_drops),
-        cmocka_unit_test(test_failed_streams),   cmocka_unit_test(test_none),
+        cmocka_unit_test(test_spans_and_stalls),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_drops),
+        cmocka_unit_test(test_failed_streams),
+        cmocka_unit_test(test_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -178,7 +178,8 @@ static void wait_for_end(pid_t pid, faults_outcome *out)
     out->code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-static void run_child(faults_job job, const char *folder, const faults_hooks *hooks, faults_outcome *out)
+static void run_child(faults_job job, const char *folder, const faults_hooks *hooks,
+                      faults_outcome *out)
 {
     memset(run, 0, sizeof *run);
     fflush(NULL);
@@ -202,11 +203,13 @@ void faults_run(faults_job job, const faults_hooks *hooks, faults_outcome *out)
 /* ---- what has to hold ---- */
 
 /* Says what is wrong; false. */
-static bool complain(faults_job job, const char *what, const faults_outcome *outcome, const char *wrong)
+static bool complain(faults_job job, const char *what, const faults_outcome *outcome,
+                     const char *wrong)
 {
-    char *log = bl_file_exists(runs_path("stderr")) ? runs_read(runs_path("stderr"), NULL) : strdup("");
-    print_error("job %s, %s: %s (exit %d, \"%s\")\n%s\n", job_names[job], what, wrong, outcome->code,
-                outcome->text, log);
+    char *log =
+        bl_file_exists(runs_path("stderr")) ? runs_read(runs_path("stderr"), NULL) : strdup("");
+    print_error("job %s, %s: %s (exit %d, \"%s\")\n%s\n", job_names[job], what, wrong,
+                outcome->code, outcome->text, log);
     free(log);
     return false;
 }
@@ -220,9 +223,9 @@ static bool checkpoints_verify(faults_job job)
 
     assert_int_equal(bl_checkpoint_list(folder, &steps, &n_steps), BL_OK);
     for (size_t i = 0; i < n_steps; i++) {
-        good = good && bl_checkpoint_verify(
-                           runs_path("output-%s/checkpoints/step-%lld", job_names[job], (long long)steps[i]),
-                           NULL, NULL) == BL_OK;
+        good = good && bl_checkpoint_verify(runs_path("output-%s/checkpoints/step-%lld",
+                                                      job_names[job], (long long)steps[i]),
+                                            NULL, NULL) == BL_OK;
     }
     free(steps);
     return good;
@@ -265,7 +268,8 @@ bool faults_check(faults_job job, const char *what, const int *codes, const faul
     while (*codes && *codes != outcome->code) codes++;
     if (outcome->code != 0 && !*codes)
         return complain(job, what, outcome, "ended with another exit code than it should");
-    if (outcome->code != 0 && !outcome->text[0]) return complain(job, what, outcome, "failed without a text");
+    if (outcome->code != 0 && !outcome->text[0])
+        return complain(job, what, outcome, "failed without a text");
     if (!checkpoints_verify(job)) return complain(job, what, outcome, "left a damaged checkpoint");
     if (!final_file_is_whole(job, "adapter_model.safetensors") ||
         !final_file_is_whole(job, "adapter_config.json"))
@@ -275,7 +279,8 @@ bool faults_check(faults_job job, const char *what, const int *codes, const faul
         run_child(job, output(job), NULL, &again);
         if (again.code != 0) return complain(job, what, &again, "cannot be resumed");
     }
-    return runs_are_same(whole(job), output(job)) || complain(job, what, outcome, "led to another result");
+    return runs_are_same(whole(job), output(job)) ||
+           complain(job, what, outcome, "led to another result");
 }
 
 /* ---- fixtures ---- */

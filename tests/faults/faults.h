@@ -13,9 +13,9 @@
 
 /* What is trained: all read the same model and differ in what they read and write besides. */
 typedef enum faults_job {
-    FAULTS_FRESH,   /* 2 ranks, 2 steps, a checkpoint after each, validation */
-    FAULTS_RESUME,  /* the same from the checkpoint of step 1 */
-    FAULTS_TEXT,    /* 2 ranks, 1 step, a tokenizer and rows of text, bad ones among them */
+    FAULTS_FRESH,  /* 2 ranks, 2 steps, a checkpoint after each, validation */
+    FAULTS_RESUME, /* the same from the checkpoint of step 1 */
+    FAULTS_TEXT,   /* 2 ranks, 1 step, a tokenizer and rows of text, bad ones among them */
     FAULTS_OFFLOAD, /* as FRESH, with most of the base in page files and activations in host memory */
     FAULTS_JOBS
 } faults_job;
@@ -47,7 +47,8 @@ void faults_run(faults_job job, const faults_hooks *hooks, faults_outcome *out);
 
 /* Whether the rules above hold for the job's last run; prints what does not, after `what` was done to it.
  * `codes` ends with 0: the exit codes allowed besides 0. */
-bool faults_check(faults_job job, const char *what, const int *codes, const faults_outcome *outcome);
+bool faults_check(faults_job job, const char *what, const int *codes,
+                  const faults_outcome *outcome);
 
 /* Memory shared with children, zeroed; never freed. */
 void *faults_shared(size_t n_bytes);

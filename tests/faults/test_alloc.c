@@ -131,17 +131,18 @@ void *__wrap_mmap(void *at, size_t n, int protection, int flags, int fd, off_t o
     return refuse() ? MAP_FAILED : __real_mmap(at, n, protection, flags, fd, offset);
 }
 
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *),
-                          void *arg);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*main)(void *),
-                          void *arg)
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *), void *arg)
 {
     return refuse() ? EAGAIN : __real_pthread_create(thread, attributes, main, arg);
 }
 
 /* ---- points ---- */
 
-__attribute__((weak)) int __lsan_do_recoverable_leak_check(void); /* where AddressSanitizer is linked */
+__attribute__((weak)) int
+__lsan_do_recoverable_leak_check(void); /* where AddressSanitizer is linked */
 
 static void arm(void *arg)
 {
@@ -193,8 +194,8 @@ static void check_job(faults_job job)
         n_bad += !check_point(job, 1 + step, false, &n_failed);
         n_bad += !check_point(job, n_allocations - step, true, &n_failed);
     }
-    printf("job %s: %ld allocations, %d points, %d of them ended in an error\n", faults_job_name(job),
-           n_allocations, 2 * n, n_failed);
+    printf("job %s: %ld allocations, %d points, %d of them ended in an error\n",
+           faults_job_name(job), n_allocations, 2 * n, n_failed);
     assert_int_equal(n_bad, 0);
     assert_true(n_failed > n); /* a lost allocation is hardly ever without consequence */
 }

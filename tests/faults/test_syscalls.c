@@ -66,7 +66,8 @@ static const fault faults[] = {
 };
 
 static int n_points = 60;
-static long n_calls[FAULTS_JOBS][BL_COUNT(faults)]; /* the most that one thread makes of faults[i].call */
+static long n_calls[FAULTS_JOBS]
+                   [BL_COUNT(faults)]; /* the most that one thread makes of faults[i].call */
 
 static const char *name_of(int error)
 {
@@ -184,13 +185,15 @@ static bool check_point(faults_job job, const fault *f, long k, int *n_failed)
     if (!f->is_harmless && job == FAULTS_RESUME) codes[n++] = EXIT_CHECKPOINT;
     snprintf(what, sizeof what, "%s %ld fails with %s", f->call, k, name_of(f->error));
     snprintf(self.trace, sizeof self.trace, "trace=%s", f->call);
-    snprintf(self.inject, sizeof self.inject, "inject=%s:error=%s:when=%ld", f->call, name_of(f->error), k);
+    snprintf(self.inject, sizeof self.inject, "inject=%s:error=%s:when=%ld", f->call,
+             name_of(f->error), k);
     run_traced(job, &self, &outcome);
     *n_failed += outcome.code != 0;
     if (!faults_check(job, what, codes, &outcome)) return false;
     if (outcome.code == 0 || f->has_no_path) return true;
     if (strstr(outcome.text, strerror(f->error)) && strchr(outcome.text, '/')) return true;
-    print_error("job %s, %s: no path or no reason in \"%s\"\n", faults_job_name(job), what, outcome.text);
+    print_error("job %s, %s: no path or no reason in \"%s\"\n", faults_job_name(job), what,
+                outcome.text);
     return false;
 }
 
@@ -216,8 +219,8 @@ static void check_job(faults_job job)
         }
         if (n_done == n_before) break; /* every call was met */
     }
-    printf("job %s: %zu kinds of faults, %d points, %d of them ended in an error\n", faults_job_name(job),
-           n_kinds, n_done, n_failed);
+    printf("job %s: %zu kinds of faults, %d points, %d of them ended in an error\n",
+           faults_job_name(job), n_kinds, n_done, n_failed);
     assert_int_equal(n_bad, 0);
     assert_true(n_failed > 0);
 }
@@ -256,7 +259,8 @@ static bool can_trace(void)
         runs_sleep_s(10);
         _exit(0);
     }
-    snprintf(command, sizeof command, "timeout 1 strace -qq -o /dev/null -p %d 2>/dev/null", (int)sleeper);
+    snprintf(command, sizeof command, "timeout 1 strace -qq -o /dev/null -p %d 2>/dev/null",
+             (int)sleeper);
     int status = system(command); /* timeout's 124: it was attached until then */
     kill(sleeper, SIGKILL);
     waitpid(sleeper, NULL, 0);

@@ -31,7 +31,8 @@ static uint8_t encode_by_search(float value, int exponent_bits, int bias, unsign
 {
     uint8_t sign = signbit(value) ? 0x80 : 0;
     if (isnan(value)) return sign | 0x7f;
-    double magnitude = fmin(fabs((double)value), value_of(last, exponent_bits, bias)), best = INFINITY;
+    double magnitude = fmin(fabs((double)value), value_of(last, exponent_bits, bias)),
+           best = INFINITY;
     unsigned found = 0;
     for (unsigned code = 0; code <= last; code++) {
         double distance = fabs(magnitude - value_of(code, exponent_bits, bias));
@@ -95,7 +96,8 @@ static int64_t list_boundaries(int exponent_bits, int bias, unsigned last, float
 {
     int64_t n = 0;
     for (unsigned code = 0; code <= last; code++) {
-        double low = value_of(code, exponent_bits, bias), high = value_of(code + 1, exponent_bits, bias);
+        double low = value_of(code, exponent_bits, bias),
+               high = value_of(code + 1, exponent_bits, bias);
         double points[2] = {low, (low + high) / 2};
         for (int i = 0; i < 2; i++) {
             float point = (float)points[i];
@@ -105,8 +107,9 @@ static int64_t list_boundaries(int exponent_bits, int bias, unsigned last, float
             out[n++] = fabsf(nextafterf(point, -INFINITY));
         }
     }
-    const float ends[] = {448,      464, 479.9f, 480,    57344,           61440,    1e6f,    3.4028234e38f,
-                          INFINITY, NAN, 1e-45f, 1e-38f, 1.17549435e-38f, 0x1p-10f, 0x1p-17f};
+    const float ends[] = {448,    464,    479.9f,          480,      57344,
+                          61440,  1e6f,   3.4028234e38f,   INFINITY, NAN,
+                          1e-45f, 1e-38f, 1.17549435e-38f, 0x1p-10f, 0x1p-17f};
     for (size_t i = 0; i < BL_COUNT(ends); i++) out[n++] = ends[i];
     for (int64_t i = 0, positive = n; i < positive; i++) out[n++] = -out[i];
     assert_true(n <= MAX_BOUNDARIES);
@@ -118,9 +121,11 @@ static void test_encoding_all_boundaries(void **state)
     (void)state;
     float values[MAX_BOUNDARIES];
     int64_t n = list_boundaries(4, 7, 0x7e, values);
-    for (int64_t i = 0; i < n; i++) assert_int_equal(bl_f32_to_e4m3(values[i]), reference_e4m3(values[i]));
+    for (int64_t i = 0; i < n; i++)
+        assert_int_equal(bl_f32_to_e4m3(values[i]), reference_e4m3(values[i]));
     n = list_boundaries(5, 15, 0x7b, values);
-    for (int64_t i = 0; i < n; i++) assert_int_equal(bl_f32_to_e5m2(values[i]), reference_e5m2(values[i]));
+    for (int64_t i = 0; i < n; i++)
+        assert_int_equal(bl_f32_to_e5m2(values[i]), reference_e5m2(values[i]));
 }
 
 static void test_codes_survive_a_round_trip(void **state)
@@ -128,7 +133,8 @@ static void test_codes_survive_a_round_trip(void **state)
     (void)state;
     for (unsigned code = 0; code < 256; code++) {
         assert_int_equal(bl_f32_to_e4m3(bl_e4m3_to_f32((uint8_t)code)), code);
-        if ((code & 0x7f) < 0x7c) assert_int_equal(bl_f32_to_e5m2(bl_e5m2_to_f32((uint8_t)code)), code);
+        if ((code & 0x7f) < 0x7c)
+            assert_int_equal(bl_f32_to_e5m2(bl_e5m2_to_f32((uint8_t)code)), code);
     }
 }
 
@@ -324,7 +330,8 @@ static matrix make_matrix(int n_threads, bl_dtype dtype, int64_t rows, int64_t c
     m.values = malloc(n * sizeof *m.values + 1);
     m.source = malloc(n * 4 + 1);
     m.codes = malloc(n + 1);
-    m.scales = malloc((size_t)(rows + bl_ceil_div(rows, BL_FP8_BLOCK) * m.n_blocks + 1) * sizeof *m.scales);
+    m.scales = malloc((size_t)(rows + bl_ceil_div(rows, BL_FP8_BLOCK) * m.n_blocks + 1) *
+                      sizeof *m.scales);
     uint64_t seed = (uint64_t)(rows * 1000 + cols);
     for (int64_t row = 0; row < rows; row++)
         for (int64_t col = 0; col < cols; col++) {
@@ -369,7 +376,8 @@ static void check_matrix(const matrix *m, bl_format format)
     for (int64_t row = 0; row < m->rows; row++)
         for (int64_t col = 0; col < m->cols; col++) {
             int64_t i = row * m->cols + col, block_row = row / 128, block = col / 128;
-            float scale = format == BL_FORMAT_FP8_ROW ? scales[row] : scales[block_row * m->n_blocks + block];
+            float scale =
+                format == BL_FORMAT_FP8_ROW ? scales[row] : scales[block_row * m->n_blocks + block];
             assert_int_equal(m->codes[i], reference_e4m3(m->values[i] / scale));
             assert_int_not_equal(m->codes[i] & 0x7f, 0x7f);
             assert_same_bits(back[i], (float)value_of(m->codes[i], 4, 7) * scale);
@@ -381,14 +389,16 @@ static void check_matrix(const matrix *m, bl_format format)
             assert_same_bits(scales[row / 128 * m->n_blocks + col / 128],
                              reference_scale(m, row, row + 128, col, col + 128));
 
-    int64_t r0 = m->rows / 3, r1 = m->rows - m->rows / 7, c0 = m->cols / 5, c1 = m->cols - m->cols / 9;
+    int64_t r0 = m->rows / 3, r1 = m->rows - m->rows / 7, c0 = m->cols / 5,
+            c1 = m->cols - m->cols / 9;
     int64_t width = c1 - c0, ld = width + 3;
     float *tile = malloc((size_t)((r1 - r0) * ld) * sizeof *tile + 1);
     for (int64_t i = 0; i < (r1 - r0) * ld; i++) tile[i] = 77;
     bl_fp8_dequantise_tile(format, m->codes, scales, m->cols, r0, r1, c0, c1, tile, ld);
     for (int64_t row = r0; row < r1; row++)
         for (int64_t col = 0; col < ld; col++)
-            assert_same_bits(tile[(row - r0) * ld + col], col < width ? back[row * m->cols + c0 + col] : 77);
+            assert_same_bits(tile[(row - r0) * ld + col],
+                             col < width ? back[row * m->cols + c0 + col] : 77);
     free(tile);
     free(back);
 }
@@ -403,12 +413,12 @@ static void test_quantising_matrices(void **state)
         for (size_t d = 0; d < BL_COUNT(source_dtypes); d++)
             for (int n_threads = 1; n_threads <= 3; n_threads++) {
                 matrix m = make_matrix(n_threads, source_dtypes[d], shapes[s][0], shapes[s][1]);
-                assert_int_equal(bl_fp8_row_quantise(m.pool, source_dtypes[d], m.source, 0, m.rows, m.cols,
-                                                     m.codes, m.scales),
+                assert_int_equal(bl_fp8_row_quantise(m.pool, source_dtypes[d], m.source, 0, m.rows,
+                                                     m.cols, m.codes, m.scales),
                                  BL_OK);
                 check_matrix(&m, BL_FORMAT_FP8_ROW);
-                assert_int_equal(bl_fp8_block_quantise(m.pool, source_dtypes[d], m.source, m.rows, m.cols,
-                                                       m.codes, m.scales),
+                assert_int_equal(bl_fp8_block_quantise(m.pool, source_dtypes[d], m.source, m.rows,
+                                                       m.cols, m.codes, m.scales),
                                  BL_OK);
                 check_matrix(&m, BL_FORMAT_FP8_BLOCK);
                 free_matrix(&m);
@@ -427,30 +437,37 @@ static void test_quantising_shards(void **state)
             int64_t end = bl_min_i64(begin + shard, m.rows);
             const char *mine = (const char *)m.source + 2 * begin * m.cols;
             assert_int_equal(
-                bl_fp8_block_quantise(m.pool, BL_BF16, m.source, m.rows, m.cols, m.codes, m.scales), BL_OK);
+                bl_fp8_block_quantise(m.pool, BL_BF16, m.source, m.rows, m.cols, m.codes, m.scales),
+                BL_OK);
 
             int64_t first = begin / 128 * 128, last = bl_min_i64(bl_round_up(end, 128), m.rows);
             int64_t n_scales = (bl_ceil_div(end, 128) - begin / 128) * m.n_blocks;
             memset(absmax, 0, sizeof absmax);
-            for (int64_t row = first; row < last; row++) { /* one row at a time: absmax accumulates */
+            for (int64_t row = first; row < last;
+                 row++) { /* one row at a time: absmax accumulates */
                 float *grid_row = absmax + (row / 128 - begin / 128) * m.n_blocks;
                 const char *weights = (const char *)m.source + 2 * row * m.cols;
                 assert_int_equal(
-                    bl_fp8_block_absmax(m.pool, BL_BF16, weights, row, row + 1, m.cols, grid_row), BL_OK);
+                    bl_fp8_block_absmax(m.pool, BL_BF16, weights, row, row + 1, m.cols, grid_row),
+                    BL_OK);
             }
             for (int64_t i = 0; i < n_scales; i++) absmax[i] = bl_fp8_scale(absmax[i]);
             assert_memory_equal(absmax, m.scales + begin / 128 * m.n_blocks,
                                 (size_t)n_scales * sizeof(float));
-            assert_int_equal(bl_fp8_block_encode(m.pool, BL_BF16, mine, begin, end, m.cols, absmax, codes),
-                             BL_OK);
+            assert_int_equal(
+                bl_fp8_block_encode(m.pool, BL_BF16, mine, begin, end, m.cols, absmax, codes),
+                BL_OK);
             assert_memory_equal(codes, m.codes + begin * m.cols, (size_t)((end - begin) * m.cols));
 
+            assert_int_equal(bl_fp8_row_quantise(m.pool, BL_BF16, m.source, 0, m.rows, m.cols,
+                                                 m.codes, m.scales),
+                             BL_OK);
             assert_int_equal(
-                bl_fp8_row_quantise(m.pool, BL_BF16, m.source, 0, m.rows, m.cols, m.codes, m.scales), BL_OK);
-            assert_int_equal(
-                bl_fp8_row_quantise(m.pool, BL_BF16, mine, begin, end, m.cols, codes, row_scales), BL_OK);
+                bl_fp8_row_quantise(m.pool, BL_BF16, mine, begin, end, m.cols, codes, row_scales),
+                BL_OK);
             assert_memory_equal(codes, m.codes + begin * m.cols, (size_t)((end - begin) * m.cols));
-            assert_memory_equal(row_scales, m.scales + begin, (size_t)(end - begin) * sizeof(float));
+            assert_memory_equal(row_scales, m.scales + begin,
+                                (size_t)(end - begin) * sizeof(float));
         }
     free(codes);
     free_matrix(&m);
@@ -469,23 +486,28 @@ static void test_refusing_bad_weights(void **state)
             narrow(dtype, m.values, 172 * 300, m.source);
             const char *text = isnan(bad[b]) ? "row 97, column 299: the weight is NaN"
                                              : "row 97, column 299: the weight is infinite";
-            assert_int_equal(bl_fp8_row_quantise(m.pool, dtype, m.source, 0, 172, 300, m.codes, m.scales),
-                             BL_EINPUT);
+            assert_int_equal(
+                bl_fp8_row_quantise(m.pool, dtype, m.source, 0, 172, 300, m.codes, m.scales),
+                BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
-            assert_int_equal(bl_fp8_block_quantise(m.pool, dtype, m.source, 172, 300, m.codes, m.scales),
-                             BL_EINPUT);
+            assert_int_equal(
+                bl_fp8_block_quantise(m.pool, dtype, m.source, 172, 300, m.codes, m.scales),
+                BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
             const char *shard = (const char *)m.source + (size_t)(90 * 300) * bl_dtype_bytes(dtype);
-            assert_int_equal(bl_fp8_row_quantise(m.pool, dtype, shard, 90, 172, 300, m.codes, m.scales),
-                             BL_EINPUT);
+            assert_int_equal(
+                bl_fp8_row_quantise(m.pool, dtype, shard, 90, 172, 300, m.codes, m.scales),
+                BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
             float absmax[2 * 3] = {0};
-            assert_int_equal(bl_fp8_block_absmax(m.pool, dtype, shard, 90, 172, 300, absmax), BL_EINPUT);
+            assert_int_equal(bl_fp8_block_absmax(m.pool, dtype, shard, 90, 172, 300, absmax),
+                             BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
             free_matrix(&m);
         }
     matrix m = make_matrix(1, BL_F32, 4, 4);
-    assert_int_equal(bl_fp8_row_quantise(m.pool, BL_F64, m.source, 0, 4, 4, m.codes, m.scales), BL_EINPUT);
+    assert_int_equal(bl_fp8_row_quantise(m.pool, BL_F64, m.source, 0, 4, 4, m.codes, m.scales),
+                     BL_EINPUT);
     assert_string_equal(bl_error_text(), "weights of type F64 cannot be quantised");
     free_matrix(&m);
 }

@@ -101,7 +101,8 @@ static size_t promised_bytes(fuzz_part header)
                value < MAX_DATA_BYTES;
              at++)
             value = 10 * value + (size_t)(header.bytes[at] - '0');
-        if (at < header.n_bytes && header.bytes[at] == ']' && value > most && value <= MAX_DATA_BYTES)
+        if (at < header.n_bytes && header.bytes[at] == ']' && value > most &&
+            value <= MAX_DATA_BYTES)
             most = value;
     }
     return most;
@@ -113,7 +114,8 @@ void fuzz_write_safetensors(const char *name, fuzz_part header, fuzz_part data)
     uint8_t length[8];
     FILE *file = create(name);
 
-    for (size_t i = 0; i < sizeof length; i++) length[i] = (uint8_t)((uint64_t)header.n_bytes >> 8 * i);
+    for (size_t i = 0; i < sizeof length; i++)
+        length[i] = (uint8_t)((uint64_t)header.n_bytes >> 8 * i);
     append(file, length, sizeof length);
     append(file, header.bytes, header.n_bytes);
     if (data.n_bytes == 0) data = (fuzz_part){(const uint8_t *)"\0", 1};
@@ -129,8 +131,8 @@ void fuzz_check(bl_status st)
 {
     if (st == BL_OK) return;
     if (getenv("FUZZ_SHOW")) fprintf(stderr, "%s: %s\n", bl_status_name(st), bl_error_text());
-    bool is_known =
-        st == BL_EUSAGE || st == BL_EINPUT || st == BL_ECHECKPOINT || st == BL_ELIMIT || st == BL_ENOMEM;
+    bool is_known = st == BL_EUSAGE || st == BL_EINPUT || st == BL_ECHECKPOINT || st == BL_ELIMIT ||
+                    st == BL_ENOMEM;
     if (is_known && bl_error_text()[0]) return;
     fprintf(stderr, "fuzz: status %s: %s\n", bl_status_name(st), bl_error_text());
     abort();

@@ -30,7 +30,7 @@ typedef struct fuzz_part {
 fuzz_part fuzz_next(fuzz_input *input); /* up to the next "\n%%\n" or the end */
 uint8_t fuzz_byte(fuzz_input *input);   /* the first byte, taken off; 0 when there is none */
 
-const char *fuzz_folder(void);           /* the scratch folder; made at the first call, removed at exit */
+const char *fuzz_folder(void); /* the scratch folder; made at the first call, removed at exit */
 const char *fuzz_path(const char *name); /* of a file in it; valid until the next call */
 /* Replaces the file; a part that is not there removes it. */
 void fuzz_write(const char *name, fuzz_part part);

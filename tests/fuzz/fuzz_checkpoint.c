@@ -16,7 +16,8 @@
 static char *with_checksum(fuzz_part manifest)
 {
     char text[17];
-    json_t *root = json_loadb((const char *)manifest.bytes, manifest.n_bytes, JSON_REJECT_DUPLICATES, NULL);
+    json_t *root =
+        json_loadb((const char *)manifest.bytes, manifest.n_bytes, JSON_REJECT_DUPLICATES, NULL);
 
     if (!json_is_object(root)) {
         json_decref(root);

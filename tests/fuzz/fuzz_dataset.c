@@ -55,7 +55,8 @@ static void check_packing(bl_dataset *dataset, bl_packing packing)
     fuzz_check(bl_dataset_pack(dataset, packing, MAX_TOKENS, 0, bl_dataset_count(dataset), &rows));
     for (int64_t i = 0; rows && i < bl_dataset_count(rows); i++) {
         bl_sample sample;
-        if (bl_dataset_get(rows, i, &sample) != BL_OK || sample.n_tokens > MAX_TOKENS || sample.n_tokens < 1)
+        if (bl_dataset_get(rows, i, &sample) != BL_OK || sample.n_tokens > MAX_TOKENS ||
+            sample.n_tokens < 1)
             abort();
         bl_sample_free(&sample);
     }
@@ -68,19 +69,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     fuzz_input input = {.bytes = bytes, .n_bytes = n_bytes};
     bl_dataset *dataset = NULL;
 
-    if (!tokenizer && bl_tokenizer_load("tests/tokenizer/fixtures/fallback.json", &tokenizer) != BL_OK) abort();
+    if (!tokenizer &&
+        bl_tokenizer_load("tests/tokenizer/fixtures/fallback.json", &tokenizer) != BL_OK)
+        abort();
     uint8_t format = fuzz_byte(&input), flags = fuzz_byte(&input);
     fuzz_part rows = fuzz_next(&input), template = fuzz_next(&input);
     fuzz_write("rows.jsonl", rows);
     fuzz_write("chat.yaml", template);
-    char *rows_path = strdup(fuzz_path("rows.jsonl")), *template_path = strdup(fuzz_path("chat.yaml"));
+    char *rows_path = strdup(fuzz_path("rows.jsonl")),
+         *template_path = strdup(fuzz_path("chat.yaml"));
     bl_dataset_options options = choose(rows_path, format, flags);
     options.chat_template = template.bytes ? template_path : NULL;
     bl_status st = bl_dataset_open(&options, tokenizer, &dataset);
     fuzz_check(st);
     if ((st == BL_OK) != (dataset != NULL)) abort();
     if (dataset) check_samples(dataset, options.max_seq_length);
-    if (dataset && flags & 128) check_packing(dataset, flags & 64 ? BL_PACKING_PACK : BL_PACKING_CONCATENATE);
+    if (dataset && flags & 128)
+        check_packing(dataset, flags & 64 ? BL_PACKING_PACK : BL_PACKING_CONCATENATE);
     bl_dataset_close(dataset);
     free(rows_path);
     free(template_path);

@@ -17,8 +17,8 @@ enum { N_PAGES = 2, SEAL_AT = 3 * BL_IO_ALIGN_BYTES, FILE_BYTES = SEAL_AT + BL_I
 /* offload/page_file.c: XXH3-64 of the compact dump. */
 static void put_seal(fuzz_part list, char *seal)
 {
-    json_t *root =
-        json_loadb((const char *)list.bytes, list.n_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    json_t *root = json_loadb((const char *)list.bytes, list.n_bytes,
+                              JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
     char *dump = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
 
     if (dump)
@@ -51,7 +51,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     if (data.n_bytes > 0) memcpy(file, data.bytes, data.n_bytes < SEAL_AT ? data.n_bytes : SEAL_AT);
     if (!is_raw && list.bytes) put_seal(list, file + SEAL_AT);
     fuzz_write("base-0000000000001234-0-of-1.json", list);
-    fuzz_write("base-0000000000001234-0-of-1.pages", (fuzz_part){(const uint8_t *)file, sizeof file});
+    fuzz_write("base-0000000000001234-0-of-1.pages",
+               (fuzz_part){(const uint8_t *)file, sizeof file});
 
     const bl_pages_options options = {
         .device = the_device(), .node = -1, .dir = fuzz_folder(), .key = 0x1234, .n_shards = 1};
@@ -60,7 +61,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     if (st != BL_OK) abort(); /* whatever the list is, it can be written anew */
     for (int64_t i = 0; i < N_PAGES && bl_pages_has_disk(pages); i++) {
         int64_t offset = bl_pages_offset(pages, i);
-        if (offset < 0 || offset % BL_IO_ALIGN_BYTES != 0 || offset + (int64_t)specs[i].n_bytes > SEAL_AT)
+        if (offset < 0 || offset % BL_IO_ALIGN_BYTES != 0 ||
+            offset + (int64_t)specs[i].n_bytes > SEAL_AT)
             abort();
         st = bl_pages_read(pages, i, found);
         fuzz_check(st);

@@ -16,7 +16,8 @@ static void read_tensor(const bl_tensor *tensor)
     if (strlen(bl_shape_text(tensor->n_dims, tensor->shape, text)) >= sizeof text) abort();
     if (tensor->n_bytes > MAX_READ_BYTES) return;
     void *bytes = malloc((size_t)tensor->n_bytes + 1);
-    float *values = malloc((size_t)tensor->n_bytes * sizeof *values + 1); /* an element is a byte at least */
+    float *values =
+        malloc((size_t)tensor->n_bytes * sizeof *values + 1); /* an element is a byte at least */
     if (!bytes || !values) abort();
     if (bl_tensor_read(tensor, 0, (size_t)tensor->n_bytes, bytes) != BL_OK)
         abort(); /* it was inside the file */

@@ -8,7 +8,8 @@
 #include "tokenizer/tokenizer.h"
 
 static const char *const fixtures[] = {
-    "byte_level", "byte_level_split", "fallback", "fallback_across", "nfd", "nfkc", "unk", "unk_fused"};
+    "byte_level", "byte_level_split", "fallback", "fallback_across", "nfd", "nfkc",
+    "unk",        "unk_fused"};
 
 enum { N_FIXTURES = sizeof fixtures / sizeof fixtures[0] };
 
@@ -27,11 +28,13 @@ static void encode(const bl_tokenizer *tokenizer, fuzz_part text, unsigned flags
     bl_ids ids = {0};
     char *decoded;
 
-    bl_status st = bl_tokenizer_encode(tokenizer, (const char *)text.bytes, text.n_bytes, flags, &ids);
+    bl_status st =
+        bl_tokenizer_encode(tokenizer, (const char *)text.bytes, text.n_bytes, flags, &ids);
     fuzz_check(st);
     for (size_t i = 0; i < ids.n; i++)
         if (ids.id[i] < 0 || ids.id[i] >= bl_tokenizer_vocab_size(tokenizer)) abort();
-    if (bl_tokenizer_decode(tokenizer, ids.id, ids.n, flags & BL_PARSE_SPECIAL, &decoded, NULL) != BL_OK)
+    if (bl_tokenizer_decode(tokenizer, ids.id, ids.n, flags & BL_PARSE_SPECIAL, &decoded, NULL) !=
+        BL_OK)
         abort();
     free(decoded);
     bl_ids_free(&ids);
@@ -51,7 +54,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
         fuzz_check(bl_tokenizer_load(fuzz_folder(), &own));
     }
     const bl_tokenizer *tokenizer = is_fixture ? fixture((size_t)(json.bytes[0] - 'a')) : own;
-    for (unsigned flags = 0; tokenizer && text.bytes && flags < 8; flags++) encode(tokenizer, text, flags);
+    for (unsigned flags = 0; tokenizer && text.bytes && flags < 8; flags++)
+        encode(tokenizer, text, flags);
     bl_tokenizer_destroy(own);
     return 0;
 }

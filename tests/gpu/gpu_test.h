@@ -109,7 +109,8 @@ static inline void buffer_upload(gpu_test *t, buffer *b)
 
 static inline void buffer_download(gpu_test *t, buffer *b)
 {
-    size_t room = b->bytes + b->shift_bytes + 2 * GUARD_BYTES, before = GUARD_BYTES + b->shift_bytes;
+    size_t room = b->bytes + b->shift_bytes + 2 * GUARD_BYTES,
+           before = GUARD_BYTES + b->shift_bytes;
     gpu_ok(bl_stream_copy(t->gpu.stream, b->result, b->memory, room));
     gpu_ok(bl_stream_synchronize(t->gpu.stream));
     for (size_t i = 0; i < before; i++) assert_int_equal(b->result[i], POISON);
@@ -120,8 +121,8 @@ static inline void buffer_download(gpu_test *t, buffer *b)
 typedef bl_status (*gpu_launch)(bl_stream *stream, const void *args);
 
 /* Runs the launch twice on fresh copies of all buffers; results are the second run's. */
-static inline void run_twice(gpu_test *t, gpu_launch launch, const void *args, buffer *const *buffers,
-                             int n_buffers)
+static inline void run_twice(gpu_test *t, gpu_launch launch, const void *args,
+                             buffer *const *buffers, int n_buffers)
 {
     unsigned char *first[16] = {0};
     assert_true(n_buffers <= 16);
@@ -144,7 +145,8 @@ static inline void run_twice(gpu_test *t, gpu_launch launch, const void *args, b
 }
 
 /* n bf16 numbers for the GPU; the same as floats, which the caller frees, for the CPU. */
-static inline float *bf16_inputs(gpu_test *t, int64_t n, int shift, uint64_t seed, float size, buffer *b)
+static inline float *bf16_inputs(gpu_test *t, int64_t n, int shift, uint64_t seed, float size,
+                                 buffer *b)
 {
     float *values = test_random_floats(n, seed);
     *b = buffer_create(t, (size_t)n * 2, (size_t)shift * 2);
@@ -179,28 +181,31 @@ static inline uint16_t bf16_result(const buffer *b, int64_t i)
 }
 
 /* The GPU's bf16 is the CPU's fp32, rounded. */
-static inline void bf16_is_rounded(const char *what, const buffer *got, const float *want, int64_t n)
+static inline void bf16_is_rounded(const char *what, const buffer *got, const float *want,
+                                   int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         uint16_t bits = bf16_result(got, i);
         if (bits != bl_f32_to_bf16(want[i])) {
-            print_error("%s[%lld]: %a, not %a rounded\n", what, (long long)i, (double)bl_bf16_to_f32(bits),
-                        (double)want[i]);
+            print_error("%s[%lld]: %a, not %a rounded\n", what, (long long)i,
+                        (double)bl_bf16_to_f32(bits), (double)want[i]);
             fail();
         }
     }
 }
 
 /* |got - want| <= 2^-8 |want| + slack[i] (or without slack u-multiples of |want|), for bf16 results. */
-static inline void bf16_is_within(const char *what, const buffer *got, const float *want, const double *slack,
-                                  double relative, int64_t n)
+static inline void bf16_is_within(const char *what, const buffer *got, const float *want,
+                                  const double *slack, double relative, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
-        double value = (double)bl_bf16_to_f32(bf16_result(got, i)), error = fabs(value - (double)want[i]);
-        double allowed = (BF16 + relative) * fabs((double)want[i]) + (slack ? slack[i] : 0.0) + 0x1p-133;
+        double value = (double)bl_bf16_to_f32(bf16_result(got, i)),
+               error = fabs(value - (double)want[i]);
+        double allowed =
+            (BF16 + relative) * fabs((double)want[i]) + (slack ? slack[i] : 0.0) + 0x1p-133;
         if (!(error <= allowed)) {
-            print_error("%s[%lld]: %.9g, not %.9g: off by %.3g, allowed %.3g\n", what, (long long)i, value,
-                        (double)want[i], error, allowed);
+            print_error("%s[%lld]: %.9g, not %.9g: off by %.3g, allowed %.3g\n", what, (long long)i,
+                        value, (double)want[i], error, allowed);
             fail();
         }
     }
@@ -232,15 +237,17 @@ static inline void run_shapes(void **state)
 {
     const kernel_run *run = *state;
     for (int i = 0; i < run->n_shapes; i++) {
-        print_message("%s: %lld x %lld, shifted by %d\n", run->kernel->name, (long long)run->shapes[i].rows,
-                      (long long)run->shapes[i].cols, run->shapes[i].shift);
+        print_message("%s: %lld x %lld, shifted by %d\n", run->kernel->name,
+                      (long long)run->shapes[i].rows, (long long)run->shapes[i].cols,
+                      run->shapes[i].shift);
 #ifdef BALLAST_TEST_EMULATED
         emulated_forget_accesses();
 #endif
         run->kernel->check(run->test, run->shapes[i]);
 #ifdef BALLAST_TEST_EMULATED
         if (emulated_share_of_sectors() < LEAST_SHARE_OF_SECTORS) {
-            print_error("its warps use %.2f of the memory sectors that they access\n", emulated_share_of_sectors());
+            print_error("its warps use %.2f of the memory sectors that they access\n",
+                        emulated_share_of_sectors());
             fail();
         }
 #endif
@@ -250,7 +257,8 @@ static inline void run_shapes(void **state)
 enum { KERNELS_MAX = 16 };
 
 /* The body of main: each kernel, a test, over all shapes. */
-static inline int run_kernels(const kernel_case *kernels, int n_kernels, const shape *shapes, int n_shapes)
+static inline int run_kernels(const kernel_case *kernels, int n_kernels, const shape *shapes,
+                              int n_shapes)
 {
     struct CMUnitTest tests[KERNELS_MAX];
     kernel_run runs[KERNELS_MAX];

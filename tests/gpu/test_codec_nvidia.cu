@@ -20,7 +20,8 @@ static void compare(float x)
 int main(void)
 {
     for (int code = 0; code < 256; code++) {
-        float nvidia = __half2float(__half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3))),
+        float nvidia = __half2float(
+                  __half(__nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, __NV_E4M3))),
               ours = bl_e4m3_to_f32((uint8_t)code);
         if (nvidia == ours || (isnan(nvidia) && isnan(ours))) continue;
         n_wrong++;
@@ -31,7 +32,8 @@ int main(void)
         float x = bl_f32_from_bits((uint32_t)bits);
         compare(x);
         uint16_t nvidia = __bfloat16_as_ushort(__float2bfloat16_rn(x)), ours = bl_f32_to_bf16(x);
-        if (nvidia != ours && !isnan(x) && n_wrong++ < 10) printf("%a: another bf16 at NVIDIA\n", (double)x);
+        if (nvidia != ours && !isnan(x) && n_wrong++ < 10)
+            printf("%a: another bf16 at NVIDIA\n", (double)x);
     }
     return n_wrong > 0;
 }

@@ -15,10 +15,10 @@ static const shape shapes[] = {{1, 16384, 0}, {2, 53248, 0}, {3, 18432, 0}, {172
                                {7, 172, 0},   {129, 100, 1}, {5, 1, 0},     {2, 2049, 3},
                                {33, 256, 8},  {1, 16391, 0}, {0, 64, 0}};
 
-#define LAUNCH(op)                                                                                           \
-    static bl_status launch_##op(bl_stream *stream, const void *args)                                        \
-    {                                                                                                        \
-        return GPU_OP(op)(stream, args);                                                                     \
+#define LAUNCH(op)                                                                                 \
+    static bl_status launch_##op(bl_stream *stream, const void *args)                              \
+    {                                                                                              \
+        return GPU_OP(op)(stream, args);                                                           \
     }
 LAUNCH(rmsnorm_forward)
 LAUNCH(rmsnorm_backward)
@@ -75,11 +75,13 @@ static double *rmsnorm_backward_slack(const bl_rmsnorm_backward_args *a, const f
     for (int64_t t = 0; t < a->T; t++) {
         const float *x = (const float *)a->x + t * a->H, *dy = (const float *)a->dy + t * a->H;
         double magnitude = 0, rstd = (double)a->rstd[t];
-        for (int64_t h = 0; h < a->H; h++) magnitude += fabs((double)dy[h] * (double)a->w[h] * (double)x[h]);
+        for (int64_t h = 0; h < a->H; h++)
+            magnitude += fabs((double)dy[h] * (double)a->w[h] * (double)x[h]);
         double along = rstd * rstd * magnitude / (double)a->H;
         for (int64_t h = 0; h < a->H; h++)
             slack[t * a->H + h] =
-                U * rstd * (4 * fabs((double)dy[h] * (double)a->w[h]) + 16 * along * fabs((double)x[h])) +
+                U * rstd *
+                    (4 * fabs((double)dy[h] * (double)a->w[h]) + 16 * along * fabs((double)x[h])) +
                 2 * U * fabs((double)before[t * a->H + h]);
     }
     return slack;
@@ -90,8 +92,9 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
     int64_t n = s.rows * s.cols;
     buffer x, w, dy, dx, rstd;
     float *cx = bf16_inputs(t, n, s.shift, 3, 2.0f, &x), *cw = f32_inputs(t, s.cols, 0, 4, &w),
-          *cdy = bf16_inputs(t, n, s.shift, 5, 1.0f, &dy), *before = bf16_inputs(t, n, s.shift, 6, 1.0f, &dx),
-          *cdx = test_floats(n), *crstd = f32_inputs(t, s.rows, 0, 7, &rstd);
+          *cdy = bf16_inputs(t, n, s.shift, 5, 1.0f, &dy),
+          *before = bf16_inputs(t, n, s.shift, 6, 1.0f, &dx), *cdx = test_floats(n),
+          *crstd = f32_inputs(t, s.rows, 0, 7, &rstd);
     for (int64_t i = 0; i < s.rows; i++) crstd[i] = fabsf(crstd[i]) + 0.1f;
     memcpy(rstd.initial, crstd, (size_t)s.rows * 4);
     for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -108,7 +111,8 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
         test_finish(t->cpu);
         bl_rmsnorm_backward_args gpu = cpu;
         gpu.act = BL_ACT_BF16;
-        gpu.x = x.gpu, gpu.w = (float *)w.gpu, gpu.rstd = (float *)rstd.gpu, gpu.dy = dy.gpu, gpu.dx = dx.gpu;
+        gpu.x = x.gpu, gpu.w = (float *)w.gpu, gpu.rstd = (float *)rstd.gpu, gpu.dy = dy.gpu,
+        gpu.dx = dx.gpu;
         run_twice(t, launch_rmsnorm_backward, &gpu, (buffer *[]){&x, &w, &rstd, &dy, &dx}, 5);
         double *slack = rmsnorm_backward_slack(&cpu, before);
         bf16_is_within("rmsnorm dx", &dx, cdx, slack, U, n);
@@ -122,7 +126,8 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
         free(apart);
     }
     free(cx), free(cw), free(cdy), free(before), free(cdx), free(crstd);
-    buffer_free(t, &x), buffer_free(t, &w), buffer_free(t, &dy), buffer_free(t, &dx), buffer_free(t, &rstd);
+    buffer_free(t, &x), buffer_free(t, &w), buffer_free(t, &dy), buffer_free(t, &dx),
+        buffer_free(t, &rstd);
 }
 
 /* ---- RoPE: the same operations, so the same fp32 numbers ---- */
@@ -132,7 +137,8 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
 {
     enum { DOCUMENTS = 4, OFFSET = 3 };
     int64_t half = d / 2, n = T * row_stride, n_table = (T + OFFSET + 1) * half;
-    const int32_t cu[DOCUMENTS + 1] = {0, (int32_t)(T / 3), (int32_t)(T / 3), (int32_t)(T / 2), (int32_t)T};
+    const int32_t cu[DOCUMENTS + 1] = {0, (int32_t)(T / 3), (int32_t)(T / 3), (int32_t)(T / 2),
+                                       (int32_t)T};
     buffer x, cosines, sines, cu_seqlens = bytes_input(t, cu, sizeof cu);
     float *cx = bf16_inputs(t, n, shift, 8, 1.0f, &x), *cc = f32_inputs(t, n_table, 0, 9, &cosines),
           *cs = f32_inputs(t, n_table, 0, 10, &sines);
@@ -156,12 +162,14 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
     run_twice(t, launch_rope, &gpu, (buffer *[]){&x, &cosines, &sines, &cu_seqlens}, 4);
     bf16_is_rounded("rope", &x, cx, n);
     free(cx), free(cc), free(cs);
-    buffer_free(t, &x), buffer_free(t, &cosines), buffer_free(t, &sines), buffer_free(t, &cu_seqlens);
+    buffer_free(t, &x), buffer_free(t, &cosines), buffer_free(t, &sines),
+        buffer_free(t, &cu_seqlens);
 }
 
 static void check_rope(gpu_test *t, shape s)
 {
-    if (s.cols == 16384) check_rope_heads(t, 5, 136, 128, 18432, 0); /* 405B's q and k in the fused rows */
+    if (s.cols == 16384)
+        check_rope_heads(t, 5, 136, 128, 18432, 0); /* 405B's q and k in the fused rows */
     if (s.cols >= 64) check_rope_heads(t, s.rows, 2, 20, 64, s.shift);
     if (s.cols >= 256) check_rope_heads(t, s.rows, 3, 64, 3 * 64 + 8, s.shift);
 }
@@ -176,9 +184,11 @@ static void check_swiglu(gpu_test *t, shape s)
     buffer gate_up, dh, h = buffer_create(t, (size_t)n * 2, (size_t)s.shift * 2),
                         d = buffer_create(t, (size_t)n * 4, 0);
     float *cg = bf16_inputs(t, 2 * n, s.shift, 11, 16.0f, &gate_up),
-          *cdh = bf16_inputs(t, n, s.shift, 12, 1.0f, &dh), *ch = test_floats(n), *cd = test_floats(2 * n);
+          *cdh = bf16_inputs(t, n, s.shift, 12, 1.0f, &dh), *ch = test_floats(n),
+          *cd = test_floats(2 * n);
     bl_swiglu_forward_args forward = {.T = s.rows, .I = I, .gate_up = cg, .h = ch};
-    bl_swiglu_backward_args backward = {.T = s.rows, .I = I, .gate_up = cg, .dh = cdh, .d_gate_up = cd};
+    bl_swiglu_backward_args backward = {
+        .T = s.rows, .I = I, .gate_up = cg, .dh = cdh, .d_gate_up = cd};
     gpu_ok(bl_swiglu_forward(t->cpu.stream, &forward));
     gpu_ok(bl_swiglu_backward(t->cpu.stream, &backward));
     test_finish(t->cpu);
@@ -210,9 +220,9 @@ static void check_add(gpu_test *t, shape s)
 {
     int64_t n = s.rows * s.cols;
     buffer a, b, y = buffer_create(t, (size_t)n * 2, (size_t)s.shift * 2), fa, fb;
-    float *ca = bf16_inputs(t, n, s.shift, 13, 1.0f, &a), *cb = bf16_inputs(t, n, s.shift, 14, 1.0f, &b),
-          *cy = test_floats(n), *cfa = f32_inputs(t, n, s.shift, 15, &fa),
-          *cfb = f32_inputs(t, n, s.shift, 16, &fb);
+    float *ca = bf16_inputs(t, n, s.shift, 13, 1.0f, &a),
+          *cb = bf16_inputs(t, n, s.shift, 14, 1.0f, &b), *cy = test_floats(n),
+          *cfa = f32_inputs(t, n, s.shift, 15, &fa), *cfb = f32_inputs(t, n, s.shift, 16, &fb);
     bl_add_args add = {.n = n, .a = ca, .b = cb, .y = cy};
     gpu_ok(bl_add(t->cpu.stream, &add));
     bl_accumulate_args accumulate = {.n = n, .x = cfa, .y = cfb};
@@ -225,7 +235,8 @@ static void check_add(gpu_test *t, shape s)
     run_twice(t, launch_accumulate, &accumulate, (buffer *[]){&fa, &fb}, 2);
     same_bytes("accumulate", &fb, cfb, (size_t)n * 4);
     free(ca), free(cb), free(cy), free(cfa), free(cfb);
-    buffer_free(t, &a), buffer_free(t, &b), buffer_free(t, &y), buffer_free(t, &fa), buffer_free(t, &fb);
+    buffer_free(t, &a), buffer_free(t, &b), buffer_free(t, &y), buffer_free(t, &fa),
+        buffer_free(t, &fb);
 }
 
 static void check_cast(gpu_test *t, shape s)
@@ -233,14 +244,18 @@ static void check_cast(gpu_test *t, shape s)
     int64_t n = s.rows * s.cols;
     buffer wide, narrow = buffer_create(t, (size_t)n * 2, (size_t)s.shift * 2), near,
                  widened = buffer_create(t, (size_t)n * 4, 0);
-    float *cw = f32_inputs(t, n, s.shift, 17, &wide), *cn = bf16_inputs(t, n, s.shift, 18, 1.0f, &near);
-    bl_cast_args cast = {.n = n, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = wide.gpu, .y = narrow.gpu};
+    float *cw = f32_inputs(t, n, s.shift, 17, &wide),
+          *cn = bf16_inputs(t, n, s.shift, 18, 1.0f, &near);
+    bl_cast_args cast = {
+        .n = n, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = wide.gpu, .y = narrow.gpu};
     run_twice(t, launch_cast, &cast, (buffer *[]){&wide, &narrow}, 2);
     bf16_is_rounded("cast", &narrow, cw, n);
-    cast = (bl_cast_args){.n = n, .from = BL_ACT_BF16, .to = BL_ACT_F32, .x = near.gpu, .y = widened.gpu};
+    cast = (bl_cast_args){
+        .n = n, .from = BL_ACT_BF16, .to = BL_ACT_F32, .x = near.gpu, .y = widened.gpu};
     run_twice(t, launch_cast, &cast, (buffer *[]){&near, &widened}, 2);
     same_bytes("cast", &widened, cn, (size_t)n * 4);
-    cast = (bl_cast_args){.n = n, .from = BL_ACT_BF16, .to = BL_ACT_BF16, .x = near.gpu, .y = narrow.gpu};
+    cast = (bl_cast_args){
+        .n = n, .from = BL_ACT_BF16, .to = BL_ACT_BF16, .x = near.gpu, .y = narrow.gpu};
     run_twice(t, launch_cast, &cast, (buffer *[]){&near, &narrow}, 2);
     bf16_is_rounded("copy", &narrow, cn, n);
     free(cw), free(cn);
@@ -321,8 +336,12 @@ static void check_embedding(gpu_test *t, shape s)
                 uint16_t bits = bl_f32_to_bf16(ct[i]);
                 memcpy(table.initial + 2 * i, &bits, 2);
             }
-        bl_embedding_args cpu = {
-            .T = s.rows, .H = s.cols, .dtype = dtypes[k], .ids = cids, .table = table.initial, .y = cy};
+        bl_embedding_args cpu = {.T = s.rows,
+                                 .H = s.cols,
+                                 .dtype = dtypes[k],
+                                 .ids = cids,
+                                 .table = table.initial,
+                                 .y = cy};
         gpu_ok(bl_embedding(t->cpu.stream, &cpu));
         test_finish(t->cpu);
         bl_embedding_args gpu = cpu;
@@ -369,7 +388,8 @@ static void check_adamw(gpu_test *t, shape s)
     same_bytes("adamw m", &m, cm, (size_t)n * 4);
     same_bytes("adamw v", &v, cv, (size_t)n * 4);
     free(cw), free(cm), free(cv), free(cgrad);
-    buffer_free(t, &w), buffer_free(t, &m), buffer_free(t, &v), buffer_free(t, &grad), buffer_free(t, &scale);
+    buffer_free(t, &w), buffer_free(t, &m), buffer_free(t, &v), buffer_free(t, &grad),
+        buffer_free(t, &scale);
 }
 
 /* The first shape stands for gradients so many that a block's slice of them takes it several rounds. */

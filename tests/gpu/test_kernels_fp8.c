@@ -7,9 +7,10 @@
 
 /* As in test_kernels.c; also rows that a cluster of blocks shares (past 16,384 columns: 405B's fused qkv,
  * down and gate_up), and past eight blocks. Matrices of less than a tile, of several, with edges. */
-static const shape shapes[] = {{1, 16384, 0}, {2, 18432, 0}, {1, 53248, 0},  {1, 106496, 0}, {1, 140000, 0},
-                               {172, 768, 0}, {256, 384, 0}, {7, 172, 0},    {129, 100, 1},  {5, 1, 0},
-                               {130, 272, 0}, {33, 256, 16}, {144, 4112, 0}, {0, 64, 0}};
+static const shape shapes[] = {{1, 16384, 0},  {2, 18432, 0}, {1, 53248, 0}, {1, 106496, 0},
+                               {1, 140000, 0}, {172, 768, 0}, {256, 384, 0}, {7, 172, 0},
+                               {129, 100, 1},  {5, 1, 0},     {130, 272, 0}, {33, 256, 16},
+                               {144, 4112, 0}, {0, 64, 0}};
 
 typedef struct quantise_args {
     const void *x;
@@ -22,7 +23,8 @@ typedef struct quantise_args {
 static bl_status launch_rows(bl_stream *stream, const void *args)
 {
     const quantise_args *a = args;
-    return fp8_cuda_quantise_rows(stream, a->x, a->ld, a->column_factor, a->T, a->cols, a->codes, a->scales);
+    return fp8_cuda_quantise_rows(stream, a->x, a->ld, a->column_factor, a->T, a->cols, a->codes,
+                                  a->scales);
 }
 
 static bl_status launch_groups(bl_stream *stream, const void *args)
@@ -67,7 +69,8 @@ static void check_rows_with(gpu_test *t, shape s, bool with_factor, int64_t gap)
     uint8_t *want = test_alloc(n, 1);
     float *want_scales = test_floats(s.rows);
     for (int64_t r = 0; r < s.rows; r++) {
-        for (int64_t c = 0; c < s.cols; c++) row[c] = with_factor ? cx[r * ld + c] * cf[c] : cx[r * ld + c];
+        for (int64_t c = 0; c < s.cols; c++)
+            row[c] = with_factor ? cx[r * ld + c] * cf[c] : cx[r * ld + c];
         gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, row, 0, 1, s.cols,
                                    want + r * s.cols, want_scales + r));
     }
@@ -92,13 +95,14 @@ static void check_quantise_groups(gpu_test *t, shape s)
               scales = buffer_create(t, (size_t)(s.rows * n_groups) * 4, 0);
     float *cx = activations(t, s, GAP, &x), *want_scales = test_floats(s.rows * n_groups);
     uint8_t *want = test_alloc(n, 1);
-    quantise_args args = {x.gpu, ld, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
+    quantise_args args = {
+        x.gpu, ld, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
     run_twice(t, launch_groups, &args, (buffer *[]){&x, &codes, &scales}, 3);
     for (int64_t r = 0; r < s.rows; r++)
         for (int64_t g = 0; g < n_groups; g++) {
             int64_t c = g * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, s.cols - c);
-            gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, cx + r * ld + c, 0, 1, width,
-                                       want + r * s.cols + c, want_scales + g * s.rows + r));
+            gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, cx + r * ld + c, 0, 1,
+                                       width, want + r * s.cols + c, want_scales + g * s.rows + r));
         }
     same_bytes("group scales", &scales, want_scales, (size_t)(s.rows * n_groups) * 4);
     same_bytes("group codes", &codes, want, (size_t)n);
@@ -116,7 +120,8 @@ static void check_not_finite(gpu_test *t, shape s)
     const uint16_t infinity = 0xff80, nan = 0x7fc1;
     memcpy(x.initial + 2 * (s.cols - 1), &infinity, 2);
     memcpy(x.initial + 2 * (2 * s.cols + s.cols / 2), &nan, 2);
-    quantise_args args = {x.gpu, s.cols, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
+    quantise_args args = {
+        x.gpu, s.cols, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
     run_twice(t, launch_rows, &args, (buffer *[]){&x, &codes, &scales}, 3);
     for (int64_t r = 0; r < s.rows; r++) {
         float scale;
@@ -151,7 +156,8 @@ static void check_dequantise(gpu_test *t, shape s)
           *numbers = test_random_floats(n, 35), *want = test_floats(n);
     for (int format = 0; format < BL_FORMAT_COUNT; format++) {
         for (int64_t i = 0; i < n; i++) {
-            uint16_t half = format == BL_FORMAT_F16 ? bl_f32_to_f16(numbers[i]) : bl_f32_to_bf16(numbers[i]);
+            uint16_t half =
+                format == BL_FORMAT_F16 ? bl_f32_to_f16(numbers[i]) : bl_f32_to_bf16(numbers[i]);
             uint8_t code = (uint8_t)(i * 37 % 256);
             if ((code & 0x7f) == BL_FP8_NAN) code = 0x80;
             if (bl_format_is_fp8((bl_format)format))
@@ -161,9 +167,10 @@ static void check_dequantise(gpu_test *t, shape s)
             else
                 memcpy(codes.initial + 2 * i, &half, 2);
         }
-        bl_fp8_dequantise(bl_device_pool(t->cpu.device), (bl_format)format, codes.initial, cs, s.rows, s.cols,
-                          want);
-        matrix_args args = {(bl_format)format, codes.gpu, (float *)scales.gpu, s.rows, s.cols, 0, dst.gpu};
+        bl_fp8_dequantise(bl_device_pool(t->cpu.device), (bl_format)format, codes.initial, cs,
+                          s.rows, s.cols, want);
+        matrix_args args = {
+            (bl_format)format, codes.gpu, (float *)scales.gpu, s.rows, s.cols, 0, dst.gpu};
         run_twice(t, launch_dequantise, &args, (buffer *[]){&codes, &scales, &dst}, 3);
         bf16_is_rounded(bl_format_name((bl_format)format), &dst, want, n);
     }

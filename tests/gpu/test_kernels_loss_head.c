@@ -47,11 +47,13 @@ static head head_create(gpu_test *t, int64_t V, bl_format format)
         encode_weight(format, bl_e4m3_to_f32(bl_f32_to_e4m3(w.values[i])), w.codes.initial, i);
     w.cpu = (bl_weight){.rows = V, .cols = H, .n_segments = SEGMENTS};
     for (int k = 0; k < SEGMENTS; k++) {
-        int64_t row = k == 0 ? 0 : split, scale = format == BL_FORMAT_FP8_BLOCK ? row / BL_FP8_BLOCK : row;
-        w.cpu.segment[k] = (bl_weight_segment){.format = format,
-                                               .rows = k == 0 ? split : V - split,
-                                               .codes = w.codes.initial + (size_t)(row * H) * code_bytes,
-                                               .scales = (float *)(void *)w.scales.initial + scale};
+        int64_t row = k == 0 ? 0 : split,
+                scale = format == BL_FORMAT_FP8_BLOCK ? row / BL_FP8_BLOCK : row;
+        w.cpu.segment[k] =
+            (bl_weight_segment){.format = format,
+                                .rows = k == 0 ? split : V - split,
+                                .codes = w.codes.initial + (size_t)(row * H) * code_bytes,
+                                .scales = (float *)(void *)w.scales.initial + scale};
         bl_fp8_dequantise(bl_device_pool(t->cpu.device), format, w.cpu.segment[k].codes,
                           w.cpu.segment[k].scales, w.cpu.segment[k].rows, H, w.values + row * H);
     }
@@ -101,7 +103,8 @@ static bounds bounds_of(const bl_loss_head_args *a, const float *values)
         double relative = BF16 + 2 * b.logp[t] + 2 * (double)a->V * U;
         for (int64_t v = 0; v < a->V && factor > 0; v++)
             for (int h = 0; h < H; h++)
-                b.dx[t * H + h] += relative * factor * (exp(logits[v]) / sum + (v == a->targets[t])) *
+                b.dx[t * H + h] += relative * factor *
+                                   (exp(logits[v]) / sum + (v == a->targets[t])) *
                                    fabs((double)values[v * H + h]);
     }
     free(logits);
@@ -129,9 +132,10 @@ static void check_loss_head(gpu_test *t, shape s)
 {
     int64_t T = s.rows, V = s.cols;
     head w = head_create(t, V, (bl_format)s.shift);
-    buffer x, dx = buffer_create(t, (size_t)(T * H) * 2, 0), logp = buffer_create(t, (size_t)T * 4, 0);
-    float *cx = bf16_inputs(t, T * H, 0, 42, 1.0f, &x), *cdx = test_floats(T * H), *clogp = test_floats(T),
-          *weights = test_floats(T);
+    buffer x, dx = buffer_create(t, (size_t)(T * H) * 2, 0),
+              logp = buffer_create(t, (size_t)T * 4, 0);
+    float *cx = bf16_inputs(t, T * H, 0, 42, 1.0f, &x), *cdx = test_floats(T * H),
+          *clogp = test_floats(T), *weights = test_floats(T);
     int32_t *targets = test_alloc(T, 4);
     for (int64_t i = 0; i < T; i++) {
         weights[i] = i % 4 == 1 ? 0.0f : i % 4 == 3 ? -0.5f : 1.0f;
@@ -139,7 +143,8 @@ static void check_loss_head(gpu_test *t, shape s)
     }
     double before[1] = {3.0}, closs = before[0], got_loss;
     buffer gweights = bytes_input(t, weights, (size_t)T * 4),
-           gtargets = bytes_input(t, targets, (size_t)T * 4), loss = bytes_input(t, before, sizeof before),
+           gtargets = bytes_input(t, targets, (size_t)T * 4),
+           loss = bytes_input(t, before, sizeof before),
            scratch = buffer_create(t, ops_cuda_loss_head_scratch_bytes(T, H, V), 192);
     float *logits = test_floats(bl_loss_head_scratch_floats(V));
     bl_loss_head_args cpu = {.T = T,
@@ -161,12 +166,13 @@ static void check_loss_head(gpu_test *t, shape s)
     bl_loss_head_args gpu = cpu;
     gpu.act = BL_ACT_BF16;
     gpu.head = w.gpu;
-    gpu.x = x.gpu, gpu.targets = (int32_t *)(void *)gtargets.gpu, gpu.weights = (float *)(void *)gweights.gpu;
+    gpu.x = x.gpu, gpu.targets = (int32_t *)(void *)gtargets.gpu,
+    gpu.weights = (float *)(void *)gweights.gpu;
     gpu.logits = scratch.gpu, gpu.dx = dx.gpu, gpu.logp = (float *)(void *)logp.gpu,
     gpu.loss_sum = (double *)(void *)loss.gpu;
     buffer_upload(t, &scratch);
-    run_twice(t, launch, &gpu, (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &dx, &logp, &loss},
-              8);
+    run_twice(t, launch, &gpu,
+              (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &dx, &logp, &loss}, 8);
     check_logp(&logp, clogp, allowed.logp, T);
     bf16_is_within("loss head dx", &dx, cdx, allowed.dx, U, T * H);
     double slack = 1e-12;
@@ -176,8 +182,10 @@ static void check_loss_head(gpu_test *t, shape s)
 
     gpu.dx = NULL; /* forward only: the same numbers */
     unsigned char *with_gradient = test_alloc(T, 4), *apart = test_alloc(T * H, 2);
-    memcpy(with_gradient, logp.result, (size_t)T * 4), memcpy(apart, dx.result, (size_t)(T * H) * 2);
-    run_twice(t, launch, &gpu, (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &logp, &loss}, 7);
+    memcpy(with_gradient, logp.result, (size_t)T * 4),
+        memcpy(apart, dx.result, (size_t)(T * H) * 2);
+    run_twice(t, launch, &gpu,
+              (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &logp, &loss}, 7);
     same_bytes("logp without a gradient", &logp, with_gradient, (size_t)T * 4);
     gpu.dx = x.gpu; /* in place, without the rest */
     gpu.logp = NULL, gpu.loss_sum = NULL;
@@ -185,8 +193,8 @@ static void check_loss_head(gpu_test *t, shape s)
     same_bytes("dx over x", &x, apart, (size_t)(T * H) * 2);
     buffer_download(t, &scratch); /* its guards */
 
-    free(cx), free(cdx), free(clogp), free(weights), free(targets), free(logits), free(with_gradient),
-        free(apart);
+    free(cx), free(cdx), free(clogp), free(weights), free(targets), free(logits),
+        free(with_gradient), free(apart);
     free(allowed.logp), free(allowed.dx);
     head_free(t, &w);
     buffer *all[] = {&x, &dx, &logp, &gweights, &gtargets, &loss, &scratch};
@@ -208,7 +216,8 @@ static void check_bad_target(gpu_test *t, shape s)
     targets[1] = (int32_t)V;
     double before[1] = {0.0}, sum;
     buffer gweights = bytes_input(t, weights, (size_t)T * 4),
-           gtargets = bytes_input(t, targets, (size_t)T * 4), loss = bytes_input(t, before, sizeof before);
+           gtargets = bytes_input(t, targets, (size_t)T * 4),
+           loss = bytes_input(t, before, sizeof before);
     bl_loss_head_args gpu = {.T = T,
                              .H = H,
                              .V = V,
@@ -221,7 +230,8 @@ static void check_bad_target(gpu_test *t, shape s)
                              .logits = scratch.gpu,
                              .logp = (float *)(void *)logp.gpu,
                              .loss_sum = (double *)(void *)loss.gpu};
-    run_twice(t, launch, &gpu, (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &logp, &loss}, 7);
+    run_twice(t, launch, &gpu,
+              (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &logp, &loss}, 7);
     for (int64_t i = 0; i < T; i++) {
         float got;
         memcpy(&got, logp.result + 4 * i, 4);
@@ -237,6 +247,7 @@ static void check_bad_target(gpu_test *t, shape s)
 
 int main(void)
 {
-    static const kernel_case kernels[] = {{"loss_head", check_loss_head}, {"a bad target", check_bad_target}};
+    static const kernel_case kernels[] = {{"loss_head", check_loss_head},
+                                          {"a bad target", check_bad_target}};
     return run_kernels(kernels, (int)BL_COUNT(kernels), shapes, (int)BL_COUNT(shapes));
 }

@@ -54,7 +54,8 @@ static int make_files(void **state)
         unsigned char *bytes = malloc((size_t)file_bytes[f]);
         for (int64_t i = 0; i < file_bytes[f]; i++) bytes[i] = expected_byte(f, file_begin(f) + i);
         int fd = open(path[f], O_WRONLY | O_CREAT, 0600);
-        if (fd < 0 || pwrite(fd, bytes, (size_t)file_bytes[f], file_begin(f)) != file_bytes[f]) return -1;
+        if (fd < 0 || pwrite(fd, bytes, (size_t)file_bytes[f], file_begin(f)) != file_bytes[f])
+            return -1;
         close(fd);
         free(bytes);
     }
@@ -73,7 +74,8 @@ static void assert_bytes(const void *bytes, int file, int64_t offset, size_t n)
     const unsigned char *at = bytes;
     for (size_t i = 0; i < n; i++)
         if (at[i] != expected_byte(file, offset + (int64_t)i))
-            fail_msg("file %d: byte %lld is %d, expected %d", file, (long long)(offset + (int64_t)i), at[i],
+            fail_msg("file %d: byte %lld is %d, expected %d", file,
+                     (long long)(offset + (int64_t)i), at[i],
                      expected_byte(file, offset + (int64_t)i));
 }
 
@@ -159,7 +161,8 @@ static void check_stream(bl_reader *reader, const bl_io_range *ranges, size_t n_
         assert_int_equal(chunk.range, range);
         assert_int_equal(chunk.offset_bytes, offset);
         if (ranges[range].n_bytes <= CHUNK) assert_int_equal(chunk.n_bytes, ranges[range].n_bytes);
-        assert_bytes(chunk.bytes, ranges[range].file, ranges[range].offset_bytes + offset, chunk.n_bytes);
+        assert_bytes(chunk.bytes, ranges[range].file, ranges[range].offset_bytes + offset,
+                     chunk.n_bytes);
         offset += (int64_t)chunk.n_bytes;
     }
     assert_int_equal(range, n_ranges);
@@ -214,7 +217,8 @@ static void check_reads(bl_reader *reader, char *memory, size_t memory_bytes)
                                 .dst = dst[i]};
         assert_int_equal(bl_reader_submit(reader, &reads[i]), BL_OK);
     }
-    for (int i = N_RANGES - 1; i >= 0; i--) assert_int_equal(bl_reader_wait(reader, &reads[i]), BL_OK);
+    for (int i = N_RANGES - 1; i >= 0; i--)
+        assert_int_equal(bl_reader_wait(reader, &reads[i]), BL_OK);
     used = 0;
     for (int i = 0; i < N_RANGES; i++) {
         assert_untouched(memory + used, dst[i]);
@@ -228,7 +232,8 @@ static void test_reads(void **state)
 {
     (void)state;
     size_t memory_bytes = 64 << 20;
-    char *memory = mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory =
+        mmap(NULL, memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     for (size_t k = 0; k < 2 * BL_COUNT(kinds); k++) {
         setup kind = kinds[k / 2];
@@ -248,7 +253,8 @@ static void test_reads(void **state)
 /* What each attempt comes to: the whole, a part (mostly no multiple of the alignment), or a signal. */
 typedef struct fault {
     atomic_uint n_calls;
-    int64_t fail_offset; /* the attempt that covers this offset of the large file fails with fail_errno */
+    int64_t
+        fail_offset; /* the attempt that covers this offset of the large file fails with fail_errno */
     int fail_errno;
     bool shorten;
     long delay_ns;
@@ -331,7 +337,8 @@ static void test_errors(void **state)
             assert_int_equal(st, errors[e].status);
             assert_int_equal(n, 5); /* what came before the fault is delivered */
             assert_error_names(path[4], 5 * CHUNK, errors[e].reason);
-            assert_int_equal(bl_reader_next(s.reader, &chunk), errors[e].status); /* it stays failed */
+            assert_int_equal(bl_reader_next(s.reader, &chunk),
+                             errors[e].status); /* it stays failed */
             bl_reader_stream_end(s.reader);
 
             bl_io_read good = {.file = 4, .n_bytes = CHUNK, .dst = memory};
@@ -351,7 +358,8 @@ static int64_t refuse_direct(void *arg, const bl_io_completion *c)
 {
     const setup *s = arg;
     (void)c;
-    return s->direct && atomic_fetch_add((atomic_int *)s->options.hook_arg, 1) < DEPTH ? -EINVAL : c->result;
+    return s->direct && atomic_fetch_add((atomic_int *)s->options.hook_arg, 1) < DEPTH ? -EINVAL
+                                                                                       : c->result;
 }
 
 static void test_direct_refused(void **state)
@@ -392,7 +400,8 @@ static void test_misuse(void **state)
 {
     (void)state;
     const bl_io_range range = {0, 0, 1},
-                      bad[] = {{N_FILES, 0, 1}, {-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, INT64_MAX, 1}};
+                      bad[] = {
+                          {N_FILES, 0, 1}, {-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, INT64_MAX, 1}};
     const char *none[] = {"/tmp/there-is-no-such-file"}, *dir[] = {"/tmp"};
     char memory[1];
     bl_io_files *files;
@@ -459,14 +468,16 @@ enum { CHILD_OK = 0, CHILD_CANNOT = 10, CHILD_ENGINE, CHILD_BYTES };
 static int read_as_child(bl_io_engine engine, const char *expected_engine)
 {
     const bl_io_range range = {4, 77, 5 << 20};
-    const bl_reader_options options = {.engine = engine, .queue_depth = DEPTH, .chunk_bytes = CHUNK};
+    const bl_reader_options options = {
+        .engine = engine, .queue_depth = DEPTH, .chunk_bytes = CHUNK};
     bl_io_files *files;
     bl_reader *reader, *other;
     bl_io_chunk chunk;
 
     if (bl_io_files_open(paths, N_FILES, true, &files) != BL_OK ||
         bl_reader_create(&options, files, &reader) != BL_OK ||
-        bl_reader_create(&options, files, &other) != BL_OK || bl_reader_stream(reader, &range, 1) != BL_OK)
+        bl_reader_create(&options, files, &other) != BL_OK ||
+        bl_reader_stream(reader, &range, 1) != BL_OK)
         return CHILD_CANNOT;
     int rc = strcmp(bl_reader_engine_name(reader), expected_engine) == 0 ? CHILD_OK : CHILD_ENGINE;
     while (bl_reader_next(reader, &chunk) == BL_OK && chunk.bytes)
@@ -510,7 +521,8 @@ static int run_child(int (*fn)(int), int arg, char text[4096])
 static int child_refused(int error)
 {
     alarm(10);
-    bool refused = refuse_system_call(error > 0 ? SYS_io_uring_setup : SYS_io_uring_enter, abs(error));
+    bool refused =
+        refuse_system_call(error > 0 ? SYS_io_uring_setup : SYS_io_uring_enter, abs(error));
     return refused ? read_as_child(BL_IO_AUTO, "pread") : CHILD_CANNOT;
 }
 
@@ -525,7 +537,8 @@ static void test_uring_refused(void **state)
         int rc = run_child(child_refused, errors[i], text);
         if (rc == CHILD_CANNOT) skip();
         assert_int_equal(rc, CHILD_OK);
-        assert_non_null(strstr(text, "warning: io_uring is not used, files are read with pread: io_uring_"));
+        assert_non_null(
+            strstr(text, "warning: io_uring is not used, files are read with pread: io_uring_"));
         assert_non_null(strstr(text, errors[i] < 0 ? "io_uring_enter: " : "io_uring_setup: "));
         assert_non_null(strstr(text, strerror(abs(errors[i]))));
         assert_null(strstr(strchr(text, '\n') + 1, "\n")); /* one line */
@@ -534,7 +547,8 @@ static void test_uring_refused(void **state)
 
 static int child_memlock(int n_bytes)
 {
-    return refuse_locked_memory((size_t)n_bytes) ? read_as_child(BL_IO_URING, "uring") : CHILD_CANNOT;
+    return refuse_locked_memory((size_t)n_bytes) ? read_as_child(BL_IO_URING, "uring")
+                                                 : CHILD_CANNOT;
 }
 
 static void test_memlock(void **state)

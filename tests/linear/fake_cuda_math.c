@@ -126,14 +126,15 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation)
 {
-    cublasStatus_t status = REAL(cublasLtMatmulDescDestroy, ((fake_operation *)(void *)operation)->real);
+    cublasStatus_t status =
+        REAL(cublasLtMatmulDescDestroy, ((fake_operation *)(void *)operation)->real);
     free(operation);
     return status;
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
-                                              cublasLtMatmulDescAttributes_t attribute, const void *value,
-                                              size_t bytes)
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes)
 {
     fake_operation *o = (fake_operation *)(void *)operation;
     void *to = attribute == CUBLASLT_MATMUL_DESC_TRANSA            ? (void *)&o->transpose_a
@@ -148,8 +149,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
     return REAL(cublasLtMatmulDescSetAttribute, o->real, attribute, value, bytes);
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
-                                          uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
 {
     fake_matrix *matrix = calloc(1, sizeof *matrix);
     *matrix = (fake_matrix){NULL, type, rows, cols, ld};
@@ -160,7 +161,8 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataT
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matrix)
 {
-    cublasStatus_t status = REAL(cublasLtMatrixLayoutDestroy, ((fake_matrix *)(void *)matrix)->real);
+    cublasStatus_t status =
+        REAL(cublasLtMatrixLayoutDestroy, ((fake_matrix *)(void *)matrix)->real);
     free(matrix);
     return status;
 }
@@ -179,27 +181,42 @@ static void demand(bool is_met, const char *what)
     abort();
 }
 
-static void demand_what_the_manual_says(const fake_operation *o, const fake_matrix *A, const fake_matrix *B, const fake_matrix *D)
+static void demand_what_the_manual_says(const fake_operation *o, const fake_matrix *A,
+                                        const fake_matrix *B, const fake_matrix *D)
 {
-    int32_t outer = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, block = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
-            vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, scalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, a = o->scale_mode_a, b = o->scale_mode_b;
+    int32_t outer = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+            block = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+            vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+            scalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, a = o->scale_mode_a,
+            b = o->scale_mode_b;
 
-    demand(o->transpose_a == CUBLAS_OP_T && o->transpose_b == CUBLAS_OP_N, "A is transposed and B is not");
-    demand(A->rows % 16 == 0 && A->ld % 16 == 0 && B->ld % 16 == 0, "k and the leading dimensions are multiples of 16 bytes");
-    demand(D->rows % 8 == 0 && D->ld % 8 == 0 && D->type == CUDA_R_16BF, "D is bf16 in columns of 16 bytes");
-    demand((a == outer && b == outer) || (a == block && b == vector) || (a == scalar && b == scalar), "these modes of scaling go together");
-    demand(a != block || (D->rows % 4 == 0 && D->cols % 4 == 0), "M and N are multiples of 4 for blocks of 128");
-    demand(o->scale_a && (uintptr_t)o->scale_a % 16 == 0 && o->scale_b && (uintptr_t)o->scale_b % 16 == 0, "scales begin at 16 bytes");
+    demand(o->transpose_a == CUBLAS_OP_T && o->transpose_b == CUBLAS_OP_N,
+           "A is transposed and B is not");
+    demand(A->rows % 16 == 0 && A->ld % 16 == 0 && B->ld % 16 == 0,
+           "k and the leading dimensions are multiples of 16 bytes");
+    demand(D->rows % 8 == 0 && D->ld % 8 == 0 && D->type == CUDA_R_16BF,
+           "D is bf16 in columns of 16 bytes");
+    demand((a == outer && b == outer) || (a == block && b == vector) ||
+               (a == scalar && b == scalar),
+           "these modes of scaling go together");
+    demand(a != block || (D->rows % 4 == 0 && D->cols % 4 == 0),
+           "M and N are multiples of 4 for blocks of 128");
+    demand(o->scale_a && (uintptr_t)o->scale_a % 16 == 0 && o->scale_b &&
+               (uintptr_t)o->scale_b % 16 == 0,
+           "scales begin at 16 bytes");
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
+                                              cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int n_wanted,
-                                              cublasLtMatmulHeuristicResult_t results[], int *n_results)
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *n_results)
 {
     const fake_operation *o = (const fake_operation *)(const void *)operation;
-    const fake_matrix *A = (const fake_matrix *)(const void *)a, *B = (const fake_matrix *)(const void *)b,
+    const fake_matrix *A = (const fake_matrix *)(const void *)a,
+                      *B = (const fake_matrix *)(const void *)b,
                       *D = (const fake_matrix *)(const void *)d;
     (void)handle, (void)preference;
     if (c != d || n_wanted < N_CANDIDATES) return CUBLAS_STATUS_INVALID_VALUE;
@@ -215,7 +232,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 }
 
 /* Element (row, col) of op(matrix). */
-static float element(const fake_matrix *m, const void *values, int32_t transpose, int64_t row, int64_t col)
+static float element(const fake_matrix *m, const void *values, int32_t transpose, int64_t row,
+                     int64_t col)
 {
     int64_t at = transpose == CUBLAS_OP_T ? row * m->ld + col : col * m->ld + row;
     return is_fp8(m) ? bl_e4m3_to_f32(((const uint8_t *)values)[at])
@@ -223,8 +241,8 @@ static float element(const fake_matrix *m, const void *values, int32_t transpose
 }
 
 /* Of element (outer, inner) of an operand with `n_outer` rows or columns and n_inner along the sum. */
-static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t n_outer, int64_t inner,
-                      int64_t n_inner)
+static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t n_outer,
+                      int64_t inner, int64_t n_inner)
 {
     int64_t stride = ((n_inner + 127) / 128 + 3) / 4 * 4;
     switch (mode) {
@@ -261,7 +279,8 @@ static void multiply(void *argument)
             uint16_t *halves = p->D;
             float *floats = p->D;
             bool is_half = p->d.type == CUDA_R_16BF;
-            double before = p->beta == 0 ? 0 : (double)(is_half ? bl_bf16_to_f32(halves[at]) : floats[at]);
+            double before =
+                p->beta == 0 ? 0 : (double)(is_half ? bl_bf16_to_f32(halves[at]) : floats[at]);
             float value = (float)((double)p->alpha * sum + (double)p->beta * before);
             if (is_half)
                 halves[at] = bl_f32_to_bf16(value);
@@ -271,12 +290,12 @@ static void multiply(void *argument)
     free(p);
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, const void *alpha,
-                              const void *A, cublasLtMatrixLayout_t a, const void *B,
-                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
-                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
-                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
-                              cudaStream_t stream)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                              const void *alpha, const void *A, cublasLtMatrixLayout_t a,
+                              const void *B, cublasLtMatrixLayout_t b, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c, void *D,
+                              cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algorithm,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     int candidate = (int)algorithm->data[0];
     (void)handle, (void)workspace_bytes;
@@ -296,7 +315,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (C != D || c != d || (uintptr_t)workspace % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
     atomic_fetch_add(&n_products, 1);
     if (is_fp8(&p->a)) {
-        demand((uintptr_t)A % 16 == 0 && (uintptr_t)B % 16 == 0 && (uintptr_t)D % 16 == 0, "matrices begin at 16 bytes");
+        demand((uintptr_t)A % 16 == 0 && (uintptr_t)B % 16 == 0 && (uintptr_t)D % 16 == 0,
+               "matrices begin at 16 bytes");
         demand_what_the_manual_says(&p->operation, &p->a, &p->b, &p->d);
         atomic_fetch_add(&n_fp8_products, 1);
         atomic_fetch_add(&n_fast_sums, p->operation.fast_sums);
@@ -323,17 +343,20 @@ static bl_status dequantise_task(bl_stream *stream, const void *args)
     float *row = malloc((size_t)m->cols * sizeof *row);
     (void)stream;
     for (int64_t r = 0; r < m->rows; r++) {
-        bl_fp8_dequantise_tile(m->format, m->src, m->scales, m->cols, r, r + 1, 0, m->cols, row, m->cols);
-        for (int64_t c = 0; c < m->cols; c++) ((uint16_t *)m->dst)[r * m->cols + c] = bl_f32_to_bf16(row[c]);
+        bl_fp8_dequantise_tile(m->format, m->src, m->scales, m->cols, r, r + 1, 0, m->cols, row,
+                               m->cols);
+        for (int64_t c = 0; c < m->cols; c++)
+            ((uint16_t *)m->dst)[r * m->cols + c] = bl_f32_to_bf16(row[c]);
     }
     free(row);
     return BL_OK;
 }
 
-bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes, const float *scales,
-                              int64_t rows, int64_t cols, void *dst)
+bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes,
+                              const float *scales, int64_t rows, int64_t cols, void *dst)
 {
-    move m = {.format = format, .src = codes, .scales = scales, .rows = rows, .cols = cols, .dst = dst};
+    move m = {
+        .format = format, .src = codes, .scales = scales, .rows = rows, .cols = cols, .dst = dst};
     return bl_stream_call(stream, dequantise_task, &m, sizeof m);
 }
 
@@ -363,8 +386,9 @@ static bl_status quantise_rows_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld, const float *column_factor,
-                                 int64_t T, int64_t cols, uint8_t *codes, float *scales)
+bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld,
+                                 const float *column_factor, int64_t T, int64_t cols,
+                                 uint8_t *codes, float *scales)
 {
     move m = {.src = x,
               .factor = column_factor,
@@ -387,8 +411,8 @@ static bl_status quantise_groups_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T, int64_t cols,
-                                   uint8_t *codes, float *scales)
+bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
+                                   int64_t cols, uint8_t *codes, float *scales)
 {
     move m = {.src = x, .rows = T, .cols = cols, .ld = ld, .dst = codes, .dst_scales = scales};
     return bl_stream_call(stream, quantise_groups_task, &m, sizeof m);
@@ -404,9 +428,11 @@ static bl_status transpose_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst)
+bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols,
+                             uint8_t *dst)
 {
-    return bl_stream_call(stream, transpose_task, &(move){.src = src, .rows = rows, .cols = cols, .dst = dst},
+    return bl_stream_call(stream, transpose_task,
+                          &(move){.src = src, .rows = rows, .cols = cols, .dst = dst},
                           sizeof(move));
 }
 
@@ -415,7 +441,8 @@ static bl_status transpose_scales_task(bl_stream *stream, const void *args)
     const move *m = args;
     (void)stream;
     for (int64_t r = 0; r < m->rows; r++)
-        for (int64_t c = 0; c < m->cols; c++) m->dst_scales[c * m->ld + r] = m->scales[r * m->cols + c];
+        for (int64_t c = 0; c < m->cols; c++)
+            m->dst_scales[c * m->ld + r] = m->scales[r * m->cols + c];
     return BL_OK;
 }
 
@@ -453,7 +480,8 @@ static bl_status dropout_task(bl_stream *stream, const void *args)
             bl_dropout_words(key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
             float x = bl_bf16_to_f32(((const uint16_t *)a->x)[t * a->C + c]);
             bool is_kept = words[c % 4] >= bl_dropout_threshold(a->p);
-            ((uint16_t *)a->y)[t * a->C + c] = is_kept ? bl_f32_to_bf16(x * bl_dropout_scale(a->p)) : 0;
+            ((uint16_t *)a->y)[t * a->C + c] =
+                is_kept ? bl_f32_to_bf16(x * bl_dropout_scale(a->p)) : 0;
         }
     return BL_OK;
 }

@@ -6,9 +6,9 @@
 #include <stdbool.h>
 
 void fake_cublaslt_refuse_fp8(bool refuse);
-int fake_cublaslt_products(void);     /* so far */
-int fake_cublaslt_fp8_products(void); /* of those, in FP8 */
-int fake_cublaslt_fast_sums(void);    /* of those, with fast sums */
+int fake_cublaslt_products(void);         /* so far */
+int fake_cublaslt_fp8_products(void);     /* of those, in FP8 */
+int fake_cublaslt_fast_sums(void);        /* of those, with fast sums */
 void fake_cublaslt_slow_first(bool slow); /* the first of three candidates pretends to be */
 int fake_cublaslt_last_candidate(void);
 

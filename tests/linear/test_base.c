@@ -22,24 +22,27 @@ static void make_layout(int n_shards, bl_base_unit units[UNITS], bl_base_layout 
         units[u].n_matrices = BL_BASE_MATRICES;
         bl_base_matrix *m = units[u].matrix;
         bl_format narrow = u % 2 ? BL_FORMAT_FP8_ROW : BL_FORMAT_FP8_BLOCK;
-        m[0].weight = (bl_weight){
-            .rows = 47,
-            .cols = 33,
-            .n_segments = 3,
-            .segment = {{narrow, NULL, NULL, 25}, {narrow, NULL, NULL, 11}, {narrow, NULL, NULL, 11}}};
-        m[1].weight = (bl_weight){
-            .rows = 3, .cols = 70 + u, .n_segments = 1, .segment = {{BL_FORMAT_F32, NULL, NULL, 3}}};
+        m[0].weight = (bl_weight){.rows = 47,
+                                  .cols = 33,
+                                  .n_segments = 3,
+                                  .segment = {{narrow, NULL, NULL, 25},
+                                              {narrow, NULL, NULL, 11},
+                                              {narrow, NULL, NULL, 11}}};
+        m[1].weight = (bl_weight){.rows = 3,
+                                  .cols = 70 + u,
+                                  .n_segments = 1,
+                                  .segment = {{BL_FORMAT_F32, NULL, NULL, 3}}};
         m[2].weight = (bl_weight){.rows = 60,
                                   .cols = 33,
                                   .n_segments = 3, /* three widths: three parts */
                                   .segment = {{narrow, NULL, NULL, 30},
                                               {BL_FORMAT_BF16, NULL, NULL, 13},
                                               {narrow, NULL, NULL, 17}}};
-        m[3].weight =
-            (bl_weight){.rows = 21,
-                        .cols = 30,
-                        .n_segments = 2, /* two formats of one width: one part */
-                        .segment = {{BL_FORMAT_F16, NULL, NULL, 0}, {BL_FORMAT_BF16, NULL, NULL, 21}}};
+        m[3].weight = (bl_weight){
+            .rows = 21,
+            .cols = 30,
+            .n_segments = 2, /* two formats of one width: one part */
+            .segment = {{BL_FORMAT_F16, NULL, NULL, 0}, {BL_FORMAT_BF16, NULL, NULL, 21}}};
     }
     units[HEAD].n_matrices = 1;
     units[HEAD].whole_ring = true;
@@ -65,7 +68,8 @@ static void check_unit(const bl_base_unit *unit, int n_shards)
             for (int s = next_segment; s < next_segment + part->n_segments; s++) {
                 const bl_weight_segment *segment = &matrix->weight.segment[s];
                 assert_int_equal(part->row_bytes,
-                                 matrix->weight.cols * (int64_t)bl_format_code_bytes(segment->format));
+                                 matrix->weight.cols *
+                                     (int64_t)bl_format_code_bytes(segment->format));
                 rows += segment->rows;
             }
             assert_int_equal(part->rows, rows);
@@ -82,7 +86,8 @@ static void check_unit(const bl_base_unit *unit, int n_shards)
             assert_int_equal(part->shard_bytes, part->shard_rows * part->row_bytes);
             assert_true(part->shard_offset >= shard_end &&
                         part->shard_offset % BL_DEVICE_ALIGNMENT_BYTES == 0);
-            assert_true(part->slot_offset >= slot_end && part->slot_offset % BL_DEVICE_ALIGNMENT_BYTES == 0);
+            assert_true(part->slot_offset >= slot_end &&
+                        part->slot_offset % BL_DEVICE_ALIGNMENT_BYTES == 0);
             shard_end = part->shard_offset + part->shard_bytes;
             slot_end = part->slot_offset + part->shard_bytes * (size_t)n_shards;
         }
@@ -94,7 +99,8 @@ static void check_unit(const bl_base_unit *unit, int n_shards)
 static void test_layout(void **state)
 {
     (void)state;
-    for (int n_shards = 1; n_shards <= 70; n_shards++) { /* past the rows of every matrix but the head */
+    for (int n_shards = 1; n_shards <= 70;
+         n_shards++) { /* past the rows of every matrix but the head */
         bl_base_unit units[UNITS];
         bl_base_layout layout;
         size_t offset = 0;
@@ -115,8 +121,10 @@ static void check_too_large(int64_t rows, int64_t cols)
 {
     bl_base_unit unit = {.n_matrices = 1};
     bl_base_layout layout = {.n_shards = 8, .n_units = 1, .units = &unit};
-    unit.matrix[0].weight = (bl_weight){
-        .rows = rows, .cols = cols, .n_segments = 1, .segment = {{BL_FORMAT_F32, NULL, NULL, rows}}};
+    unit.matrix[0].weight = (bl_weight){.rows = rows,
+                                        .cols = cols,
+                                        .n_segments = 1,
+                                        .segment = {{BL_FORMAT_F32, NULL, NULL, rows}}};
     assert_int_equal(bl_base_layout_finish(&layout), BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "too large"));
 }
@@ -149,12 +157,12 @@ static void test_layout_that_overflows(void **state)
 
 static uint8_t code_at(int64_t unit, int matrix, int segment, int64_t row, int64_t byte)
 {
-    return (uint8_t)(int)(127.0f *
-                          test_value((int)(unit * 100 + matrix * 10 + segment), row * 4096 + byte, 3));
+    return (uint8_t)(int)(127.0f * test_value((int)(unit * 100 + matrix * 10 + segment),
+                                              row * 4096 + byte, 3));
 }
 
-static void fill_part(const bl_base_matrix *m, int64_t unit, int matrix, const bl_base_part *part, int shard,
-                      uint8_t *out)
+static void fill_part(const bl_base_matrix *m, int64_t unit, int matrix, const bl_base_part *part,
+                      int shard, uint8_t *out)
 {
     int64_t begin, end, first = 0;
     bl_base_part_rows(part, shard, &begin, &end);
@@ -198,8 +206,8 @@ static bl_status compare_codes(bl_stream *stream, const void *argument)
         TEST_CHECK(got->rows == want->rows && got->format == want->format);
         if (memcmp(got->codes, want->codes,
                    (size_t)(want->rows * a->want.cols) * bl_format_code_bytes(want->format)) != 0)
-            return BL_FAIL(BL_EINTERNAL, "unit %lld, matrix %d, segment %d: other codes", (long long)a->unit,
-                           a->matrix, s);
+            return BL_FAIL(BL_EINTERNAL, "unit %lld, matrix %d, segment %d: other codes",
+                           (long long)a->unit, a->matrix, s);
     }
     return BL_OK;
 }
@@ -275,13 +283,15 @@ static bl_status visit(test_rank *self, const sharded_case *c, bl_base *sharded,
 }
 
 /* Two training passes, one forward, and some jumping about. */
-static bl_status visit_all(test_rank *self, const sharded_case *c, bl_base *base, bl_base *resident, bl_stream *gathers)
+static bl_status visit_all(test_rank *self, const sharded_case *c, bl_base *base, bl_base *resident,
+                           bl_stream *gathers)
 {
     static const int order[] = {0, 1, 2, 3, HEAD, 3, 2, 1,    0,    0, 1, 2, 3, HEAD, 3,
                                 2, 1, 0, 0, 1,    2, 3, HEAD, HEAD, 2, 0, 3, 3, 1};
     int64_t allocations = bl_device_allocations(self->device);
 
-    for (int i = 0; i < (int)BL_COUNT(order); i++) BL_TRY(visit(self, c, base, resident, gathers, order, BL_COUNT(order), i));
+    for (int i = 0; i < (int)BL_COUNT(order); i++)
+        BL_TRY(visit(self, c, base, resident, gathers, order, BL_COUNT(order), i));
     BL_TRY(bl_stream_synchronize(self->stream));
     BL_TRY(bl_stream_synchronize(gathers));
     TEST_CHECK(bl_device_allocations(self->device) == allocations);
@@ -305,11 +315,12 @@ static bl_status compare_sharded(test_rank *self)
     BL_TRY_GOTO(st, done, make_shards(&whole, self->device, 0, &everything));
     BL_TRY_GOTO(st, done, bl_base_create_resident(&whole, everything, &resident));
     size_t before = bl_device_bytes(self->device);
-    BL_TRY_GOTO(
-        st, done,
-        bl_base_create_sharded(&layout, shards, self->device, self->comm, gathers, c->depth, &sharded));
+    BL_TRY_GOTO(st, done,
+                bl_base_create_sharded(&layout, shards, self->device, self->comm, gathers, c->depth,
+                                       &sharded));
     TEST_CHECK_GOTO(st, done,
-                    bl_device_bytes(self->device) - before == bl_base_sharded_ring_bytes(&layout, c->depth));
+                    bl_device_bytes(self->device) - before ==
+                        bl_base_sharded_ring_bytes(&layout, c->depth));
     st = visit_all(self, c, sharded, resident, gathers);
 done:
     (void)bl_stream_synchronize(self->stream);
@@ -333,8 +344,8 @@ static void test_sharded_equals_resident(void **state)
                     .depth = depths[d], .look_ahead = variant * depths[d], .pauses = variant != 1};
                 bl_status st = test_ranks_run(ranks[r], 1, 60, compare_sharded, &c, NULL);
                 if (st != BL_OK)
-                    print_error("%d ranks, depth %d, ahead %d: %s\n", ranks[r], c.depth, c.look_ahead,
-                                bl_error_text());
+                    print_error("%d ranks, depth %d, ahead %d: %s\n", ranks[r], c.depth,
+                                c.look_ahead, bl_error_text());
                 assert_int_equal(st, BL_OK);
             }
 }
@@ -352,10 +363,15 @@ typedef struct paged_case {
 } paged_case;
 
 /* Pages of all parts, filled; their order is the layout's. */
-static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_layout *layout, bool *is_resident, bl_pages **out)
+static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_layout *layout,
+                            bool *is_resident, bl_pages **out)
 {
-    bl_pages_options options = {
-        .device = self->device, .node = -1, .dir = c->dir, .key = 5, .shard = self->rank, .n_shards = self->n_ranks};
+    bl_pages_options options = {.device = self->device,
+                                .node = -1,
+                                .dir = c->dir,
+                                .key = 5,
+                                .shard = self->rank,
+                                .n_shards = self->n_ranks};
     bl_page_spec specs[MAX_PAGES];
     char names[MAX_PAGES][32];
     int64_t n_pages = 0;
@@ -366,7 +382,8 @@ static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_
                 bl_tier tier = (bl_tier)(c->tiers < 3 ? c->tiers : (int)(n_pages % 3));
                 TEST_CHECK(bl_base_page(layout, u, m, p) == n_pages);
                 snprintf(names[n_pages], sizeof names[0], "unit %d %d.%d", (int)u, m, p);
-                specs[n_pages] = (bl_page_spec){names[n_pages], layout->units[u].matrix[m].part[p].shard_bytes, tier};
+                specs[n_pages] = (bl_page_spec){
+                    names[n_pages], layout->units[u].matrix[m].part[p].shard_bytes, tier};
                 is_resident[n_pages] = tier == BL_TIER_DEVICE;
             }
     TEST_CHECK(bl_base_page_count(layout) == n_pages);
@@ -378,7 +395,8 @@ static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_
                 uint8_t *bytes = calloc(1, matrix->part[p].shard_bytes + 1);
                 TEST_CHECK(bytes);
                 fill_part(matrix, u, m, &matrix->part[p], self->rank, bytes);
-                bl_status st = bl_pages_write(*out, bl_base_page(layout, u, m, p), 0, bytes, matrix->part[p].shard_bytes);
+                bl_status st = bl_pages_write(*out, bl_base_page(layout, u, m, p), 0, bytes,
+                                              matrix->part[p].shard_bytes);
                 free(bytes);
                 BL_TRY(st);
             }
@@ -413,14 +431,17 @@ static bl_status compare_paged(test_rank *self)
                                 .hooks = &c->hooks};
     size_t before = bl_device_bytes(self->device);
     BL_TRY_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &paged));
-    TEST_CHECK_GOTO(
-        st, done, bl_device_bytes(self->device) - before == bl_base_paged_ring_bytes(&layout, is_resident, c->visits.depth));
+    TEST_CHECK_GOTO(st, done,
+                    bl_device_bytes(self->device) - before ==
+                        bl_base_paged_ring_bytes(&layout, is_resident, c->visits.depth));
     BL_TRY_GOTO(st, done, visit_all(self, &c->visits, paged, resident, gathers));
     layout.n_shards++;
-    TEST_CHECK_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &wrong) == BL_EINTERNAL && !wrong);
+    TEST_CHECK_GOTO(
+        st, done, bl_base_create_paged(&layout, pages, &options, &wrong) == BL_EINTERNAL && !wrong);
     layout.n_shards--;
     units[2].matrix[1].part[0].shard_bytes++;
-    TEST_CHECK_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &wrong) == BL_EINTERNAL && !wrong);
+    TEST_CHECK_GOTO(
+        st, done, bl_base_create_paged(&layout, pages, &options, &wrong) == BL_EINTERNAL && !wrong);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "unit 2 1.0"));
 done:
     (void)bl_stream_synchronize(self->stream);
@@ -459,15 +480,19 @@ static void test_paged_equals_resident(void **state)
                     char dir[] = "/tmp/ballast-base-XXXXXX";
                     if (tiers < 2 && way > 0) break; /* nothing is on disk */
                     assert_non_null(mkdtemp(dir));
-                    paged_case c = {.visits = {.depth = depths[d], .look_ahead = (way + tiers) % 3 * depths[d], .pauses = way != 1},
-                                    .tiers = tiers,
-                                    .engine = way & 1 ? BL_IO_PREAD : BL_IO_URING,
-                                    .hooks = {.bounces = way & 2, .is_synchronous = way == 3 && d == 1},
-                                    .dir = dir};
+                    paged_case c = {
+                        .visits = {.depth = depths[d],
+                                   .look_ahead = (way + tiers) % 3 * depths[d],
+                                   .pauses = way != 1},
+                        .tiers = tiers,
+                        .engine = way & 1 ? BL_IO_PREAD : BL_IO_URING,
+                        .hooks = {.bounces = way & 2, .is_synchronous = way == 3 && d == 1},
+                        .dir = dir};
                     bl_status st = test_ranks_run(ranks[r], 1, 60, compare_paged, &c, NULL);
                     remove_dir(dir);
                     if (st != BL_OK)
-                        print_error("%d ranks, depth %d, tiers %d, way %d: %s\n", ranks[r], depths[d], tiers, way, bl_error_text());
+                        print_error("%d ranks, depth %d, tiers %d, way %d: %s\n", ranks[r],
+                                    depths[d], tiers, way, bl_error_text());
                     assert_int_equal(st, BL_OK);
                 }
 }
@@ -485,7 +510,8 @@ static void test_wrong_number_of_shards(void **state)
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
     assert_int_equal(bl_base_create_resident(&layout, NULL, &base), BL_EINTERNAL);
     assert_null(base);
-    assert_int_equal(bl_base_create_sharded(&layout, NULL, d.device, comm, d.stream, 2, &base), BL_EINTERNAL);
+    assert_int_equal(bl_base_create_sharded(&layout, NULL, d.device, comm, d.stream, 2, &base),
+                     BL_EINTERNAL);
     assert_null(base);
     bl_base_destroy(NULL);
     bl_comm_destroy(comm);

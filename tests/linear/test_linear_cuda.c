@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with FAKE_CUDA, on the
  * fakes of tests/device and of this folder. All inputs are values that bf16 holds, so that both devices start
- * from the same numbers.
+ * from the same numbers. It is longer than 600 lines: every case runs through the same two devices.
  *
  * Tolerance. Let e(z) be the size of the difference divided by the size of the CPU's result, sizes being root
  * mean squares over all elements of an output. A relative error of at most u on each term of a sum, of either
@@ -54,7 +54,8 @@ static const layer_shape shapes[] = {
      3,
      {{BL_FORMAT_FP8_ROW, 128}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
      3,
-     {{16, 0, 128, 0.5f}, {3, 128, 32, 0.5f}, {64, 160, 32, 0.125f}}, false},
+     {{16, 0, 128, 0.5f}, {3, 128, 32, 0.5f}, {64, 160, 32, 0.125f}},
+     false},
     {"q and v of q|k|v in fp8_row",
      true,
      7,
@@ -62,7 +63,8 @@ static const layer_shape shapes[] = {
      3,
      {{BL_FORMAT_FP8_ROW, 96}, {BL_FORMAT_FP8_ROW, 32}, {BL_FORMAT_FP8_ROW, 32}},
      2,
-     {{8, 0, 96, 0.5f}, {8, 128, 32, 0.5f}}, false},
+     {{8, 0, 96, 0.5f}, {8, 128, 32, 0.5f}},
+     false},
     {"gate|up in fp8_block",
      true,
      68,
@@ -70,8 +72,17 @@ static const layer_shape shapes[] = {
      2,
      {{BL_FORMAT_FP8_BLOCK, 256}, {BL_FORMAT_FP8_BLOCK, 144}},
      2,
-     {{17, 0, 256, 0.25f}, {5, 256, 144, 0.5f}}, false},
-    {"one token, fp8_block: T is no multiple of 4", false, 1, 640, 1, {{BL_FORMAT_FP8_BLOCK, 528}}, 1, {{8, 0, 528, 0.5f}}, false},
+     {{17, 0, 256, 0.25f}, {5, 256, 144, 0.5f}},
+     false},
+    {"one token, fp8_block: T is no multiple of 4",
+     false,
+     1,
+     640,
+     1,
+     {{BL_FORMAT_FP8_BLOCK, 528}},
+     1,
+     {{8, 0, 528, 0.5f}},
+     false},
     {"fp8_block whose grids do not stack",
      false,
      16,
@@ -79,8 +90,17 @@ static const layer_shape shapes[] = {
      2,
      {{BL_FORMAT_FP8_BLOCK, 144}, {BL_FORMAT_FP8_BLOCK, 112}},
      1,
-     {{8, 144, 112, 0.5f}}, false},
-    {"odd sizes", false, 9, 51, 2, {{BL_FORMAT_FP8_ROW, 33}, {BL_FORMAT_FP8_ROW, 9}}, 1, {{1, 33, 9, 1.0f}}, false},
+     {{8, 144, 112, 0.5f}},
+     false},
+    {"odd sizes",
+     false,
+     9,
+     51,
+     2,
+     {{BL_FORMAT_FP8_ROW, 33}, {BL_FORMAT_FP8_ROW, 9}},
+     1,
+     {{1, 33, 9, 1.0f}},
+     false},
     {"dense bf16",
      false,
      24,
@@ -88,7 +108,8 @@ static const layer_shape shapes[] = {
      2,
      {{BL_FORMAT_BF16, 64}, {BL_FORMAT_BF16, 48}},
      2,
-     {{4, 0, 64, 0.5f}, {4, 64, 48, 0.5f}}, false},
+     {{4, 0, 64, 0.5f}, {4, 64, 48, 0.5f}},
+     false},
     {"mixed formats",
      false,
      24,
@@ -96,7 +117,8 @@ static const layer_shape shapes[] = {
      3,
      {{BL_FORMAT_FP8_ROW, 96}, {BL_FORMAT_F16, 48}, {BL_FORMAT_F32, 16}},
      2,
-     {{5, 0, 96, 0.5f}, {7, 144, 16, 1.0f}}, false},
+     {{5, 0, 96, 0.5f}, {7, 144, 16, 1.0f}},
+     false},
     {"no tokens", true, 0, 96, 1, {{BL_FORMAT_FP8_ROW, 64}}, 1, {{4, 0, 64, 1.0f}}, false},
     {"q|k|v in fp8_row, their updates stacked",
      true,
@@ -153,8 +175,8 @@ static double *fetch(const side *s, const void *memory, int64_t n, bool is_half)
     if (n > 0) check_status(bl_stream_copy(s->d.stream, host, memory, bytes));
     check_status(bl_stream_synchronize(s->d.stream));
     for (int64_t i = 0; i < n; i++)
-        values[i] =
-            (double)(is_half ? bl_bf16_to_f32(((const uint16_t *)host)[i]) : ((const float *)host)[i]);
+        values[i] = (double)(is_half ? bl_bf16_to_f32(((const uint16_t *)host)[i])
+                                     : ((const float *)host)[i]);
     free(host);
     return values;
 }
@@ -181,8 +203,8 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
     *w = (bl_weight){.cols = shape->K, .n_segments = shape->n_segments};
     for (int i = 0; i < shape->n_segments; i++) {
         begin[i] = total;
-        assert_true(bl_format_sizes(shape->segment[i].format, shape->segment[i].rows, shape->K, &bytes,
-                                    &n_scales[i]));
+        assert_true(bl_format_sizes(shape->segment[i].format, shape->segment[i].rows, shape->K,
+                                    &bytes, &n_scales[i]));
         total += bytes;
         w->rows += shape->segment[i].rows;
     }
@@ -191,7 +213,8 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
     for (int i = 0; i < shape->n_segments; i++) {
         bl_format format = shape->segment[i].format;
         int64_t rows = shape->segment[i].rows, n = rows * shape->K;
-        float *values = test_random_floats(n, 100 + (uint64_t)i), *scales = test_floats((int64_t)n_scales[i]);
+        float *values = test_random_floats(n, 100 + (uint64_t)i),
+              *scales = test_floats((int64_t)n_scales[i]);
         for (int64_t k = 0; k < n; k++) values[k] *= 0.5f + (float)(k / shape->K % 7);
         uint8_t *to = (uint8_t *)codes + begin[i];
         for (int64_t k = 0; k < n && format == BL_FORMAT_BF16; k++)
@@ -203,8 +226,10 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
             check_status(bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, shape->K, to, scales));
         if (format == BL_FORMAT_FP8_BLOCK)
             check_status(bl_fp8_block_quantise(pool, BL_F32, values, rows, shape->K, to, scales));
-        w->segment[i] = (bl_weight_segment){.format = format, .codes = memory + begin[i], .rows = rows};
-        if (n_scales[i]) w->segment[i].scales = device_copy(s, scales, n_scales[i] * sizeof *scales);
+        w->segment[i] =
+            (bl_weight_segment){.format = format, .codes = memory + begin[i], .rows = rows};
+        if (n_scales[i])
+            w->segment[i].scales = device_copy(s, scales, n_scales[i] * sizeof *scales);
         free(values);
         free(scales);
     }
@@ -245,12 +270,13 @@ static void add_parts(side *s, const layer_shape *shape)
     for (int i = 0; i < shape->n_parts; i++) {
         int64_t r = shape->part[i].r, rows = shape->part[i].rows;
         float *b = bf16_values(rows * r, 30 + (uint64_t)i, 0);
-        s->linear.part[i] = (bl_lora_part){.r = r,
-                                           .row_begin = shape->part[i].row_begin,
-                                           .rows = rows,
-                                           .scale = shape->part[i].scale,
-                                           .B = activations(s, b, rows * r),
-                                           .dB = device_copy(s, NULL, (size_t)(rows * r) * sizeof(float))};
+        s->linear.part[i] =
+            (bl_lora_part){.r = r,
+                           .row_begin = shape->part[i].row_begin,
+                           .rows = rows,
+                           .scale = shape->part[i].scale,
+                           .B = activations(s, b, rows * r),
+                           .dB = device_copy(s, NULL, (size_t)(rows * r) * sizeof(float))};
         free(b);
     }
     add_stack(s, shape);
@@ -268,7 +294,8 @@ static side create_side(test_device d, bl_pool *pool, const layer_shape *shape, 
     add_parts(&s, shape);
     N = s.linear.weight.rows;
     for (int64_t t = 0; t < T; t++) sample[t] = t / 5, position[t] = (int32_t)(t % 5);
-    s.linear.dropout = (bl_lora_dropout){.p = dropout, .seed = 99, .step = 3, .layer = 1, .matrix = 2};
+    s.linear.dropout =
+        (bl_lora_dropout){.p = dropout, .seed = 99, .step = 3, .layer = 1, .matrix = 2};
     s.linear.dropout.sample = device_copy(&s, sample, (size_t)T * sizeof *sample);
     s.linear.dropout.position = device_copy(&s, position, (size_t)T * sizeof *position);
     s.linear.act = s.is_cuda ? BL_ACT_BF16 : BL_ACT_F32;
@@ -289,7 +316,8 @@ static side create_side(test_device d, bl_pool *pool, const layer_shape *shape, 
 
 static void destroy_side(side *s)
 {
-    for (int i = 0; i < s->n_buffers; i++) bl_device_free(s->d.device, BL_SPACE_DEVICE, s->buffers[i]);
+    for (int i = 0; i < s->n_buffers; i++)
+        bl_device_free(s->d.device, BL_SPACE_DEVICE, s->buffers[i]);
 }
 
 static void run(side *s, int64_t T)
@@ -299,9 +327,9 @@ static void run(side *s, int64_t T)
     test_finish(s->d);
 }
 
-static void compare(const char *name, const char *what, const side *got_side, const void *got_memory,
-                    const side *want_side, const void *want_memory, int64_t n, bool is_gradient,
-                    double allowed)
+static void compare(const char *name, const char *what, const side *got_side,
+                    const void *got_memory, const side *want_side, const void *want_memory,
+                    int64_t n, bool is_gradient, double allowed)
 {
     double *got = fetch(got_side, got_memory, n, !is_gradient),
            *want = fetch(want_side, want_memory, n, false);
@@ -313,8 +341,9 @@ static void compare(const char *name, const char *what, const side *got_side, co
     }
     double limit = allowed * sqrt(size / (double)bl_max_i64(n, 1));
     if (!(sqrt(error) <= allowed * sqrt(size)) || !(worst <= WORST_ELEMENT * limit))
-        fail_msg("%s: %s differs by %.3g of its size (%.3g allowed), one element by %.3g (%.3g allowed)",
-                 name, what, sqrt(error / size), allowed, worst, WORST_ELEMENT * limit);
+        fail_msg(
+            "%s: %s differs by %.3g of its size (%.3g allowed), one element by %.3g (%.3g allowed)",
+            name, what, sqrt(error / size), allowed, worst, WORST_ELEMENT * limit);
     free(got);
     free(want);
 }
@@ -328,7 +357,8 @@ static void check_shape(test_device cpu, test_device gpu, const layer_shape *sha
     double frozen = mode == BL_MATMUL_FP8 && shape->is_fp8_possible ? FP8_ERROR : BF16_ERROR;
     run(&want, shape->T);
     run(&got, shape->T);
-    compare(shape->name, "y", &got, got.y, &want, want.y, shape->T * want.linear.weight.rows, false, frozen);
+    compare(shape->name, "y", &got, got.y, &want, want.y, shape->T * want.linear.weight.rows, false,
+            frozen);
     compare(shape->name, "dx", &got, got.dx, &want, want.dx, shape->T * shape->K, false, frozen);
     for (int i = 0; i < shape->n_parts; i++) {
         const bl_lora_part *g = &got.linear.part[i], *w = &want.linear.part[i];
@@ -386,13 +416,15 @@ static void test_runs_repeat_bit_for_bit(void **state)
     fixture *f = *state;
     for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
         const layer_shape *shape = &shapes[1];
-        side s = create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.3f, (bl_matmul_mode)mode);
+        side s =
+            create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.3f, (bl_matmul_mode)mode);
         int64_t n_y = shape->T * s.linear.weight.rows, n_a = shape->part[0].r * shape->K;
         run(&s, shape->T);
         double *y = fetch(&s, s.y, n_y, true), *dx = fetch(&s, s.dx, shape->T * shape->K, true),
                *dA = fetch(&s, s.linear.part[0].dA, n_a, false);
         run(&s, shape->T);
-        double *y_again = fetch(&s, s.y, n_y, true), *dx_again = fetch(&s, s.dx, shape->T * shape->K, true),
+        double *y_again = fetch(&s, s.y, n_y, true),
+               *dx_again = fetch(&s, s.dx, shape->T * shape->K, true),
                *dA_again = fetch(&s, s.linear.part[0].dA, n_a, false);
         assert_memory_equal(y, y_again, (size_t)n_y * sizeof *y);
         assert_memory_equal(dx, dx_again, (size_t)(shape->T * shape->K) * sizeof *dx);
@@ -409,8 +441,10 @@ static void test_choice_by_time(void **state)
     fixture *f = *state;
     for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
         const layer_shape *shape = &shapes[1];
-        side s = create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
-        side cpu = create_side(f->cpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
+        side s =
+            create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
+        side cpu =
+            create_side(f->cpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
         int64_t n = shape->T * s.linear.weight.rows;
         double *y[4];
         run(&cpu, shape->T);
@@ -480,8 +514,8 @@ static void test_plain_fp8_product(void **state)
         for (int i = 0; i < M * N; i++) {
             double want = 0, size = 0;
             for (int k = 0; k < K; k++) {
-                double term =
-                    2.0 * (double)bl_e4m3_to_f32(a[i % M * K + k]) * (double)bl_e4m3_to_f32(b[i / M * K + k]);
+                double term = 2.0 * (double)bl_e4m3_to_f32(a[i % M * K + k]) *
+                              (double)bl_e4m3_to_f32(b[i / M * K + k]);
                 want += term;
                 size += fabs(term);
             }
@@ -497,11 +531,13 @@ static void test_what_makes_no_sense_is_refused(void **state)
     fixture *f = *state;
     side s = create_side(f->gpu, bl_device_pool(f->cpu.device), &shapes[1], 0.0f, BL_MATMUL_BF16);
     s.linear.workspace_bytes--;
-    assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y), BL_EINTERNAL);
+    assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y),
+                     BL_EINTERNAL);
     assert_non_null(strstr(bl_error_text(), "scratch"));
     s.linear.workspace_bytes++;
     s.linear.act = BL_ACT_F32;
-    assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y), BL_EINTERNAL);
+    assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y),
+                     BL_EINTERNAL);
     test_finish(s.d);
     destroy_side(&s);
 }
@@ -510,11 +546,15 @@ static void test_what_makes_no_sense_is_refused(void **state)
 static void test_scratch_does_not_shrink(void **state)
 {
     fixture *f = *state;
-    bl_weight weight = {.rows = 256, .cols = 128, .n_segments = 1, .segment = {{.format = BL_FORMAT_FP8_BLOCK, .rows = 256}}};
+    bl_weight weight = {.rows = 256,
+                        .cols = 128,
+                        .n_segments = 1,
+                        .segment = {{.format = BL_FORMAT_FP8_BLOCK, .rows = 256}}};
     for (int forward = 0; forward < 2; forward++) {
         size_t before = 0;
         for (int64_t T = 0; T < 1000; T++) {
-            bl_matmul_weight_args args = {.forward = forward, .mode = BL_MATMUL_FP8, .T = T, .weight = weight};
+            bl_matmul_weight_args args = {
+                .forward = forward, .mode = BL_MATMUL_FP8, .T = T, .weight = weight};
             size_t bytes = bl_matmul_weight_scratch_bytes(f->gpu.device, &args);
             assert_true(bytes >= before);
             before = bytes;
@@ -544,7 +584,8 @@ static void test_stacked_updates_share_products(void **state)
         shape.is_stacked = stacked;
         int before = fake_cublaslt_products();
         check_shape(f->cpu, f->gpu, &shape, 0.0f, BL_MATMUL_BF16);
-        assert_int_equal(fake_cublaslt_products() - before, stacked ? (1 + 3 + 1) + (1 + 6 + 2 + 1) : (6 + 1) + (3 + 6 + 6 + 1));
+        assert_int_equal(fake_cublaslt_products() - before,
+                         stacked ? (1 + 3 + 1) + (1 + 6 + 2 + 1) : (6 + 1) + (3 + 6 + 6 + 1));
     }
 }
 
@@ -581,7 +622,8 @@ int main(void)
         TEST(test_scratch_does_not_shrink),
 #ifdef FAKE_CUDA
         TEST(test_fp8_products_are_fp8_products),
-        TEST(test_refused_fp8_falls_back), TEST(test_stacked_updates_share_products),
+        TEST(test_refused_fp8_falls_back),
+        TEST(test_stacked_updates_share_products),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

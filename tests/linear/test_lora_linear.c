@@ -106,12 +106,14 @@ static void add_segment(problem *p, bl_pool *pool, int s, double *w)
     uint16_t *halves = p->codes[s];
     switch (format) {
     case BL_FORMAT_FP8_ROW:
-        assert_int_equal(bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, p->K, p->codes[s], p->scales[s]),
-                         BL_OK);
+        assert_int_equal(
+            bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, p->K, p->codes[s], p->scales[s]),
+            BL_OK);
         break;
     case BL_FORMAT_FP8_BLOCK:
-        assert_int_equal(bl_fp8_block_quantise(pool, BL_F32, values, rows, p->K, p->codes[s], p->scales[s]),
-                         BL_OK);
+        assert_int_equal(
+            bl_fp8_block_quantise(pool, BL_F32, values, rows, p->K, p->codes[s], p->scales[s]),
+            BL_OK);
         break;
     case BL_FORMAT_F32:
         memcpy(p->codes[s], values, bytes);
@@ -144,14 +146,15 @@ static problem create_problem(const layer_shape *shape, bl_pool *pool, float dro
     p.linear.n_parts = shape->n_parts;
     for (int i = 0; i < shape->n_parts; i++) {
         int64_t r = shape->part[i].r, rows = shape->part[i].rows;
-        p.linear.part[i] = (bl_lora_part){.r = r,
-                                          .row_begin = shape->part[i].row_begin,
-                                          .rows = rows,
-                                          .scale = shape->part[i].scale,
-                                          .A = test_random_floats(r * p.K, seed + 10 + (uint64_t)i),
-                                          .B = test_random_floats(rows * r, seed + 20 + (uint64_t)i),
-                                          .dA = test_floats(r * p.K),
-                                          .dB = test_floats(rows * r)};
+        p.linear.part[i] =
+            (bl_lora_part){.r = r,
+                           .row_begin = shape->part[i].row_begin,
+                           .rows = rows,
+                           .scale = shape->part[i].scale,
+                           .A = test_random_floats(r * p.K, seed + 10 + (uint64_t)i),
+                           .B = test_random_floats(rows * r, seed + 20 + (uint64_t)i),
+                           .dA = test_floats(r * p.K),
+                           .dB = test_floats(rows * r)};
         fill_nan(p.linear.part[i].dA, r * p.K);
         fill_nan(p.linear.part[i].dB, rows * r);
         r_max = bl_max_i64(r_max, r);
@@ -214,9 +217,10 @@ static double mask(const bl_lora_dropout *d, int64_t t, int64_t c)
 {
     uint32_t words[4];
     if (d->p == 0) return 1;
-    bl_dropout_words(bl_dropout_key(d->seed, d->step, d->layer, d->matrix), d->sample[t], d->position[t],
-                     (uint32_t)(c / 4), words);
-    return words[c % 4] >= (uint32_t)floor((double)d->p * 4294967296.0) ? 1.0 / (1.0 - (double)d->p) : 0.0;
+    bl_dropout_words(bl_dropout_key(d->seed, d->step, d->layer, d->matrix), d->sample[t],
+                     d->position[t], (uint32_t)(c / 4), words);
+    return words[c % 4] >= (uint32_t)floor((double)d->p * 4294967296.0) ? 1.0 / (1.0 - (double)d->p)
+                                                                        : 0.0;
 }
 
 static double size_if(bool sizes, double value)
@@ -224,7 +228,8 @@ static double size_if(bool sizes, double value)
     return sizes ? fabs(value) : value;
 }
 
-static void reference_part(const problem *p, int i, bool sizes, const double *masked, reference *out)
+static void reference_part(const problem *p, int i, bool sizes, const double *masked,
+                           reference *out)
 {
     const bl_lora_part *part = &p->linear.part[i];
     int64_t T = p->T, K = p->K, N = p->N, r = part->r;
@@ -235,7 +240,8 @@ static void reference_part(const problem *p, int i, bool sizes, const double *ma
     for (int64_t t = 0; t < T; t++)
         for (int64_t q = 0; q < r; q++) {
             double u = 0, du = 0;
-            for (int64_t k = 0; k < K; k++) u += masked[t * K + k] * size_if(sizes, ((const float *)part->A)[q * K + k]);
+            for (int64_t k = 0; k < K; k++)
+                u += masked[t * K + k] * size_if(sizes, ((const float *)part->A)[q * K + k]);
             for (int64_t n = 0; n < part->rows; n++) {
                 double b = size_if(sizes, ((const float *)part->B)[n * r + q]),
                        dy = size_if(sizes, p->dy[t * N + part->row_begin + n]);
@@ -249,7 +255,8 @@ static void reference_part(const problem *p, int i, bool sizes, const double *ma
             }
         }
     for (int64_t t = 0; t < T; t++)
-        for (int64_t k = 0; k < K; k++) out->dx[t * K + k] += mask(&p->linear.dropout, t, k) * dxd[t * K + k];
+        for (int64_t k = 0; k < K; k++)
+            out->dx[t * K + k] += mask(&p->linear.dropout, t, k) * dxd[t * K + k];
     free(dxd);
 }
 
@@ -312,7 +319,8 @@ static void check_close(const problem *p, const char *what, const float *got, co
 static void run(test_device d, problem *p)
 {
     assert_int_equal(bl_lora_linear_forward(d.stream, &p->linear, p->T, p->x, p->y), BL_OK);
-    assert_int_equal(bl_lora_linear_backward(d.stream, &p->linear, p->T, p->x, p->dy, p->dx), BL_OK);
+    assert_int_equal(bl_lora_linear_backward(d.stream, &p->linear, p->T, p->x, p->dy, p->dx),
+                     BL_OK);
     test_finish(d);
 }
 
@@ -361,11 +369,13 @@ static void test_what_is_left_alone(void **state)
     test_same_bits("dy", p.dy, fresh.dy, p.T * p.N);
     test_same_bits("y", p.y, q.y, p.T * p.N);
     test_same_bits("dx", p.dx, q.dx, p.T * p.K);
-    assert_int_equal(bl_lora_linear_backward(one.stream, &fresh.linear, fresh.T, fresh.x, fresh.dy, NULL),
-                     BL_OK);
+    assert_int_equal(
+        bl_lora_linear_backward(one.stream, &fresh.linear, fresh.T, fresh.x, fresh.dy, NULL),
+        BL_OK);
     test_finish(one);
     for (int i = 0; i < shape->n_parts; i++) {
-        const bl_lora_part *a = &p.linear.part[i], *b = &q.linear.part[i], *c = &fresh.linear.part[i];
+        const bl_lora_part *a = &p.linear.part[i], *b = &q.linear.part[i],
+                           *c = &fresh.linear.part[i];
         test_same_bits("A", a->A, c->A, a->r * p.K);
         test_same_bits("B", a->B, c->B, a->rows * a->r);
         test_same_bits("dA", a->dA, b->dA, a->r * p.K);
@@ -396,9 +406,11 @@ static void test_two_adapters_over_one_base(void **state)
     both[1].linear.weight = both[0].linear.weight;
     for (int i = 0; i < 2; i++) {
         bl_lora_linear linear = both[i].linear; /* the call copies what it needs */
-        assert_int_equal(bl_lora_linear_forward(d.stream, &linear, both[i].T, both[i].x, both[i].y), BL_OK);
-        assert_int_equal(
-            bl_lora_linear_backward(d.stream, &linear, both[i].T, both[i].x, both[i].dy, both[i].dx), BL_OK);
+        assert_int_equal(bl_lora_linear_forward(d.stream, &linear, both[i].T, both[i].x, both[i].y),
+                         BL_OK);
+        assert_int_equal(bl_lora_linear_backward(d.stream, &linear, both[i].T, both[i].x,
+                                                 both[i].dy, both[i].dx),
+                         BL_OK);
         memset(&linear, 0, sizeof linear);
     }
     test_finish(d);
@@ -427,8 +439,8 @@ static double loss(test_device d, problem *p)
 /* L is quadratic in x, A or B alone, so the central difference along any direction and of any step is the
  * derivative; what is left is the rounding of y, `noise` = sum |y| error(y) on each side, and that of the
  * moved values, at most u of each. */
-static void check_direction(test_device d, problem *p, const char *what, float *values, const float *gradient,
-                            int64_t n, double noise)
+static void check_direction(test_device d, problem *p, const char *what, float *values,
+                            const float *gradient, int64_t n, double noise)
 {
     enum { STEP = 1 };
     float *v = test_random_floats(n, 77), *kept = test_floats(n);
@@ -464,14 +476,15 @@ static void test_finite_differences(void **state)
     (void)state;
 
     for (int i = 0; i < 10; i++) {
-        problem p = create_problem(&shapes[chosen[i / 2]], bl_device_pool(d.device), i % 2 ? 0.3f : 0.0f,
-                                   60 + (uint64_t)i);
+        problem p = create_problem(&shapes[chosen[i / 2]], bl_device_pool(d.device),
+                                   i % 2 ? 0.3f : 0.0f, 60 + (uint64_t)i);
         reference sizes = compute_reference(&p, true);
         double noise = 0, y_error = (double)(p.K + largest_rank(&p) + 8) * U;
 
         loss(d, &p);
         memcpy(p.dy, p.y, (size_t)(p.T * p.N) * sizeof *p.y);
-        for (int64_t j = 0; j < p.T * p.N; j++) noise += fabs((double)p.y[j]) * y_error * sizes.y[j];
+        for (int64_t j = 0; j < p.T * p.N; j++)
+            noise += fabs((double)p.y[j]) * y_error * sizes.y[j];
         run(d, &p);
         check_direction(d, &p, "x", p.x, p.dx, p.T * p.K, noise);
         for (int q = 0; q < p.linear.n_parts; q++) {
@@ -492,9 +505,10 @@ static void test_dropout_counts(void **state)
     enum { T = 130, K = 256 };
     static const float p = 0.25f;
     test_device d = test_device_create(2);
-    float *w = test_floats(K), *ones = test_floats(T * K), *y = test_floats(T), *dA = test_floats(K),
-          *dB = test_floats(1);
-    float *first = test_floats(T), *workspace = test_floats(bl_lora_linear_workspace_floats(T, K, 1, true));
+    float *w = test_floats(K), *ones = test_floats(T * K), *y = test_floats(T),
+          *dA = test_floats(K), *dB = test_floats(1);
+    float *first = test_floats(T),
+          *workspace = test_floats(bl_lora_linear_workspace_floats(T, K, 1, true));
     int64_t *sample = test_alloc(T, sizeof *sample);
     int32_t *position = test_alloc(T, sizeof *position);
     (void)state;
@@ -517,7 +531,8 @@ static void test_dropout_counts(void **state)
         double by_token = 0, by_channel = 0;
         for (int t = 0; t < T; t++) by_token += (double)y[t] * (1 - (double)p);
         for (int k = 0; k < K; k++) by_channel += (double)dA[k] * (1 - (double)p);
-        assert_true(fabs(by_token - by_channel) <= T * K * U * T * K); /* one mask in both directions */
+        assert_true(fabs(by_token - by_channel) <=
+                    T * K * U * T * K); /* one mask in both directions */
         /* Binomial: within five standard deviations, one wrong alarm in two million masks, and this one is
          * fixed. */
         assert_true(fabs(by_token - T * K * (1 - (double)p)) <=

@@ -67,7 +67,8 @@ static void create_lora(toy *m)
     static const char letters[] = "qkvogud";
     bl_lora_options options = {
         .r = m->c->r, .alpha = 2.0 * (double)m->c->r, .dropout = (double)m->c->dropout};
-    for (int p = 0; p < BL_PROJECTIONS; p++) options.target[p] = strchr(m->c->targets, letters[p]) != NULL;
+    for (int p = 0; p < BL_PROJECTIONS; p++)
+        options.target[p] = strchr(m->c->targets, letters[p]) != NULL;
     bl_lora_layout_init(&m->config, m->c->r ? &options : NULL, &m->lora);
     m->lora_weights = test_random_floats(m->lora.n_floats, 4);
     for (int64_t i = 0; i < m->lora.n_floats; i++) m->lora_weights[i] *= 0.3f;
@@ -137,13 +138,15 @@ static double keep(const toy *m, int matrix, int64_t t, int64_t c)
     uint32_t words[4];
     float p = m->c->dropout;
     if (p == 0 || m->c->r == 0) return 1;
-    bl_dropout_words(bl_dropout_key(11, 5, LAYER, matrix), m->sample[t], m->position[t], (uint32_t)(c / 4),
-                     words);
-    return words[c % 4] >= (uint32_t)floor((double)p * 4294967296.0) ? 1.0 / (1.0 - (double)p) : 0.0;
+    bl_dropout_words(bl_dropout_key(11, 5, LAYER, matrix), m->sample[t], m->position[t],
+                     (uint32_t)(c / 4), words);
+    return words[c % 4] >= (uint32_t)floor((double)p * 4294967296.0) ? 1.0 / (1.0 - (double)p)
+                                                                     : 0.0;
 }
 
 /* y (T,N) of one projection; x (T,K). */
-static void reference_linear(const toy *m, const double *lora, bl_projection p, const double *x, double *y)
+static void reference_linear(const toy *m, const double *lora, bl_projection p, const double *x,
+                             double *y)
 {
     const bl_projection_info *info = bl_projection_get(p);
     int64_t N, K, r = m->c->r;
@@ -164,7 +167,8 @@ static void reference_linear(const toy *m, const double *lora, bl_projection p, 
             double u = 0;
             for (int64_t k = 0; k < K; k++)
                 u += keep(m, (int)info->matrix, t, k) * x[t * K + k] * A[q * K + k];
-            for (int64_t n = 0; n < N; n++) y[t * N + n] += 2.0 * u * B[n * r + q]; /* alpha / r = 2 */
+            for (int64_t n = 0; n < N; n++)
+                y[t * N + n] += 2.0 * u * B[n * r + q]; /* alpha / r = 2 */
         }
 }
 
@@ -194,13 +198,15 @@ static void reference_rope(const toy *m, int64_t n_heads, double *x)
         for (int64_t h = 0; h < n_heads; h++)
             for (int64_t i = 0; i < d / 2; i++) {
                 double *a = &x[(t * n_heads + h) * d + i], *b = a + d / 2, old = *a;
-                double angle = (double)(t - document_start(t)) * pow(100.0, -2.0 * (double)i / (double)d);
+                double angle =
+                    (double)(t - document_start(t)) * pow(100.0, -2.0 * (double)i / (double)d);
                 *a = old * cos(angle) - *b * sin(angle);
                 *b = *b * cos(angle) + old * sin(angle);
             }
 }
 
-static void reference_attention(const toy *m, const double *q, const double *k, const double *v, double *o)
+static void reference_attention(const toy *m, const double *q, const double *k, const double *v,
+                                double *o)
 {
     int64_t d = m->c->head_dim, heads = m->c->n_heads, kv_heads = m->c->n_kv_heads;
     for (int64_t i = 0; i < T_ALL; i++)
@@ -225,7 +231,8 @@ static void reference_attention(const toy *m, const double *q, const double *k, 
 
 static void reference_block(const toy *m, const double *lora, const double *x, double *out)
 {
-    int64_t H = m->c->hidden, I = m->c->inter, q_width = m->dims.q_width, kv_width = m->dims.kv_width;
+    int64_t H = m->c->hidden, I = m->c->inter, q_width = m->dims.q_width,
+            kv_width = m->dims.kv_width;
     double *norm = test_doubles(T_ALL * H), *q = test_doubles(T_ALL * q_width),
            *k = test_doubles(T_ALL * kv_width);
     double *v = test_doubles(T_ALL * kv_width), *o = test_doubles(T_ALL * q_width),
@@ -267,7 +274,8 @@ static double *to_doubles(const float *x, int64_t n)
 
 /* The gradient with respect to `values`, which are the reference's own x or lora. STEP^2 times a third
  * derivative and 1e-16 / STEP of the loss are both below 1e-8. */
-static double *differences(const toy *m, const double *lora, const double *x, double *values, int64_t n)
+static double *differences(const toy *m, const double *lora, const double *x, double *values,
+                           int64_t n)
 {
     static const double STEP = 1e-5;
     double *gradient = test_doubles(n), *out = test_doubles(T_ALL * m->c->hidden);
@@ -285,18 +293,20 @@ static double *differences(const toy *m, const double *lora, const double *x, do
 
 static double chain_error(const toy *m)
 {
-    return (double)(4 * m->c->hidden + 2 * m->dims.q_width + 2 * m->c->inter + m->c->head_dim + T_ALL) * U;
+    return (double)(4 * m->c->hidden + 2 * m->dims.q_width + 2 * m->c->inter + m->c->head_dim +
+                    T_ALL) *
+           U;
 }
 
-static void check_close(const toy *m, const char *what, const float *got, const double *want, int64_t n,
-                        double error)
+static void check_close(const toy *m, const char *what, const float *got, const double *want,
+                        int64_t n, double error)
 {
     double largest = 0;
     for (int64_t i = 0; i < n; i++) largest = fmax(largest, fabs(want[i]));
     for (int64_t i = 0; i < n; i++)
         if (!(fabs((double)got[i] - want[i]) <= error * largest + 1e-8)) {
-            print_error("%s: %s[%lld]: %.9g, not %.9g, allowed %.3g\n", m->c->name, what, (long long)i,
-                        (double)got[i], want[i], error * largest);
+            print_error("%s: %s[%lld]: %.9g, not %.9g, allowed %.3g\n", m->c->name, what,
+                        (long long)i, (double)got[i], want[i], error * largest);
             fail();
         }
 }
@@ -330,11 +340,13 @@ static result run(toy *m, const bl_micro_batch *batch, unsigned save, int64_t be
     for (int64_t i = 0; i < floats; i++) memory[i] = NAN;
     for (int64_t i = 0; i < m->lora.n_floats; i++) r.gradients[i] = NAN;
     memcpy(r.d, m->d_out + begin * H, (size_t)(T * H) * sizeof *r.d);
-    assert_int_equal(bl_block_forward(m->d.stream, &m->block, batch, &kept, &workspace, r.out), BL_OK);
+    assert_int_equal(bl_block_forward(m->d.stream, &m->block, batch, &kept, &workspace, r.out),
+                     BL_OK);
     test_finish(m->d);
     for (int64_t i = 0; i < floats; i++) memory[i] = NAN;
-    assert_int_equal(bl_block_backward(m->d.stream, &m->block, batch, &kept, &workspace, r.d, r.gradients),
-                     BL_OK);
+    assert_int_equal(
+        bl_block_backward(m->d.stream, &m->block, batch, &kept, &workspace, r.d, r.gradients),
+        BL_OK);
     test_finish(m->d);
     free(memory);
     free(saved);
@@ -355,7 +367,8 @@ static void test_against_reference(void **state)
                *d_lora = differences(&m, lora, x, lora, m.lora.n_floats);
         result r = run(&m, &m.batch, BL_SAVE_S0, 0);
         check_close(&m, "out", r.out, out, n, chain_error(&m));
-        check_close(&m, "dx", r.d, dx, n, 3 * chain_error(&m)); /* forward, recomputed values, and back */
+        check_close(&m, "dx", r.d, dx, n,
+                    3 * chain_error(&m)); /* forward, recomputed values, and back */
         check_close(&m, "LoRA gradient", r.gradients, d_lora, m.lora.n_floats, 3 * chain_error(&m));
         free_result(&r);
         free(x), free(lora), free(out), free(dx), free(d_lora);
@@ -406,7 +419,8 @@ static void test_documents_packed_and_apart(void **state)
             for (int64_t k = 0; k < m.lora.n_floats; k++) sum[k] += (double)r.gradients[k];
             free_result(&r);
         }
-        check_close(&m, "LoRA gradient", packed.gradients, sum, m.lora.n_floats, 3 * chain_error(&m));
+        check_close(&m, "LoRA gradient", packed.gradients, sum, m.lora.n_floats,
+                    3 * chain_error(&m));
         free(out), free(dx), free(sum);
         free_result(&packed);
         free_toy(&m);
@@ -457,8 +471,11 @@ static void test_extend(void **state)
     create_toy(&cases[0], &m);
     int64_t H = m.c->hidden, kv = m.dims.kv_width;
     int32_t whole[2] = {0, T_ALL};
-    bl_micro_batch batch = {
-        .T = T_ALL, .n_documents = 1, .position = m.position, .sample = m.sample, .cu_seqlens = whole};
+    bl_micro_batch batch = {.T = T_ALL,
+                            .n_documents = 1,
+                            .position = m.position,
+                            .sample = m.sample,
+                            .cu_seqlens = whole};
     result r = run(&m, &batch, BL_SAVE_S0, 0);
     double *want = to_doubles(r.out, T_ALL * H);
     float *k_cache = test_floats(T_ALL * kv), *v_cache = test_floats(T_ALL * kv);
@@ -468,9 +485,9 @@ static void test_extend(void **state)
     for (int64_t past = 0, i = 0; past < T_ALL; past += pieces[i++]) {
         int32_t piece[2] = {0, (int32_t)pieces[i]};
         bl_micro_batch part = {.T = pieces[i], .n_documents = 1, .cu_seqlens = piece};
-        assert_int_equal(
-            bl_block_extend(m.d.stream, &m.block, &part, past, k_cache, v_cache, &workspace, m.x + past * H),
-            BL_OK);
+        assert_int_equal(bl_block_extend(m.d.stream, &m.block, &part, past, k_cache, v_cache,
+                                         &workspace, m.x + past * H),
+                         BL_OK);
         test_finish(m.d);
     }
     check_close(&m, "extended", m.x, want, T_ALL * H, chain_error(&m));

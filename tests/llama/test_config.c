@@ -31,11 +31,13 @@ static int remove_folder(void **state)
     return bl_tree_remove(folder) == BL_OK ? 0 : -1;
 }
 
-#define SIZES                                                                                                \
-    "\"vocab_size\":100,\"hidden_size\":32,\"intermediate_size\":50,\"num_hidden_layers\":3,\"num_"          \
+#define SIZES                                                                                      \
+    "\"vocab_size\":100,\"hidden_size\":32,\"intermediate_size\":50,\"num_hidden_layers\":3,"      \
+    "\"num_"                                                                                       \
     "attention_heads\":4"
-#define LLAMA3_FIELDS                                                                                        \
-    "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":"  \
+#define LLAMA3_FIELDS                                                                              \
+    "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_"     \
+    "embeddings\":"                                                                                \
     "8192"
 
 /* config.json = {the sizes above, then `rest`}, loaded. */
@@ -57,13 +59,13 @@ static void test_big_integers(void **state)
     bl_llama_config c;
 
     (void)state;
-    assert_int_equal(load("\"unrelated\":[18446744073709551616,-1000000000000000019884624838656]", &c),
-                     BL_OK);
+    assert_int_equal(
+        load("\"unrelated\":[18446744073709551616,-1000000000000000019884624838656]", &c), BL_OK);
     assert_int_equal(c.hidden_size, 32);
-    assert_int_equal(load("\"max_position_embeddings\":1000000000000000019884624838656", &c), BL_EINPUT);
-    assert_non_null(
-        strstr(bl_error_text(),
-               "config.json: key max_position_embeddings: expected an integer in [1, 1073741824], got 1e30"));
+    assert_int_equal(load("\"max_position_embeddings\":1000000000000000019884624838656", &c),
+                     BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "config.json: key max_position_embeddings: expected an "
+                                            "integer in [1, 1073741824], got 1e30"));
     assert_int_equal(load("\"eos_token_id\":[18446744073709551616]", &c), BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "key eos_token_id: expected ids below vocab_size"));
     assert_int_equal(load("\"architectures\":[\"LlamaForCausalLM\\u0000x\"]", &c), BL_EINPUT);
@@ -112,7 +114,8 @@ static void test_spellings(void **state)
         load("\"rope_scaling\":null,\"bos_token_id\":1,\"eos_token_id\":2,\"head_dim\":16,"
              "\"num_key_value_heads\":2,\"tie_word_embeddings\":true,\"rms_norm_eps\":1e-05,"
              "\"max_position_embeddings\":4096,\"architectures\":[\"LlamaForCausalLM\"],"
-             "\"model_type\":\"llama\",\"hidden_act\":\"silu\",\"attention_bias\":false,\"mlp_bias\":null",
+             "\"model_type\":\"llama\",\"hidden_act\":\"silu\",\"attention_bias\":false,\"mlp_"
+             "bias\":null",
              &c),
         BL_OK);
     assert_int_equal(c.head_dim, 16);
@@ -128,7 +131,8 @@ static void test_spellings(void **state)
     assert_int_equal(load("\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}", &c), BL_OK);
     assert_int_equal(c.rope_kind, BL_ROPE_LINEAR);
     assert_true(c.rope_factor == 2);
-    assert_int_equal(load("\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":77}", &c), BL_OK);
+    assert_int_equal(load("\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":77}", &c),
+                     BL_OK);
     assert_int_equal(c.rope_kind, BL_ROPE_DEFAULT);
     assert_true(c.rope_theta == 77);
 }
@@ -146,27 +150,35 @@ static void test_refusals(void **state)
          "key architectures: expected [\"LlamaForCausalLM\"], got [\"Qwen2ForCausalLM\"]"},
         {"\"num_key_value_heads\":3",
          "key num_key_value_heads: expected a divisor of num_attention_heads, got 3"},
-        {"\"num_key_value_heads\":8", "key num_key_value_heads: expected an integer in [1, 4], got 8"},
+        {"\"num_key_value_heads\":8",
+         "key num_key_value_heads: expected an integer in [1, 4], got 8"},
         {"\"head_dim\":7", "key head_dim: expected an even number in [2, 4096], got 7"},
         {"\"head_dim\":\"8\"", "key head_dim: expected an integer in [2, 4096], got \"8\""},
         {"\"rms_norm_eps\":0", "key rms_norm_eps: expected a number in [1e-12, 1], got 0"},
         {"\"rope_theta\":-1", "key rope_theta: expected a number in [1, 1e+12], got -1"},
         {"\"max_position_embeddings\":0", "key max_position_embeddings: expected an integer in"},
         {"\"bos_token_id\":100", "key bos_token_id: expected an integer in [0, 99], got 100"},
-        {"\"eos_token_id\":[1,100]", "key eos_token_id: expected ids below vocab_size, got [1,100]"},
+        {"\"eos_token_id\":[1,100]",
+         "key eos_token_id: expected ids below vocab_size, got [1,100]"},
         {"\"eos_token_id\":[1,2,3,4,5,6,7,8,9]", "key eos_token_id: expected at most 8 ids"},
-        {"\"partial_rotary_factor\":0.5", "key partial_rotary_factor: expected a number in [1, 1], got 0.5"},
+        {"\"partial_rotary_factor\":0.5",
+         "key partial_rotary_factor: expected a number in [1, 1], got 0.5"},
         {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}",
-         "rope_scaling: key rope_type: expected \"default\", \"linear\" or \"llama3\", got \"yarn\""},
-        {"\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}", "rope_scaling: key type: expected"},
-        {"\"rope_parameters\":{\"rope_type\":\"longrope\"}", "rope_parameters: key rope_type: expected"},
+         "rope_scaling: key rope_type: expected \"default\", \"linear\" or \"llama3\", got "
+         "\"yarn\""},
+        {"\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}",
+         "rope_scaling: key type: expected"},
+        {"\"rope_parameters\":{\"rope_type\":\"longrope\"}",
+         "rope_parameters: key rope_type: expected"},
         {"\"rope_scaling\":{\"type\":\"linear\"}", "rope_scaling: key factor: missing"},
         {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}",
          "key factor: expected a number in [1, 1e+06], got 0.5"},
-        {"\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,"
+        {"\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_"
+         "factor\":4,"
          "\"original_max_position_embeddings\":8192}",
          "key high_freq_factor: expected more than low_freq_factor, got 4"},
-        {"\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4}",
+        {"\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_"
+         "factor\":4}",
          "key original_max_position_embeddings: missing"},
         {"\"rope_theta\":1e4,\"rope_parameters\":{\"rope_theta\":5e5}",
          "rope_parameters: key rope_theta: expected the same as rope_theta outside, got 500000.0"},
@@ -186,11 +198,13 @@ static void test_refusals(void **state)
     assert_int_equal(load_text("{\"vocab_size\":5}", &c), BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "key hidden_size: missing"));
     assert_int_equal(
-        load_text("{\"vocab_size\":5,\"hidden_size\":30,\"intermediate_size\":5,\"num_hidden_layers\":1,"
-                  "\"num_attention_heads\":4}",
-                  &c),
+        load_text(
+            "{\"vocab_size\":5,\"hidden_size\":30,\"intermediate_size\":5,\"num_hidden_layers\":1,"
+            "\"num_attention_heads\":4}",
+            &c),
         BL_EINPUT);
-    assert_non_null(strstr(bl_error_text(), "key hidden_size: expected a multiple of num_attention_heads"));
+    assert_non_null(
+        strstr(bl_error_text(), "key hidden_size: expected a multiple of num_attention_heads"));
     assert_int_equal(load_text("{\"vocab_size\":1e3}", &c), BL_EINPUT);
     assert_int_equal(load_text("7", &c), BL_EINPUT);
     assert_int_equal(bl_llama_config_load("/nonexistent", &c), BL_EINPUT);
@@ -315,7 +329,8 @@ static void test_real_config(void **state)
     assert_int_equal(c.n_kv_heads, 4);
     assert_int_equal(c.head_dim, 8);
     assert_true(c.tie_word_embeddings);
-    assert_int_equal(bl_llama_config_n_params(&c), 260032); /* its safetensors holds 1,040,128 bytes of F32 */
+    assert_int_equal(bl_llama_config_n_params(&c),
+                     260032); /* its safetensors holds 1,040,128 bytes of F32 */
 }
 
 int main(void)

@@ -5,17 +5,23 @@
 #include "llama/lora.h"
 #include "model/lora_io.h"
 
-static const bl_llama_config config = {
-    .hidden_size = 24, .intermediate_size = 40, .n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8};
+static const bl_llama_config config = {.hidden_size = 24,
+                                       .intermediate_size = 40,
+                                       .n_layers = 3,
+                                       .n_heads = 4,
+                                       .n_kv_heads = 2,
+                                       .head_dim = 8};
 
 static bl_lora_options some_options(void)
 {
-    return (bl_lora_options){.r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
+    return (bl_lora_options){
+        .r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
 }
 
 static void test_layout(void **state)
 {
-    static const int64_t rows[] = {32, 16, 16, 24, 40, 40, 24}, cols[] = {24, 24, 24, 32, 24, 24, 40};
+    static const int64_t rows[] = {32, 16, 16, 24, 40, 40, 24},
+                         cols[] = {24, 24, 24, 32, 24, 24, 40};
     static const int64_t row_begin[] = {0, 32, 48, 0, 0, 40, 0};
     bl_lora_options options = some_options();
     bl_lora_layout layout;
@@ -53,7 +59,8 @@ static void test_binding(void **state)
     float *weights = test_floats(layout.n_floats), *gradients = test_floats(layout.n_floats);
     bl_lora_layout_bind(&layout, BL_QKV, weights, gradients, &linear);
     assert_int_equal(linear.n_parts, 2);
-    assert_true(linear.part[1].r == 5 && linear.part[1].row_begin == 48 && linear.part[1].rows == 16);
+    assert_true(linear.part[1].r == 5 && linear.part[1].row_begin == 48 &&
+                linear.part[1].rows == 16);
     assert_ptr_equal(linear.part[1].A, weights + layout.a_offset[BL_V]);
     assert_ptr_equal(linear.part[1].dB, gradients + layout.b_offset[BL_V]);
     bl_lora_layout_bind(&layout, BL_GATE_UP, weights, NULL, &linear);
@@ -76,7 +83,8 @@ static void test_start(void **state)
     float *whole = test_floats(padded), *pieces = test_floats(padded), *other = test_floats(n);
     bl_lora_layout_initialise(&layout, 42, 1, 0, padded, whole);
     for (int64_t begin = 0; begin < padded; begin += 501)
-        bl_lora_layout_initialise(&layout, 42, 1, begin, bl_min_i64(501, padded - begin), pieces + begin);
+        bl_lora_layout_initialise(&layout, 42, 1, begin, bl_min_i64(501, padded - begin),
+                                  pieces + begin);
     test_same_bits("pieces", whole, pieces, padded);
     for (int64_t i = n; i < padded; i++) assert_true(whole[i] == 0);
     for (int p = 0; p < BL_PROJECTIONS; p++) {
@@ -92,13 +100,15 @@ static void test_start(void **state)
         assert_true(fabs(sum / (double)count) <= 5 * bound / sqrt(3.0 * (double)count));
         assert_true(fabs(squares / (double)count - bound * bound / 3) <=
                     5 * bound * bound * sqrt(4.0 / 45 / (double)count));
-        for (int64_t i = 0; i < 64 * layout.b_rows[p]; i++) assert_true(whole[layout.b_offset[p] + i] == 0);
+        for (int64_t i = 0; i < 64 * layout.b_rows[p]; i++)
+            assert_true(whole[layout.b_offset[p] + i] == 0);
     }
     for (int i = 0; i < 2; i++) { /* another seed, another layer: other numbers */
         bl_lora_layout_initialise(&layout, i ? 43 : 42, i ? 1 : 2, 0, n, other);
         assert_memory_not_equal(whole, other, (size_t)layout.b_offset[BL_Q] * sizeof *other);
     }
-    assert_memory_not_equal(whole, whole + layout.a_offset[BL_V], 64 * 24 * sizeof *whole); /* q's and v's */
+    assert_memory_not_equal(whole, whole + layout.a_offset[BL_V],
+                            64 * 24 * sizeof *whole); /* q's and v's */
     free(whole), free(pieces), free(other);
 }
 

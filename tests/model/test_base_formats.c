@@ -29,14 +29,15 @@ static void check_one(bl_dtype dtype, bl_scale_kind kind, bl_format held, const 
 static void test_one_format(void **state)
 {
     (void)state;
-    check_one(BL_F32, BL_SCALE_NONE, BL_FORMAT_FP8_ROW, "f32 in the checkpoint, fp8_row in memory", true);
-    check_one(BL_BF16, BL_SCALE_NONE, BL_FORMAT_FP8_BLOCK, "bf16 in the checkpoint, fp8_block in memory",
+    check_one(BL_F32, BL_SCALE_NONE, BL_FORMAT_FP8_ROW, "f32 in the checkpoint, fp8_row in memory",
               true);
+    check_one(BL_BF16, BL_SCALE_NONE, BL_FORMAT_FP8_BLOCK,
+              "bf16 in the checkpoint, fp8_block in memory", true);
     check_one(BL_F16, BL_SCALE_NONE, BL_FORMAT_F16, "f16 in the checkpoint, f16 in memory", false);
     check_one(BL_F8_E4M3, BL_SCALE_TENSOR, BL_FORMAT_FP8_ROW,
               "fp8_tensor in the checkpoint, fp8_row in memory", false);
-    check_one(BL_F8_E4M3, BL_SCALE_ROW, BL_FORMAT_FP8_ROW, "fp8_row in the checkpoint, fp8_row in memory",
-              false);
+    check_one(BL_F8_E4M3, BL_SCALE_ROW, BL_FORMAT_FP8_ROW,
+              "fp8_row in the checkpoint, fp8_row in memory", false);
     check_one(BL_F8_E4M3, BL_SCALE_BLOCK, BL_FORMAT_FP8_BLOCK,
               "fp8_block in the checkpoint, fp8_block in memory", false);
 }
@@ -58,8 +59,9 @@ static void test_mixture(void **state)
     for (int i = 0; i < 2; i++) bl_llama_base_formats_count(&f, &plain, BL_FORMAT_FP8_ROW);
     assert_true(bl_llama_base_is_quantized(&f));
     bl_llama_base_formats_describe(&f, "training", out.text);
-    assert_string_equal(out.text, "2 of 14 matrices bf16 in the checkpoint, fp8_row in training; "
-                                  "12 of 14 matrices fp8_block in the checkpoint, fp8_block in training");
+    assert_string_equal(out.text,
+                        "2 of 14 matrices bf16 in the checkpoint, fp8_row in training; "
+                        "12 of 14 matrices fp8_block in the checkpoint, fp8_block in training");
     bl_llama_base_formats_list_held(&f, out.text);
     assert_string_equal(out.text, "2 fp8_row, 12 fp8_block");
     bl_llama_base_formats_list_stored(&f, out.text);

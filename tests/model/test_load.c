@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a rank holds after loading: the rows of its shard, as quantising the whole tensor gives them, in any
  * format, from any checkpoint, on any number of ranks. Small models are made here, of shapes that no block or
- * rank count divides. */
+ * rank count divides. It is longer than 600 lines: half of it makes those models. */
 #include "ops_test.h"
 #include "test_ranks.h"
 #include "tmp_dir.h"
@@ -41,8 +41,8 @@ typedef struct tensor_list {
     size_t n;
 } tensor_list;
 
-static void add(tensor_list *list, bl_dtype dtype, int n_dims, int64_t rows, int64_t cols, const char *format,
-                int layer, const char *module)
+static void add(tensor_list *list, bl_dtype dtype, int n_dims, int64_t rows, int64_t cols,
+                const char *format, int layer, const char *module)
 {
     assert_true(list->n < MAX_TENSORS);
     snprintf(list->name[list->n], sizeof list->name[0], format, layer, module);
@@ -68,7 +68,8 @@ static void list_tensors(const made *m, const bl_llama_config *config, tensor_li
                     "model.layers.%d.%s.weight_scale", l, module);
         }
         add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l, "input_layernorm");
-        add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l, "post_attention_layernorm");
+        add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l,
+            "post_attention_layernorm");
     }
     add(list, m->dtype, 1, HIDDEN, 0, "model.norm.weight", 0, "");
     if (m->has_embedding) add(list, m->dtype, 2, VOCAB, HIDDEN, "model.embed_tokens.weight", 0, "");
@@ -81,8 +82,9 @@ static void *make_values(const made *m, const bl_tensor_spec *spec, size_t *n_by
 {
     int64_t n = spec->shape[0] * (spec->n_dims == 2 ? spec->shape[1] : 1);
     uint64_t seed = 1;
-    for (const char *c = m->tied && strcmp(spec->name, "lm_head.weight") == 0 ? "model.embed_tokens.weight"
-                                                                              : spec->name;
+    for (const char *c = m->tied && strcmp(spec->name, "lm_head.weight") == 0
+                             ? "model.embed_tokens.weight"
+                             : spec->name;
          *c; c++)
         seed = seed * 31 + (unsigned char)*c;
     float *values = test_random_floats(n, seed % 1000003);
@@ -125,22 +127,26 @@ static const char *make_model(const made *m)
 
     if (m->scales != BL_SCALE_NONE)
         snprintf(quantization, sizeof quantization,
-                 ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"g\":"
+                 ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_"
+                 "groups\":{\"g\":"
                  "{\"weights\":"
                  "{\"strategy\":\"%s\"%s}}}}",
-                 strategies[m->scales], m->scales == BL_SCALE_BLOCK ? ",\"block_structure\":[128,128]" : "");
-    snprintf(
-        config_text, sizeof config_text,
-        "{\"model_type\":\"llama\",\"hidden_size\":%d,\"intermediate_size\":%d,\"num_attention_heads\":%d,"
-        "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":%d,\"num_hidden_layers\":%d,\"tie_word_"
-        "embeddings\":%s%s}",
-        HIDDEN, INTER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, m->tied ? "true" : "false", quantization);
+                 strategies[m->scales],
+                 m->scales == BL_SCALE_BLOCK ? ",\"block_structure\":[128,128]" : "");
+    snprintf(config_text, sizeof config_text,
+             "{\"model_type\":\"llama\",\"hidden_size\":%d,\"intermediate_size\":%d,\"num_"
+             "attention_heads\":%d,"
+             "\"num_key_value_heads\":%d,\"head_dim\":%d,\"vocab_size\":%d,\"num_hidden_layers\":%"
+             "d,\"tie_word_"
+             "embeddings\":%s%s}",
+             HIDDEN, INTER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, m->tied ? "true" : "false",
+             quantization);
     put_text("model/config.json", config_text);
     assert_int_equal(bl_llama_config_load(dir, &config), BL_OK);
     list_tensors(m, &config, &list);
-    assert_int_equal(
-        bl_safetensors_create(tmp_path("model/model.safetensors"), list.spec, list.n, NULL, 0, &writer),
-        BL_OK);
+    assert_int_equal(bl_safetensors_create(tmp_path("model/model.safetensors"), list.spec, list.n,
+                                           NULL, 0, &writer),
+                     BL_OK);
     const size_t *order = bl_safetensors_writer_order(writer);
     for (size_t i = 0; i < list.n; i++) {
         size_t n_bytes;
@@ -163,8 +169,8 @@ static bl_llama_host *open_host(const char *dir, bl_base_format format)
 
 /* ---- one rank: each projection is what quantising it whole gives ---- */
 
-static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t layer, bl_projection p,
-                             bl_format format)
+static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t layer,
+                             bl_projection p, bl_format format)
 {
     const bl_projection_info *info = bl_projection_get(p);
     const bl_base_unit *unit = &w->layout.units[layer];
@@ -186,15 +192,16 @@ static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t l
     if (stored.scale_kind != BL_SCALE_NONE) {
         memcpy(codes, bytes, n_codes);
         assert_int_equal(bl_hf_read_scales(&stored, scales), BL_OK);
-        for (size_t i = 1; stored.scale_kind == BL_SCALE_TENSOR && i < n_scales; i++) scales[i] = scales[0];
+        for (size_t i = 1; stored.scale_kind == BL_SCALE_TENSOR && i < n_scales; i++)
+            scales[i] = scales[0];
     } else if (format == BL_FORMAT_FP8_ROW) {
-        assert_int_equal(
-            bl_fp8_row_quantise(pool, stored.codes->dtype, bytes, 0, stored.rows, stored.cols, codes, scales),
-            BL_OK);
+        assert_int_equal(bl_fp8_row_quantise(pool, stored.codes->dtype, bytes, 0, stored.rows,
+                                             stored.cols, codes, scales),
+                         BL_OK);
     } else if (format == BL_FORMAT_FP8_BLOCK) {
-        assert_int_equal(
-            bl_fp8_block_quantise(pool, stored.codes->dtype, bytes, stored.rows, stored.cols, codes, scales),
-            BL_OK);
+        assert_int_equal(bl_fp8_block_quantise(pool, stored.codes->dtype, bytes, stored.rows,
+                                               stored.cols, codes, scales),
+                         BL_OK);
     } else {
         memcpy(codes, bytes, n_codes);
     }
@@ -222,7 +229,8 @@ static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weigh
     for (int64_t u = 0; u < mine->layout.n_units; u++)
         for (int m = 0; m < mine->layout.units[u].n_matrices; m++)
             for (int p = 0; p < mine->layout.units[u].matrix[m].n_parts; p++) {
-                const bl_base_unit *unit = &mine->layout.units[u], *whole_unit = &whole->layout.units[u];
+                const bl_base_unit *unit = &mine->layout.units[u],
+                                   *whole_unit = &whole->layout.units[u];
                 const bl_base_part *part = &unit->matrix[m].part[p];
                 const char *shard = (const char *)mine->shards + unit->offset + part->shard_offset;
                 const char *all = (const char *)whole->shards + whole_unit->offset +
@@ -245,23 +253,30 @@ static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weigh
 static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
 {
     const sharded_load *load = self->arg;
-    bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .dir = load->pages_dir, .staging_bytes = 1};
+    bl_llama_placement placement = {
+        .ratio = 1, .tier = BL_TIER_DISK, .dir = load->pages_dir, .staging_bytes = 1};
 
     for (int again = 0; again < 2; again++) {
         bl_llama_weights *paged;
-        BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, &placement, &paged));
-        bl_status st = bl_pages_has_disk(paged->pages) == (again == 1) ? BL_OK : BL_FAIL(BL_EINTERNAL, "page files: load %d", again);
+        BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream,
+                                     &placement, &paged));
+        bl_status st = bl_pages_has_disk(paged->pages) == (again == 1)
+                           ? BL_OK
+                           : BL_FAIL(BL_EINTERNAL, "page files: load %d", again);
         for (int64_t page = 0; st == BL_OK && page < bl_pages_count(mine->pages); page++) {
             size_t n_bytes = bl_pages_spec(mine->pages, page)->n_bytes;
             char *bytes = malloc(n_bytes + 1);
             st = bl_pages_read(paged->pages, page, bytes);
             if (st == BL_OK && memcmp(bytes, bl_pages_memory(mine->pages, page), n_bytes) != 0)
-                st = BL_FAIL(BL_EINTERNAL, "page %s differs", bl_pages_spec(mine->pages, page)->name);
+                st = BL_FAIL(BL_EINTERNAL, "page %s differs",
+                             bl_pages_spec(mine->pages, page)->name);
             free(bytes);
         }
-        if (st == BL_OK && memcmp(paged->scales, mine->scales, (size_t)mine->n_scales * sizeof(float)) != 0)
+        if (st == BL_OK &&
+            memcmp(paged->scales, mine->scales, (size_t)mine->n_scales * sizeof(float)) != 0)
             st = BL_FAIL(BL_EINTERNAL, "scales differ");
-        if (st == BL_OK && paged->checksum != mine->checksum) st = BL_FAIL(BL_EINTERNAL, "checksums differ: load %d", again);
+        if (st == BL_OK && paged->checksum != mine->checksum)
+            st = BL_FAIL(BL_EINTERNAL, "checksums differ: load %d", again);
         bl_llama_weights_free(paged);
         BL_TRY(st);
     }
@@ -272,7 +287,8 @@ static bl_status load_shard(test_rank *self)
 {
     const sharded_load *load = self->arg;
     bl_llama_weights *mine;
-    BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, NULL, &mine));
+    BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, NULL,
+                                 &mine));
     bl_status st = check_shards(mine, load->whole, self->rank);
     if (st == BL_OK) st = check_pages(self, mine);
     bl_llama_weights_free(mine);
@@ -298,12 +314,14 @@ static uint64_t check_model(const made *m, bl_base_format choice, bl_format form
     assert_int_equal(bl_dir_create(load.pages_dir), BL_OK);
     for (size_t i = 0; i < BL_COUNT(ranks); i++) {
         bl_status st = test_ranks_run(ranks[i], 1, 60, load_shard, &load, NULL);
-        if (st != BL_OK) print_error("%s, %d ranks: %s\n", bl_format_name(format), ranks[i], bl_error_text());
+        if (st != BL_OK)
+            print_error("%s, %d ranks: %s\n", bl_format_name(format), ranks[i], bl_error_text());
         assert_int_equal(st, BL_OK);
     }
     /* A model that was written again, whatever its bytes, has page files of its own. */
     const struct timespec long_ago[2] = {{1, 0}, {1, 0}};
-    assert_int_equal(utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(host->files, 0)), long_ago, 0), 0);
+    assert_int_equal(
+        utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(host->files, 0)), long_ago, 0), 0);
     assert_int_equal(test_ranks_run(ranks[0], 1, 60, load_shard, &load, NULL), BL_OK);
     uint64_t checksum = whole->checksum;
     bl_llama_weights_free(whole);
@@ -332,7 +350,10 @@ static void test_fp8_checkpoints(void **state)
     static const bl_format kept[] = {0, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
     (void)state;
     for (int kind = BL_SCALE_TENSOR; kind <= BL_SCALE_BLOCK; kind++) {
-        made m = {.dtype = BL_BF16, .scales = (bl_scale_kind)kind, .has_embedding = true, .has_head = true};
+        made m = {.dtype = BL_BF16,
+                  .scales = (bl_scale_kind)kind,
+                  .has_embedding = true,
+                  .has_head = true};
         bl_llama_host *host;
         uint64_t checksum = check_model(&m, BL_BASE_AUTO, kept[kind]);
         assert_true(check_model(&m, BL_BASE_STORED, kept[kind]) == checksum);
@@ -365,7 +386,8 @@ static uint64_t checksum_of(const char *dir, bl_base_format format)
 /* Turns one bit over: the lowest of the element in the middle. */
 static void flip_middle(const char *path, const bl_tensor *t)
 {
-    int64_t width = (int64_t)bl_dtype_bytes(t->dtype), at = t->offset_bytes + t->n_bytes / width / 2 * width;
+    int64_t width = (int64_t)bl_dtype_bytes(t->dtype),
+            at = t->offset_bytes + t->n_bytes / width / 2 * width;
     int fd = open(path, O_RDWR);
     uint8_t byte;
 
@@ -404,7 +426,10 @@ static void test_every_tensor_is_in_the_checksum(void **state)
     check_flips(&plain, BL_BASE_STORED);
     check_flips(&tied, BL_BASE_AUTO);
     for (int kind = BL_SCALE_TENSOR; kind <= BL_SCALE_BLOCK; kind++) {
-        const made fp8 = {.dtype = BL_BF16, .scales = (bl_scale_kind)kind, .has_embedding = true, .has_head = true};
+        const made fp8 = {.dtype = BL_BF16,
+                          .scales = (bl_scale_kind)kind,
+                          .has_embedding = true,
+                          .has_head = true};
         check_flips(&fp8, BL_BASE_AUTO);
     }
 }
@@ -414,20 +439,26 @@ static void test_places_are_in_the_checksum(void **state)
 {
     const made m = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
     const char *dir = make_model(&m), *path = tmp_path("model/model.safetensors");
-    static const char *const names[] = {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"};
+    static const char *const names[] = {"model.layers.0.mlp.gate_proj.weight",
+                                        "model.layers.0.mlp.up_proj.weight"};
     uint64_t checksum = checksum_of(dir, BL_BASE_STORED);
     bl_safetensors *file;
     char rows[2][HIDDEN * 2];
 
     (void)state;
     assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
-    const bl_tensor *gate = bl_safetensors_find(file, names[0]), *up = bl_safetensors_find(file, names[1]);
-    const int64_t places[][2] = {{gate->offset_bytes, gate->offset_bytes + HIDDEN * 2}, {gate->offset_bytes, up->offset_bytes}};
+    const bl_tensor *gate = bl_safetensors_find(file, names[0]),
+                    *up = bl_safetensors_find(file, names[1]);
+    const int64_t places[][2] = {{gate->offset_bytes, gate->offset_bytes + HIDDEN * 2},
+                                 {gate->offset_bytes, up->offset_bytes}};
     int fd = open(path, O_RDWR);
     for (size_t i = 0; i < BL_COUNT(places); i++)
         for (int turn = 0; turn < 2; turn++) {
-            for (int k = 0; k < 2; k++) assert_int_equal(pread(fd, rows[k], sizeof rows[k], places[i][k]), sizeof rows[k]);
-            for (int k = 0; k < 2; k++) assert_int_equal(pwrite(fd, rows[1 - k], sizeof rows[k], places[i][k]), sizeof rows[k]);
+            for (int k = 0; k < 2; k++)
+                assert_int_equal(pread(fd, rows[k], sizeof rows[k], places[i][k]), sizeof rows[k]);
+            for (int k = 0; k < 2; k++)
+                assert_int_equal(pwrite(fd, rows[1 - k], sizeof rows[k], places[i][k]),
+                                 sizeof rows[k]);
             assert_true((checksum_of(dir, BL_BASE_STORED) == checksum) == (turn == 1));
         }
     close(fd);

@@ -24,8 +24,8 @@ typedef struct model {
     bl_lora_layout no_lora;
 } model;
 
-static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_stream *stream, bl_comm *comm,
-                            model *m)
+static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_stream *stream,
+                            bl_comm *comm, model *m)
 {
     *m = (model){.device = device, .stream = stream};
     bl_lora_layout_init(&host->config, NULL, &m->no_lora);
@@ -33,8 +33,8 @@ static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_str
     BL_TRY(bl_llama_weights_load(host, device, comm, m->gathers, NULL, &m->weights));
     if (bl_comm_size(comm) == 1)
         return bl_base_create_resident(&m->weights->layout, m->weights->shards, &m->base);
-    return bl_base_create_sharded(&m->weights->layout, m->weights->shards, device, comm, m->gathers, 2,
-                                  &m->base);
+    return bl_base_create_sharded(&m->weights->layout, m->weights->shards, device, comm, m->gathers,
+                                  2, &m->base);
 }
 
 static void close_model(model *m)
@@ -79,7 +79,8 @@ static bl_status sum_nll(model *m, int32_t *ids, int64_t n, int64_t first, doubl
 /* ---- golden cases: demo/golden.json and data/models/.../golden.json differ in names ---- */
 
 typedef struct golden {
-    int32_t ids[MAX_TOKENS], greedy[MAX_TOKENS]; /* greedy: the prompt of n_prompt ids and its continuation */
+    int32_t ids[MAX_TOKENS],
+        greedy[MAX_TOKENS]; /* greedy: the prompt of n_prompt ids and its continuation */
     int64_t n, n_prompt, n_greedy;
     double mean_nll, top_logit, lead;
     int32_t top_id;
@@ -134,15 +135,16 @@ static void check_greedy(model *m, const golden *g, double error)
     bl_generator *generator;
     const float *logits;
 
-    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, NULL, g->n, &generator));
+    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, NULL, g->n,
+                           &generator));
     ok(bl_generator_extend(generator, g->ids, g->n, &logits));
     assert_int_equal(bl_generator_choose(logits, vocab, 0, 1, 0, 0), g->top_id);
     assert_true(fabs((double)logits[g->top_id] - g->top_logit) <=
                 error + 1e-6); /* printed with six decimals */
     bl_generator_destroy(generator);
 
-    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, NULL, g->n_greedy,
-                           &generator));
+    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, NULL,
+                           g->n_greedy, &generator));
     ok(bl_generator_extend(generator, g->greedy, g->n_prompt, &logits));
     for (int64_t i = g->n_prompt; i < g->n_greedy; i++) {
         int32_t best = bl_generator_choose(logits, vocab, 0, 1, 0, i), id = g->greedy[i];
@@ -178,8 +180,9 @@ static bl_status run_sharded(test_rank *self)
                 bl_generator_create(self->device, self->stream, m.weights, m.base, &m.no_lora, NULL,
                                     run->g->n, &generator));
     BL_TRY_GOTO(st, done, bl_generator_extend(generator, run->g->ids, run->g->n, &logits));
-    TEST_CHECK_GOTO(st, done,
-                    memcmp(logits, run->logits, (size_t)run->host->config.vocab_size * sizeof *logits) == 0);
+    TEST_CHECK_GOTO(
+        st, done,
+        memcmp(logits, run->logits, (size_t)run->host->config.vocab_size * sizeof *logits) == 0);
     st = bl_stream_synchronize(m.gathers);
 done:
     bl_generator_destroy(generator);
@@ -202,19 +205,21 @@ static void check_case(const char *dir, bl_llama_host *host, const json_t *json,
     /* E4M3 keeps three bits: a weight is off by up to 1/16, some 0.03 rms. Other weights, and so another
      * loss; but a close one. */
     if (!(exact ? off <= 2 * error : off > 1e-6 && off < 0.1)) {
-        print_error("%s: mean NLL %.9g, not %.9g: off by %.3g, allowed %.3g\n", dir, sum / (double)(g.n - 1),
-                    g.mean_nll, off, 2 * error);
+        print_error("%s: mean NLL %.9g, not %.9g: off by %.3g, allowed %.3g\n", dir,
+                    sum / (double)(g.n - 1), g.mean_nll, off, 2 * error);
         fail();
     }
     if (exact) check_greedy(&m, &g, error);
     sharded_run run = {host, &g, sum, test_floats(host->config.vocab_size)};
     bl_generator *generator;
     const float *logits;
-    ok(bl_generator_create(d.device, d.stream, m.weights, m.base, &m.no_lora, NULL, g.n, &generator));
+    ok(bl_generator_create(d.device, d.stream, m.weights, m.base, &m.no_lora, NULL, g.n,
+                           &generator));
     ok(bl_generator_extend(generator, g.ids, g.n, &logits));
     memcpy(run.logits, logits, (size_t)host->config.vocab_size * sizeof *logits);
     bl_generator_destroy(generator);
-    for (int ranks = 2; ranks <= 3; ranks++) ok(test_ranks_run(ranks, 1, 60, run_sharded, &run, NULL));
+    for (int ranks = 2; ranks <= 3; ranks++)
+        ok(test_ranks_run(ranks, 1, 60, run_sharded, &run, NULL));
     free(run.logits);
     close_model(&m);
     bl_comm_destroy(comm);
@@ -246,7 +251,8 @@ static void test_demo(void **state)
 
 static void test_stories(void **state)
 {
-    static const char *const names[] = {"stories260K", "stories260K-bf16", "stories260K-bf16-sharded"};
+    static const char *const names[] = {"stories260K", "stories260K-bf16",
+                                        "stories260K-bf16-sharded"};
     const char *data = getenv("BALLAST_TEST_DATA");
     (void)state;
     if (!data) {
@@ -295,8 +301,8 @@ static void close_demo(demo *t)
 static bl_generator *new_generator(demo *t, int64_t capacity)
 {
     bl_generator *generator;
-    ok(bl_generator_create(t->d.device, t->d.stream, t->m.weights, t->m.base, &t->m.no_lora, NULL, capacity,
-                           &generator));
+    ok(bl_generator_create(t->d.device, t->d.stream, t->m.weights, t->m.base, &t->m.no_lora, NULL,
+                           capacity, &generator));
     return generator;
 }
 
@@ -367,8 +373,8 @@ static void test_what_generation_refuses(void **state)
     (void)state;
 
     open_demo(&t, 16);
-    assert_int_equal(bl_generator_create(t.d.device, t.d.stream, t.m.weights, t.m.base, &t.m.no_lora, NULL,
-                                         17, &generator),
+    assert_int_equal(bl_generator_create(t.d.device, t.d.stream, t.m.weights, t.m.base,
+                                         &t.m.no_lora, NULL, 17, &generator),
                      BL_EUSAGE);
     assert_null(generator);
     generator = new_generator(&t, 12);
@@ -390,7 +396,8 @@ static void test_what_generation_refuses(void **state)
     bl_generator_destroy(fresh);
     bl_generator_destroy(generator);
 
-    for (int64_t i = 0, hidden = t.host->config.hidden_size; i < hidden; i++) /* overflows before the head */
+    for (int64_t i = 0, hidden = t.host->config.hidden_size; i < hidden;
+         i++) /* overflows before the head */
         t.m.weights->norms[2 * t.host->config.n_layers * hidden + i] = 3e38f;
     generator = new_generator(&t, 4);
     assert_int_equal(bl_generator_extend(generator, t.g.ids, 4, &logits), BL_ENUMERIC);
@@ -419,7 +426,8 @@ static void check_shares(const float *logits, int64_t n, double temperature, dou
 
 static void test_choosing(void **state)
 {
-    float logits[5] = {(float)log(0.1), (float)log(0.4), (float)log(0.05), (float)log(0.25), (float)log(0.2)};
+    float logits[5] = {(float)log(0.1), (float)log(0.4), (float)log(0.05), (float)log(0.25),
+                       (float)log(0.2)};
     static const float equal[4] = {1, 3, 3, 3}, wide[3] = {-1e30f, 1e30f, 0};
     double roots = sqrt(0.1) + sqrt(0.4) + sqrt(0.05) + sqrt(0.25) + sqrt(0.2);
     int differ = 0;
@@ -427,10 +435,11 @@ static void test_choosing(void **state)
 
     check_shares(logits, 5, 1.0, 1.0, (double[]){0.1, 0.4, 0.05, 0.25, 0.2});
     check_shares(logits, 5, 2.0, 1.0,
-                 (double[]){sqrt(0.1) / roots, sqrt(0.4) / roots, sqrt(0.05) / roots, sqrt(0.25) / roots,
-                            sqrt(0.2) / roots});
-    check_shares(logits, 5, 1.0, 0.6,
-                 (double[]){0, 0.4 / 0.65, 0, 0.25 / 0.65, 0}); /* the smallest set of at least 0.6 */
+                 (double[]){sqrt(0.1) / roots, sqrt(0.4) / roots, sqrt(0.05) / roots,
+                            sqrt(0.25) / roots, sqrt(0.2) / roots});
+    check_shares(
+        logits, 5, 1.0, 0.6,
+        (double[]){0, 0.4 / 0.65, 0, 0.25 / 0.65, 0}); /* the smallest set of at least 0.6 */
     check_shares(logits, 5, 1.0, 0.7, (double[]){0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85});
     check_shares(logits, 5, 1.0, 0.0, (double[]){0, 1, 0, 0, 0});
     check_shares(logits, 5, 1e-6, 1.0, (double[]){0, 1, 0, 0, 0});

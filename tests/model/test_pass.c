@@ -24,7 +24,8 @@ enum {
     PAUSE_US = 400
 };
 
-static const int64_t tokens[MICROS] = {9, 0, 1, 6}; /* a rank without samples visits with no tokens */
+static const int64_t tokens[MICROS] = {9, 0, 1,
+                                       6}; /* a rank without samples visits with no tokens */
 
 static const bl_llama_config config = {.vocab_size = VOCAB,
                                        .hidden_size = HIDDEN,
@@ -70,7 +71,8 @@ static void fill_shards(const bl_base_layout *layout, int shard, float *out)
 {
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++) {
-            const bl_base_part *part = &layout->units[u].matrix[m].part[0]; /* all float: one part */
+            const bl_base_part *part =
+                &layout->units[u].matrix[m].part[0]; /* all float: one part */
             float *at = out + (layout->units[u].offset + part->shard_offset) / sizeof *out;
             int64_t cols = part->row_bytes / (int64_t)sizeof *out, begin, end;
             bl_base_part_rows(part, shard, &begin, &end);
@@ -90,20 +92,22 @@ static bl_status make_base(test_rank *self, int depth, rank_model *m)
                               .embedding_dtype = BL_F32,
                               .n_positions = T_MAX,
                               .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
-    *w = (bl_llama_weights){.host = &m->host, .device = self->device, .dims = bl_block_dims_of(&config)};
+    *w = (bl_llama_weights){
+        .host = &m->host, .device = self->device, .dims = bl_block_dims_of(&config)};
     BL_TRY(bl_llama_layout(&config, formats, BL_F32, self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
     fill_shards(&w->layout, self->rank, w->shards);
     w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
     w->rope_tables = test_floats(T_MAX * HEAD_DIM);
     bl_llama_config_rope_inv_freq(&config, inverse);
-    bl_rope_fill_tables(T_MAX, HEAD_DIM / 2, inverse, w->rope_tables, w->rope_tables + T_MAX * HEAD_DIM / 2);
+    bl_rope_fill_tables(T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
+                        w->rope_tables + T_MAX * HEAD_DIM / 2);
     w->dims.cos_table = w->rope_tables;
     w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
     BL_TRY(bl_stream_create(self->device, "gathers", &m->gathers));
     if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
-    return bl_base_create_sharded(&w->layout, w->shards, self->device, self->comm, m->gathers, depth,
-                                  &m->base);
+    return bl_base_create_sharded(&w->layout, w->shards, self->device, self->comm, m->gathers,
+                                  depth, &m->base);
 }
 
 static bl_status make_lora(test_rank *self, int depth, rank_model *m)
@@ -122,8 +126,10 @@ static bl_status make_lora(test_rank *self, int depth, rank_model *m)
                                     .item = {{.shard = m->lora_shards + l * shard,
                                               .shard_bytes = (size_t)shard * sizeof(float)}}};
     }
-    return bl_gather_ring_create(&(bl_gather_ring_options){.device = self->device, .comm = self->comm, .stream = m->gathers, .depth = depth},
-                                 LAYERS, units, &m->lora_ring);
+    return bl_gather_ring_create(
+        &(bl_gather_ring_options){
+            .device = self->device, .comm = self->comm, .stream = m->gathers, .depth = depth},
+        LAYERS, units, &m->lora_ring);
 }
 
 static bl_status make_model(test_rank *self, int depth, rank_model *m)
@@ -157,7 +163,8 @@ static void close_model(test_rank *self, rank_model *m, bl_llama_pass *pass)
     bl_gather_ring_destroy(m->lora_ring);
     bl_base_destroy(m->base);
     bl_base_layout_free(&m->weights.layout);
-    free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables), free(m->host.embedding);
+    free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables),
+        free(m->host.embedding);
     free(m->lora_shards), free(m->loss);
     bl_timeline_destroy(m->timeline);
     bl_stream_destroy(m->gathers);
@@ -180,7 +187,8 @@ static bl_status create_pass(test_rank *self, rank_model *m, const variant *v, b
 
     TEST_CHECK((bl_llama_pass_host_bytes(&config, &options) > 0) == v->offload);
     BL_TRY(bl_llama_pass_create(self->device, &m->weights, m->base, self->stream, &options, out));
-    TEST_CHECK((int64_t)(bl_device_bytes(self->device) - before) == bl_llama_pass_bytes(&config, &options));
+    TEST_CHECK((int64_t)(bl_device_bytes(self->device) - before) ==
+               bl_llama_pass_bytes(&config, &options));
     return BL_OK;
 }
 
@@ -242,7 +250,8 @@ static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float 
     int micro = s->n_begun % s->n_micro;
     s->in_order = s->in_order && layer == LAYERS - 1 - s->n_begun / s->n_micro;
     s->n_begun++;
-    *gradients = s->out->gradients + (layer * MICROS + s->first_micro + micro) * s->out->n_gradients;
+    *gradients =
+        s->out->gradients + (layer * MICROS + s->first_micro + micro) * s->out->n_gradients;
     return BL_OK;
 }
 
@@ -252,7 +261,8 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
     return BL_OK;
 }
 
-static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, int fail_at, outcome *out)
+static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, int fail_at,
+                       outcome *out)
 {
     visit_state visits = {self, m, pass, 88172645463325252u + (uint64_t)self->rank, true, fail_at};
 
@@ -282,7 +292,8 @@ static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int 
 }
 
 /* Once as it is called, once without the training's dropout: the same. */
-static bl_status evaluate(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, outcome *out)
+static bl_status evaluate(test_rank *self, rank_model *m, bl_llama_pass *pass, int group,
+                          outcome *out)
 {
     visit_state visits = {self, m, pass, 362436069u + (uint64_t)self->rank, true, -1};
     double sums[2];
@@ -380,8 +391,8 @@ static bl_status compare_variant(test_rank *self)
     }
     size_t n_bytes = (size_t)(LAYERS * MICROS * got.n_gradients) * sizeof *got.gradients;
     if (st == BL_OK && (got.loss != run->want->loss || got.evaluated != run->want->evaluated))
-        st = BL_FAIL(BL_EINTERNAL, "loss %.17g and %.17g, not %.17g and %.17g", got.loss, got.evaluated,
-                     run->want->loss, run->want->evaluated);
+        st = BL_FAIL(BL_EINTERNAL, "loss %.17g and %.17g, not %.17g and %.17g", got.loss,
+                     got.evaluated, run->want->loss, run->want->evaluated);
     if (st == BL_OK && memcmp(got.gradients, run->want->gradients, n_bytes) != 0)
         st = BL_FAIL(BL_EINTERNAL, "other gradients");
     free(got.gradients);
@@ -392,14 +403,15 @@ static void run_shared(const shared_run *run, int n_ranks)
 {
     bl_status st = test_ranks_run(n_ranks, 1, 60, compare_variant, (void *)run, NULL);
     if (st != BL_OK)
-        print_error("group %d, depth %d, save %u, offload %d, %d ranks: %s\n", run->v.group, run->v.depth, run->v.save,
-                    run->v.offload, n_ranks, bl_error_text());
+        print_error("group %d, depth %d, save %u, offload %d, %d ranks: %s\n", run->v.group,
+                    run->v.depth, run->v.save, run->v.offload, n_ranks, bl_error_text());
     assert_int_equal(st, BL_OK);
 }
 
 static void test_no_choice_changes_a_bit(void **state)
 {
-    static const int groups[] = {1, 3, MICROS}, depths[] = {1, 2, 5}, ranks[] = {1, 2, 3}, powers[] = {1, 2, 4};
+    static const int groups[] = {1, 3, MICROS}, depths[] = {1, 2, 5}, ranks[] = {1, 2, 3},
+                     powers[] = {1, 2, 4};
     static const unsigned saves[] = {BL_SAVE_S0, BL_SAVE_S2, BL_SAVE_S4};
     outcome want = {.gradients = NULL};
     shared_run first = {{.group = MICROS, .depth = 2, .save = BL_SAVE_S3}, NULL, &want};
@@ -410,7 +422,7 @@ static void test_no_choice_changes_a_bit(void **state)
                 want.loss != want.evaluated); /* dropout is for training only */
     for (int64_t i = 0; i < want.n_gradients; i++)
         assert_true(want.gradients[want.n_gradients + i] == 0); /* no tokens */
-    for (int i = 0; i < 27; i++) { /* every pair of choices meets */
+    for (int i = 0; i < 27; i++) {                              /* every pair of choices meets */
         shared_run run = {{groups[i / 9], depths[i / 3 % 3], saves[i % 3], false}, &want, NULL};
         run_shared(&run, ranks[(i + i / 3 + i / 9) % 3]);
     }
@@ -426,7 +438,7 @@ static void test_no_choice_changes_a_bit(void **state)
 typedef struct step_run {
     variant v;
     int fail_at; /* as in visit_state */
-    int bad;     /* a NaN in the norm of this layer; -1: in the embedding of the last micro-batch's tokens; LAYERS: none */
+    int bad; /* a NaN in the norm of this layer; -1: in the embedding of the last micro-batch's tokens; LAYERS: none */
 } step_run;
 
 typedef struct step_case {
@@ -472,7 +484,8 @@ static bl_status count_bytes(test_rank *self)
     bl_timeline_collect(c.m.timeline);
     bl_timeline_get_totals(c.m.timeline, &totals);
     int64_t rows = 3 * 64; /* one micro-batch has no tokens */
-    int64_t kept = bl_block_saved_floats(&c.m.weights.dims, run->v.save) * 2 * (LAYERS - 2), inputs = HIDDEN * 2 * LAYERS;
+    int64_t kept = bl_block_saved_floats(&c.m.weights.dims, run->v.save) * 2 * (LAYERS - 2),
+            inputs = HIDDEN * 2 * LAYERS;
     int64_t want = rows * (inputs + kept) * (int64_t)sizeof(float);
     TEST_CHECK_GOTO(st, done, totals.n_dropped == 0 && totals.lane[BL_LANE_COMPUTE].busy_s > 0);
     TEST_CHECK_GOTO(st, done, moved->n_bytes == (run->v.offload ? want : 0));
@@ -508,7 +521,8 @@ static bl_status find_planted(test_rank *self)
     bl_pass_input input = {.n_micro = MICROS, .micro = c.m.micro};
     bool is_found = bl_llama_pass_find_bad(c.pass, &input, &layer, &micro);
     TEST_CHECK_GOTO(st, done, is_found == (run->bad < LAYERS));
-    TEST_CHECK_GOTO(st, done, !is_found || (layer == run->bad && micro == (run->bad < 0 ? MICROS - 1 : 0)));
+    TEST_CHECK_GOTO(st, done,
+                    !is_found || (layer == run->bad && micro == (run->bad < 0 ? MICROS - 1 : 0)));
 done:
     close_step(self, &c);
     return st;
@@ -518,8 +532,8 @@ static bl_status run_step(test_rank_fn fn, step_run run)
 {
     bl_status st = test_ranks_run(1, 1, 60, fn, &run, NULL);
     if (st != BL_OK && run.fail_at < 0)
-        print_error("group %d, save %u, offload %d, bad %d: %s\n", run.v.group, run.v.save, run.v.offload, run.bad,
-                    bl_error_text());
+        print_error("group %d, save %u, offload %d, bad %d: %s\n", run.v.group, run.v.save,
+                    run.v.offload, run.bad, bl_error_text());
     return st;
 }
 
@@ -528,7 +542,8 @@ static void test_only_what_is_needed_is_moved(void **state)
     static const unsigned saves[] = {BL_SAVE_S0, BL_SAVE_S2, BL_SAVE_S4};
     (void)state;
     for (int i = 0; i < 12; i++) {
-        variant v = {.group = i / 3 % 2 ? 3 : 1, .depth = 2, .save = saves[i % 3], .offload = i < 6};
+        variant v = {
+            .group = i / 3 % 2 ? 3 : 1, .depth = 2, .save = saves[i % 3], .offload = i < 6};
         assert_int_equal(run_step(count_bytes, (step_run){v, -1, LAYERS}), BL_OK);
     }
 }

@@ -26,7 +26,8 @@ void mpi_start(runs_child *child, int n_ranks, const char *program, char *const 
     static int count;
     char n_text[16];
     const char *argv[MAX_WORDS] = {
-        "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", n_text, program};
+        "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", n_text,
+        program};
     int n = 0;
 
     while (argv[n]) n++;
@@ -40,8 +41,10 @@ void mpi_start(runs_child *child, int n_ranks, const char *program, char *const 
     child->pid = fork();
     assert_true(child->pid >= 0);
     if (child->pid > 0) return;
-    int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666), null = open("/dev/null", O_RDONLY);
-    if (log < 0 || null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0) _exit(126);
+    int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666),
+        null = open("/dev/null", O_RDONLY);
+    if (log < 0 || null < 0 || dup2(null, 0) < 0 || dup2(log, 1) < 0 || dup2(log, 2) < 0)
+        _exit(126);
     execvp("mpirun", (char *const *)argv);
     _exit(126);
 }
@@ -154,7 +157,8 @@ int mpi_wait_after_kill(runs_child *child, const pid_t *ranks, int n_ranks, doub
     while (runs_is_alive(child) && runs_now_s() < deadline) runs_sleep_s(0.01);
     mpi_assert_gone(ranks, n_ranks);
     if (runs_is_alive(child)) {
-        printf("mpirun is still there after %g s, and none of its processes: it is killed\n", limit_s);
+        printf("mpirun is still there after %g s, and none of its processes: it is killed\n",
+               limit_s);
         kill(child->pid, SIGKILL);
     }
     return runs_wait(child, limit_s);

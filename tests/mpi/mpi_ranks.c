@@ -74,7 +74,8 @@ static bl_status large(test_rank *self)
     size_t n = (size_t)1100 * MIB, step = 4099;
     unsigned char *bytes = malloc(n);
     if (!bytes) return BL_FAIL(BL_ENOMEM, "%zu bytes", n);
-    for (size_t i = 0; self->rank == 0 && i < n; i++) bytes[i] = (unsigned char)(i * 2654435761u >> 24);
+    for (size_t i = 0; self->rank == 0 && i < n; i++)
+        bytes[i] = (unsigned char)(i * 2654435761u >> 24);
     bl_status st = bl_comm_broadcast(self->comm, self->stream, bytes, n, 0);
     if (st == BL_OK) st = bl_stream_synchronize(self->stream);
     for (size_t i = n - 1; st == BL_OK && i >= step; i -= step)

@@ -20,7 +20,8 @@ static int run(const char *name, int n_ranks, runs_child *child)
 
 static void test_values(void **state)
 {
-    static const char *const cases[] = {"values", "negative_zero", "split", "pipeline", "gather_is_held"};
+    static const char *const cases[] = {"values", "negative_zero", "split", "pipeline",
+                                        "gather_is_held"};
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++)
@@ -57,7 +58,8 @@ static void test_failures(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         runs_child child = {0};
         int code = run(cases[i].name, cases[i].n_ranks, &child);
-        if (code != cases[i].code) fail_msg("%s: exit %d, not %d", cases[i].name, code, cases[i].code);
+        if (code != cases[i].code)
+            fail_msg("%s: exit %d, not %d", cases[i].name, code, cases[i].code);
         mpi_assert_error(&child, cases[i].text);
     }
 }

@@ -55,7 +55,9 @@ static void wait_for_moment(const runs_child *child, const char *output, bool in
     double deadline = runs_now_s() + LIMIT_S;
 
     if (!in_save) runs_sleep_s((double)random() / RAND_MAX * 1.5);
-    while (in_save && runs_is_alive(child) && !find_unfinished(output, false) && runs_now_s() < deadline) runs_sleep_s(0.0005);
+    while (in_save && runs_is_alive(child) && !find_unfinished(output, false) &&
+           runs_now_s() < deadline)
+        runs_sleep_s(0.0005);
 }
 
 /* The newest checkpoint can be used, and at most one interval is lost. */
@@ -74,7 +76,8 @@ static void check_newest(const char *output, int64_t logged)
 
 static void test_killed_at_any_moment(void **state)
 {
-    const char *wanted = getenv("BALLAST_KILLS"), *whole = runs_path("whole"), *output = runs_path("killed");
+    const char *wanted = getenv("BALLAST_KILLS"), *whole = runs_path("whole"),
+               *output = runs_path("killed");
     int n_kills = wanted ? atoi(wanted) : 10, n_through = 0, n_in_save = 0;
     golden_args args = {0};
     runs_child child = {0};
@@ -107,7 +110,8 @@ static void test_killed_at_any_moment(void **state)
     mpi_start_ballast(&child, N_RANKS, NULL, "train", &args);
     assert_int_equal(runs_wait(&child, LIMIT_S), 0);
     assert_true(runs_are_same(whole, output));
-    printf("killed %d times, %d of them inside a save; %d runs were through by then\n", n_kills, n_in_save, n_through);
+    printf("killed %d times, %d of them inside a save; %d runs were through by then\n", n_kills,
+           n_in_save, n_through);
     golden_args_free(&args);
 }
 

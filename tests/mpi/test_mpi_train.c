@@ -44,7 +44,8 @@ static void test_same_as_local(void **state)
         assert_int_equal(golden_train(&args), BL_OK);
         runs_set(&args, "output_dir", "%s", mpi);
         assert_trained(&args, cases[i][0]);
-        if (!runs_are_same(local, mpi)) fail_msg("%d ranks, shards of %d", cases[i][0], cases[i][1]);
+        if (!runs_are_same(local, mpi))
+            fail_msg("%d ranks, shards of %d", cases[i][0], cases[i][1]);
         assert_true(bl_file_exists(runs_path("mpi-%zu/README.md", i)));
         assert_false(bl_file_exists(runs_path("mpi-%zu/.ballast.probe", i)));
         golden_args_free(&args);
@@ -121,7 +122,8 @@ static void test_one_process_differs(void **state)
         {"--train_file /absent.jsonl", 3, "error: rank 1: /absent.jsonl: No such file"},
         {"--seed 7", 2, "error: the configuration is not the same on rank 0 and on rank 1"},
         {elsewhere, 2,
-         "it must lie on a file system that all hosts share) is not the same on rank 0 and on rank 1"},
+         "it must lie on a file system that all hosts share) is not the same on rank 0 and on rank "
+         "1"},
         {"--validation_file " GOLDEN_DIR "/tokens/tiny.jsonl", 2,
          "error: the validation data are not the same"},
         {"--ranks 2", 2, "error: ranks: 2, but 3 processes were started"},
@@ -135,7 +137,8 @@ static void test_one_process_differs(void **state)
         runs_standard(&args, runs_path("differs-%zu", i), 3);
         mpi_start_ballast(&child, 3, with_words(cases[i].word, ""), "train", &args);
         int code = runs_wait(&child, LIMIT_S);
-        if (code != cases[i].code) fail_msg("%s: exit %d, not %d", cases[i].word, code, cases[i].code);
+        if (code != cases[i].code)
+            fail_msg("%s: exit %d, not %d", cases[i].word, code, cases[i].code);
         mpi_assert_error(&child, cases[i].text);
         golden_args_free(&args);
     }
@@ -148,8 +151,10 @@ static void test_models_differ(void **state)
     const struct {
         const char *model, *text;
     } cases[] = {
-        {runs_path("flipped"), "error: the model's weights are not the same on rank 0 and on rank 1"},
-        {runs_path("turned"), "error: the model's config.json, or its tensors, are not the same on rank 0 and on rank 1"},
+        {runs_path("flipped"),
+         "error: the model's weights are not the same on rank 0 and on rank 1"},
+        {runs_path("turned"), "error: the model's config.json, or its tensors, are not the same on "
+                              "rank 0 and on rank 1"},
     };
     enum { IN_A_MATRIX = 700000 };
     char word[GOLDEN_PATH_BYTES + 32];
@@ -157,7 +162,8 @@ static void test_models_differ(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) runs_copy("demo/base", cases[i].model);
     runs_flip_bit(runs_path("flipped/model.safetensors"), IN_A_MATRIX);
-    char *config = runs_read(runs_path("turned/config.json"), NULL), *theta = strstr(config, "10000.0");
+    char *config = runs_read(runs_path("turned/config.json"), NULL),
+         *theta = strstr(config, "10000.0");
     assert_non_null(theta);
     theta[0] = '2';
     runs_write(runs_path("turned/config.json"), config);
@@ -178,7 +184,8 @@ static void test_models_differ(void **state)
         }
         runs_set(&args, "shard_size", "%s", shard_sizes[i / 4]);
         snprintf(word, sizeof word, "--model_name_or_path %s", cases[which].model);
-        mpi_start_ballast(&child, 2, with_words(word, "--model_name_or_path demo/base"), evaluates ? "eval" : "train", &args);
+        mpi_start_ballast(&child, 2, with_words(word, "--model_name_or_path demo/base"),
+                          evaluates ? "eval" : "train", &args);
         int code = runs_wait(&child, LIMIT_S);
         if (code != 2) fail_msg("case %zu: exit %d, not 2", i, code);
         mpi_assert_error(&child, cases[which].text);
@@ -201,7 +208,8 @@ static void test_one_machine_differs(void **state)
     }
     const char *path = runs_path("lesser-on-rank-1");
     snprintf(script, sizeof script,
-             "#!/bin/sh\nif [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then export DNNL_MAX_CPU_ISA=SSE41; fi\nexec %s \"$@\"\n",
+             "#!/bin/sh\nif [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then export DNNL_MAX_CPU_ISA=SSE41; "
+             "fi\nexec %s \"$@\"\n",
              BALLAST_PROGRAM);
     runs_write(path, script);
     assert_int_equal(chmod(path, 0755), 0);
@@ -262,9 +270,11 @@ static void test_stop_and_go_on(void **state)
 
         runs_set(&args, "resume_from_checkpoint", "true");
         mpi_start_ballast(&child, 2, NULL, "train", &args);
-        mpi_wait_for_text(&child, "memory predicted", 1); /* by then the log ends where the checkpoint does */
+        mpi_wait_for_text(&child, "memory predicted",
+                          1); /* by then the log ends where the checkpoint does */
         wait_for_steps(&child, output, runs_logged_steps(output) + 20);
-        kill(mpi_process_of(&child, 1), i == 0 ? SIGUSR1 : SIGHUP); /* one rank's request is enough */
+        kill(mpi_process_of(&child, 1),
+             i == 0 ? SIGUSR1 : SIGHUP); /* one rank's request is enough */
         assert_int_equal(runs_wait(&child, LIMIT_S), 75);
         assert_trained(&args, 2);
         assert_true(runs_are_same(whole, output));
@@ -364,16 +374,11 @@ static void test_eval(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_as_local),
-        cmocka_unit_test(test_resume_across_kinds),
-        cmocka_unit_test(test_one_process_differs),
-        cmocka_unit_test(test_models_differ),
-        cmocka_unit_test(test_one_machine_differs),
-        cmocka_unit_test(test_stop_and_go_on),
-        cmocka_unit_test(test_a_rank_dies),
-        cmocka_unit_test(test_a_rank_hangs),
-        cmocka_unit_test(test_output_dir_is_removed),
-        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_same_as_local),         cmocka_unit_test(test_resume_across_kinds),
+        cmocka_unit_test(test_one_process_differs),   cmocka_unit_test(test_models_differ),
+        cmocka_unit_test(test_one_machine_differs),   cmocka_unit_test(test_stop_and_go_on),
+        cmocka_unit_test(test_a_rank_dies),           cmocka_unit_test(test_a_rank_hangs),
+        cmocka_unit_test(test_output_dir_is_removed), cmocka_unit_test(test_eval),
     };
     if (!mpi_is_here()) return 77;
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

@@ -28,7 +28,8 @@ static size_t place_of(int page)
 
 size_t case_page_bytes(int page)
 {
-    return page >= CASE_PAGES - unit_items[CASE_WHOLE] ? 300000 : sizes[page % (int)BL_COUNT(sizes)];
+    return page >= CASE_PAGES - unit_items[CASE_WHOLE] ? 300000
+                                                       : sizes[page % (int)BL_COUNT(sizes)];
 }
 
 const unsigned char *case_contents(int rank, int page)
@@ -74,7 +75,8 @@ static bl_status fill_pages(paged_case *c)
     BL_TRY(bl_pages_create(&options, CASE_PAGES, c->specs, &c->pages));
     for (int p = 0; p < CASE_PAGES; p++) {
         if (bl_pages_has_disk(c->pages) && c->specs[p].tier == BL_TIER_DISK) continue;
-        BL_TRY(bl_pages_write(c->pages, p, 0, case_contents(c->self->rank, p), c->specs[p].n_bytes));
+        BL_TRY(
+            bl_pages_write(c->pages, p, 0, case_contents(c->self->rank, p), c->specs[p].n_bytes));
     }
     return bl_pages_seal(c->pages);
 }
@@ -96,10 +98,10 @@ bl_status case_create_pager(paged_case *c)
 
 bl_status case_open(test_rank *self, const case_options *options, paged_case *c)
 {
-    static const char *const names[CASE_PAGES] = {"layer 0",  "layer 1",  "layer 2",  "layer 3",  "layer 4",
-                                                  "layer 5",  "layer 6",  "layer 7",  "layer 8",  "layer 9",
-                                                  "layer 10", "layer 11", "layer 12", "layer 13", "layer 14",
-                                                  "layer 15", "layer 16"};
+    static const char *const names[CASE_PAGES] = {
+        "layer 0",  "layer 1",  "layer 2",  "layer 3",  "layer 4",  "layer 5",
+        "layer 6",  "layer 7",  "layer 8",  "layer 9",  "layer 10", "layer 11",
+        "layer 12", "layer 13", "layer 14", "layer 15", "layer 16"};
     int64_t page = 0;
 
     *c = (paged_case){.self = self, .options = *options};

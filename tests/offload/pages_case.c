@@ -89,8 +89,8 @@ uint8_t *pages_content(const bl_page_spec *spec)
     return bytes;
 }
 
-bl_status pages_create_some(const char *dir, uint64_t key, int64_t n_pages, const bl_page_spec *some,
-                            bl_pages **out)
+bl_status pages_create_some(const char *dir, uint64_t key, int64_t n_pages,
+                            const bl_page_spec *some, bl_pages **out)
 {
     const bl_pages_options options = {
         .device = pages_device, .node = -1, .dir = dir, .key = key, .shard = 1, .n_shards = 4};
@@ -106,8 +106,9 @@ bl_status pages_fill_only(bl_pages *pages)
         if (spec->tier == BL_TIER_DISK && bl_pages_has_disk(pages)) continue;
         uint8_t *bytes = pages_content(spec);
         for (size_t at = 0; at < spec->n_bytes && st == BL_OK; at += PIECE_BYTES)
-            st = bl_pages_write(pages, i, at, bytes + at,
-                                spec->n_bytes - at < PIECE_BYTES ? spec->n_bytes - at : PIECE_BYTES);
+            st =
+                bl_pages_write(pages, i, at, bytes + at,
+                               spec->n_bytes - at < PIECE_BYTES ? spec->n_bytes - at : PIECE_BYTES);
         free(bytes);
     }
     return st;
@@ -141,8 +142,9 @@ void pages_assert_contents(const bl_pages *pages)
     bl_reader *reader;
 
     assert_non_null(found);
-    assert_int_equal(bl_reader_create(&(bl_reader_options){.queue_depth = 4}, bl_pages_files(pages), &reader),
-                     BL_OK);
+    assert_int_equal(
+        bl_reader_create(&(bl_reader_options){.queue_depth = 4}, bl_pages_files(pages), &reader),
+        BL_OK);
     for (int64_t i = 0; i < bl_pages_count(pages); i++) {
         const bl_page_spec *spec = bl_pages_spec(pages, i);
         uint8_t *expected = pages_content(spec);
@@ -204,7 +206,8 @@ pid_t pages_fork_writer(const char *dir, void (*first)(void))
     assert_true(child >= 0);
     if (child > 0) return child;
     if (first) first();
-    if (bl_device_create_cpu(1, &pages_device) != BL_OK) _exit(1); /* threads do not survive a fork */
+    if (bl_device_create_cpu(1, &pages_device) != BL_OK)
+        _exit(1); /* threads do not survive a fork */
     bl_pages *pages = NULL;
     bool good = pages_create_some(dir, PAGES_KEY, N_PAGES, pages_specs, &pages) == BL_OK &&
                 pages_fill(pages) == BL_OK;

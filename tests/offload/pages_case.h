@@ -37,8 +37,8 @@ void pages_assert_error_has(const char *part);
  */
 uint8_t *pages_content(const bl_page_spec *spec);
 /* As shard 1 of 4. */
-bl_status pages_create_some(const char *dir, uint64_t key, int64_t n_pages, const bl_page_spec *some,
-                            bl_pages **out);
+bl_status pages_create_some(const char *dir, uint64_t key, int64_t n_pages,
+                            const bl_page_spec *some, bl_pages **out);
 /* Writes all pages that are wanted, in pieces, and (pages_fill) seals them. */
 bl_status pages_fill_only(bl_pages *pages);
 bl_status pages_fill(bl_pages *pages);

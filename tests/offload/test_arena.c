@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The arena on this host, under a small RLIMIT_MEMLOCK and on hosts with several NUMA nodes, which hwloc
- * makes up from HWLOC_SYNTHETIC. */
+ * makes up from HWLOC_SYNTHETIC. It is longer than 600 lines: half of it builds those hosts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +79,8 @@ static bl_arena *make(bl_device *device, size_t size_bytes)
 {
     bl_arena *arena;
     assert_ok(bl_arena_create(
-        &(bl_arena_options){.device = device, .size_bytes = size_bytes, .what = "weights", .node = -1},
+        &(bl_arena_options){
+            .device = device, .size_bytes = size_bytes, .what = "weights", .node = -1},
         &arena));
     return arena;
 }
@@ -107,13 +108,15 @@ static int run_child(int (*fn)(bl_device *device), char text[TEXT_BYTES])
         bl_device *device;
         alarm(60);
         unlocked_bytes = 0;
-        if (dup2(ends[1], STDERR_FILENO) < 0 || bl_device_create_cpu(1, &device) != BL_OK) _exit(98);
+        if (dup2(ends[1], STDERR_FILENO) < 0 || bl_device_create_cpu(1, &device) != BL_OK)
+            _exit(98);
         int code = fn(device);
         bl_device_destroy(device);
         _exit(code);
     }
     close(ends[1]);
-    while (n_bytes < TEXT_BYTES - 1 && (n = read(ends[0], text + n_bytes, TEXT_BYTES - 1 - n_bytes)) > 0)
+    while (n_bytes < TEXT_BYTES - 1 &&
+           (n = read(ends[0], text + n_bytes, TEXT_BYTES - 1 - n_bytes)) > 0)
         n_bytes += (size_t)n;
     text[n_bytes] = '\0';
     close(ends[0]);
@@ -122,12 +125,12 @@ static int run_child(int (*fn)(bl_device *device), char text[TEXT_BYTES])
 }
 
 /* Ends the child with the number of the line that does not hold. */
-#define REQUIRE(condition)                                                                                   \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, bl_error_text());                    \
-            return 1;                                                                                        \
-        }                                                                                                    \
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, bl_error_text());          \
+            return 1;                                                                              \
+        }                                                                                          \
     } while (0)
 
 static void assert_child_succeeds(int (*fn)(bl_device *device), char text[TEXT_BYTES])
@@ -259,7 +262,8 @@ static void check_touched(bl_device *device)
     assert_true(is_resident(bl_arena_memory(arena), SIZE_BYTES));
     assert_in_range(taken, SIZE_BYTES - SLACK_BYTES, SIZE_BYTES + SIZE_BYTES / 8 + SLACK_BYTES);
     bl_arena_destroy(arena);
-    assert_in_range(bl_memory_anonymous_bytes() - before + SLACK_BYTES, 0, SIZE_BYTES / 8 + 2 * SLACK_BYTES);
+    assert_in_range(bl_memory_anonymous_bytes() - before + SLACK_BYTES, 0,
+                    SIZE_BYTES / 8 + 2 * SLACK_BYTES);
 }
 
 static void test_touched(void **state)
@@ -372,8 +376,11 @@ static bool lower_limit(void)
 static int create_unpinned(bl_device *device)
 {
     bl_arena *arena;
-    bl_arena_options options = {
-        .device = device, .size_bytes = MIB, .what = "offloaded weights of rank 3", .node = -1, .pin = true};
+    bl_arena_options options = {.device = device,
+                                .size_bytes = MIB,
+                                .what = "offloaded weights of rank 3",
+                                .node = -1,
+                                .pin = true};
 
     REQUIRE(lower_limit());
     REQUIRE(bl_arena_create(&options, &arena) == BL_OK);
@@ -405,16 +412,19 @@ static void test_unpinned_fallback(void **state)
 static int create_must_pin(bl_device *device)
 {
     bl_arena *small, *none = NULL;
-    bl_arena_options options = {
-        .device = device, .size_bytes = LOCK_LIMIT_BYTES / 2, .what = "ring", .node = -1, .must_pin = true};
+    bl_arena_options options = {.device = device,
+                                .size_bytes = LOCK_LIMIT_BYTES / 2,
+                                .what = "ring",
+                                .node = -1,
+                                .must_pin = true};
 
     REQUIRE(lower_limit());
     REQUIRE(bl_arena_create(&options, &small) == BL_OK);
     options.size_bytes = MIB;
     REQUIRE(bl_arena_create(&options, &none) == BL_ELIMIT);
     REQUIRE(none == NULL);
-    REQUIRE(
-        strstr(bl_error_text(), "ring: cannot lock 1048576 bytes in memory: RLIMIT_MEMLOCK allows 65536 "));
+    REQUIRE(strstr(bl_error_text(),
+                   "ring: cannot lock 1048576 bytes in memory: RLIMIT_MEMLOCK allows 65536 "));
     REQUIRE(strstr(bl_error_text(), "ulimit -l 1056,"));
     bl_arena_destroy(small);
     return 0;
@@ -499,7 +509,8 @@ static void test_one_node(void **state)
 static bool has_two_cores(void)
 {
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set)) return true;
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set))
+        return true;
     print_message("skipped: this needs cores 0 and 1\n");
     return false;
 }
@@ -507,7 +518,8 @@ static bool has_two_cores(void)
 static bool runs_on(int core)
 {
     cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 && CPU_ISSET(core, &set);
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 &&
+           CPU_ISSET(core, &set);
 }
 
 /* A thread that its owner has put on one core stays there. */
@@ -530,7 +542,8 @@ static int bind_to_one_node(bl_device *device)
 static int bind_for_real(bl_device *device)
 {
     bl_arena *arena;
-    bl_arena_options options = {.device = device, .size_bytes = MIB, .what = "near weights", .node = -1};
+    bl_arena_options options = {
+        .device = device, .size_bytes = MIB, .what = "near weights", .node = -1};
 
     setenv("HWLOC_SYNTHETIC", "node:2 core:1 pu:1", 1);
     setenv("HWLOC_THISSYSTEM", "1", 1);
@@ -551,7 +564,8 @@ static int bind_for_real(bl_device *device)
 static int bind_refused(bl_device *device)
 {
     bl_arena *arena;
-    bl_arena_options options = {.device = device, .size_bytes = MIB, .what = "far weights", .node = 63};
+    bl_arena_options options = {
+        .device = device, .size_bytes = MIB, .what = "far weights", .node = 63};
 
     setenv("HWLOC_SYNTHETIC", "node:64 core:1 pu:1", 1);
     setenv("HWLOC_THISSYSTEM", "1", 1);
@@ -575,7 +589,8 @@ static void test_binding(void **state)
         print_message("skipped: this system does not bind memory: %s", text);
     }
     assert_child_succeeds(bind_refused, text);
-    assert_int_equal(count(text, "warning: far weights: its memory cannot be bound to NUMA node 63: "), 1);
+    assert_int_equal(
+        count(text, "warning: far weights: its memory cannot be bound to NUMA node 63: "), 1);
     assert_int_equal(count(text, "\n"), 1);
 }
 

@@ -23,7 +23,9 @@ enum { N_PLACES = 3, FILE_BYTES = 20480 };
 static const bl_page_owner owner = {0x1234, 1, 4};
 /* Sizes of more and of less than a block, and none. */
 static const bl_page_place places[N_PLACES] = {
-    {"first", 5000, 0, 0x0123456789abcdef, 0xfedcba9876543210}, {"scales", 1, 8192, 7, 0}, {"nothing \"\xc3\xa4\"", 0, 12288, 0, 9}};
+    {"first", 5000, 0, 0x0123456789abcdef, 0xfedcba9876543210},
+    {"scales", 1, 8192, 7, 0},
+    {"nothing \"\xc3\xa4\"", 0, 12288, 0, 9}};
 
 static char folder[] = "/tmp/ballast-test-XXXXXX";
 static char path[64];
@@ -67,7 +69,8 @@ static char *edited(const char *text, const char *after, const char *from, const
     char *out = NULL;
 
     if (!at) fail_msg("the list has no \"%s\" after \"%s\"", from, after);
-    assert_int_equal(bl_text_format(&out, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)), BL_OK);
+    assert_int_equal(
+        bl_text_format(&out, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from)), BL_OK);
     return out;
 }
 
@@ -101,10 +104,12 @@ static void test_pages_in_any_order(void **state)
     char *text = NULL;
 
     (void)state;
-    assert_int_equal(bl_page_list_write(&owner, FILE_BYTES, N_PLACES, reversed, &text, &hash), BL_OK);
+    assert_int_equal(bl_page_list_write(&owner, FILE_BYTES, N_PLACES, reversed, &text, &hash),
+                     BL_OK);
     put(text, strlen(text));
     assert_int_equal(read_list(found, &file_bytes, &found_hash), BL_OK);
-    for (int i = 0; i < N_PLACES; i++) assert_int_equal(found[i].offset_bytes, reversed[i].offset_bytes);
+    for (int i = 0; i < N_PLACES; i++)
+        assert_int_equal(found[i].offset_bytes, reversed[i].offset_bytes);
     free(text);
 }
 
@@ -158,9 +163,11 @@ static void test_damaged_lists(void **state)
          "key bytes"}, /* the first page is in the seal's block */
         {"first", "\"offset\": ", "\"offset\": 4096, \"x\": ", "overlaps page first"},
         {"scales", "\"offset\": ", "\"offset\": 4096, \"x\": ", "page scales overlaps page first"},
-        {"first", "\"bytes\": 5000", "\"bytes\": 8193", "page scales overlaps page first"}, /* by a byte */
+        {"first", "\"bytes\": 5000", "\"bytes\": 8193",
+         "page scales overlaps page first"}, /* by a byte */
         {"scales", "\"offset\": ", "\"offset\": -4096, \"x\": ", "key offset"},
-        {"scales", "\"offset\": ", "\"offset\": 8193, \"x\": ", "key offset: expected a multiple of 4096"},
+        {"scales",
+         "\"offset\": ", "\"offset\": 8193, \"x\": ", "key offset: expected a multiple of 4096"},
         {"scales", "\"offset\": ", "\"offset\": 16384, \"x\": ", "key bytes"}, /* the seal's */
         {"scales", "\"offset\": ", "\"offset\": 9223372036854771712, \"x\": ", "key offset"},
         {"scales", "\"offset\": ", "\"offset\": 1e3, \"x\": ", "key offset"},
@@ -168,8 +175,10 @@ static void test_damaged_lists(void **state)
         {"scales", "\"bytes\": 1", "\"bytes\": 2", "page scales has 2 bytes, 1 are needed"},
         {"scales", "\"bytes\": 1", "\"bytes\": 9223372036854775807", "key bytes"},
         {"scales", "\"bytes\": 1", "\"bytes\": 9223372036854775808", "integer"},
-        {"scales", "\"xxh3_64\": \"", "\"xxh3_64\": \"0", "key xxh3_64: expected 16 hexadecimal digits"},
-        {"first", "0123456789abcdef", "0123456789ABCDEF", "key xxh3_64: expected 16 hexadecimal digits"},
+        {"scales", "\"xxh3_64\": \"", "\"xxh3_64\": \"0",
+         "key xxh3_64: expected 16 hexadecimal digits"},
+        {"first", "0123456789abcdef", "0123456789ABCDEF",
+         "key xxh3_64: expected 16 hexadecimal digits"},
         {"scales", "\"xxh3_64\": \"0000000000000007", "\"xxh3_64\": \"-fffffffffffffff9",
          "key xxh3_64: expected 16 hexadecimal digits"},
         {"scales", "\"xxh3_64\": \"", "\"xxh3_64\": null, \"x\": \"", "key xxh3_64"},
@@ -212,7 +221,8 @@ static void test_no_lists(void **state)
 
 static void test_names(void **state)
 {
-    const bl_page_place twins[] = {{.name = "a"}, {.name = "b"}, {.name = "a"}}, odd[] = {{.name = "\xff"}};
+    const bl_page_place twins[] = {{.name = "a"}, {.name = "b"}, {.name = "a"}},
+                        odd[] = {{.name = "\xff"}};
     uint64_t hash;
     char *text;
 

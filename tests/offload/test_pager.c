@@ -148,9 +148,9 @@ static void run_case(const case_options *options, int n_ranks, uint64_t sums[CAS
     bl_status st = test_ranks_run(n_ranks, 1, 60, run_schedule, &s, NULL);
     case_remove_dir(dir);
     if (st != BL_OK)
-        print_error("%d ranks, tiers %d, engine %d, depth %d, bounces %d, synchronous %d: %s\n", n_ranks,
-                    options->tiers, options->engine, options->ring_depth, options->hooks.bounces,
-                    options->hooks.is_synchronous, bl_error_text());
+        print_error("%d ranks, tiers %d, engine %d, depth %d, bounces %d, synchronous %d: %s\n",
+                    n_ranks, options->tiers, options->engine, options->ring_depth,
+                    options->hooks.bounces, options->hooks.is_synchronous, bl_error_text());
     assert_int_equal(st, BL_OK);
     memcpy(sums, s.sums, sizeof s.sums);
 }
@@ -195,9 +195,11 @@ static bl_status check_sizes(test_rank *self)
     c.pager = NULL;
     size_t before = bl_device_bytes(self->device);
     BL_TRY_GOTO(st, done, case_create_pager(&c));
-    size_t expected = bl_pager_ring_bytes(c.specs, self->n_ranks, options->ring_depth, CASE_UNITS, c.units);
+    size_t expected =
+        bl_pager_ring_bytes(c.specs, self->n_ranks, options->ring_depth, CASE_UNITS, c.units);
     TEST_CHECK_GOTO(st, done, bl_device_bytes(self->device) - before == expected);
-    if (options->tiers == CASE_ALL_DEVICE) TEST_CHECK_GOTO(st, done, (expected == 0) == (self->n_ranks == 1));
+    if (options->tiers == CASE_ALL_DEVICE)
+        TEST_CHECK_GOTO(st, done, (expected == 0) == (self->n_ranks == 1));
 done:
     case_close(&c);
     return st;
@@ -228,13 +230,15 @@ static void test_plans(void **state)
     const size_t buffer = BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES;
 
     (void)state;
-    assert_int_equal(bl_pager_ring_bytes(specs, 1, 2, 2, units), 2 * 160 * (size_t)MIB); /* c is lent */
+    assert_int_equal(bl_pager_ring_bytes(specs, 1, 2, 2, units),
+                     2 * 160 * (size_t)MIB); /* c is lent */
     assert_int_equal(bl_pager_ring_bytes(specs, 2, 2, 2, units), 2 * 2 * 660 * (size_t)MIB);
     assert_int_equal(bl_pager_host_bytes(specs, true, 0, 2, units),
                      160 * (size_t)MIB + BL_IO_QUEUE_DEPTH * buffer);
     assert_int_equal(bl_pager_host_bytes(specs, false, 8, 2, units), 8 * buffer);
     assert_int_equal(bl_pager_host_bytes(specs, true, 0, 0, units), 0); /* nothing on disk */
-    specs[1].n_bytes = 1000; /* a small unit: requests of 256 KiB, one for each page that it could have and
+    specs[1].n_bytes =
+        1000; /* a small unit: requests of 256 KiB, one for each page that it could have and
                                 one for its bytes */
     assert_int_equal(bl_pager_host_bytes(specs, false, 0, 1, &units[1]),
                      (1 + BL_GATHER_ITEMS) * ((256 << 10) + 2 * BL_IO_ALIGN_BYTES));
@@ -295,7 +299,8 @@ static void test_bytes_are_counted(void **state)
     for (int bounces = 0; bounces < 2; bounces++) {
         case_make_dir(dir);
         paced_case p = {
-            .options = {.tiers = CASE_MIXED, .ring_depth = 2, .dir = dir, .hooks = {.bounces = bounces}}};
+            .options = {
+                .tiers = CASE_MIXED, .ring_depth = 2, .dir = dir, .hooks = {.bounces = bounces}}};
         p.options.hooks.pace = count_pace;
         p.options.hooks.pace_user = &p;
         bl_status st = test_ranks_run(1, 1, 60, count_bytes, &p, NULL);

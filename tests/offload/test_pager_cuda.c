@@ -78,8 +78,10 @@ static void test_a_read_that_fails(void **state)
     (void)state;
     case_make_dir(dir);
     assert_true(open_rank(&self));
-    case_options options = {
-        .tiers = CASE_MIXED, .ring_depth = 2, .dir = dir, .hooks = {.io = fail_third, .io_user = &n_io}};
+    case_options options = {.tiers = CASE_MIXED,
+                            .ring_depth = 2,
+                            .dir = dir,
+                            .hooks = {.io = fail_third, .io_user = &n_io}};
     assert_ok(case_open(&self, &options, &c));
     assert_int_equal(visit_all(&c), BL_EIO);
     assert_non_null(strstr(bl_error_text(), "page layer "));

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 enum {
-    FAULT_SECONDS = 30, /* that a failure may take to surface on all ranks; a rank's deadline is 60 */
+    FAULT_SECONDS =
+        30, /* that a failure may take to surface on all ranks; a rank's deadline is 60 */
     LARGE_PAGE = 4,
     FLIPPED_AT = 300000,
     SLOW_US = 3000
@@ -16,8 +17,8 @@ enum {
 
 typedef struct fault_case {
     case_options options;
-    int rank;     /* whose reads or streams fail */
-    int result;   /* what its reads are said to return: -errno */
+    int rank;   /* whose reads or streams fail */
+    int result; /* what its reads are said to return: -errno */
     int fails_at; /* at this completion of that rank's: all from then on, or that one, while others are slow */
     bool fails_once;
     atomic_int n_io;
@@ -60,7 +61,8 @@ static int64_t fail_reads(void *user, const bl_io_completion *done)
     fault_case *f = user;
     int n = atomic_fetch_add(&f->n_io, 1);
 
-    if (f->fails_once && n != f->fails_at) usleep(SLOW_US); /* it is still under way when the others have given up */
+    if (f->fails_once && n != f->fails_at)
+        usleep(SLOW_US); /* it is still under way when the others have given up */
     return n == f->fails_at || (n > f->fails_at && !f->fails_once) ? f->result : done->result;
 }
 
@@ -81,7 +83,8 @@ static void test_a_read_that_fails(void **state)
         int error;
         bl_status status;
         const char *text;
-    } faults[] = {{EIO, BL_EIO, "Input/output error"}, {ENOMEM, BL_ENOMEM, "Cannot allocate memory"}};
+    } faults[] = {{EIO, BL_EIO, "Input/output error"},
+                  {ENOMEM, BL_ENOMEM, "Cannot allocate memory"}};
     (void)state;
     for (int i = 0; i < 24; i++) {
         int which = i % 2, n_ranks = 1 << i % 3;
@@ -149,8 +152,9 @@ static void check_damage(bl_status st, const fault_case *f, const char *dir)
     if (f->is_transient) {
         if (st != BL_OK) print_error("%s\n", bl_error_text());
         assert_int_equal(st, BL_OK);
-        assert_int_equal(f->n_io,
-                         f->how == 1 ? 2 : 3); /* read, and read again; and once more when it was trusted */
+        assert_int_equal(
+            f->n_io,
+            f->how == 1 ? 2 : 3); /* read, and read again; and once more when it was trusted */
         assert_true(case_find_file(dir, ".json", path));
         return;
     }
@@ -207,7 +211,8 @@ static void test_damage_after_the_first_arrival(void **state)
         fault_case f;
         open_fault(&f, (case_tiers)(i % 3), dir);
         f.options.verify_always = i >= 3;
-        if (f.options.tiers == CASE_ALL_DEVICE && f.options.verify_always) f.options.verify_always = false;
+        if (f.options.tiers == CASE_ALL_DEVICE && f.options.verify_always)
+            f.options.verify_always = false;
         assert_int_equal(test_ranks_run(1, 1, 60, damage_later, &f, NULL), BL_EINPUT);
         assert_non_null(strstr(bl_error_text(), "layer 4"));
         case_remove_dir(dir);
@@ -273,7 +278,8 @@ static bl_status stop_somewhere(test_rank *self)
     int n_steps = f->how == 0 || self->rank == f->rank ? f->stops_at : STEPS;
     for (int step = 0; step < n_steps; step++) BL_TRY_GOTO(st, done, do_step(&c, step));
     if (f->how == 0) goto done;
-    if (self->rank == f->rank) BL_TRY_GOTO(st, done, bl_stream_call(failing[f->how], fail_task, NULL, 0));
+    if (self->rank == f->rank)
+        BL_TRY_GOTO(st, done, bl_stream_call(failing[f->how], fail_task, NULL, 0));
     for (int step = n_steps; step < STEPS; step++) BL_TRY_GOTO(st, done, do_step(&c, step));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(c.gathers));
     st = bl_stream_synchronize(c.copies);
@@ -305,7 +311,8 @@ static void test_leaving_at_any_moment(void **state)
             double start_s = test_now_s();
             bl_status st = test_ranks_run(n_ranks, 1, 60, stop_somewhere, &f, NULL);
             assert_true(test_now_s() - start_s < FAULT_SECONDS);
-            if (st != (how == 0 ? BL_OK : BL_EIO)) print_error("%d at %d: %s\n", how, stop, bl_error_text());
+            if (st != (how == 0 ? BL_OK : BL_EIO))
+                print_error("%d at %d: %s\n", how, stop, bl_error_text());
             assert_int_equal(st, how == 0 ? BL_OK : BL_EIO);
             case_remove_dir(dir);
         }
@@ -325,11 +332,13 @@ static bl_status refuse_units(test_rank *self)
         .device = self->device, .copy = c.copies, .gather = c.gathers, .ring_depth = 1};
     c.units[1].page[0] = CASE_PAGES;
     TEST_CHECK_GOTO(
-        st, done, bl_pager_create(&options, c.pages, CASE_UNITS, c.units, &pager) == BL_EINTERNAL && !pager);
+        st, done,
+        bl_pager_create(&options, c.pages, CASE_UNITS, c.units, &pager) == BL_EINTERNAL && !pager);
     c.units[1].page[0] = 0;
     c.units[1].n_items = BL_GATHER_ITEMS + 1;
     TEST_CHECK_GOTO(
-        st, done, bl_pager_create(&options, c.pages, CASE_UNITS, c.units, &pager) == BL_EINTERNAL && !pager);
+        st, done,
+        bl_pager_create(&options, c.pages, CASE_UNITS, c.units, &pager) == BL_EINTERNAL && !pager);
 done:
     return leave(&c, st);
 }

@@ -45,8 +45,13 @@ static void test_tiers(void **state)
 /* The ranks of a host share what they write through; with less of it blocks are used again sooner. */
 static void test_one_of_many_ranks(void **state)
 {
-    const bl_pages_options options = {.device = pages_device, .node = -1, .dir = pages_new_dir(), .key = PAGES_KEY, .shard = 1,
-                                      .n_shards = 4, .n_on_host = 8};
+    const bl_pages_options options = {.device = pages_device,
+                                      .node = -1,
+                                      .dir = pages_new_dir(),
+                                      .key = PAGES_KEY,
+                                      .shard = 1,
+                                      .n_shards = 4,
+                                      .n_on_host = 8};
     bl_pages *pages;
 
     (void)state;
@@ -90,7 +95,8 @@ static void test_writing_in_place(void **state)
 static void test_order_of_writes(void **state)
 {
     const char *dir = pages_new_dir();
-    const bl_page_spec twins[] = {{"a", 1, BL_TIER_HOST}, {"b", 2, BL_TIER_HOST}, {"a", 3, BL_TIER_HOST}};
+    const bl_page_spec twins[] = {
+        {"a", 1, BL_TIER_HOST}, {"b", 2, BL_TIER_HOST}, {"a", 3, BL_TIER_HOST}};
     uint8_t bytes[8192] = {0};
     bl_pages *pages;
 
@@ -170,9 +176,9 @@ static void test_used_again(void **state)
 static void test_files_of_other_keys(void **state)
 {
     const char *dir = pages_new_dir();
-    const char *const not_pages[] = {"d/base-0000000000001235-0-of-4.json", "d/base-0000000000001235.pages",
-                                     "d/base-0000000000001235-0-of-4.pages.old",
-                                     "d/other-0000000000001235-0-of-4.pages"};
+    const char *const not_pages[] = {
+        "d/base-0000000000001235-0-of-4.json", "d/base-0000000000001235.pages",
+        "d/base-0000000000001235-0-of-4.pages.old", "d/other-0000000000001235-0-of-4.pages"};
     int64_t n_files, n_bytes;
     struct stat info;
 
@@ -185,7 +191,8 @@ static void test_files_of_other_keys(void **state)
         assert_int_equal(bl_file_write_atomic(pages_path_of(not_pages[i]), "x", 1), BL_OK);
     bl_pages_destroy(pages_made_with(dir, PAGES_KEY + 1, false));
     assert_int_equal(
-        bl_file_write_atomic(pages_path_of("d/base-0000000000001235-0-of-4.pages.tmp-1-0"), "x", 1), BL_OK);
+        bl_file_write_atomic(pages_path_of("d/base-0000000000001235-0-of-4.pages.tmp-1-0"), "x", 1),
+        BL_OK);
     assert_int_equal(bl_page_folder_others(dir, PAGES_KEY, &n_files, &n_bytes), BL_OK);
     assert_int_equal(n_files, 2);
     assert_int_equal(stat(pages_in_dir(".pages"), &info), 0); /* as large as its neighbour */
@@ -256,8 +263,10 @@ static void test_flipped_on_disk(void **state)
     uint8_t *bytes = malloc(PAGES_MAX_BYTES);
 
     (void)state;
-    snprintf(place, sizeof place, "page layer 1 down at %" PRId64 ": checksum", bl_pages_offset(pages, 6));
-    pages_flip(pages_in_dir(".pages"), bl_pages_offset(pages, 6) + (int64_t)pages_specs[6].n_bytes - 1);
+    snprintf(place, sizeof place, "page layer 1 down at %" PRId64 ": checksum",
+             bl_pages_offset(pages, 6));
+    pages_flip(pages_in_dir(".pages"),
+               bl_pages_offset(pages, 6) + (int64_t)pages_specs[6].n_bytes - 1);
     assert_int_equal(bl_pages_read(pages, 6, bytes), BL_EINPUT);
     pages_assert_error_has(place);
     pages_assert_error_has(pages_in_dir(".pages"));
@@ -290,7 +299,8 @@ static void test_damaged_lists(void **state)
 
     (void)state;
     pages_assert_made(dir, false);
-    assert_int_equal(bl_file_read_all(pages_in_dir(".json"), 1 << 20, (void **)&text, &n_bytes), BL_OK);
+    assert_int_equal(bl_file_read_all(pages_in_dir(".json"), 1 << 20, (void **)&text, &n_bytes),
+                     BL_OK);
     assert_int_equal(bl_text_format(&damaged, "{\"added\": 1, %s", text + 1),
                      BL_OK); /* sound, and of another checksum */
     put_list(damaged, strlen(damaged));
@@ -318,7 +328,8 @@ static void test_damaged_lists(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiers), cmocka_unit_test(test_one_of_many_ranks),
+        cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_one_of_many_ranks),
         cmocka_unit_test(test_writing_in_place),
         cmocka_unit_test(test_order_of_writes),
         cmocka_unit_test(test_used_again),

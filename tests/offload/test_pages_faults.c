@@ -51,7 +51,8 @@ ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
     while (pwrite_is_held) usleep(100);
     while (first_block_fails_second && offset == 0 && n_failed == 0) usleep(100);
     if (error && is_to_fail(n_bytes, offset)) {
-        if (error == EINTR && atomic_exchange(&pwrite_error, 0) == 0) return __real_pwrite(fd, src, n_bytes, offset);
+        if (error == EINTR && atomic_exchange(&pwrite_error, 0) == 0)
+            return __real_pwrite(fd, src, n_bytes, offset);
         atomic_fetch_add(&n_failed, 1);
         errno = error;
         return -1;
@@ -131,11 +132,13 @@ static void test_disk_full(void **state)
         const char *part;
     } failures[] = {
         {ENOSPC, 0, BL_ELIMIT, "page layer 0 o: "},
-        {ENOSPC, 4194304, BL_ELIMIT, "writing 8192 bytes at offset 4194304: No space left on device"},
+        {ENOSPC, 4194304, BL_ELIMIT,
+         "writing 8192 bytes at offset 4194304: No space left on device"},
         {EDQUOT, 4206592, BL_ELIMIT, "page scales: "},
         {EIO, 4202496, BL_EIO, "page layer 1 \"o\": "},
-        {EIO, 12603392, BL_EIO, "writing 1048576 bytes at offset 12603392: Input/output error"}, /* the last page's end */
-        {ENOSPC, 13651968, BL_ELIMIT, "writing 4096 bytes at offset 13651968"},                 /* the seal */
+        {EIO, 12603392, BL_EIO,
+         "writing 1048576 bytes at offset 12603392: Input/output error"}, /* the last page's end */
+        {ENOSPC, 13651968, BL_ELIMIT, "writing 4096 bytes at offset 13651968"}, /* the seal */
         {ENOSPC, OF_LIST, BL_ELIMIT, ".json.tmp-"},
     };
     const char *dir = pages_new_dir();

@@ -108,7 +108,8 @@ static bl_status check_task(bl_stream *stream, const void *argument)
     usleep(a->pause_us);
     for (size_t i = 0; i < a->n_bytes; i++)
         if (a->at[i] != byte_of(a->value, i))
-            return BL_FAIL(BL_EINTERNAL, "entry of value %u: byte %zu is %d", a->value, i, a->at[i]);
+            return BL_FAIL(BL_EINTERNAL, "entry of value %u: byte %zu is %d", a->value, i,
+                           a->at[i]);
     return BL_OK;
 }
 
@@ -167,7 +168,8 @@ static void fall(fixture *f, unsigned round, int64_t from, int64_t to, size_t n_
         assert_ok(bl_spill_take(f->spill, e));
         valid(f);
         queue(f, check_task, e, round, n_bytes);
-        if (f->shape.n_host <= f->shape.n_entries - f->shape.n_slots) queue(f, spoil_task, e, round, n_bytes);
+        if (f->shape.n_host <= f->shape.n_entries - f->shape.n_slots)
+            queue(f, spoil_task, e, round, n_bytes);
         assert_ok(bl_spill_drop(f->spill, e));
         valid(f);
     }
@@ -197,7 +199,8 @@ static void look_at_all(const fixture *f, unsigned round, int64_t n, size_t n_by
         if (e < f->shape.n_host) assert_ptr_equal(at, f->host + e * ENTRY_BYTES);
         if (f->shape.n_slots == f->shape.n_entries) assert_non_null(at);
         if (e >= f->shape.n_host) continue;
-        for (size_t i = 0; i < n_bytes; i++) assert_int_equal(at[i], byte_of(round * 100 + (unsigned)e, i));
+        for (size_t i = 0; i < n_bytes; i++)
+            assert_int_equal(at[i], byte_of(round * 100 + (unsigned)e, i));
         for (size_t i = n_bytes; i < ENTRY_BYTES; i++) assert_int_equal(at[i], 0);
     }
 }
@@ -205,7 +208,8 @@ static void look_at_all(const fixture *f, unsigned round, int64_t n, size_t n_by
 static void whole_round(fixture *f, unsigned round, int64_t n, size_t n_bytes)
 {
     const shape *s = &f->shape;
-    int64_t before = moved_bytes(f), out = bl_min_i64(n, s->n_host), back = bl_max_i64(0, n - s->n_slots);
+    int64_t before = moved_bytes(f), out = bl_min_i64(n, s->n_host),
+            back = bl_max_i64(0, n - s->n_slots);
 
     memset(f->host, 0, (size_t)s->n_host * ENTRY_BYTES);
     rise(f, round, n, n_bytes, true);
@@ -410,7 +414,8 @@ static void test_wrong_order_is_refused(void **state)
     assert_ok(bl_spill_take(s, 3));
     assert_int_equal(bl_spill_take(s, 3), BL_EINTERNAL);
     assert_ok(bl_spill_drop(s, 3));
-    assert_int_equal(bl_spill_reserve(s, 3), BL_EINTERNAL); /* from the first take on it only falls */
+    assert_int_equal(bl_spill_reserve(s, 3),
+                     BL_EINTERNAL); /* from the first take on it only falls */
     assert_ok(bl_spill_begin(s, ENTRY_BYTES, false));
     write_entry(&f, 0);
     assert_int_equal(bl_spill_take(s, 0), BL_EINTERNAL); /* nothing is kept in this round */

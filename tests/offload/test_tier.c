@@ -131,7 +131,8 @@ static void test_layers_alternate(void **state)
          * of one kind. */
         if (wanted >= 2 && wanted <= N_LAYERS / 2) {
             assert_false(tiers[0] == BL_TIER_HOST && tiers[1] == BL_TIER_HOST);
-            assert_false(tiers[N_LAYERS - 2] == BL_TIER_HOST && tiers[N_LAYERS - 1] == BL_TIER_HOST);
+            assert_false(tiers[N_LAYERS - 2] == BL_TIER_HOST &&
+                         tiers[N_LAYERS - 1] == BL_TIER_HOST);
         }
     }
 }

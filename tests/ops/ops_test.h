@@ -89,7 +89,8 @@ static inline void test_close(const char *what, const float *got, const double *
                               double absolute, double relative)
 {
     for (int64_t i = 0; i < n; i++) {
-        double error = fabs((double)got[i] - want[i]), allowed = absolute + relative * fabs(want[i]);
+        double error = fabs((double)got[i] - want[i]),
+               allowed = absolute + relative * fabs(want[i]);
         if (!(error <= allowed)) {
             print_error("%s[%lld]: %.9g, not %.9g: off by %.3g, allowed %.3g\n", what, (long long)i,
                         (double)got[i], want[i], error, allowed);

@@ -67,12 +67,14 @@ static void halfway_cases_get_the_code_of_a_division(void **state)
     (void)state;
     uint64_t random = 88172645463325252u;
     for (int round = 0; round < 4000; round++) {
-        float scale = round < (int)BL_COUNT(scales) ? scales[round]
-                                                    : (float)exp2(40.0 * test_random(&random)) *
-                                                          (1.0f + 0.5f * (float)test_random(&random));
+        float scale = round < (int)BL_COUNT(scales)
+                          ? scales[round]
+                          : (float)exp2(40.0 * test_random(&random)) *
+                                (1.0f + 0.5f * (float)test_random(&random));
         bl_e4m3_divisor divisor = bl_e4m3_divisor_of(scale);
         for (int code = 0; code < 0x7e; code++) {
-            float middle = 0.5f * (bl_e4m3_to_f32((uint8_t)code) + bl_e4m3_to_f32((uint8_t)(code + 1)));
+            float middle =
+                0.5f * (bl_e4m3_to_f32((uint8_t)code) + bl_e4m3_to_f32((uint8_t)(code + 1)));
             float x = middle * scale;
             if (isinf(x)) continue;
             quotient_has_the_code_of_a_division(x, divisor);
@@ -146,7 +148,8 @@ static void decoded_codes_are_the_host_s(void **state)
             double below = fabs((double)near - (double)bl_bf16_to_f32((uint16_t)(bits - 1))),
                    above = fabs((double)bl_bf16_to_f32((uint16_t)(bits + 1)) - (double)near),
                    error = fabs((double)near - (double)got);
-            if ((bits & 0x7fff) != 0 && !isinf(near)) assert_true(error <= 0.5 * fmax(below, above));
+            if ((bits & 0x7fff) != 0 && !isinf(near))
+                assert_true(error <= 0.5 * fmax(below, above));
         }
     }
     bl_pool_destroy(pool);
@@ -166,7 +169,8 @@ static void bf16_rounding_is_to_nearest_even(void **state)
         uint32_t bits = bl_f32_bits(x);
         assert_int_equal(bl_f32_to_bf16(bl_f32_from_bits(bits + 0x7fff)), i);
         assert_int_equal(bl_f32_to_bf16(bl_f32_from_bits(bits + 0x8001)), i + 1);
-        assert_int_equal(bl_f32_to_bf16(bl_f32_from_bits(bits + 0x8000)), i + (i & 1)); /* halfway */
+        assert_int_equal(bl_f32_to_bf16(bl_f32_from_bits(bits + 0x8000)),
+                         i + (i & 1)); /* halfway */
     }
 }
 
@@ -174,7 +178,8 @@ static void bf16_rounding_is_to_nearest_even(void **state)
 static void same_element(const char *what, float got, float want, float g, float u)
 {
     if (memcmp(&got, &want, sizeof got) != 0 && !(isnan(got) && isnan(want))) {
-        print_error("%s(%a, %a): %a, not %a\n", what, (double)g, (double)u, (double)got, (double)want);
+        print_error("%s(%a, %a): %a, not %a\n", what, (double)g, (double)u, (double)got,
+                    (double)want);
         fail();
     }
 }
@@ -240,8 +245,10 @@ static void rope_and_norm_use_the_elements(void **state)
                          .cos_table = cosines,
                          .sin_table = sines,
                          .x = turned};
-    bl_rmsnorm_forward_args forward = {.T = T, .H = D, .eps = 1e-5, .x = x, .w = w, .y = y, .rstd = rstd};
-    bl_rmsnorm_backward_args backward = {.T = T, .H = D, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dx};
+    bl_rmsnorm_forward_args forward = {
+        .T = T, .H = D, .eps = 1e-5, .x = x, .w = w, .y = y, .rstd = rstd};
+    bl_rmsnorm_backward_args backward = {
+        .T = T, .H = D, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dx};
     assert_int_equal(bl_rope(device.stream, &rope), BL_OK);
     assert_int_equal(bl_rmsnorm_forward(device.stream, &forward), BL_OK);
     assert_int_equal(bl_rmsnorm_backward(device.stream, &backward), BL_OK);
@@ -249,18 +256,21 @@ static void rope_and_norm_use_the_elements(void **state)
     for (int t = 0; t < T; t++) {
         int64_t position = t - cu_seqlens[bl_document_of(cu_seqlens, 2, t)];
         double sum = 0;
-        for (int i = 0; i < D; i++) sum += (double)dy[t * D + i] * (double)w[i] * (double)x[t * D + i];
+        for (int i = 0; i < D; i++)
+            sum += (double)dy[t * D + i] * (double)w[i] * (double)x[t * D + i];
         float along = (float)((double)rstd[t] * (double)rstd[t] * sum / D);
         for (int i = 0; i < D; i++) {
             float normal = bl_rmsnorm_element(x[t * D + i], rstd[t], w[i]);
-            float gradient = bl_rmsnorm_gradient_element(x[t * D + i], rstd[t], w[i], dy[t * D + i], along);
+            float gradient =
+                bl_rmsnorm_gradient_element(x[t * D + i], rstd[t], w[i], dy[t * D + i], along);
             same_element("rmsnorm", y[t * D + i], normal, x[t * D + i], w[i]);
             assert_true(fabs((double)(dx[t * D + i] - gradient)) <=
                         1e-6); /* along, summed in another order */
         }
         for (int i = 0; i < HALF; i++) {
-            bl_rope_pair pair = bl_rope_rotate(x[t * D + i], x[t * D + HALF + i],
-                                               cosines[position * HALF + i], -sines[position * HALF + i]);
+            bl_rope_pair pair =
+                bl_rope_rotate(x[t * D + i], x[t * D + HALF + i], cosines[position * HALF + i],
+                               -sines[position * HALF + i]);
             same_element("rope", turned[t * D + i], pair.a, x[t * D + i], 0);
             same_element("rope", turned[t * D + HALF + i], pair.b, x[t * D + HALF + i], 0);
         }
@@ -273,8 +283,8 @@ static void adamw_uses_the_element(void **state)
 {
     (void)state;
     enum { N = 700 };
-    float *w = test_random_floats(N, 1), *m = test_random_floats(N, 2), *v = test_random_floats(N, 3),
-          *grad = test_random_floats(N, 4), w2[N], m2[N], v2[N];
+    float *w = test_random_floats(N, 1), *m = test_random_floats(N, 2),
+          *v = test_random_floats(N, 3), *grad = test_random_floats(N, 4), w2[N], m2[N], v2[N];
     const float edges[] = {0.0f, -0.0f, 1e-42f, 3e38f, INFINITY, NAN};
     for (int i = 0; i < N; i++) v[i] = fabsf(v[i]);
     for (size_t i = 0; i < BL_COUNT(edges); i++) grad[i] = edges[i];

@@ -66,7 +66,8 @@ static void assert_product(const product *p, const float *C)
     double n_roundings = (double)(p->K + 3) * 0x1p-24, g = n_roundings / (1 - n_roundings);
     for (int64_t i = 0; i < p->M; i++)
         for (int64_t j = 0; j < p->ldc; j++) {
-            double sum = 0, magnitude = 0, c0 = p->beta == 0 ? 0 : p->beta * (double)p->C0[i * p->ldc + j];
+            double sum = 0, magnitude = 0,
+                   c0 = p->beta == 0 ? 0 : p->beta * (double)p->C0[i * p->ldc + j];
             if (j >= p->N) {
                 assert_true(C[i * p->ldc + j] == 9);
                 continue;
@@ -78,7 +79,8 @@ static void assert_product(const product *p, const float *C)
                 magnitude += fabs(term);
             }
             double error = fabs((double)C[i * p->ldc + j] - (sum + c0));
-            assert_true(error <= g * (magnitude + fabs(c0)) + (double)p->K * 0x1p-149); /* false for NaN */
+            assert_true(error <=
+                        g * (magnitude + fabs(c0)) + (double)p->K * 0x1p-149); /* false for NaN */
         }
 }
 
@@ -95,19 +97,20 @@ static float *make_c0(int64_t M, int64_t N, int64_t ldc, float beta)
     return C0;
 }
 
-static void check_gemm_f32(const pool_set *pools, int64_t M, int64_t N, int64_t K, bool trans_a, bool trans_b,
-                           float alpha, float beta)
+static void check_gemm_f32(const pool_set *pools, int64_t M, int64_t N, int64_t K, bool trans_a,
+                           bool trans_b, float alpha, float beta)
 {
     int64_t lda = (trans_a ? M : K) + 3, ldb = (trans_b ? K : N) + 1, ldc = N + 2;
-    float *A = random_floats((trans_a ? K : M) * lda, 1), *B = random_floats((trans_b ? N : K) * ldb, 2);
+    float *A = random_floats((trans_a ? K : M) * lda, 1),
+          *B = random_floats((trans_b ? N : K) * ldb, 2);
     float *C0 = make_c0(M, N, ldc, beta), *C[MAX_THREADS + 1];
     size_t c_bytes = (size_t)(M * ldc) * sizeof(float);
     for (int n = 1; n <= MAX_THREADS; n++) {
         C[n] = malloc(c_bytes + 1);
         memcpy(C[n], C0, c_bytes);
-        assert_int_equal(
-            bl_cpu_gemm_f32(pools->of[n], trans_a, trans_b, M, N, K, alpha, A, lda, B, ldb, beta, C[n], ldc),
-            BL_OK);
+        assert_int_equal(bl_cpu_gemm_f32(pools->of[n], trans_a, trans_b, M, N, K, alpha, A, lda, B,
+                                         ldb, beta, C[n], ldc),
+                         BL_OK);
         assert_memory_equal(C[n], C[1], c_bytes);
     }
     product p = {M,
@@ -132,13 +135,17 @@ static void check_gemm_f32(const pool_set *pools, int64_t M, int64_t N, int64_t 
 
 static void test_gemm_f32(void **state)
 {
-    const int64_t shapes[][3] = {{1, 1, 1},     {7, 172, 100}, {172, 7, 100}, {300, 520, 65}, {16, 768, 40},
-                                 {600, 16, 33}, {5, 6, 0},     {0, 5, 6},     {5, 0, 6}};
+    const int64_t shapes[][3] = {{1, 1, 1},      {7, 172, 100}, {172, 7, 100},
+                                 {300, 520, 65}, {16, 768, 40}, {600, 16, 33},
+                                 {5, 6, 0},      {0, 5, 6},     {5, 0, 6}};
     for (size_t s = 0; s < BL_COUNT(shapes); s++)
         for (int trans = 0; trans < 4; trans++) {
-            check_gemm_f32(*state, shapes[s][0], shapes[s][1], shapes[s][2], trans & 1, trans & 2, 1, 0);
-            check_gemm_f32(*state, shapes[s][0], shapes[s][1], shapes[s][2], trans & 1, trans & 2, -0.75f, 1);
-            check_gemm_f32(*state, shapes[s][0], shapes[s][1], shapes[s][2], trans & 1, trans & 2, 2, 0.3f);
+            check_gemm_f32(*state, shapes[s][0], shapes[s][1], shapes[s][2], trans & 1, trans & 2,
+                           1, 0);
+            check_gemm_f32(*state, shapes[s][0], shapes[s][1], shapes[s][2], trans & 1, trans & 2,
+                           -0.75f, 1);
+            check_gemm_f32(*state, shapes[s][0], shapes[s][1], shapes[s][2], trans & 1, trans & 2,
+                           2, 0.3f);
         }
 }
 
@@ -151,8 +158,8 @@ typedef struct frozen {
     float *scales[BL_WEIGHT_SEGMENTS_MAX];
 } frozen;
 
-static void make_segment(bl_pool *pool, frozen *f, int s, bl_format format, int64_t rows, int64_t cols,
-                         float *values)
+static void make_segment(bl_pool *pool, frozen *f, int s, bl_format format, int64_t rows,
+                         int64_t cols, float *values)
 {
     size_t codes_bytes, n_scales;
     assert_true(bl_format_sizes(format, rows, cols, &codes_bytes, &n_scales));
@@ -163,26 +170,29 @@ static void make_segment(bl_pool *pool, frozen *f, int s, bl_format format, int6
     uint16_t *halves = f->codes[s];
     switch (format) {
     case BL_FORMAT_FP8_ROW:
-        assert_int_equal(bl_fp8_row_quantise(pool, BL_F32, source, 0, rows, cols, f->codes[s], f->scales[s]),
-                         BL_OK);
+        assert_int_equal(
+            bl_fp8_row_quantise(pool, BL_F32, source, 0, rows, cols, f->codes[s], f->scales[s]),
+            BL_OK);
         break;
     case BL_FORMAT_FP8_BLOCK:
-        assert_int_equal(bl_fp8_block_quantise(pool, BL_F32, source, rows, cols, f->codes[s], f->scales[s]),
-                         BL_OK);
+        assert_int_equal(
+            bl_fp8_block_quantise(pool, BL_F32, source, rows, cols, f->codes[s], f->scales[s]),
+            BL_OK);
         break;
     case BL_FORMAT_F32:
         memcpy(f->codes[s], source, codes_bytes);
         break;
     default:
         for (int64_t i = 0; i < rows * cols; i++)
-            halves[i] = format == BL_FORMAT_F16 ? bl_f32_to_f16(source[i]) : bl_f32_to_bf16(source[i]);
+            halves[i] =
+                format == BL_FORMAT_F16 ? bl_f32_to_f16(source[i]) : bl_f32_to_bf16(source[i]);
     }
     bl_fp8_dequantise(pool, format, f->codes[s], f->scales[s], rows, cols, values);
     free(source);
 }
 
-static frozen make_frozen(bl_pool *pool, int n_segments, const bl_format *formats, const int64_t *rows,
-                          int64_t cols)
+static frozen make_frozen(bl_pool *pool, int n_segments, const bl_format *formats,
+                          const int64_t *rows, int64_t cols)
 {
     frozen f = {.w = {.cols = cols, .n_segments = n_segments}};
     for (int s = 0; s < n_segments; s++) f.w.rows += rows[s];
@@ -201,18 +211,21 @@ static void free_frozen(frozen *f)
     free(f->values);
 }
 
-static void check_weight(const pool_set *pools, const frozen *f, bool forward, int64_t T, float beta)
+static void check_weight(const pool_set *pools, const frozen *f, bool forward, int64_t T,
+                         float beta)
 {
-    int64_t n_in = forward ? f->w.cols : f->w.rows, n_out = forward ? f->w.rows : f->w.cols, ld_in = n_in + 3,
-            ld_out = n_out + 2;
-    float *in = random_floats(T * ld_in, 5), *out0 = make_c0(T, n_out, ld_out, beta), *out[MAX_THREADS + 1];
+    int64_t n_in = forward ? f->w.cols : f->w.rows, n_out = forward ? f->w.rows : f->w.cols,
+            ld_in = n_in + 3, ld_out = n_out + 2;
+    float *in = random_floats(T * ld_in, 5), *out0 = make_c0(T, n_out, ld_out, beta),
+          *out[MAX_THREADS + 1];
     size_t out_bytes = (size_t)(T * ld_out) * sizeof(float);
     for (int n = 1; n <= MAX_THREADS; n++) {
         out[n] = malloc(out_bytes + 1);
         memcpy(out[n], out0, out_bytes);
-        bl_status st = forward
-                           ? bl_cpu_gemm_weight_nt(pools->of[n], T, in, ld_in, &f->w, beta, out[n], ld_out)
-                           : bl_cpu_gemm_weight_nn(pools->of[n], T, in, ld_in, &f->w, beta, out[n], ld_out);
+        bl_status st =
+            forward
+                ? bl_cpu_gemm_weight_nt(pools->of[n], T, in, ld_in, &f->w, beta, out[n], ld_out)
+                : bl_cpu_gemm_weight_nn(pools->of[n], T, in, ld_in, &f->w, beta, out[n], ld_out);
         assert_int_equal(st, BL_OK);
         assert_memory_equal(out[n], out[1], out_bytes);
     }
@@ -248,12 +261,14 @@ static void check_both_directions(const pool_set *pools, const frozen *f, const 
 
 static void test_every_format(void **state)
 {
-    const int64_t tokens[] = {0, 1, 7, 8, 9, 172}, rows[] = {172, 0, 1, 130}, cols[] = {100, 0, 129};
+    const int64_t tokens[] = {0, 1, 7, 8, 9, 172}, rows[] = {172, 0, 1, 130},
+                  cols[] = {100, 0, 129};
     pool_set *pools = *state;
     for (int format = 0; format < BL_FORMAT_COUNT; format++)
         for (size_t r = 0; r < BL_COUNT(rows); r++)
             for (size_t c = 0; c < BL_COUNT(cols); c++) {
-                frozen f = make_frozen(pools->of[1], 1, &(bl_format){(bl_format)format}, &rows[r], cols[c]);
+                frozen f = make_frozen(pools->of[1], 1, &(bl_format){(bl_format)format}, &rows[r],
+                                       cols[c]);
                 check_both_directions(pools, &f, tokens, BL_COUNT(tokens));
                 free_frozen(&f);
             }
@@ -262,7 +277,8 @@ static void test_every_format(void **state)
 /* Segments whose ends fall inside tiles, panels and groups of rows, with a format each. */
 static void test_fused_matrices(void **state)
 {
-    const int64_t tokens[] = {1, 3, 20}, rows[][3] = {{301, 130, 130}, {5, 1, 2}, {0, 172, 3}, {7, 0, 400}};
+    const int64_t tokens[] = {1, 3, 20},
+                  rows[][3] = {{301, 130, 130}, {5, 1, 2}, {0, 172, 3}, {7, 0, 400}};
     const bl_format formats[][3] = {{BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW},
                                     {BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_BLOCK},
                                     {BL_FORMAT_BF16, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_ROW}};
@@ -297,20 +313,24 @@ static void test_refusing_bad_shapes(void **state)
 {
     pool_set *pools = *state;
     float value = 0;
-    bl_weight w = {.rows = 4, .cols = 4, .n_segments = 1, .segment = {{BL_FORMAT_F32, &value, NULL, 3}}};
+    bl_weight w = {
+        .rows = 4, .cols = 4, .n_segments = 1, .segment = {{BL_FORMAT_F32, &value, NULL, 3}}};
     assert_int_equal(
         bl_cpu_gemm_f32(pools->of[1], false, false, 2, 2, 2, 1, &value, 1, &value, 2, 0, &value, 2),
         BL_EINTERNAL);
-    assert_int_equal(
-        bl_cpu_gemm_f32(pools->of[1], false, false, 2, -1, 2, 1, &value, 2, &value, 2, 0, &value, 2),
-        BL_EINTERNAL);
-    assert_int_equal(bl_cpu_gemm_f32(pools->of[1], false, true, 2, 0, 1ll << 31, 1, &value, 1ll << 31, &value,
-                                     1ll << 31, 0, &value, 0),
+    assert_int_equal(bl_cpu_gemm_f32(pools->of[1], false, false, 2, -1, 2, 1, &value, 2, &value, 2,
+                                     0, &value, 2),
+                     BL_EINTERNAL);
+    assert_int_equal(bl_cpu_gemm_f32(pools->of[1], false, true, 2, 0, 1ll << 31, 1, &value,
+                                     1ll << 31, &value, 1ll << 31, 0, &value, 0),
                      BL_ELIMIT);
-    assert_int_equal(bl_cpu_gemm_weight_nt(pools->of[1], 1, &value, 4, &w, 0, &value, 4), BL_EINTERNAL);
+    assert_int_equal(bl_cpu_gemm_weight_nt(pools->of[1], 1, &value, 4, &w, 0, &value, 4),
+                     BL_EINTERNAL);
     w.rows = 3;
-    assert_int_equal(bl_cpu_gemm_weight_nt(pools->of[1], 1, &value, 3, &w, 0, &value, 4), BL_EINTERNAL);
-    assert_int_equal(bl_cpu_gemm_weight_nn(pools->of[1], 1, &value, 3, &w, 0, &value, 3), BL_EINTERNAL);
+    assert_int_equal(bl_cpu_gemm_weight_nt(pools->of[1], 1, &value, 3, &w, 0, &value, 4),
+                     BL_EINTERNAL);
+    assert_int_equal(bl_cpu_gemm_weight_nn(pools->of[1], 1, &value, 3, &w, 0, &value, 3),
+                     BL_EINTERNAL);
 }
 
 int main(void)

@@ -57,9 +57,10 @@ static void test_no_code_after_prepare(void **state)
         for (size_t i = 0; i < BL_COUNT(sizes); i++)
             for (size_t j = 0; j < BL_COUNT(sizes); j++)
                 for (size_t k = 0; k < BL_COUNT(sizes); k++)
-                    assert_int_equal(bl_cpu_gemm_f32(pool, kind & 1, kind & 2, sizes[i], sizes[j], sizes[k],
-                                                     1, block, SIDE, block + SIDE * SIDE, SIDE,
-                                                     betas[kind / 4], block + 2 * SIDE * SIDE, SIDE),
+                    assert_int_equal(bl_cpu_gemm_f32(pool, kind & 1, kind & 2, sizes[i], sizes[j],
+                                                     sizes[k], 1, block, SIDE, block + SIDE * SIDE,
+                                                     SIDE, betas[kind / 4], block + 2 * SIDE * SIDE,
+                                                     SIDE),
                                      BL_OK);
     assert_int_equal(code_bytes(), before);
     bl_pool_destroy(pool);
@@ -105,8 +106,8 @@ static float blocks[3 * SIDE * SIDE];
 
 static bl_status multiply(bl_pool *pool)
 {
-    return bl_cpu_gemm_f32(pool, false, false, SIDE, SIDE, SIDE, 1, blocks, SIDE, blocks + SIDE * SIDE, SIDE,
-                           0, blocks + 2 * SIDE * SIDE, SIDE);
+    return bl_cpu_gemm_f32(pool, false, false, SIDE, SIDE, SIDE, 1, blocks, SIDE,
+                           blocks + SIDE * SIDE, SIDE, 0, blocks + 2 * SIDE * SIDE, SIDE);
 }
 
 /* The workers have made no product yet: libgomp does not know them. */

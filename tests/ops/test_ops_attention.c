@@ -70,8 +70,8 @@ static double dot(const double *a, const float *b, int64_t n)
 
 /* One query of one head: o and lse, and with `gradient` what it adds to dq, dk, dv. q is given apart (in
  * double, for differences); k and v are rows [begin, end) of the fused buffer. */
-static double reference_query(const problem *p, int64_t head, const double *q, int64_t token, int64_t begin,
-                              int64_t end, double *o, double *gradient)
+static double reference_query(const problem *p, int64_t head, const double *q, int64_t token,
+                              int64_t begin, int64_t end, double *o, double *gradient)
 {
     const shape *s = &p->s;
     int64_t d = s->d, kv = head / (s->n_heads / s->n_kv_heads), at_k = (s->n_heads + kv) * d,
@@ -88,8 +88,8 @@ static double reference_query(const problem *p, int64_t head, const double *q, i
             o[i] += weight[j - begin] / sum * (double)p->qkv[j * p->fused + at_v + i];
     }
     for (int64_t j = begin; gradient && j < end; j++) {
-        const float *d_o = p->d_o + token * p->o_stride + head * d, *k = p->qkv + j * p->fused + at_k,
-                    *v = k + s->n_kv_heads * d;
+        const float *d_o = p->d_o + token * p->o_stride + head * d,
+                    *k = p->qkv + j * p->fused + at_k, *v = k + s->n_kv_heads * d;
         double probability = weight[j - begin] / sum, along = 0;
         for (int64_t i = 0; i < d; i++) along += (double)d_o[i] * ((double)v[i] - o[i]);
         for (int64_t i = 0; i < d; i++) {
@@ -109,7 +109,8 @@ static void problem_reference(problem *p)
     for (int64_t document = 0; document < s->n_documents; document++) {
         for (int64_t t = s->cu_seqlens[document]; t < s->cu_seqlens[document + 1]; t++) {
             for (int64_t head = 0; head < s->n_heads; head++) {
-                for (int64_t i = 0; i < s->d; i++) q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
+                for (int64_t i = 0; i < s->d; i++)
+                    q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
                 p->want_lse[t * s->n_heads + head] =
                     reference_query(p, head, q, t, s->cu_seqlens[document], t + 1,
                                     p->want_o + t * p->o_stride + head * s->d, p->want_d_qkv);
@@ -124,7 +125,8 @@ static void problem_run(problem *p, int threads)
     int64_t at_k = s->n_heads * s->d, at_v = at_k + s->n_kv_heads * s->d;
     for (int64_t i = 0; i < p->T * p->fused; i++)
         p->d_qkv[i] = i % p->fused < p->fused - 3 ? NAN : 0.0f; /* must be overwritten */
-    for (int64_t i = 0; i < p->T * p->o_stride; i++) p->o[i] = i % p->o_stride < p->o_stride - 2 ? NAN : 0.0f;
+    for (int64_t i = 0; i < p->T * p->o_stride; i++)
+        p->o[i] = i % p->o_stride < p->o_stride - 2 ? NAN : 0.0f;
     test_device d = test_device_create(threads);
     bl_attention_forward_args forward = {.T = p->T,
                                          .n_heads = s->n_heads,
@@ -228,7 +230,8 @@ static double document_loss(problem *p, int64_t begin, int64_t end, int64_t inde
     p->qkv[index] = (float)((double)keep + by); /* the caller's steps are exact in fp32 */
     for (int64_t t = begin; t < end; t++) {
         for (int64_t head = 0; head < s->n_heads; head++) {
-            for (int64_t i = 0; i < s->d; i++) q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
+            for (int64_t i = 0; i < s->d; i++)
+                q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
             reference_query(p, head, q, t, begin, t + 1, o, NULL);
             loss += dot(o, p->d_o + t * p->o_stride + head * s->d, s->d);
         }
@@ -254,9 +257,9 @@ static void gradients_match_central_differences(void **state)
             const double step =
                 1.0 /
                 4096; /* step^2 / 6 of a third derivative below 10: 1e-7; rounding 1e-16 |loss| / step */
-            double want =
-                (document_loss(&p, begin, end, index, step) - document_loss(&p, begin, end, index, -step)) /
-                (2 * step);
+            double want = (document_loss(&p, begin, end, index, step) -
+                           document_loss(&p, begin, end, index, -step)) /
+                          (2 * step);
             test_close("gradient", p.d_qkv + index, &want, 1, backward_tolerance(&p) + 1e-6, 0);
         }
         problem_destroy(&p);
@@ -294,7 +297,8 @@ static void generation_sees_the_older_keys(void **state)
         memset(p.o, 0, (size_t)(p.T * p.o_stride) * sizeof *p.o);
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_OK);
         test_finish(d);
-        test_close("o", p.o, p.want_o + older * p.o_stride, T * p.o_stride, forward_tolerance(64), 0);
+        test_close("o", p.o, p.want_o + older * p.o_stride, T * p.o_stride, forward_tolerance(64),
+                   0);
         args.position_offset = 1;
         args.n_documents = 2;
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_EINTERNAL);

@@ -65,8 +65,8 @@ static void dropout_follows_the_documented_counters(void **state)
                 for (int64_t c = 0; c < C; c++) {
                     uint32_t key_words[4] = {77, 0, 3, 2};
                     bl_philox_4x32_10(key_words, (bl_philox_key){{0x9abcdef0u, 0x12345678u}});
-                    uint32_t words[4] = {(uint32_t)(c / 4), (uint32_t)position[t], (uint32_t)sample[t],
-                                         (uint32_t)(sample[t] >> 32)};
+                    uint32_t words[4] = {(uint32_t)(c / 4), (uint32_t)position[t],
+                                         (uint32_t)sample[t], (uint32_t)(sample[t] >> 32)};
                     bl_philox_4x32_10(words, (bl_philox_key){{key_words[0], key_words[1]}});
                     int kept = words[c % 4] >= (uint32_t)floor((double)0.1f * 4294967296.0);
                     float want = kept ? x[t * C + c] * (float)(1.0 / (1.0 - (double)0.1f)) : 0.0f;

@@ -31,8 +31,8 @@ static double reference_row(const problem *p, int64_t t, int64_t h_moved, double
     double *logits = test_doubles(p->V), most = -INFINITY, sum = 0;
     for (int64_t v = 0; v < p->V; v++) {
         for (int64_t h = 0; h < p->H; h++)
-            logits[v] +=
-                ((double)p->x[t * p->H + h] + (h == h_moved ? by : 0)) * (double)p->head[v * p->H + h];
+            logits[v] += ((double)p->x[t * p->H + h] + (h == h_moved ? by : 0)) *
+                         (double)p->head[v * p->H + h];
         most = fmax(most, logits[v]);
     }
     for (int64_t v = 0; v < p->V; v++) sum += exp(logits[v] - most);
@@ -120,8 +120,10 @@ static void check(int64_t T, int64_t H, int64_t V, int weights)
         assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
         test_finish(d);
         test_close("logp", logp, p.want_logp, T, 2 * logit_tolerance(H), U);
-        test_close("dx", dx, p.want_dx, T * H, p.scale * largest * (2 * logit_tolerance(H) + 32 * U), 0);
-        assert_true(fabs(loss - 0.25 - p.want_loss) <= 2 * logit_tolerance(H) * largest * (double)T);
+        test_close("dx", dx, p.want_dx, T * H,
+                   p.scale * largest * (2 * logit_tolerance(H) + 32 * U), 0);
+        assert_true(fabs(loss - 0.25 - p.want_loss) <=
+                    2 * logit_tolerance(H) * largest * (double)T);
         for (int64_t t = 0; t < T; t++) {
             if (p.weights[t] != 0.0f) continue;
             assert_true(logp[t] == 0.0f);
@@ -208,7 +210,8 @@ static void gradient_matches_central_differences(void **state)
                    (reference_row(&p, i / 64, i % 64, step, NULL) -
                     reference_row(&p, i / 64, i % 64, -step, NULL)) /
                    (2 * step);
-        test_close("dx", dx + i, &want, 1, p.scale * 1.5 * (2 * logit_tolerance(64) + 32 * U + 2e-8), 0);
+        test_close("dx", dx + i, &want, 1,
+                   p.scale * 1.5 * (2 * logit_tolerance(64) + 32 * U + 2e-8), 0);
     }
     test_device_destroy(d);
     free(logits);

@@ -41,7 +41,8 @@ static void adamw_follows_torch(void **state)
                     want_v[i] = beta2 * want_v[i] + (1 - beta2) * g * g;
                     double correction1 = 1 - pow(beta1, (double)step),
                            correction2 = 1 - pow(beta2, (double)step);
-                    want[i] -= lr / correction1 * want_m[i] / (sqrt(want_v[i]) / sqrt(correction2) + eps);
+                    want[i] -=
+                        lr / correction1 * want_m[i] / (sqrt(want_v[i]) / sqrt(correction2) + eps);
                 }
                 free(grad);
             }
@@ -103,7 +104,8 @@ static void squares_are_summed_in_one_order(void **state)
         for (int threads = 1; threads <= 3; threads++) {
             test_device d = test_device_create(threads);
             got[threads - 1] = 0.5;
-            bl_sum_squares(d.stream, &(bl_sum_squares_args){.n = n, .x = x, .sum = &got[threads - 1]});
+            bl_sum_squares(d.stream,
+                           &(bl_sum_squares_args){.n = n, .x = x, .sum = &got[threads - 1]});
             test_finish(d);
             test_device_destroy(d);
             assert_true(got[threads - 1] == got[0]);

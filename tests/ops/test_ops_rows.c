@@ -75,8 +75,8 @@ static void row_helpers_cover_every_length(void **state)
 
 /* ---- RMSNorm ---- */
 
-static void norm_reference(int64_t T, int64_t H, double eps, const double *x, const float *w, double *y,
-                           double *rstd)
+static void norm_reference(int64_t T, int64_t H, double eps, const double *x, const float *w,
+                           double *y, double *rstd)
 {
     for (int64_t t = 0; t < T; t++) {
         double sum = 0;
@@ -106,7 +106,8 @@ static void check_norm(int64_t T, int64_t H)
 {
     const double eps = 1e-5;
     int64_t n = T * H;
-    float *x = test_random_floats(n, 1), *w = test_random_floats(H, 2), *dy = test_random_floats(n, 3);
+    float *x = test_random_floats(n, 1), *w = test_random_floats(H, 2),
+          *dy = test_random_floats(n, 3);
     float *y[THREADS_MAX], *dx[THREADS_MAX], *rstd = test_floats(T);
     double *wide = widen(x, n), *want = test_doubles(n), *want_rstd = test_doubles(T);
     for (int threads = 1; threads <= THREADS_MAX; threads++) {
@@ -124,7 +125,8 @@ static void check_norm(int64_t T, int64_t H)
             test_same_bits("y", y[0], y[threads - 1], n);
             test_same_bits("dx", dx[0], dx[threads - 1], n);
         }
-        if (threads == THREADS_MAX) { /* accumulating adds to what is there; in place overwrites dy and x */
+        if (threads ==
+            THREADS_MAX) { /* accumulating adds to what is there; in place overwrites dy and x */
             backward.accumulate = 1;
             assert_int_equal(bl_rmsnorm_backward(d.stream, &backward), BL_OK);
             forward.y = x;
@@ -132,9 +134,10 @@ static void check_norm(int64_t T, int64_t H)
             test_finish(d);
             for (int64_t i = 0; i < n; i++) assert_true(dx[threads - 1][i] == 2.0f * dx[0][i]);
             assert_int_equal(
-                bl_rmsnorm_backward(d.stream,
-                                    &(bl_rmsnorm_backward_args){
-                                        .T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dy}),
+                bl_rmsnorm_backward(
+                    d.stream,
+                    &(bl_rmsnorm_backward_args){
+                        .T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dy}),
                 BL_OK);
             assert_int_equal(bl_rmsnorm_forward(d.stream, &forward), BL_OK);
             test_finish(d);
@@ -279,8 +282,10 @@ static void check_swiglu(int64_t T, int64_t I)
             double g = (double)gate_up[t * 2 * I + i], u = (double)gate_up[t * 2 * I + I + i],
                    dy = (double)dh[t * I + i];
             want[t * I + i] = swiglu(g, u);
-            want_gradient[t * 2 * I + i] = dy * (swiglu(g + STEP, u) - swiglu(g - STEP, u)) / (2 * STEP);
-            want_gradient[t * 2 * I + I + i] = dy * (swiglu(g, u + STEP) - swiglu(g, u - STEP)) / (2 * STEP);
+            want_gradient[t * 2 * I + i] =
+                dy * (swiglu(g + STEP, u) - swiglu(g - STEP, u)) / (2 * STEP);
+            want_gradient[t * 2 * I + I + i] =
+                dy * (swiglu(g, u + STEP) - swiglu(g, u - STEP)) / (2 * STEP);
         }
     }
     float *first = NULL, *first_gradient = NULL;
@@ -293,11 +298,13 @@ static void check_swiglu(int64_t T, int64_t I)
         assert_int_equal(bl_swiglu_forward(d.stream, &forward), BL_OK);
         assert_int_equal(bl_swiglu_backward(d.stream, &backward), BL_OK);
         test_finish(d);
-        test_close("swiglu", h, want, n, 0,
-                   7 * U); /* exp 2, sum, quotient, product, and exp's share of the sum: 7 at most */
+        test_close(
+            "swiglu", h, want, n, 0,
+            7 * U); /* exp 2, sum, quotient, product, and exp's share of the sum: 7 at most */
         /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings each: |dh
          * u| <= 6 */
-        test_close("d gate_up", gradient, want_gradient, 2 * n, 6 * 30 * U * 0.3 + 6 * STEP * STEP, 8 * U);
+        test_close("d gate_up", gradient, want_gradient, 2 * n, 6 * 30 * U * 0.3 + 6 * STEP * STEP,
+                   8 * U);
         if (first) {
             test_same_bits("swiglu", first, h, n);
             test_same_bits("d gate_up", first_gradient, gradient, 2 * n);
@@ -332,12 +339,14 @@ static void swiglu_matches_reference_and_differences(void **state)
 static void swiglu_survives_extremes(void **state)
 {
     (void)state;
-    float gate_up[8] = {-1e30f, -200.0f, 200.0f, 1e30f, 1.0f, 1.0f, 1.0f, 1.0f}, h[4], dh[4] = {1, 1, 1, 1},
-          gradient[8];
+    float gate_up[8] = {-1e30f, -200.0f, 200.0f, 1e30f, 1.0f, 1.0f, 1.0f, 1.0f}, h[4],
+          dh[4] = {1, 1, 1, 1}, gradient[8];
     test_device d = test_device_create(1);
-    bl_swiglu_forward(d.stream, &(bl_swiglu_forward_args){.T = 1, .I = 4, .gate_up = gate_up, .h = h});
-    bl_swiglu_backward(d.stream, &(bl_swiglu_backward_args){
-                                     .T = 1, .I = 4, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient});
+    bl_swiglu_forward(d.stream,
+                      &(bl_swiglu_forward_args){.T = 1, .I = 4, .gate_up = gate_up, .h = h});
+    bl_swiglu_backward(d.stream,
+                       &(bl_swiglu_backward_args){
+                           .T = 1, .I = 4, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient});
     test_finish(d);
     test_close("silu", h, (const double[]){0, 0, 200, 1e30}, 4, 0, U);
     test_close("silu'", gradient, (const double[]){0, 0, 1, 1, 0, 0, 200, 1e30}, 8, 0, U);
@@ -375,8 +384,8 @@ static void embedding_takes_rows_of_any_float_type(void **state)
     float *values = test_random_floats(V * H, 3), y[T * H];
     uint16_t half[V * H], brain[V * H];
     for (int i = 0; i < V * H; i++) {
-        values[i] = bl_bf16_to_f32(
-            bl_f32_to_bf16(values[i])); /* bf16 has fewer mantissa bits than f16: exact in all three */
+        values[i] = bl_bf16_to_f32(bl_f32_to_bf16(
+            values[i])); /* bf16 has fewer mantissa bits than f16: exact in all three */
         half[i] = bl_f32_to_f16(values[i]);
         brain[i] = bl_f32_to_bf16(values[i]);
     }
@@ -391,7 +400,8 @@ static void embedding_takes_rows_of_any_float_type(void **state)
         assert_int_equal(bl_embedding(d.stream, &args), BL_OK);
         test_finish(d);
         for (int t = 0; t < T; t++)
-            for (int h = 0; h < H; h++) assert_true(fabsf(y[t * H + h] - values[ids[t] * H + h]) <= 6e-8f);
+            for (int h = 0; h < H; h++)
+                assert_true(fabsf(y[t * H + h] - values[ids[t] * H + h]) <= 6e-8f);
     }
     bl_embedding_args none = {.T = 0, .H = H, .dtype = BL_F32};
     assert_int_equal(bl_embedding(d.stream, &none), BL_OK);
@@ -410,8 +420,11 @@ static void casts_round_to_nearest_even(void **state)
     uint16_t *halves = test_alloc(N, sizeof *halves);
     (void)state;
     x[7] = NAN;
-    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .to = BL_ACT_BF16, .x = x, .y = halves}), BL_OK);
-    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .from = BL_ACT_BF16, .x = halves, .y = back}), BL_OK);
+    assert_int_equal(
+        bl_cast(d.stream, &(bl_cast_args){.n = N, .to = BL_ACT_BF16, .x = x, .y = halves}), BL_OK);
+    assert_int_equal(
+        bl_cast(d.stream, &(bl_cast_args){.n = N, .from = BL_ACT_BF16, .x = halves, .y = back}),
+        BL_OK);
     assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .x = x, .y = copy}), BL_OK);
     test_finish(d);
     for (int i = 0; i < N; i++) {
@@ -432,7 +445,9 @@ static void bf16_activations_are_not_the_cpus(void **state)
     test_device d = test_device_create(1);
     float x[4] = {1, 2, 3, 4};
     (void)state;
-    assert_int_equal(bl_add(d.stream, &(bl_add_args){.n = 4, .act = BL_ACT_BF16, .a = x, .b = x, .y = x}), BL_EINTERNAL);
+    assert_int_equal(
+        bl_add(d.stream, &(bl_add_args){.n = 4, .act = BL_ACT_BF16, .a = x, .b = x, .y = x}),
+        BL_EINTERNAL);
     test_finish(d);
     assert_true(x[0] == 1);
     test_device_destroy(d);

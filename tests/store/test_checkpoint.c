@@ -139,13 +139,15 @@ static void test_round_trip(void **state)
     tmp_subdir("run/checkpoints/step-99x");
     assert_steps(dir, both, 2);
     assert_int_equal(
-        bl_file_read_all(tmp_path("run/checkpoints/step-7/extra"), 100, (void **)&bytes, &n_bytes), BL_OK);
+        bl_file_read_all(tmp_path("run/checkpoints/step-7/extra"), 100, (void **)&bytes, &n_bytes),
+        BL_OK);
     assert_string_equal(bytes, "step 7");
     free(bytes);
     assert_int_equal(save(dir, 7, 50), BL_OK); /* replaces */
     assert_int_equal(bl_checkpoint_verify(tmp_path("run/checkpoints/step-7"), NULL, NULL), BL_OK);
-    assert_int_equal(
-        bl_file_read_all(tmp_path("run/checkpoints/step-7/weights"), 100, (void **)&bytes, &n_bytes), BL_OK);
+    assert_int_equal(bl_file_read_all(tmp_path("run/checkpoints/step-7/weights"), 100,
+                                      (void **)&bytes, &n_bytes),
+                     BL_OK);
     assert_int_equal(n_bytes, 50);
     free(bytes);
     assert_false(bl_file_exists(tmp_path("run/checkpoints/step-7.old.tmp")));
@@ -167,9 +169,11 @@ static void test_damage_is_found_and_passed_over(void **state)
     assert_damaged("d/step-3", "/d/step-3/manifest.json: No such file");
     char *text;
     size_t n_bytes;
-    assert_int_equal(bl_file_read_all(tmp_path("d/step-2/manifest.json"), 10000, (void **)&text, &n_bytes),
-                     BL_OK);
-    flip("d/step-2/manifest.json", strstr(text, "\"step_again\": ") + 14 - text); /* 2 -> 3: still JSON */
+    assert_int_equal(
+        bl_file_read_all(tmp_path("d/step-2/manifest.json"), 10000, (void **)&text, &n_bytes),
+        BL_OK);
+    flip("d/step-2/manifest.json",
+         strstr(text, "\"step_again\": ") + 14 - text); /* 2 -> 3: still JSON */
     assert_damaged("d/step-2", "/d/step-2/manifest.json: checksum mismatch");
     free(text);
     assert_latest(dir, 1);
@@ -192,7 +196,8 @@ static void test_full_disk(void **state)
     pwrite_error = ENOSPC;
     assert_int_equal(save(dir, 2, 1000), BL_ELIMIT);
     pwrite_error = 0;
-    assert_error_has("/full/step-2.tmp/weights.tmp: writing 1000 bytes at offset 0: No space left on device");
+    assert_error_has(
+        "/full/step-2.tmp/weights.tmp: writing 1000 bytes at offset 0: No space left on device");
     assert_false(bl_file_exists(tmp_path("full/step-2")));
     assert_false(bl_file_exists(tmp_path("full/step-2.tmp")));
     assert_latest(dir, 1);
@@ -221,7 +226,8 @@ static void test_failed_fsync_is_fatal(void **state)
         n_failed++;
         char *path;
         assert_int_equal(bl_checkpoint_latest(dir, &path, NULL, NULL), BL_OK);
-        assert_non_null(path); /* step 1, or step 2 where only the last fsync, of the parent, failed */
+        assert_non_null(
+            path); /* step 1, or step 2 where only the last fsync, of the parent, failed */
         free(path);
         assert_int_equal(bl_tree_remove(tmp_path("eio/step-2")), BL_OK);
     }
@@ -333,7 +339,8 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_int_equal(bl_checkpoint_prune(dir, 9), BL_OK);
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 2), BL_ECHECKPOINT); /* the newest is damaged: touch nothing */
+    assert_int_equal(bl_checkpoint_prune(dir, 2),
+                     BL_ECHECKPOINT); /* the newest is damaged: touch nothing */
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
     assert_int_equal(bl_checkpoint_prune(dir, 4), BL_OK);
@@ -380,7 +387,8 @@ static void test_sigkill_in_the_middle_of_saves(void **state)
         pid_t child = fork();
         if (child == 0) save_forever(dir, last_told + 1, told[1]);
         close(told[1]);
-        assert_int_equal(read(told[0], &step, sizeof step), sizeof step); /* at least one save got through */
+        assert_int_equal(read(told[0], &step, sizeof step),
+                         sizeof step); /* at least one save got through */
         last_told = step;
         usleep((useconds_t)(rand_r(&seed) % 20000));
         kill(child, SIGKILL);

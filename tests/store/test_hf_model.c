@@ -31,8 +31,9 @@ static void test_shards(void **state)
     tmp_subdir("m");
     put_safetensors("m/model-1.safetensors", U8_TENSOR("b"), 4);
     put_safetensors("m/model-2.safetensors", U8_TENSOR("a"), 4);
-    put_text("m/model.safetensors.index.json", "{\"metadata\":{\"total_size\":1},\"weight_map\":{\"a\":"
-                                               "\"model-2.safetensors\",\"b\":\"model-1.safetensors\"}}");
+    put_text("m/model.safetensors.index.json",
+             "{\"metadata\":{\"total_size\":1},\"weight_map\":{\"a\":"
+             "\"model-2.safetensors\",\"b\":\"model-1.safetensors\"}}");
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
     assert_int_equal(bl_hf_count(model), 2);
     assert_int_equal(bl_hf_file_count(model), 2);
@@ -49,22 +50,25 @@ static void test_bad_indexes_list_everything(void **state)
     tmp_subdir("m");
     assert_open_fails("m", "has neither model.safetensors nor model.safetensors.index.json");
     put_text("m/pytorch_model.bin", "PK");
-    assert_open_fails("m", "pytorch_model.bin is a PyTorch file: convert the weights to safetensors");
+    assert_open_fails("m",
+                      "pytorch_model.bin is a PyTorch file: convert the weights to safetensors");
     assert_int_equal(remove(tmp_path("m/pytorch_model.bin")), 0);
     put_text("m/model.safetensors.index.json",
              "{\"weight_map\":{\"a\":\"../up.safetensors\",\"b\":\"/etc/passwd\","
              "\"c\":\"..\",\"d\":7,\"e\":\"\",\"f\":\"x\\\\y\",\"g\":\"gone\"}}");
-    assert_open_fails("m",
-                      "tensor a: file name \"../up.safetensors\" is not a plain name in the model's folder");
+    assert_open_fails(
+        "m", "tensor a: file name \"../up.safetensors\" is not a plain name in the model's folder");
     assert_error_has("tensor b: file name \"/etc/passwd\" is not");
     assert_error_has("tensor c: file name \"..\" is not");
     assert_error_has("tensor d: file name \"(not a string)\" is not");
     assert_error_has("tensor e: file name \"\" is not");
     assert_error_has("tensor f: file name \"x\\y\" is not");
     assert_error_has("gone: No such file");
-    put_text("m/model.safetensors.index.json", "{\"weight_map\":{\"a\\nb\":\"../x\",\"c\":\"x\\ny\"}}");
+    put_text("m/model.safetensors.index.json",
+             "{\"weight_map\":{\"a\\nb\":\"../x\",\"c\":\"x\\ny\"}}");
     assert_open_fails(
-        "m", ": a tensor name has a control character; tensor c: file name \"(control characters)\" is");
+        "m",
+        ": a tensor name has a control character; tensor c: file name \"(control characters)\" is");
     put_text("m/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"s1\\u0000x\"}}");
     assert_open_fails("m", "tensor a: file name \"(a NUL in it)\" is not a plain name");
     put_text("m/model.safetensors.index.json",
@@ -80,9 +84,8 @@ static void test_bad_indexes_list_everything(void **state)
     put_safetensors("m/s2", U8_TENSOR("a"), 4);
     put_safetensors("m/s3", U8_TENSOR("c"), 3);
     put_safetensors("m/s4", U8_TENSOR("d"), 4);
-    put_text(
-        "m/model.safetensors.index.json",
-        "{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"x\":\"s2\",\"c\":\"s3\",\"d\":\"s2\",\"y\":\"s4\"}}");
+    put_text("m/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"s1\",\"b\":\"s1\",\"x\":"
+                                               "\"s2\",\"c\":\"s3\",\"d\":\"s2\",\"y\":\"s4\"}}");
     assert_open_fails("m", "tensor a is in s1 and in s2");
     assert_error_has("tensor b is not in s1");
     assert_error_has("tensor x is not in s2");
@@ -100,7 +103,8 @@ static void test_long_lists_are_cut(void **state)
     static char index[8000] = "{\"weight_map\":{";
     (void)state;
     tmp_subdir("m");
-    for (int i = 0; i < 100; i++) sprintf(index + strlen(index), "%s\"tensor.%d\":\"s\"", i ? "," : "", i);
+    for (int i = 0; i < 100; i++)
+        sprintf(index + strlen(index), "%s\"tensor.%d\":\"s\"", i ? "," : "", i);
     strcat(index, "}}");
     put_text("m/model.safetensors.index.json", index);
     put_safetensors("m/s", "{}", 0);
@@ -127,12 +131,14 @@ static void put_fp8_model(int64_t rows, int64_t cols, const char *scale_name, bl
     size_t n_scales = 1;
 
     for (int i = 0; i < n_dims; i++) n_scales *= (size_t)(specs[1].shape[i] = shape[i]);
-    assert_int_equal(bl_safetensors_create(tmp_path("m/model.safetensors"), specs, 2, NULL, 0, &writer),
-                     BL_OK);
+    assert_int_equal(
+        bl_safetensors_create(tmp_path("m/model.safetensors"), specs, 2, NULL, 0, &writer), BL_OK);
     for (size_t i = 0; i < n_scales; i++) { /* the wider scale comes first */
-        uint16_t half = scale_dtype == BL_BF16 ? bl_f32_to_bf16(scales[i]) : bl_f32_to_f16(scales[i]);
+        uint16_t half =
+            scale_dtype == BL_BF16 ? bl_f32_to_bf16(scales[i]) : bl_f32_to_f16(scales[i]);
         const void *bytes = scale_dtype == BL_F32 ? (const void *)&scales[i] : &half;
-        assert_int_equal(bl_safetensors_writer_append(writer, bytes, bl_dtype_bytes(scale_dtype)), BL_OK);
+        assert_int_equal(bl_safetensors_writer_append(writer, bytes, bl_dtype_bytes(scale_dtype)),
+                         BL_OK);
     }
     char *codes = calloc((size_t)(rows * cols), 1);
     assert_int_equal(bl_safetensors_writer_append(writer, codes, (size_t)(rows * cols)), BL_OK);
@@ -148,8 +154,8 @@ static const char config_deepseek[] =
     "{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}}";
 static const char config_autofp8[] =
     "{\"quantization_config\":{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}}";
-#define COMPRESSED(format, weights)                                                                          \
-    "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"" format                 \
+#define COMPRESSED(format, weights)                                                                \
+    "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"" format       \
     "\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}}"
 
 static void test_fp8_kinds(void **state)
@@ -179,7 +185,8 @@ static void test_fp8_kinds(void **state)
          BL_SCALE_TENSOR,
          1,
          1},
-        {COMPRESSED("float-quantized", "\"type\":\"float\",\"num_bits\":8,\"strategy\":\"channel\""),
+        {COMPRESSED("float-quantized",
+                    "\"type\":\"float\",\"num_bits\":8,\"strategy\":\"channel\""),
          "w.weight_scale",
          BL_BF16,
          5,
@@ -210,8 +217,8 @@ static void test_fp8_kinds(void **state)
         float scales[8];
         tmp_subdir("m");
         if (cases[i].config) put_text("m/config.json", cases[i].config);
-        put_fp8_model(cases[i].rows, cases[i].cols, cases[i].scale_name, cases[i].dtype, cases[i].n_dims,
-                      cases[i].shape, scales_given);
+        put_fp8_model(cases[i].rows, cases[i].cols, cases[i].scale_name, cases[i].dtype,
+                      cases[i].n_dims, cases[i].shape, scales_given);
         assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
         if (bl_hf_get_weight(model, "w.weight", &weight) != BL_OK)
             fail_msg("case %zu: %s", i, bl_error_text());
@@ -259,23 +266,25 @@ static void test_fp8_refusals(void **state)
                     "\"w.weight_scale\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
                     2);
     assert_weight_fails("tensor w.weight_scale has dtype I8, expected F32, BF16 or F16");
-    put_safetensors("m/model.safetensors",
-                    "{\"w.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[1,1],\"data_offsets\":[0,1]},"
-                    "\"w.weight_scale\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[1,5]},"
-                    "\"w.weight_scale_inv\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[5,9]}}",
-                    9);
+    put_safetensors(
+        "m/model.safetensors",
+        "{\"w.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[1,1],\"data_offsets\":[0,1]},"
+        "\"w.weight_scale\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[1,5]},"
+        "\"w.weight_scale_inv\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[5,9]}}",
+        9);
     assert_weight_fails("tensor w.weight has both weight_scale and weight_scale_inv");
     put_safetensors("m/model.safetensors",
-                    "{\"w.weight\":{\"dtype\":\"F8_E5M2\",\"shape\":[1,1],\"data_offsets\":[0,1]}}", 1);
+                    "{\"w.weight\":{\"dtype\":\"F8_E5M2\",\"shape\":[1,1],\"data_offsets\":[0,1]}}",
+                    1);
     assert_weight_fails("tensor w.weight has dtype F8_E5M2, expected F32, F16, BF16 or F8_E4M3");
     put_safetensors("m/model.safetensors",
                     "{\"w.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);
     assert_weight_fails("tensor w.weight has shape [1], expected a matrix");
     put_fp8_model(5, 7, "w.weight_scale", BL_F32, 2, row, scales_given);
     put_text("m/config.json", config_deepseek);
-    assert_weight_fails(
-        "tensor w.weight_scale of shape [5, 1] is a row-wise scale, but config.json's quantization_config "
-        "says a 128 x 128 block-wise scale");
+    assert_weight_fails("tensor w.weight_scale of shape [5, 1] is a row-wise scale, but "
+                        "config.json's quantization_config "
+                        "says a 128 x 128 block-wise scale");
     put_text("m/config.json", config_fbgemm);
     put_fp8_model(5, 7, "w.weight_scale", BL_F32, 2, row, infinite);
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
@@ -293,7 +302,8 @@ static void test_quantization_refusals(void **state)
         const char *config, *part;
     } cases[] = {
         {"{\"quantization_config\":{\"quant_method\":\"gptq\"}}",
-         "config.json: key quant_method: expected \"fbgemm_fp8\", \"compressed-tensors\" or \"fp8\", got "
+         "config.json: key quant_method: expected \"fbgemm_fp8\", \"compressed-tensors\" or "
+         "\"fp8\", got "
          "\"gptq\""},
         {"{\"quantization_config\":{}}", "key quant_method: missing"},
         {"{\"quantization_config\":3}", "key quantization_config: expected an object, got 3"},
@@ -302,7 +312,8 @@ static void test_quantization_refusals(void **state)
         {COMPRESSED("pack-quantized", "\"num_bits\":4"), "key format: expected"},
         {COMPRESSED("float-quantized", "\"num_bits\":4"),
          "key num_bits: expected an integer in [8, 8], got 4"},
-        {COMPRESSED("float-quantized", "\"type\":\"int\""), "key type: expected \"float\", got \"int\""},
+        {COMPRESSED("float-quantized", "\"type\":\"int\""),
+         "key type: expected \"float\", got \"int\""},
         {COMPRESSED("float-quantized", "\"strategy\":\"group\""), "key strategy: expected"},
         {COMPRESSED("float-quantized", "\"strategy\":\"block\",\"block_structure\":[1,128]"),
          "key block_structure"},
@@ -337,26 +348,28 @@ static void test_check_lists_everything(void **state)
 
     (void)state;
     tmp_subdir("m");
-    put_safetensors("m/model.safetensors",
-                    "{\"good\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
-                    "\"shape\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]},"
-                    "\"dtype\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[8,12]},"
-                    "\"fp8.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[1,1],\"data_offsets\":[12,13]},"
-                    "\"model.layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"U8\",\"shape\":[1],\"data_"
-                    "offsets\":[13,14]},"
-                    "\"x.input_scale\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[14,15]},"
-                    "\"x.k_scale\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
-                    "\"x.v_scale\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
-                    "\"x.weight_zero_point\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
-                    "\"extra\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]}}",
-                    15);
+    put_safetensors(
+        "m/model.safetensors",
+        "{\"good\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+        "\"shape\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]},"
+        "\"dtype\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[8,12]},"
+        "\"fp8.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[1,1],\"data_offsets\":[12,13]},"
+        "\"model.layers.0.self_attn.rotary_emb.inv_freq\":{\"dtype\":\"U8\",\"shape\":[1],\"data_"
+        "offsets\":[13,14]},"
+        "\"x.input_scale\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[14,15]},"
+        "\"x.k_scale\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
+        "\"x.v_scale\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
+        "\"x.weight_zero_point\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
+        "\"extra\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]}}",
+        15);
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
     assert_int_equal(bl_hf_check(model, expected, BL_COUNT(expected)), BL_EINPUT);
     const char *list = strstr(bl_error_text(), ": ");
     assert_non_null(list);
-    assert_string_equal(
-        list, ": shape has shape [1], expected [1, 1]; dtype has dtype U8, which is not read here; missing "
-              "absent; tensor fp8.weight is F8_E4M3 and has no scale; unexpected extra");
+    assert_string_equal(list,
+                        ": shape has shape [1], expected [1, 1]; dtype has dtype U8, which is not "
+                        "read here; missing "
+                        "absent; tensor fp8.weight is F8_E4M3 and has no scale; unexpected extra");
     bl_hf_close(model);
     put_safetensors("m/model.safetensors",
                     "{\"good\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);

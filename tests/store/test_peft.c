@@ -13,8 +13,9 @@
 #include "store/safetensors.h"
 
 /* Eleven layers, so that the file's order (layers.10 before layers.2) is not the numerical one. */
-static const bl_peft_base base = {
-    .n_layers = 11, .in_features = {6, 6, 6, 10, 6, 6, 14}, .out_features = {10, 4, 4, 6, 14, 14, 6}};
+static const bl_peft_base base = {.n_layers = 11,
+                                  .in_features = {6, 6, 6, 10, 6, 6, 14},
+                                  .out_features = {10, 4, 4, 6, 14, 14, 6}};
 
 static float value_of(int64_t layer, bl_peft_module module, bl_peft_factor factor, int64_t i)
 {
@@ -26,7 +27,8 @@ typedef struct fill_arg {
     int n_calls, fail_at;
 } fill_arg;
 
-static bl_status fill(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor, float *dst)
+static bl_status fill(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor,
+                      float *dst)
 {
     fill_arg *a = arg;
     if (a->n_calls++ == a->fail_at) return BL_FAIL(BL_ENUMERIC, "the filler gave up");
@@ -84,8 +86,9 @@ static void test_config_text(void **state)
 
     (void)state;
     write_adapter(&qv, BL_F32);
-    assert_int_equal(bl_file_read_all(tmp_path("a/adapter_config.json"), 10000, (void **)&text, &n_bytes),
-                     BL_OK);
+    assert_int_equal(
+        bl_file_read_all(tmp_path("a/adapter_config.json"), 10000, (void **)&text, &n_bytes),
+        BL_OK);
     assert_string_equal(text, expected);
     free(text);
 }
@@ -156,10 +159,12 @@ static void test_large_factor(void **state)
     int64_t n_in = N_IN;
 
     (void)state;
-    assert_int_equal(bl_peft_write(tmp_path("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in), BL_OK);
+    assert_int_equal(bl_peft_write(tmp_path("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in),
+                     BL_OK);
     assert_int_equal(bl_peft_open(tmp_path("wide"), &wide, &adapter), BL_OK);
     assert_int_equal(bl_peft_read(adapter, 0, BL_PEFT_Q, BL_PEFT_A, values), BL_OK);
-    for (int i = 0; i < N_IN; i++) assert_true(values[i] == bl_bf16_to_f32(bl_f32_to_bf16((float)i)));
+    for (int i = 0; i < N_IN; i++)
+        assert_true(values[i] == bl_bf16_to_f32(bl_f32_to_bf16((float)i)));
     bl_peft_close(adapter);
 }
 
@@ -176,7 +181,8 @@ static void test_writing_fails_cleanly(void **state)
     assert_false(bl_file_exists(tmp_path("w/adapter_config.json")));
     arg = (fill_arg){&qv, 0, -1};
     assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F16, fill, &arg), BL_EINTERNAL);
-    assert_int_equal(bl_peft_write(dir, &qv, &base, "bad \xff name", BL_F32, fill, &arg), BL_EINPUT);
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "bad \xff name", BL_F32, fill, &arg),
+                     BL_EINPUT);
     assert_error_has("adapter_config.json: the base model's name is not UTF-8");
     arg.n_calls = 0;
     assert_int_equal(bl_peft_write(dir, &qv, &base, NULL, BL_F32, fill, &arg), BL_OK);
@@ -187,8 +193,8 @@ static bl_status load_config(const char *targets, const char *rest, bl_peft_conf
 {
     char text[1024];
     snprintf(text, sizeof text,
-             "{\"peft_type\":\"LORA\",\"r\":8,\"lora_alpha\":16,\"target_modules\":%s%s%s}", targets,
-             *rest ? "," : "", rest);
+             "{\"peft_type\":\"LORA\",\"r\":8,\"lora_alpha\":16,\"target_modules\":%s%s%s}",
+             targets, *rest ? "," : "", rest);
     tmp_subdir("c");
     put_text("c/adapter_config.json", text);
     return bl_peft_load_config(tmp_path("c"), 12, config);
@@ -198,11 +204,14 @@ static bl_status load_config(const char *targets, const char *rest, bl_peft_conf
  * path too. */
 static const char paths_of_all[] =
     "[\"model.layers.0.self_attn.v_proj\",\"layers.1.self_attn.v_proj\",\"2.self_attn.v_proj\","
-    "\"model.layers.3.self_attn.v_proj\",\"model.layers.4.self_attn.v_proj\",\"model.layers.5.self_attn.v_"
+    "\"model.layers.3.self_attn.v_proj\",\"model.layers.4.self_attn.v_proj\",\"model.layers.5.self_"
+    "attn.v_"
     "proj\","
-    "\"model.layers.6.self_attn.v_proj\",\"model.layers.7.self_attn.v_proj\",\"model.layers.8.self_attn.v_"
+    "\"model.layers.6.self_attn.v_proj\",\"model.layers.7.self_attn.v_proj\",\"model.layers.8.self_"
+    "attn.v_"
     "proj\","
-    "\"model.layers.9.self_attn.v_proj\",\"model.layers.10.self_attn.v_proj\",\"model.layers.11.self_attn.v_"
+    "\"model.layers.9.self_attn.v_proj\",\"model.layers.10.self_attn.v_proj\",\"model.layers.11."
+    "self_attn.v_"
     "proj\",\"down_proj\","
     "\"model.layers.10.mlp.down_proj\"]";
 
@@ -227,7 +236,8 @@ static void test_target_modules(void **state)
         {"[\"model.layers.0.self_attn.q_proj\"]",
          "key target_modules: q_proj is named in 1 of 12 layers, not in layer 1; "
          "targets that differ by layer are not supported"},
-        {"[\"q_proj\",\"layers.3.mlp.up_proj\"]", "up_proj is named in 1 of 12 layers, not in layer 0"},
+        {"[\"q_proj\",\"layers.3.mlp.up_proj\"]",
+         "up_proj is named in 1 of 12 layers, not in layer 0"},
         {"[\"model.layers.12.self_attn.q_proj\"]",
          "their paths in 12 layers, got \"model.layers.12.self_attn.q_proj\""},
         {"[\"model.layers.01.self_attn.q_proj\"]", "got \"model.layers.01.self_attn.q_proj\""},
@@ -241,8 +251,10 @@ static void test_target_modules(void **state)
         {"\"q_proj\"", "expected at least one projection, got \"q_proj\""}, /* no full match */
         {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.q\"", "expected at least one projection"},
         {"null", "key target_modules: expected a string, got null"},
-        {"\"(\"", "key target_modules: \"(\" is no regular expression: missing closing parenthesis"},
-        {"\".*[0-4]\\\\.self_attn\\\\.q_proj\"", "selects other modules in layer 5 than in layer 0"},
+        {"\"(\"",
+         "key target_modules: \"(\" is no regular expression: missing closing parenthesis"},
+        {"\".*[0-4]\\\\.self_attn\\\\.q_proj\"",
+         "selects other modules in layer 5 than in layer 0"},
     };
     bl_peft_config config;
 
@@ -288,15 +300,17 @@ static void test_unsupported_features(void **state)
     for (size_t i = 0; i < BL_COUNT(refused); i++) {
         char key[64];
         assert_int_equal(load_config("\"all-linear\"", refused[i], &config), BL_EINPUT);
-        snprintf(key, sizeof key, "key %.*s: expected", (int)strcspn(refused[i] + 1, "\""), refused[i] + 1);
+        snprintf(key, sizeof key, "key %.*s: expected", (int)strcspn(refused[i] + 1, "\""),
+                 refused[i] + 1);
         assert_error_has(key);
     }
     assert_int_equal(
-        load_config("\"all-linear\"",
-                    "\"use_dora\":false,\"bias\":\"none\",\"modules_to_save\":null,\"rank_pattern\":{},"
-                    "\"layers_to_transform\":null,\"lora_dropout\":0.1,\"use_rslora\":true,"
-                    "\"init_lora_weights\":\"gaussian\",\"exclude_modules\":[],\"a_later_key\":3",
-                    &config),
+        load_config(
+            "\"all-linear\"",
+            "\"use_dora\":false,\"bias\":\"none\",\"modules_to_save\":null,\"rank_pattern\":{},"
+            "\"layers_to_transform\":null,\"lora_dropout\":0.1,\"use_rslora\":true,"
+            "\"init_lora_weights\":\"gaussian\",\"exclude_modules\":[],\"a_later_key\":3",
+            &config),
         BL_OK);
     assert_true(config.use_rslora && config.dropout == 0.1 && config.alpha == 16);
     put_text("c/adapter_config.json", "{\"peft_type\":\"IA3\"}");
@@ -329,10 +343,11 @@ static void test_tensors_are_compared_with_the_base(void **state)
     tmp_subdir("far");
     put_text("far/adapter_config.json",
              "{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"target_modules\":[\"q_proj\"]}");
-    put_safetensors("far/adapter_model.safetensors",
-                    "{\"base_model.model.model.layers.9223372036854775807.self_attn.q_proj.lora_A.weight\":"
-                    "{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]}}",
-                    4);
+    put_safetensors(
+        "far/adapter_model.safetensors",
+        "{\"base_model.model.model.layers.9223372036854775807.self_attn.q_proj.lora_A.weight\":"
+        "{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]}}",
+        4);
     assert_int_equal(bl_peft_check(tmp_path("far")), BL_EINPUT);
     assert_error_has("unexpected base_model.model.model.layers.9223372036854775807.");
     assert_int_equal(bl_peft_open(tmp_path("t"), &small, &adapter), BL_EINPUT);

@@ -67,13 +67,16 @@ static void test_refuses_bad_headers(void **state)
         {"{} x", 0, "end of file expected"},
         {"{\"a\":1}", 0, "tensor a: is not an object"},
         {"{\"__metadata__\":[1]}", 0, "key __metadata__: expected an object of strings, got [1]"},
-        {"{\"__metadata__\":{\"a\":1}}", 0, "key __metadata__: expected an object of strings, got 1"},
+        {"{\"__metadata__\":{\"a\":1}}", 0,
+         "key __metadata__: expected an object of strings, got 1"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
          "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}",
          1, "duplicate object key"},
-        {"{\"a\\u000ab\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "control character"},
+        {"{\"a\\u000ab\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+         "control character"},
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "tensor a: has no dtype"},
-        {"{\"a\":{\"dtype\":\"F7\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "tensor a: unknown dtype F7"},
+        {"{\"a\":{\"dtype\":\"F7\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
+         "tensor a: unknown dtype F7"},
         {"{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "shape is not an array"},
         {"{\"a\":{\"dtype\":\"F32\\u0000x\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
          "tensor a: key dtype: expected a string without NUL, got \"F32\\u0000x\""},
@@ -89,12 +92,14 @@ static void test_refuses_bad_headers(void **state)
          "tensor a: key data_offsets: expected [begin, end], got [0,9.2233720368547758e18]"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}", 1,
          "more than 8 dimensions"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "key data_offsets: expected [begin, end], got "},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1,
+         "key data_offsets: expected [begin, end], got "},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,2]}}", 1,
          "key data_offsets: expected [begin, end], got "},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[-1,0]}}", 1,
          "key data_offsets: expected [begin, end], got "},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1,0]}}", 1, "ends before it begins"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1,0]}}", 1,
+         "ends before it begins"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2,
          "tensor a: begins at data byte 1, the one before ends at 0 (hole)"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]},"
@@ -126,12 +131,13 @@ static void test_reads_legal_oddities(void **state)
     unsigned char bytes[4];
 
     (void)state;
-    put_safetensors("odd",
-                    " {\"__metadata__\":{\"format\":\"pt\"},"
-                    "\"z\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
-                    "\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[3,7]},"
-                    "\"empty\":{\"dtype\":\"F32\",\"shape\":[0,5],\"data_offsets\":[3,3],\"later\":1}}   ",
-                    7);
+    put_safetensors(
+        "odd",
+        " {\"__metadata__\":{\"format\":\"pt\"},"
+        "\"z\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]},"
+        "\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[3,7]},"
+        "\"empty\":{\"dtype\":\"F32\",\"shape\":[0,5],\"data_offsets\":[3,3],\"later\":1}}   ",
+        7);
     assert_int_equal(bl_safetensors_open(tmp_path("odd"), &file), BL_OK);
     assert_int_equal(bl_safetensors_count(file), 3);
     assert_string_equal(bl_safetensors_at(file, 0)->name, "z");
@@ -177,13 +183,14 @@ static const char *const metadata[] = {"format", "pt", "step", "7"};
 
 static void test_writer_layout(void **state)
 {
-    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\",\"step\":\"7\"},"
-                                 "\"long\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]},"
-                                 "\"a.float\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[8,12]},"
-                                 "\"z.float\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[12,28]},"
-                                 "\"none\":{\"dtype\":\"BF16\",\"shape\":[0,7],\"data_offsets\":[28,28]},"
-                                 "\"b.half\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[28,34]},"
-                                 "\"a\\\"quote\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[34,39]}}";
+    static const char header[] =
+        "{\"__metadata__\":{\"format\":\"pt\",\"step\":\"7\"},"
+        "\"long\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]},"
+        "\"a.float\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[8,12]},"
+        "\"z.float\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[12,28]},"
+        "\"none\":{\"dtype\":\"BF16\",\"shape\":[0,7],\"data_offsets\":[28,28]},"
+        "\"b.half\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[28,34]},"
+        "\"a\\\"quote\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[34,39]}}";
     static const size_t order[] = {3, 2, 1, 5, 0, 4};
     bl_safetensors_writer *writer;
     bl_safetensors *file;
@@ -194,7 +201,8 @@ static void test_writer_layout(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 7);
     const char *path = tmp_path("out.safetensors");
-    assert_int_equal(bl_safetensors_create(path, specs, BL_COUNT(specs), metadata, 2, &writer), BL_OK);
+    assert_int_equal(bl_safetensors_create(path, specs, BL_COUNT(specs), metadata, 2, &writer),
+                     BL_OK);
     assert_memory_equal(bl_safetensors_writer_order(writer), order, sizeof order);
     assert_int_equal(bl_safetensors_writer_append(writer, data, 11), BL_OK);
     assert_int_equal(bl_safetensors_writer_append(writer, data + 11, 28), BL_OK);

@@ -37,7 +37,8 @@ static bl_tokenizer *load_fixture(const char *name)
 static void encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes, unsigned flags,
                    bl_ids *ids)
 {
-    if (bl_tokenizer_encode(tokenizer, text, n_bytes, flags, ids) != BL_OK) fail_msg("%s", bl_error_text());
+    if (bl_tokenizer_encode(tokenizer, text, n_bytes, flags, ids) != BL_OK)
+        fail_msg("%s", bl_error_text());
 }
 
 /* ---- golden fixtures ---- */
@@ -51,7 +52,8 @@ static void check_case(const bl_tokenizer *tokenizer, const char *name, const js
     char *out;
     size_t n_out;
 
-    encode(tokenizer, bytes, json_string_length(text), parse ? BL_PARSE_SPECIAL | BL_ADD_SPECIAL : 0u, &ids);
+    encode(tokenizer, bytes, json_string_length(text),
+           parse ? BL_PARSE_SPECIAL | BL_ADD_SPECIAL : 0u, &ids);
     if (ids.n != json_array_size(list))
         fail_msg("%s: \"%s\": %zu ids, expected %zu", name, bytes, ids.n, json_array_size(list));
     for (size_t i = 0; i < ids.n; i++)
@@ -73,7 +75,8 @@ static void test_fixtures_give_reference_ids(void **state)
     size_t n_fixtures = 0;
 
     (void)state;
-    if (bl_json_load(FIXTURES "golden.json", 1 << 22, &golden) != BL_OK) fail_msg("%s", bl_error_text());
+    if (bl_json_load(FIXTURES "golden.json", 1 << 22, &golden) != BL_OK)
+        fail_msg("%s", bl_error_text());
     const json_t *texts = json_object_get(golden, "texts");
     size_t n_texts = json_array_size(texts);
     json_object_foreach(json_object_get(golden, "fixtures"), name, cases)
@@ -146,15 +149,17 @@ static void test_special_text_is_plain_unless_asked(void **state)
 /* Text behind a special token that the caller wrote is encoded as if the token stood in the text. */
 static void test_after_token_is_no_beginning(void **state)
 {
-    static const char *const names[] = {"metaspace",       "metaspace_always", "metaspace_never_split",
-                                        "metaspace_steps", "fallback",         "byte_level"};
+    static const char *const names[] = {
+        "metaspace",       "metaspace_always", "metaspace_never_split",
+        "metaspace_steps", "fallback",         "byte_level"};
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(names); i++) {
         bl_tokenizer *tokenizer = load_fixture(names[i]);
         bl_ids whole = {0}, parts = {0};
         encode(tokenizer, "<|end|>hello abc", 16, BL_PARSE_SPECIAL, &whole);
-        assert_int_equal(bl_ids_push(&parts, bl_tokenizer_token_to_id(tokenizer, "<|end|>")), BL_OK);
+        assert_int_equal(bl_ids_push(&parts, bl_tokenizer_token_to_id(tokenizer, "<|end|>")),
+                         BL_OK);
         encode(tokenizer, "hello abc", 9, BL_AFTER_TOKEN, &parts);
         if (parts.n != whole.n || memcmp(parts.id, whole.id, whole.n * sizeof *whole.id))
             fail_msg("%s", names[i]);
@@ -176,8 +181,9 @@ static void test_bad_text_is_refused(void **state)
     encode(tokenizer, "ab", 2, 0, &ids);
     size_t n = ids.n;
     for (size_t i = 0; i < BL_COUNT(bad); i++)
-        assert_int_equal(bl_tokenizer_encode(tokenizer, bad[i], strlen(bad[i]), BL_ADD_SPECIAL, &ids),
-                         BL_EINPUT);
+        assert_int_equal(
+            bl_tokenizer_encode(tokenizer, bad[i], strlen(bad[i]), BL_ADD_SPECIAL, &ids),
+            BL_EINPUT);
     assert_int_equal(ids.n, n);
     bl_ids_free(&ids);
     bl_tokenizer_destroy(tokenizer);
@@ -208,7 +214,8 @@ static void test_long_piece(void **state)
 static void test_decode_skips_what_has_no_token(void **state)
 {
     bl_tokenizer *tokenizer = load_fixture("fallback");
-    const int32_t ids[] = {-5, 1 << 20, bl_tokenizer_token_to_id(tokenizer, "ab"), INT32_MIN, INT32_MAX};
+    const int32_t ids[] = {-5, 1 << 20, bl_tokenizer_token_to_id(tokenizer, "ab"), INT32_MIN,
+                           INT32_MAX};
     char *text;
 
     (void)state;
@@ -242,8 +249,8 @@ static void *encode_often(void *arg)
     job->same = true;
     for (int i = 0; i < 2000; i++) {
         bl_ids ids = {0};
-        bl_status st =
-            bl_tokenizer_encode(job->tokenizer, thread_text, strlen(thread_text), BL_PARSE_SPECIAL, &ids);
+        bl_status st = bl_tokenizer_encode(job->tokenizer, thread_text, strlen(thread_text),
+                                           BL_PARSE_SPECIAL, &ids);
         job->same &= st == BL_OK && ids.n == job->expected->n &&
                      !memcmp(ids.id, job->expected->id, ids.n * sizeof *ids.id);
         bl_ids_free(&ids);
@@ -302,18 +309,19 @@ static int remove_folder(void **state)
 
 /* A model whose parts a test may replace. */
 #define VOCAB "{\"a\":0,\"b\":1,\"ab\":2,\"</s>\":3}"
-#define MODEL(vocab, merges, more)                                                                           \
+#define MODEL(vocab, merges, more)                                                                 \
     "\"model\":{\"type\":\"BPE\",\"vocab\":" vocab ",\"merges\":" merges more "}"
 #define GOOD_MODEL MODEL(VOCAB, "[\"a b\"]", "")
-#define TOKEN(id, content)                                                                                   \
-    "{\"id\":" id ",\"content\":\"" content                                                                  \
-    "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"                       \
+#define TOKEN(id, content)                                                                         \
+    "{\"id\":" id ",\"content\":\"" content                                                        \
+    "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"             \
     "\"special\":true}"
-#define SPLIT(pattern)                                                                                       \
-    "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern                               \
+#define SPLIT(pattern)                                                                             \
+    "{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" pattern                     \
     "\"},\"behavior\":\"Isolated\",\"invert\":false}," GOOD_MODEL "}"
 
-#define METASPACE(rest) "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":" rest "}," GOOD_MODEL "}"
+#define METASPACE(rest)                                                                            \
+    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":" rest "}," GOOD_MODEL "}"
 
 static void test_configurations_name_bos_and_eos(void **state)
 {
@@ -356,13 +364,14 @@ static void test_configurations_name_bos_and_eos(void **state)
 
     write_file("tokenizer_config.json", "{\"chat_template\":\"{{ x }}\\u0000\"}");
     assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
-    assert_non_null(
-        strstr(bl_error_text(), "tokenizer_config.json: key chat_template: expected a text without NUL"));
+    assert_non_null(strstr(
+        bl_error_text(), "tokenizer_config.json: key chat_template: expected a text without NUL"));
     write_file("tokenizer_config.json", "{}");
     write_file("generation_config.json", "{\"eos_token_id\":[1,1000000000000000019884624838656]}");
     assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
     assert_non_null(
-        strstr(bl_error_text(), "generation_config.json: key eos_token_id: expected a token id, got 1e30"));
+        strstr(bl_error_text(),
+               "generation_config.json: key eos_token_id: expected a token id, got 1e30"));
 }
 
 /* Metaspace with prepend_scheme first: text behind a special token of the template is no beginning, as where
@@ -380,16 +389,16 @@ static void test_chat_text_behind_a_token(void **state)
     assert_int_equal(bl_json_load("tests/tokenizer/fixtures/chat_spm.json", 1 << 20, &file), BL_OK);
     json_object_set_new(file, "normalizer", json_null());
     json_object_set_new(file, "pre_tokenizer",
-                        json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace", "replacement", "\u2581",
-                                  "prepend_scheme", "first", "split", 0));
+                        json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace", "replacement",
+                                  "\u2581", "prepend_scheme", "first", "split", 0));
     text = json_dumps(file, 0);
     write_file("metaspace.json", text);
     snprintf(path, sizeof path, "%s/metaspace.json", folder);
     bl_tokenizer *tokenizer = load(path);
     assert_int_equal(bl_chat_template_load("llama2", NULL, tokenizer, &chat), BL_OK);
     assert_int_equal(bl_chat_template_encode(chat, messages, 2, true, &ids, &labels), BL_OK);
-    assert_int_equal(bl_tokenizer_encode(tokenizer, whole, strlen(whole), BL_PARSE_SPECIAL, &expected),
-                     BL_OK);
+    assert_int_equal(
+        bl_tokenizer_encode(tokenizer, whole, strlen(whole), BL_PARSE_SPECIAL, &expected), BL_OK);
     /* The template's border before the answer splits no token here. */
     assert_int_equal(ids.n, expected.n);
     assert_memory_equal(ids.id, expected.id, ids.n * sizeof *ids.id);
@@ -408,8 +417,8 @@ static void test_a_whole_piece_is_never_special(void **state)
     bl_ids ids = {0};
 
     (void)state;
-    write_file("tokenizer.json",
-               "{\"added_tokens\":[" TOKEN("2", "ab") "]," MODEL(VOCAB, "[]", ",\"ignore_merges\":true") "}");
+    write_file("tokenizer.json", "{\"added_tokens\":[" TOKEN("2", "ab") "]," MODEL(
+                                     VOCAB, "[]", ",\"ignore_merges\":true") "}");
     bl_tokenizer *tokenizer = load(folder);
     encode(tokenizer, "ab", 2, 0, &ids);
     assert_int_equal(ids.n, 2);
@@ -453,7 +462,8 @@ static const struct {
     {"{\"surprise\":1," GOOD_MODEL "}", "unknown key surprise"},
     {"{" MODEL(VOCAB, "[\"a b\"]", ",\"word_regex\":1") "}", "unknown key word_regex"},
     {"{" MODEL(VOCAB, "[\"a b\"]", ",\"dropout\":0.1") "}", "dropout is not supported"},
-    {"{" MODEL(VOCAB, "[\"a b\"]", ",\"continuing_subword_prefix\":\"##\"") "}", "continuing_subword_prefix"},
+    {"{" MODEL(VOCAB, "[\"a b\"]", ",\"continuing_subword_prefix\":\"##\"") "}",
+     "continuing_subword_prefix"},
     {"{" MODEL(VOCAB, "[\"a b\"]", ",\"end_of_word_suffix\":\"</w>\"") "}", "end_of_word_suffix"},
     {"{" MODEL(VOCAB, "[\"a b\"]", ",\"unk_token\":\"<unk>\"") "}",
      "unk_token <unk> is not in the vocabulary"},
@@ -480,19 +490,24 @@ static const struct {
     {"{\"added_tokens\":{}," GOOD_MODEL "}", "added_tokens"},
     {"{\"normalizer\":{\"type\":\"Lowercase\"}," GOOD_MODEL "}",
      "normalizer: type Lowercase is not supported"},
-    {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"StripAccents\"}]}," GOOD_MODEL "}",
+    {"{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"StripAccents\"}]}"
+     "," GOOD_MODEL "}",
      "StripAccents"},
-    {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" \"},\"content\":\"_\"}," GOOD_MODEL "}",
+    {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" "
+     "\"},\"content\":\"_\"}," GOOD_MODEL "}",
      "unknown key Regex"},
-    {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"_\"}," GOOD_MODEL "}",
+    {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"_\"}"
+     "," GOOD_MODEL "}",
      "empty pattern"},
     {"{\"normalizer\":{\"type\":\"Prepend\",\"prepend\":3}," GOOD_MODEL "}", "key prepend"},
     {"{\"pre_tokenizer\":{\"type\":\"Whitespace\"}," GOOD_MODEL "}",
      "pre_tokenizer: type Whitespace is not supported"},
-    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Removed\","
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":"
+     "\"Removed\","
      "\"invert\":false}," GOOD_MODEL "}",
      "behavior Removed"},
-    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"Isolated\","
+    {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":"
+     "\"Isolated\","
      "\"invert\":true}," GOOD_MODEL "}",
      "invert true"},
     {SPLIT("\\\\w+"), "this escape"},
@@ -506,20 +521,25 @@ static const struct {
     {SPLIT("(a"), "regex"},
     {"{\"post_processor\":{\"type\":\"BertProcessing\"}," GOOD_MODEL "}",
      "post_processor: type BertProcessing"},
-    {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"pair\":[],\"special_tokens\":{"
+    {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"pair\":[],\"special_"
+     "tokens\":{"
      "}}," GOOD_MODEL "}",
      "lacks Sequence A"},
-    {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}"
+    {"{\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":"
+     "\"<s>\"}"
      "},{\"Sequence\":{\"id\":\"A\"}}],"
      "\"special_tokens\":{}}," GOOD_MODEL "}",
      "special_tokens lacks <s>"},
     {METASPACE("\"ab\""), "pre_tokenizer Metaspace: replacement must be one character"},
     {METASPACE("\"\""), "replacement must be one character"},
     {METASPACE("\"_\",\"prepend_scheme\":\"last\""), "prepend_scheme last is not supported"},
-    {METASPACE("\"_\",\"add_prefix_space\":false"), "add_prefix_space false beside prepend_scheme always"},
+    {METASPACE("\"_\",\"add_prefix_space\":false"),
+     "add_prefix_space false beside prepend_scheme always"},
     {METASPACE("\"_\",\"surprise\":1"), "unknown key surprise"},
-    {"{\"decoder\":{\"type\":\"Metaspace\"}," GOOD_MODEL "}", "decoder Metaspace: key replacement: missing"},
-    {"{\"decoder\":{\"type\":\"WordPiece\"}," GOOD_MODEL "}", "decoder: type WordPiece is not supported"},
+    {"{\"decoder\":{\"type\":\"Metaspace\"}," GOOD_MODEL "}",
+     "decoder Metaspace: key replacement: missing"},
+    {"{\"decoder\":{\"type\":\"WordPiece\"}," GOOD_MODEL "}",
+     "decoder: type WordPiece is not supported"},
     {"{\"decoder\":{\"type\":\"Strip\",\"content\":\"ab\",\"start\":1,\"stop\":0}," GOOD_MODEL "}",
      "one character"},
 };
@@ -536,7 +556,8 @@ static void test_bad_files_are_refused_with_reason(void **state)
         if (bl_tokenizer_load(path, &tokenizer) != BL_EINPUT)
             fail_msg("not refused: %s", bad_files[i].content);
         assert_null(tokenizer);
-        if (!strstr(bl_error_text(), bad_files[i].reason) || strncmp(bl_error_text(), path, strlen(path)))
+        if (!strstr(bl_error_text(), bad_files[i].reason) ||
+            strncmp(bl_error_text(), path, strlen(path)))
             fail_msg("%s: \"%s\" does not say \"%s\"", bad_files[i].content, bl_error_text(),
                      bad_files[i].reason);
     }
@@ -563,11 +584,14 @@ int main(void)
         cmocka_unit_test(test_long_piece),
         cmocka_unit_test(test_decode_skips_what_has_no_token),
         cmocka_unit_test(test_threads_share_a_tokenizer),
-        cmocka_unit_test_setup_teardown(test_configurations_name_bos_and_eos, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(test_a_whole_piece_is_never_special, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_configurations_name_bos_and_eos, make_folder,
+                                        remove_folder),
+        cmocka_unit_test_setup_teardown(test_a_whole_piece_is_never_special, make_folder,
+                                        remove_folder),
         cmocka_unit_test_setup_teardown(test_strip_takes_off_both_ends, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(test_chat_text_behind_a_token, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(test_bad_files_are_refused_with_reason, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(test_bad_files_are_refused_with_reason, make_folder,
+                                        remove_folder),
         cmocka_unit_test(test_missing_file_is_an_input_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -82,7 +82,8 @@ static void put_piece(text_buffer *out, uint64_t *state, const json_t *pieces)
     uint32_t kind = below(state, 16), repeat = 1;
 
     if (kind < 10 || kind == 14) {
-        const json_t *piece = json_array_get(pieces, below(state, (uint32_t)json_array_size(pieces)));
+        const json_t *piece =
+            json_array_get(pieces, below(state, (uint32_t)json_array_size(pieces)));
         if (kind == 14) repeat = 1 + below(state, 6);
         while (repeat--) put_bytes(out, json_string_value(piece), json_string_length(piece));
     } else if (kind == 10) {
@@ -109,7 +110,8 @@ static unsigned draw_string(text_buffer *out, uint64_t seed, uint64_t index, con
 
 static uint64_t fnv1a(uint64_t state, const void *bytes, size_t n)
 {
-    for (size_t i = 0; i < n; i++) state = (state ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < n; i++)
+        state = (state ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
     return state;
 }
 
@@ -131,9 +133,9 @@ static void check_block(const bl_tokenizer *tokenizer, const json_t *golden, siz
         assert_int_equal(bl_tokenizer_encode(tokenizer, text.bytes, text.n, flags, &ids), BL_OK);
         ids_hash = fnv1a(ids_hash, ids.id, ids.n * sizeof *ids.id);
         ids_hash = fnv1a(ids_hash, &end_mark, sizeof end_mark);
-        assert_int_equal(
-            bl_tokenizer_decode(tokenizer, ids.id, ids.n, flags & BL_PARSE_SPECIAL, &decoded, &n_decoded),
-            BL_OK);
+        assert_int_equal(bl_tokenizer_decode(tokenizer, ids.id, ids.n, flags & BL_PARSE_SPECIAL,
+                                             &decoded, &n_decoded),
+                         BL_OK);
         text_hash = fnv1a(text_hash, decoded, n_decoded);
         text_hash = fnv1a(text_hash, "\xff", 1);
         free(decoded);
@@ -145,7 +147,8 @@ static void check_block(const bl_tokenizer *tokenizer, const json_t *golden, siz
         fail_msg("block %zu: ids and texts hash to %s, expected %s", block, found, expected);
 }
 
-static void check_first_ids(const bl_tokenizer *tokenizer, const json_t *golden, const json_t *lists)
+static void check_first_ids(const bl_tokenizer *tokenizer, const json_t *golden,
+                            const json_t *lists)
 {
     static text_buffer text;
     uint64_t seed = (uint64_t)json_integer_value(json_object_get(golden, "seed"));
@@ -158,7 +161,8 @@ static void check_first_ids(const bl_tokenizer *tokenizer, const json_t *golden,
         unsigned flags = draw_string(&text, seed, i, json_object_get(golden, "pieces"));
         assert_int_equal(bl_tokenizer_encode(tokenizer, text.bytes, text.n, flags, &ids), BL_OK);
         assert_int_equal(ids.n, json_array_size(list));
-        json_array_foreach((json_t *)list, k, id) assert_int_equal(ids.id[k], json_integer_value(id));
+        json_array_foreach((json_t *)list, k, id)
+            assert_int_equal(ids.id[k], json_integer_value(id));
         bl_ids_free(&ids);
     }
 }
@@ -229,10 +233,12 @@ static void check_vectors(const char *tokenizer_path, const char *vectors)
     assert_int_equal(bl_file_read_all(path, 1 << 20, (void **)&ids_text, &n_texts), BL_OK);
     free(path);
     char *line = ids_text;
-    for (char *text = texts, *end; (end = strstr(text, separator)) != NULL; text = end + strlen(separator)) {
+    for (char *text = texts, *end; (end = strstr(text, separator)) != NULL;
+         text = end + strlen(separator)) {
         bl_ids ids = {0};
-        assert_int_equal(bl_tokenizer_encode(tokenizer, text, (size_t)(end - text), BL_PARSE_SPECIAL, &ids),
-                         BL_OK);
+        assert_int_equal(
+            bl_tokenizer_encode(tokenizer, text, (size_t)(end - text), BL_PARSE_SPECIAL, &ids),
+            BL_OK);
         char *line_end = strchr(line, '\n'), *after;
         assert_non_null(line_end);
         for (size_t i = 0; i < ids.n; i++, line = after) {
@@ -270,11 +276,13 @@ static const struct {
     const char *path, *reason;
 } unread[] = {
     {"tokenizers/gemma-shape", "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
-    {"tokenizers/gemma-shape-tf5", "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
+    {"tokenizers/gemma-shape-tf5",
+     "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
     {"tokenizers/prefix-nfkc-shape", "normalizer: type Lowercase is not supported"},
     {"tokenizers/sequence-shape", "normalizer Replace: unknown key Regex"},
     {"tokenizers/smollm-shape", "pre_tokenizer: type Digits is not supported"},
-    {"tokenizers/split-contiguous-shape", "pre_tokenizer Split: behavior Contiguous is not supported"},
+    {"tokenizers/split-contiguous-shape",
+     "pre_tokenizer Split: behavior Contiguous is not supported"},
     {"tokenizers/split-merged-prev-shape",
      "pre_tokenizer Split: behavior MergedWithPrevious is not supported"},
     {"tokenizers/split-removed-shape", "pre_tokenizer Split: behavior Removed is not supported"},
@@ -291,22 +299,25 @@ static bl_tokenizer *load_family(const char *relative)
         if (strcmp(unread[i].path, relative)) continue;
         char *path = data_path(relative);
         assert_int_equal(bl_tokenizer_load(path, &tokenizer), BL_EINPUT);
-        if (!strstr(bl_error_text(), unread[i].reason)) fail_msg("%s: %s", relative, bl_error_text());
+        if (!strstr(bl_error_text(), unread[i].reason))
+            fail_msg("%s: %s", relative, bl_error_text());
         free(path);
         return NULL;
     }
     return load(relative);
 }
 
-static void check_ids(const bl_tokenizer *tokenizer, const json_t *one, unsigned flags, const json_t *list)
+static void check_ids(const bl_tokenizer *tokenizer, const json_t *one, unsigned flags,
+                      const json_t *list)
 {
-    const json_t *text = json_object_get(one, "text"), *id, *decoded = json_object_get(one, "decoded");
+    const json_t *text = json_object_get(one, "text"), *id,
+                 *decoded = json_object_get(one, "decoded");
     bl_ids ids = {0};
     size_t k, n_out;
     char *out;
 
-    assert_int_equal(bl_tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text),
-                                         BL_PARSE_SPECIAL | flags, &ids),
+    assert_int_equal(bl_tokenizer_encode(tokenizer, json_string_value(text),
+                                         json_string_length(text), BL_PARSE_SPECIAL | flags, &ids),
                      BL_OK);
     bool same = ids.n == json_array_size(list);
     json_array_foreach((json_t *)list, k, id) same = same && ids.id[k] == json_integer_value(id);
@@ -316,8 +327,9 @@ static void check_ids(const bl_tokenizer *tokenizer, const json_t *one, unsigned
     if (decoded && !flags) {
         assert_int_equal(bl_tokenizer_decode(tokenizer, ids.id, ids.n, false, &out, &n_out), BL_OK);
         if (n_out != json_string_length(decoded) || memcmp(out, json_string_value(decoded), n_out))
-            fail_msg("%s: \"%s\" decodes to \"%s\"", json_string_value(json_object_get(one, "tokenizer")),
-                     json_string_value(text), out);
+            fail_msg("%s: \"%s\" decodes to \"%s\"",
+                     json_string_value(json_object_get(one, "tokenizer")), json_string_value(text),
+                     out);
         free(out);
     }
     bl_ids_free(&ids);
@@ -336,7 +348,8 @@ static void test_families(void **state)
         json_t *one;
         assert_int_equal(bl_json_parse("line", 1, line, (size_t)(end - line), &one), BL_OK);
         const char *name = json_string_value(json_object_get(one, "tokenizer"));
-        const json_t *ids = json_object_get(one, "ids"), *special = json_object_get(one, "ids_special");
+        const json_t *ids = json_object_get(one, "ids"),
+                     *special = json_object_get(one, "ids_special");
         if (strcmp(name, loaded)) {
             bl_tokenizer_destroy(tokenizer);
             tokenizer = load_family(name);
@@ -379,12 +392,14 @@ static void check_golden_cases(const char *folder)
         const json_t *text = json_object_get(one, "text"), *list = json_object_get(one, "ids");
         bl_ids ids = {0};
         char *decoded;
-        assert_int_equal(bl_tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text),
-                                             BL_ADD_SPECIAL, &ids),
+        assert_int_equal(bl_tokenizer_encode(tokenizer, json_string_value(text),
+                                             json_string_length(text), BL_ADD_SPECIAL, &ids),
                          BL_OK);
         assert_int_equal(ids.n, json_array_size(list));
-        json_array_foreach((json_t *)list, k, id) assert_int_equal(ids.id[k], json_integer_value(id));
-        assert_int_equal(bl_tokenizer_decode(tokenizer, ids.id, ids.n, true, &decoded, NULL), BL_OK);
+        json_array_foreach((json_t *)list, k, id)
+            assert_int_equal(ids.id[k], json_integer_value(id));
+        assert_int_equal(bl_tokenizer_decode(tokenizer, ids.id, ids.n, true, &decoded, NULL),
+                         BL_OK);
         assert_string_equal(decoded, json_string_value(text));
         free(decoded);
         bl_ids_free(&ids);

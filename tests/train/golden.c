@@ -62,21 +62,25 @@ static bool grow_model(const json_t *model, const char *data, char path[GOLDEN_P
     if (!python) python = "/usr/bin/python3"; /* where Debian's python3-numpy is */
     snprintf(command, sizeof command, "%s -c 'import numpy' 2>/dev/null", python);
     if (!tool || system(command) != 0) {
-        printf("skipped: a grown model needs BALLAST_GROW_MODEL, and numpy in BALLAST_PYTHON (%s)\n", python);
+        printf(
+            "skipped: a grown model needs BALLAST_GROW_MODEL, and numpy in BALLAST_PYTHON (%s)\n",
+            python);
         return false;
     }
-    snprintf(path, GOLDEN_PATH_BYTES, "/tmp/ballast-golden-%s", json_string_value(json_object_get(model, "path")));
+    snprintf(path, GOLDEN_PATH_BYTES, "/tmp/ballast-golden-%s",
+             json_string_value(json_object_get(model, "path")));
     snprintf(config, sizeof config, "%s/config.json", path);
     if (bl_file_exists(config)) return true;
     used = (size_t)snprintf(command, sizeof command, "%s %s %s/%s %s.making-%d", python, tool, data,
-                            json_string_value(json_object_get(model, "grow_source")), path, (int)getpid());
+                            json_string_value(json_object_get(model, "grow_source")), path,
+                            (int)getpid());
     size_t i;
     json_t *word;
-    json_array_foreach(json_object_get(model, "grow_arguments"), i, word)
-        used += (size_t)snprintf(command + used, sizeof command - used, " %s", json_string_value(word));
+    json_array_foreach(json_object_get(model, "grow_arguments"), i, word) used +=
+        (size_t)snprintf(command + used, sizeof command - used, " %s", json_string_value(word));
     snprintf(command + used, sizeof command - used,
-             " >/dev/null && { mv -T %s.making-%d %s || rm -r %s.making-%d; }", path, (int)getpid(), path,
-             path, (int)getpid()); /* another test may make it, too */
+             " >/dev/null && { mv -T %s.making-%d %s || rm -r %s.making-%d; }", path, (int)getpid(),
+             path, path, (int)getpid()); /* another test may make it, too */
     require(system(command) == 0 && bl_file_exists(config), command);
     return true;
 }
@@ -84,30 +88,36 @@ static bool grow_model(const json_t *model, const char *data, char path[GOLDEN_P
 bool golden_model(const json_t *golden, char path[GOLDEN_PATH_BYTES])
 {
     const json_t *model = json_object_get(golden, "model");
-    const char *root = json_string_value(json_object_get(model, "root")), *data = getenv("BALLAST_TEST_DATA");
+    const char *root = json_string_value(json_object_get(model, "root")),
+               *data = getenv("BALLAST_TEST_DATA");
 
     if (strcmp(root, "golden") == 0) {
-        snprintf(path, GOLDEN_PATH_BYTES, GOLDEN_DIR "/%s", json_string_value(json_object_get(model, "path")));
+        snprintf(path, GOLDEN_PATH_BYTES, GOLDEN_DIR "/%s",
+                 json_string_value(json_object_get(model, "path")));
         return true;
     }
     if (!data) {
-        printf("skipped: %s needs BALLAST_TEST_DATA\n", json_string_value(json_object_get(golden, "name")));
+        printf("skipped: %s needs BALLAST_TEST_DATA\n",
+               json_string_value(json_object_get(golden, "name")));
         return false;
     }
     if (strcmp(root, "grown") == 0) return grow_model(model, data, path);
-    snprintf(path, GOLDEN_PATH_BYTES, "%s/%s", data, json_string_value(json_object_get(model, "path")));
+    snprintf(path, GOLDEN_PATH_BYTES, "%s/%s", data,
+             json_string_value(json_object_get(model, "path")));
     return true;
 }
 
 static bool is_path_key(const char *key)
 {
-    return strcmp(key, "init_adapter") == 0 || strcmp(key, "train_file") == 0 || strcmp(key, "validation_file") == 0;
+    return strcmp(key, "init_adapter") == 0 || strcmp(key, "train_file") == 0 ||
+           strcmp(key, "validation_file") == 0;
 }
 
 static void add_value(golden_args *args, const char *key, const json_t *value)
 {
     if (json_is_string(value)) {
-        golden_args_add(args, key, "%s%s", is_path_key(key) ? GOLDEN_DIR "/" : "", json_string_value(value));
+        golden_args_add(args, key, "%s%s", is_path_key(key) ? GOLDEN_DIR "/" : "",
+                        json_string_value(value));
     } else if (json_is_integer(value)) {
         golden_args_add(args, key, "%lld", (long long)json_integer_value(value));
     } else if (json_is_boolean(value)) {
@@ -127,8 +137,9 @@ void golden_config(const json_t *golden, const json_t *topology, golden_args *ar
 {
     const char *key;
     json_t *value;
-    json_object_foreach(json_object_get(golden, "config"), key, value)
-        if (!topology || !json_object_get(topology, key)) add_value(args, key, value);
+    json_object_foreach(json_object_get(golden, "config"), key,
+                        value) if (!topology || !json_object_get(topology, key))
+        add_value(args, key, value);
     if (!topology) return;
     json_object_foreach((json_t *)topology, key, value) add_value(args, key, value);
 }
@@ -172,8 +183,9 @@ static const json_t *metrics_of_step(const json_t *metrics, size_t step, const c
 {
     size_t i;
     json_t *row;
-    json_array_foreach((json_t *)metrics, i, row)
-        if ((size_t)json_integer_value(json_object_get(row, "step")) == step && json_object_get(row, key)) return json_object_get(row, key);
+    json_array_foreach((json_t *)metrics, i,
+                       row) if ((size_t)json_integer_value(json_object_get(row, "step")) == step &&
+                                json_object_get(row, key)) return json_object_get(row, key);
     require(false, "a step is missing in metrics.jsonl");
     return NULL;
 }
@@ -187,7 +199,8 @@ double golden_compare_losses(const json_t *metrics, const json_t *steps, size_t 
             double expected = json_number_value(json_object_get(json_array_get(steps, i), keys[k]));
             double value = json_number_value(metrics_of_step(metrics, i + 1, keys[k]));
             double error = fabs(value - expected) / (fabs(expected) > 0.0 ? fabs(expected) : 1.0);
-            if (!(error <= limit)) printf("step %zu: %s %.12g, expected %.12g\n", i + 1, keys[k], value, expected);
+            if (!(error <= limit))
+                printf("step %zu: %s %.12g, expected %.12g\n", i + 1, keys[k], value, expected);
             if (!(error <= worst)) worst = error;
         }
     return worst;
@@ -219,7 +232,8 @@ double golden_compare_tensors(const char *path, const json_t *expected, double s
 
     require(bl_safetensors_open(path, &file) == BL_OK, path);
     require(bl_safetensors_count(file) == json_object_size(expected), "another number of tensors");
-    json_object_foreach((json_t *)expected, name, values) {
+    json_object_foreach((json_t *)expected, name, values)
+    {
         const bl_tensor *t = bl_safetensors_find(file, name);
         double summary[3];
         require(t != NULL, name);
@@ -230,7 +244,10 @@ double golden_compare_tensors(const char *path, const json_t *expected, double s
         free(x);
         double norm = json_number_value(json_array_get(values, 0));
         for (size_t k = 0; k < 3; k++) {
-            double error = fabs(summary[k] - json_number_value(json_array_get(values, k))) / (scale > 0.0 ? scale : norm > 0.0 ? norm : 1.0);
+            double error = fabs(summary[k] - json_number_value(json_array_get(values, k))) /
+                           (scale > 0.0  ? scale
+                            : norm > 0.0 ? norm
+                                         : 1.0);
             if (!(error <= limit)) printf("%s: figure %zu off by %.3g\n", name, k, error);
             if (!(error <= worst)) worst = error;
         }

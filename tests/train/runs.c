@@ -172,7 +172,8 @@ static json_t *timeless_metrics(const char *output)
     json_array_foreach(lines, i, line)
     {
         for (size_t k = 0; k < BL_COUNT(times); k++) json_object_del(line, times[k]);
-        json_object_foreach_safe(line, next, key, value) /* what was moved until a step's end depends on time as well */
+        json_object_foreach_safe(
+            line, next, key, value) /* what was moved until a step's end depends on time as well */
             if (strstr(key, "_stall_s") || strstr(key, "_bytes")) json_object_del(line, key);
     }
     return lines;
@@ -224,13 +225,16 @@ void runs_sleep_s(double seconds)
 
 static void run_program(const runs_child *child, char **argv)
 {
-    int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666), null = open("/dev/null", O_RDWR);
+    int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666),
+        null = open("/dev/null", O_RDWR);
     struct rlimit limit = {(rlim_t)child->max_file_bytes, (rlim_t)child->max_file_bytes};
 
-    if (log < 0 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log, 2) < 0) _exit(126);
+    if (log < 0 || null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(log, 2) < 0)
+        _exit(126);
     if (child->max_file_bytes > 0 && setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(126);
     if (child->prepare && !child->prepare(child->arg)) _exit(126);
-    setenv("TSAN_OPTIONS", "report_thread_leaks=0", 0); /* a second request to stop leaves its threads */
+    setenv("TSAN_OPTIONS", "report_thread_leaks=0",
+           0); /* a second request to stop leaves its threads */
     execv(argv[0], argv);
     _exit(126);
 }
@@ -251,7 +255,8 @@ void runs_start(runs_child *child, const char *command, const golden_args *args)
 bool runs_is_alive(const runs_child *child)
 {
     siginfo_t info = {0};
-    return waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+    return waitid(P_PID, (id_t)child->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == 0;
 }
 
 int runs_wait(runs_child *child, double limit_s)
@@ -263,7 +268,9 @@ int runs_wait(runs_child *child, double limit_s)
     bool late = runs_is_alive(child);
     if (late) kill(child->pid, SIGKILL);
     assert_int_equal(waitpid(child->pid, &status, 0), child->pid);
-    if (late) fail_msg("the program was still running after %g s: %s", limit_s, runs_read(child->log, NULL));
+    if (late)
+        fail_msg("the program was still running after %g s: %s", limit_s,
+                 runs_read(child->log, NULL));
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 

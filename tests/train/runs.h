@@ -49,9 +49,10 @@ bool runs_are_same(const char *output_a, const char *output_b);
 
 typedef struct runs_child {
     pid_t pid;
-    char log[GOLDEN_PATH_BYTES];     /* its stderr */
-    int64_t max_file_bytes;          /* RLIMIT_FSIZE, set before runs_start; 0: none */
-    bool (*prepare)(const int *arg); /* in the child, before it becomes the program; false: exit code 126 */
+    char log[GOLDEN_PATH_BYTES]; /* its stderr */
+    int64_t max_file_bytes;      /* RLIMIT_FSIZE, set before runs_start; 0: none */
+    bool (*prepare)(
+        const int *arg); /* in the child, before it becomes the program; false: exit code 126 */
     const int *arg;
 } runs_child;
 

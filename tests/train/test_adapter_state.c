@@ -32,14 +32,15 @@ typedef struct state_case {
 
 static bl_status open_case(test_rank *self, state_case *c)
 {
-    bl_lora_options options = {.r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
+    bl_lora_options options = {
+        .r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
 
     *c = (state_case){.self = self};
     bl_lora_layout_init(&config, &options, &c->layout);
     BL_TRY(bl_stream_create(self->device, "comm", &c->communication));
     BL_TRY(bl_timeline_create(self->device, 256, NULL, NULL, &c->timeline));
-    return bl_adapter_state_create(self->device, self->comm, self->stream, c->communication, c->timeline,
-                                   &c->layout, N_LAYERS, DEPTH, &c->state);
+    return bl_adapter_state_create(self->device, self->comm, self->stream, c->communication,
+                                   c->timeline, &c->layout, N_LAYERS, DEPTH, &c->state);
 }
 
 static bl_status close_case(state_case *c, bl_status st)
@@ -135,7 +136,8 @@ static bl_status use_weights_and_gradients(state_case *c)
     BL_TRY(bl_gather_ring_release(s->ring, 0, c->self->stream));
     for (int64_t layer = N_LAYERS - 1; layer >= 0; layer--) {
         BL_TRY(s->sink.begin(s->sink.user, layer, c->self->stream, &gradients));
-        if (c->self->rank == 0 && layer == 0) BL_TRY(bl_stream_call(c->self->stream, be_late, NULL, 0));
+        if (c->self->rank == 0 && layer == 0)
+            BL_TRY(bl_stream_call(c->self->stream, be_late, NULL, 0));
         BL_TRY(s->sink.end(s->sink.user, layer, c->self->stream));
     }
     return bl_adapter_state_join(s);
@@ -155,7 +157,8 @@ static bl_status check_lane(state_case *c)
      * clocks and scheduling. */
     TEST_CHECK(lora->stall_s > (c->self->rank == 0 ? 0.5e-6 : 1.5e-6) * LATE_US);
     for (int i = 0; i < BL_N_LANES; i++)
-        TEST_CHECK(i == BL_LANE_LORA || (totals.lane[i].stall_s == 0 && totals.lane[i].n_bytes == 0));
+        TEST_CHECK(i == BL_LANE_LORA ||
+                   (totals.lane[i].stall_s == 0 && totals.lane[i].n_bytes == 0));
     return BL_OK;
 }
 

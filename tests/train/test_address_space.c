@@ -90,21 +90,25 @@ static void sweep(bool offloads)
     assert_int_equal(bl_dir_create(runs_path("pages")), BL_OK);
     strcpy(whole, runs_path("whole-%d", offloads));
     assert_int_equal(train(0, offloads, whole, &child), 0);
-    for (int i = 1; i <= 4; i++) assert_true(train(low * i / 5, offloads, runs_path("output"), &child) != 0);
+    for (int i = 1; i <= 4; i++)
+        assert_true(train(low * i / 5, offloads, runs_path("output"), &child) != 0);
     int high = training_mib(low, offloads) + 16;
     for (int i = 0; i <= n_steps; i++) {
-        int mib = low + (high - low) * i / n_steps, code = train(mib, offloads, runs_path("output"), &child);
+        int mib = low + (high - low) * i / n_steps,
+            code = train(mib, offloads, runs_path("output"), &child);
         if (code == EXIT_MEMORY) {
             runs_assert_error(&child, "");
             n_failed++;
         } else {
-            if (code != 0) print_error("%d MiB: exit code %d\n%s\n", mib, code, runs_read(child.log, NULL));
+            if (code != 0)
+                print_error("%d MiB: exit code %d\n%s\n", mib, code, runs_read(child.log, NULL));
             assert_int_equal(code, 0);
             assert_true(runs_are_same(whole, runs_path("output")));
             n_done++;
         }
     }
-    printf("%s: from %d MiB, which load the program, to %d: %d runs ended for want of memory, %d were done\n",
+    printf("%s: from %d MiB, which load the program, to %d: %d runs ended for want of memory, %d "
+           "were done\n",
            offloads ? "offloaded" : "plain", low, high, n_failed, n_done);
     assert_true(n_failed > n_steps / 2 && n_done > 0);
 }
@@ -123,7 +127,8 @@ static void test_offloaded(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain), cmocka_unit_test(test_offloaded)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_plain),
+                                       cmocka_unit_test(test_offloaded)};
 
     if (argc > 1) n_steps = atoi(argv[1]);
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

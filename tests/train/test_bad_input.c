@@ -81,7 +81,8 @@ static void set_element(const char *weights, const char *tensor, int64_t index, 
 
 /* The run must end with `code`, soon, with one line that contains each of `texts` (NULL-terminated), and
  * leave no adapter. */
-static void check_refused(const golden_args *args, int code, double limit_s, const char *const *texts)
+static void check_refused(const golden_args *args, int code, double limit_s,
+                          const char *const *texts)
 {
     runs_child child = {0};
 
@@ -150,9 +151,10 @@ static void test_overlapping_tensors(void **state)
     (void)state;
     fresh_model(&weights);
     parts p = take_apart(weights);
-    json_t *from =
-        json_object_get(json_object_get(p.header, "model.layers.0.mlp.gate_proj.weight"), "data_offsets");
-    json_object_set(json_object_get(p.header, "model.layers.0.mlp.up_proj.weight"), "data_offsets", from);
+    json_t *from = json_object_get(json_object_get(p.header, "model.layers.0.mlp.gate_proj.weight"),
+                                   "data_offsets");
+    json_object_set(json_object_get(p.header, "model.layers.0.mlp.up_proj.weight"), "data_offsets",
+                    from);
     put_together(&p, weights);
     check_model_refused(TEXTS("model.safetensors", "_proj.weight"), NULL, NULL);
 }
@@ -170,12 +172,13 @@ static void test_wrong_tensors_are_listed_together(void **state)
     json_object_set_new(p.header, "model.layers.0.mlp.gate_prj.weight", moved);
     json_object_set_new(json_object_get(p.header, "model.layers.1.mlp.up_proj.weight"), "shape",
                         json_pack("[i,i]", 24, 132));
-    json_object_set_new(json_object_get(p.header, "model.layers.1.self_attn.o_proj.weight"), "dtype",
-                        json_string("I16"));
+    json_object_set_new(json_object_get(p.header, "model.layers.1.self_attn.o_proj.weight"),
+                        "dtype", json_string("I16"));
     put_together(&p, weights);
-    check_model_refused(TEXTS("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.gate_prj.weight",
-                              "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.o_proj.weight"),
-                        NULL, NULL);
+    check_model_refused(
+        TEXTS("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.gate_prj.weight",
+              "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.o_proj.weight"),
+        NULL, NULL);
 }
 
 static void test_index_that_leaves_the_folder(void **state)
@@ -188,7 +191,8 @@ static void test_index_that_leaves_the_folder(void **state)
     assert_int_equal(unlink(weights), 0);
     runs_write(runs_path("model/model.safetensors.index.json"),
                "{\"weight_map\": {\"model.norm.weight\": \"../elsewhere.safetensors\"}}");
-    check_model_refused(TEXTS("model.safetensors.index.json", "../elsewhere.safetensors"), NULL, NULL);
+    check_model_refused(TEXTS("model.safetensors.index.json", "../elsewhere.safetensors"), NULL,
+                        NULL);
 }
 
 /* Row 131 of 132 lies on the last of three ranks: the others must not wait for it, and its words are the
@@ -207,8 +211,9 @@ static void test_weights_that_are_no_numbers(void **state)
             check_model_refused(TEXTS("model.layers.1.mlp.up_proj.weight", "row 131", "column 5"),
                                 "base_format", formats[i]);
         }
-    static const char *const others[] = {"model.norm.weight", "model.layers.1.input_layernorm.weight",
-                                         "lm_head.weight", "model.embed_tokens.weight"};
+    static const char *const others[] = {"model.norm.weight",
+                                         "model.layers.1.input_layernorm.weight", "lm_head.weight",
+                                         "model.embed_tokens.weight"};
     for (size_t i = 0; i < BL_COUNT(others); i++) {
         fresh_model(&weights);
         set_element(weights, others[i], 7, 0x7fc0);
@@ -232,7 +237,8 @@ static void test_bad_model_config(void **state)
     check_model_refused(TEXTS("config.json", "hidden_size"), NULL, NULL);
     json_decref(config);
     runs_write_bytes(path, "\037\213\010\0\0\0\0\0\0\003", 10);
-    check_model_refused(TEXTS("config.json: is gzip data, not JSON: decompress it first"), NULL, NULL);
+    check_model_refused(TEXTS("config.json: is gzip data, not JSON: decompress it first"), NULL,
+                        NULL);
     assert_int_equal(unlink(path), 0);
     check_model_refused(TEXTS("config.json"), NULL, NULL);
 }
@@ -256,8 +262,9 @@ static void test_targets_by_path(void **state)
     static const struct {
         const char *targets, *error;
     } refused[] = {
-        {"model.layers.0.self_attn.q_proj", "lora_target_modules: q_proj is named in 1 of 2 layers, not in "
-                                            "layer 1; targets that differ by layer"},
+        {"model.layers.0.self_attn.q_proj",
+         "lora_target_modules: q_proj is named in 1 of 2 layers, not in "
+         "layer 1; targets that differ by layer"},
         {"q_proj,layers.2.mlp.up_proj", "their paths in 2 layers, got \"layers.2.mlp.up_proj\""},
         {".*\\.0\\..*",
          "lora_target_modules: \".*\\.0\\..*\" selects other modules in layer 1 than in layer 0"},
@@ -265,7 +272,8 @@ static void test_targets_by_path(void **state)
     };
     (void)state;
     run_targets(runs_path("plain"), "q_proj,up_proj");
-    run_targets(runs_path("paths"), "model.layers.0.self_attn.q_proj,up_proj,layers.1.self_attn.q_proj");
+    run_targets(runs_path("paths"),
+                "model.layers.0.self_attn.q_proj,up_proj,layers.1.self_attn.q_proj");
     run_targets(runs_path("pattern"), ".*\\.(q|up)_proj");
     assert_true(runs_are_same(runs_path("plain"), runs_path("paths")));
     assert_true(runs_are_same(runs_path("plain"), runs_path("pattern")));
@@ -300,7 +308,8 @@ static const data_case data_cases[] = {
     {"", 0, "data.jsonl"},
     {"\n \n", 0, "data.jsonl"},
     {"<html>\n", 0, "data.jsonl: is an HTML page"},
-    {"\037\213\010\0\0\0\0\0\0\003", 10, "data.jsonl: is gzip data, not JSON or JSON lines: decompress it first"},
+    {"\037\213\010\0\0\0\0\0\0\003", 10,
+     "data.jsonl: is gzip data, not JSON or JSON lines: decompress it first"},
     {"PAR1\025\004\025\020", 8, "data.jsonl: is a Parquet file"},
     {"prompt,completion\na,b\n", 0, "data.jsonl:1: is not JSON and looks like CSV"},
 };
@@ -455,8 +464,8 @@ static void test_a_tokenizer_that_cannot_be_read(void **state)
         runs_start(&child, "train", &args);
         assert_int_equal(runs_wait(&child, SOON_S), 0);
         char *log = runs_read(child.log, NULL);
-        assert_non_null(strstr(
-            log, "tokenizer.json: model: type WordPiece is not supported; rows of tokens need no tokenizer"));
+        assert_non_null(strstr(log, "tokenizer.json: model: type WordPiece is not supported; rows "
+                                    "of tokens need no tokenizer"));
         free(log);
         golden_args_free(&args);
     }
@@ -516,7 +525,8 @@ static void test_the_bad_tensor_is_found(void **state)
     for (int64_t row = 0; row < 2; row++) { /* of the two signs one overflows */
         set_element(weights, "model.embed_tokens.weight", TOKEN * HIDDEN + row, huge);
         for (int64_t col = 0; col < HIDDEN; col++)
-            set_element(weights, "model.layers.0.self_attn.o_proj.weight", row * HIDDEN + col, large[row]);
+            set_element(weights, "model.layers.0.self_attn.o_proj.weight", row * HIDDEN + col,
+                        large[row]);
     }
     runs_write(runs_path("data.jsonl"), GOOD_ROW GOOD_ROW GOOD_ROW "{\"input_ids\":[5,60,6,7]}\n");
     data_args(&args, runs_path("first-bad"));

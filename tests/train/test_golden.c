@@ -27,7 +27,8 @@ typedef struct variant {
 } variant;
 
 typedef struct run {
-    char output[GOLDEN_PATH_BYTES], gradients[GOLDEN_PATH_BYTES + 32], adapter[GOLDEN_PATH_BYTES + 32];
+    char output[GOLDEN_PATH_BYTES], gradients[GOLDEN_PATH_BYTES + 32],
+        adapter[GOLDEN_PATH_BYTES + 32];
 } run;
 
 static void name_run(run *r)
@@ -43,7 +44,8 @@ static void remove_run(const run *r)
     assert_int_equal(bl_tree_remove(r->gradients), BL_OK);
 }
 
-static void train_case(const json_t *golden, const json_t *topology, const char *model, const run *r, const char *const *extra)
+static void train_case(const json_t *golden, const json_t *topology, const char *model,
+                       const run *r, const char *const *extra)
 {
     golden_args args = {0};
     golden_config(golden, topology, &args);
@@ -63,13 +65,15 @@ static void compare_validation(const json_t *metrics, const json_t *validation)
 {
     const char *step;
     json_t *expected;
-    json_object_foreach(json_object_get(validation, "steps"), step, expected) {
+    json_object_foreach(json_object_get(validation, "steps"), step, expected)
+    {
         size_t i;
         json_t *row;
         double loss = 0.0;
-        json_array_foreach((json_t *)metrics, i, row)
-            if (json_integer_value(json_object_get(row, "step")) == atoll(step) && json_object_get(row, "eval_loss"))
-                loss = json_number_value(json_object_get(row, "eval_loss"));
+        json_array_foreach((json_t *)metrics, i, row) if (json_integer_value(json_object_get(
+                                                              row, "step")) == atoll(step) &&
+                                                          json_object_get(row, "eval_loss")) loss =
+            json_number_value(json_object_get(row, "eval_loss"));
         double target = json_number_value(expected);
         if (!(loss > 0.0 && loss / target - 1.0 < LOSSES && 1.0 - loss / target < LOSSES))
             fail_msg("validation loss after step %s: %.12g, expected %.12g", step, loss, target);
@@ -78,21 +82,25 @@ static void compare_validation(const json_t *metrics, const json_t *validation)
 
 static void compare_case(const json_t *golden, const run *r)
 {
-    const json_t *expect = json_object_get(golden, "expect"), *steps = json_object_get(expect, "steps");
+    const json_t *expect = json_object_get(golden, "expect"),
+                 *steps = json_object_get(expect, "steps");
     json_t *metrics = golden_metrics(r->output);
     double change = json_number_value(json_object_get(expect, "adapter_change_norm"));
     double first = golden_compare_losses(metrics, steps, 1, FIRST_LOSS);
     double losses = golden_compare_losses(metrics, steps, json_array_size(steps), LOSSES);
-    double gradients = golden_compare_tensors(r->gradients, json_object_get(expect, "gradients"), 0.0, GRADIENT);
-    double adapter = golden_compare_tensors(r->adapter, json_object_get(expect, "final_adapter"), change, ADAPTER);
+    double gradients =
+        golden_compare_tensors(r->gradients, json_object_get(expect, "gradients"), 0.0, GRADIENT);
+    double adapter = golden_compare_tensors(r->adapter, json_object_get(expect, "final_adapter"),
+                                            change, ADAPTER);
 
-    printf("%-24s first loss %.1e  losses %.1e  gradients %.1e  adapter %.1e\n", json_string_value(json_object_get(golden, "name")),
-           first, losses, gradients, adapter);
+    printf("%-24s first loss %.1e  losses %.1e  gradients %.1e  adapter %.1e\n",
+           json_string_value(json_object_get(golden, "name")), first, losses, gradients, adapter);
     assert_true(first <= FIRST_LOSS);
     assert_true(losses <= LOSSES);
     assert_true(gradients <= GRADIENT);
     assert_true(adapter <= ADAPTER);
-    if (json_object_get(expect, "validation")) compare_validation(metrics, json_object_get(expect, "validation"));
+    if (json_object_get(expect, "validation"))
+        compare_validation(metrics, json_object_get(expect, "validation"));
     json_decref(metrics);
 }
 
@@ -108,12 +116,14 @@ static void test_cases(void **state)
     (void)state;
     assert_non_null(index);
     name_run(&r);
-    json_array_foreach(json_object_get(index, "cases"), i, name) {
+    json_array_foreach(json_object_get(index, "cases"), i, name)
+    {
         if (only && strcmp(only, json_string_value(name)) != 0) continue;
         json_t *golden = golden_load_case(json_string_value(name));
         char model[GOLDEN_PATH_BYTES];
         if (golden_model(golden, model))
-            json_array_foreach(json_object_get(golden, "topologies"), k, topology) {
+            json_array_foreach(json_object_get(golden, "topologies"), k, topology)
+            {
                 remove_run(&r);
                 train_case(golden, topology, model, &r, NULL);
                 compare_case(golden, &r);
@@ -156,7 +166,8 @@ static void test_same_bits(void **state)
         void *expected = NULL, *bytes;
         size_t n_expected = 0, n_bytes;
         assert_true(golden_model(golden, model));
-        json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", 4, "per_device_train_batch_size", 1, "gradient_accumulation_steps", 2);
+        json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", 4, "per_device_train_batch_size",
+                                     1, "gradient_accumulation_steps", 2);
         for (size_t v = 0; v < BL_COUNT(variants); v++) {
             remove_run(&r);
             train_case(golden, topology, model, &r, variants[v].args);
@@ -165,7 +176,8 @@ static void test_same_bits(void **state)
                 continue;
             }
             read_adapter(&r, &bytes, &n_bytes);
-            if (n_bytes != n_expected || memcmp(bytes, expected, n_bytes) != 0) fail_msg("%s: other bits: %s", names[n], variants[v].name);
+            if (n_bytes != n_expected || memcmp(bytes, expected, n_bytes) != 0)
+                fail_msg("%s: other bits: %s", names[n], variants[v].name);
             free(bytes);
         }
         free(expected);
@@ -177,6 +189,7 @@ static void test_same_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases), cmocka_unit_test(test_same_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases),
+                                       cmocka_unit_test(test_same_bits)};
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

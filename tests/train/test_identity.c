@@ -33,7 +33,8 @@ static void set_run(golden_args *args, const char *model, const char *output, in
     runs_set(args, "max_steps", "%d", STEPS);
 }
 
-static bl_status run(const char *model, const char *output, int ranks, const char *key, const char *value)
+static bl_status run(const char *model, const char *output, int ranks, const char *key,
+                     const char *value)
 {
     golden_args args = {0};
 
@@ -47,7 +48,8 @@ static bl_status run(const char *model, const char *output, int ranks, const cha
 
 static void assert_error_has(const char *what, const char *text)
 {
-    if (!strstr(bl_error_text(), text)) fail_msg("%s: '%s' is not in: %s", what, text, bl_error_text());
+    if (!strstr(bl_error_text(), text))
+        fail_msg("%s: '%s' is not in: %s", what, text, bl_error_text());
 }
 
 /* A run of which the last step is lost. */
@@ -101,11 +103,13 @@ static void check_flips(int ranks, const char *key, const char *value)
         flip_middle(model, tensors[i]);
         bl_status st = run(model, output, ranks, key, value);
         if (st != BL_ECHECKPOINT) fail_msg("%d ranks, %s: status %d", ranks, tensors[i], (int)st);
-        assert_error_has(tensors[i], strstr(tensors[i], "norm") ? "the model's tensors differ" : "the model's weights differ");
+        assert_error_has(tensors[i], strstr(tensors[i], "norm") ? "the model's tensors differ"
+                                                                : "the model's weights differ");
         flip_middle(model, tensors[i]);
     }
     char *after = runs_read(runs_path("flips/metrics.jsonl"), NULL);
-    assert_string_equal(after, log); /* longer than the checkpoint says: what is refused changes nothing */
+    assert_string_equal(after,
+                        log); /* longer than the checkpoint says: what is refused changes nothing */
     free(after);
     free(log);
     assert_int_equal(run(model, output, ranks, key, value), BL_OK);
@@ -148,7 +152,11 @@ static bl_status check_as_rank(test_rank *self)
     const uint64_t *checksums = self->arg;
     bl_job job = {.n_ranks = self->n_ranks};
     bl_llama_weights weights = {.checksum = checksums[self->rank]};
-    bl_rank rank = {.job = &job, .index = self->rank, .world = self->comm, .device = self->device, .communication = self->stream,
+    bl_rank rank = {.job = &job,
+                    .index = self->rank,
+                    .world = self->comm,
+                    .device = self->device,
+                    .communication = self->stream,
                     .weights = &weights};
     return bl_rank_check_weights(&rank);
 }
@@ -190,15 +198,18 @@ static json_t *other_value(const char *key, const json_t *value)
     if (!strcmp(key, "factor")) return json_real(4);
     if (json_is_boolean(value)) return json_boolean(!json_is_true(value));
     if (json_is_integer(value)) return json_integer(json_integer_value(value) / 2);
-    if (json_is_real(value)) return json_real(json_real_value(value) * 1.5 + 0.25 * (json_real_value(value) == 0));
+    if (json_is_real(value))
+        return json_real(json_real_value(value) * 1.5 + 0.25 * (json_real_value(value) == 0));
     return json_string("linear"); /* of rope_type */
 }
 
 /* The keys whose values no result depends on; num_key_value_heads gives way to k_proj's rows. */
 static bool is_without_effect(const char *key)
 {
-    static const char *const keys[] = {"torch_dtype", "initializer_range", "max_position_embeddings", "use_cache", "attention_dropout",
-                                       "architectures", "model_type", "hidden_act", "num_key_value_heads"};
+    static const char *const keys[] = {
+        "torch_dtype", "initializer_range", "max_position_embeddings",
+        "use_cache",   "attention_dropout", "architectures",
+        "model_type",  "hidden_act",        "num_key_value_heads"};
     for (size_t i = 0; i < BL_COUNT(keys); i++)
         if (!strcmp(keys[i], key)) return true;
     return false;
@@ -212,7 +223,8 @@ static int check_keys(const char *model, const char *output, json_t *config, jso
     void *next;
     int n_refused = 0;
 
-    json_object_foreach_safe(object, next, key, value) {
+    json_object_foreach_safe(object, next, key, value)
+    {
         if (json_is_object(value) || is_without_effect(key)) continue;
         json_t *kept = json_deep_copy(value);
         json_object_set_new(object, key, other_value(key, value));
@@ -244,7 +256,8 @@ static void test_each_key_of_the_configuration(void **state)
     json_object_set_new(config, "max_position_embeddings", json_integer(4096));
     json_object_set_new(config, "torch_dtype", json_string("float32"));
     json_object_set_new(config, "use_cache", json_false());
-    json_t *rope = json_deep_copy(json_object_get(config, "rope_scaling")); /* the newer spelling of the same */
+    json_t *rope = json_deep_copy(
+        json_object_get(config, "rope_scaling")); /* the newer spelling of the same */
     json_object_set(rope, "rope_theta", json_object_get(config, "rope_theta"));
     json_object_set_new(config, "rope_parameters", rope);
     json_object_del(config, "rope_scaling");
@@ -261,7 +274,9 @@ static void test_validation_data(void **state)
     const char *output = interrupted_run("demo/base", "data-run", 1);
 
     (void)state;
-    assert_int_equal(run("demo/base", output, 1, "validation_file", GOLDEN_DIR "/tokens/tiny.jsonl"), BL_ECHECKPOINT);
+    assert_int_equal(
+        run("demo/base", output, 1, "validation_file", GOLDEN_DIR "/tokens/tiny.jsonl"),
+        BL_ECHECKPOINT);
     assert_error_has("validation data", "the validation data differ");
     assert_int_equal(run("demo/base", output, 1, NULL, NULL), BL_OK);
 }
@@ -289,7 +304,8 @@ static bl_status train_with(const char *model, const char *output, const char *p
 
 static void test_page_files_of_a_changed_model(void **state)
 {
-    const char *model = copy_model("paged"), *pages = runs_path("pages"), *file = runs_path("paged/model.safetensors");
+    const char *model = copy_model("paged"), *pages = runs_path("pages"),
+               *file = runs_path("paged/model.safetensors");
     struct stat before;
 
     (void)state;
@@ -309,7 +325,8 @@ static void test_page_files_of_a_changed_model(void **state)
 /* A run that reads no weights, because its page files are there, still knows what they were made from. */
 static void test_page_files_know_their_weights(void **state)
 {
-    const char *model = copy_model("known"), *pages = runs_path("known-pages"), *output = interrupted_run(model, "known-run", 2);
+    const char *model = copy_model("known"), *pages = runs_path("known-pages"),
+               *output = interrupted_run(model, "known-run", 2);
     golden_args args = {0};
 
     (void)state;
@@ -327,7 +344,8 @@ static void test_page_files_know_their_weights(void **state)
     assert_int_equal(golden_train(&args), BL_OK);
     runs_set(&args, "resume_from_checkpoint", "true");
     runs_set(&args, "output_dir", "%s", output);
-    assert_int_equal(golden_train(&args), BL_ECHECKPOINT); /* with page files of the changed model */
+    assert_int_equal(golden_train(&args),
+                     BL_ECHECKPOINT); /* with page files of the changed model */
     assert_error_has("page files", "the model's weights differ");
     golden_args_free(&args);
 }

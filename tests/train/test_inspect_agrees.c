@@ -68,7 +68,8 @@ static void check_both(const char *dir, const char *train_key, const char *reaso
     runs_standard(&args, runs_path("refused"), 1);
     runs_set(&args, train_key, "%s", dir);
     char *of_train = run("train", &args, EXIT_INPUT), *of_inspect = run_inspect(dir, EXIT_INPUT);
-    if (bl_file_exists(runs_path("refused"))) assert_int_equal(bl_tree_remove(runs_path("refused")), BL_OK);
+    if (bl_file_exists(runs_path("refused")))
+        assert_int_equal(bl_tree_remove(runs_path("refused")), BL_OK);
     assert_string_equal(of_inspect, of_train);
     if (!strstr(of_train, reason)) fail_msg("\"%s\" does not say \"%s\"", of_train, reason);
     free(of_train);
@@ -118,10 +119,12 @@ static void test_adapters(void **state)
         {"use_dora", "true", "key use_dora"},
         {"peft_type", "\"IA3\"", "key peft_type"},
         {"target_modules", "[\"lm_head\"]", "got \"lm_head\""},
-        {"target_modules", "[\"model.layers.0.self_attn.q_proj\"]", "q_proj is named in 1 of 2 layers"},
+        {"target_modules", "[\"model.layers.0.self_attn.q_proj\"]",
+         "q_proj is named in 1 of 2 layers"},
         {"target_modules", "[\"q_proj\",\"k_proj\"]",
          "missing base_model.model.model.layers.0.self_attn.k_proj"},
-        {"target_modules", "[\"v_proj\"]", "unexpected base_model.model.model.layers.0.self_attn.q_proj"},
+        {"target_modules", "[\"v_proj\"]",
+         "unexpected base_model.model.model.layers.0.self_attn.q_proj"},
         {"lora_alpha", "-1", "key lora_alpha"},
     };
     const char *dir = runs_path("adapter");

@@ -40,18 +40,21 @@ static bool have_model(void)
     if (!python) python = "/usr/bin/python3";
     snprintf(command, sizeof command, "%s -c 'import numpy' 2>/dev/null", python);
     if (!tool || !data || system(command) != 0) {
-        printf("skipped: needs BALLAST_TEST_DATA, BALLAST_GROW_MODEL, and numpy in BALLAST_PYTHON (%s)\n",
+        printf("skipped: needs BALLAST_TEST_DATA, BALLAST_GROW_MODEL, and numpy in BALLAST_PYTHON "
+               "(%s)\n",
                python);
         return false;
     }
     snprintf(config, sizeof config, "%s/config.json", model);
     if (bl_file_exists(config)) return true;
-    snprintf(command, sizeof command,
-             "making=%s.making-%d; %s %s %s/models/stories260K $making --hidden 1024 --inter 4096 --layers "
-             "18 --heads 16 --kv 8 "
-             "--head-dim 64 --dense >/dev/null && { mv -T $making %s || rm -r $making; }", /* another test may
+    snprintf(
+        command, sizeof command,
+        "making=%s.making-%d; %s %s %s/models/stories260K $making --hidden 1024 --inter 4096 "
+        "--layers "
+        "18 --heads 16 --kv 8 "
+        "--head-dim 64 --dense >/dev/null && { mv -T $making %s || rm -r $making; }", /* another test may
                                                                                               make it, too */
-             model, (int)getpid(), python, tool, data, model);
+        model, (int)getpid(), python, tool, data, model);
     run(command);
     assert_true(bl_file_exists(config));
     return true;
@@ -86,11 +89,13 @@ static void end_command(const char *dir, const memory_case *c, char *command)
     size_t used = strlen(command);
 
     if (c->tier)
-        used += (size_t)snprintf(command + used, COMMAND_BYTES - used, " --offload_ratio %g --offload_tier %s",
-                                 c->offload_ratio, c->tier);
+        used +=
+            (size_t)snprintf(command + used, COMMAND_BYTES - used,
+                             " --offload_ratio %g --offload_tier %s", c->offload_ratio, c->tier);
     if (c->tier && strcmp(c->tier, "disk") == 0)
         used += (size_t)snprintf(command + used, COMMAND_BYTES - used, " --offload_dir %s", dir);
-    snprintf(command + used, COMMAND_BYTES - used, "%s 2>&1", c->offloads_activations ? " --activation_offload true" : "");
+    snprintf(command + used, COMMAND_BYTES - used, "%s 2>&1",
+             c->offloads_activations ? " --activation_offload true" : "");
 }
 
 /* The line at a run's end, in MiB. */
@@ -101,19 +106,22 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
 
     snprintf(rows, sizeof rows, "%s/rows.jsonl", dir);
     write_rows(rows, c->length);
-    snprintf(command, sizeof command,
-             BALLAST_PROGRAM
-             " train --model_name_or_path %s --train_file %s --data_format tokens --output_dir %s/out "
-             "--overwrite_output_dir true --max_seq_length %d --per_device_train_batch_size 1 --ranks %d "
-             "--threads %d "
-             "--base_format %s --activation_checkpointing %s --lora_r 16 --max_steps 2",
-             model, rows, dir, c->max_seq_length ? c->max_seq_length : c->length, c->ranks, c->threads, c->base_format, c->checkpointing);
+    snprintf(
+        command, sizeof command,
+        BALLAST_PROGRAM
+        " train --model_name_or_path %s --train_file %s --data_format tokens --output_dir %s/out "
+        "--overwrite_output_dir true --max_seq_length %d --per_device_train_batch_size 1 --ranks "
+        "%d "
+        "--threads %d "
+        "--base_format %s --activation_checkpointing %s --lora_r 16 --max_steps 2",
+        model, rows, dir, c->max_seq_length ? c->max_seq_length : c->length, c->ranks, c->threads,
+        c->base_format, c->checkpointing);
     end_command(dir, c, command);
     FILE *output = popen(command, "r");
     assert_non_null(output);
     while (fgets(line, sizeof line, output))
-        found |= sscanf(line, "memory measured: peak %lf MiB anonymous, predicted %lf MiB", measured,
-                        predicted) == 2;
+        found |= sscanf(line, "memory measured: peak %lf MiB anonymous, predicted %lf MiB",
+                        measured, predicted) == 2;
     assert_int_equal(pclose(output), 0);
     assert_true(found);
 }
@@ -130,12 +138,14 @@ static void test_prediction(void **state)
         {1, 1, 512, "fp8_row", "none", NULL, 0, false, 0},
         {2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0},
         {1, 1, 512, "fp8_row", "full", "disk", 1, false, 0},
-        {2, 1, 512, "fp8_row", "full", "disk", 1, false, 0}, /* writes the page files that the next one finds */
+        {2, 1, 512, "fp8_row", "full", "disk", 1, false,
+         0}, /* writes the page files that the next one finds */
         {2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0},
         {2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0},
         {1, 1, 512, "fp8_row", "none", NULL, 0, true, 0},
         {2, 1, 512, "stored", "selective", "disk", 1, true, 0},
-        {1, 2, 64, "fp8_row", "none", NULL, 0, false, 4096}, /* many times that if rows were of that length */
+        {1, 2, 64, "fp8_row", "none", NULL, 0, false,
+         4096}, /* many times that if rows were of that length */
         {2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096},
     };
     char dir[] = "/tmp/ballast-test-memory-XXXXXX", command[PATH_BYTES];
@@ -146,10 +156,11 @@ static void test_prediction(void **state)
         const memory_case *c = &cases[i];
         double measured = 0, predicted = 0;
         train(dir, c, &measured, &predicted);
-        printf(
-            "%d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, predicted %.1f MiB, ratio %.3f\n",
-            c->ranks, c->threads, c->length, c->base_format, c->checkpointing, c->offload_ratio,
-            c->tier ? c->tier : "no other tier", c->offloads_activations ? ", activations" : "", measured, predicted, measured / predicted);
+        printf("%d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, predicted "
+               "%.1f MiB, ratio %.3f\n",
+               c->ranks, c->threads, c->length, c->base_format, c->checkpointing, c->offload_ratio,
+               c->tier ? c->tier : "no other tier", c->offloads_activations ? ", activations" : "",
+               measured, predicted, measured / predicted);
         assert_true(fabs(measured / predicted - 1.0) <= 0.10);
     }
     snprintf(command, sizeof command, "rm -rf %s", dir);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the base and the activations lie, how they are brought and how long that takes never changes a bit; and what happens when a
- * page cannot be brought. */
+ * page cannot be brought. It is longer than 600 lines: all cases compare with the same run in memory. */
 #include "runs.h"
 
 #include <dirent.h>
@@ -64,7 +64,8 @@ static int64_t disturb_read(void *user, const bl_io_completion *completion)
 
 static bl_pager_hooks disturbing_hooks(disturbance *d)
 {
-    return (bl_pager_hooks){.io = disturb_read, .io_user = d, .pace = sleep_a_little, .pace_user = d};
+    return (bl_pager_hooks){
+        .io = disturb_read, .io_user = d, .pace = sleep_a_little, .pace_user = d};
 }
 
 /* ---- runs ---- */
@@ -126,17 +127,21 @@ static void assert_same_bits(const placement_case *c)
     hooks.bounces = c->bounces;
     offload_args(&args, runs_path("placed"), c->ranks);
     place(&args, c);
-    bool same = golden_train_hooked(&args, &hooks) == BL_OK && runs_are_same(plain_run(c->ranks), runs_path("placed"));
+    bool same = golden_train_hooked(&args, &hooks) == BL_OK &&
+                runs_are_same(plain_run(c->ranks), runs_path("placed"));
     if (!same)
-        fail_msg("%d ranks, ratio %g, tier %s, engine %s, ring of %d%s%s%s", c->ranks, c->ratio, c->tier, c->engine ? c->engine : "-",
-                 c->depth, c->is_disturbed ? ", disturbed" : "", c->is_synchronous ? ", synchronous" : "", c->bounces ? ", bounced" : "");
+        fail_msg("%d ranks, ratio %g, tier %s, engine %s, ring of %d%s%s%s", c->ranks, c->ratio,
+                 c->tier, c->engine ? c->engine : "-", c->depth,
+                 c->is_disturbed ? ", disturbed" : "", c->is_synchronous ? ", synchronous" : "",
+                 c->bounces ? ", bounced" : "");
     golden_args_free(&args);
 }
 
 static void test_no_placement_changes_a_bit(void **state)
 {
     static const int ranks[] = {1, 2, 4, 8}, depths[] = {1, 2, 4};
-    static const double ratios[] = {0, 1, 0.3, 0.5}; /* the page files of 1 serve those that follow */
+    static const double ratios[] = {0, 1, 0.3,
+                                    0.5}; /* the page files of 1 serve those that follow */
     static const struct {
         const char *tier, *engine;
     } ways[] = {{"host", NULL}, {"disk", "uring"}, {"disk", "pread"}};
@@ -147,21 +152,32 @@ static void test_no_placement_changes_a_bit(void **state)
         for (size_t w = 0; w < BL_COUNT(ways); w++)
             for (size_t q = 0; q < BL_COUNT(ratios); q++)
                 for (size_t d = 0; d < BL_COUNT(depths); d++, n++)
-                    assert_same_bits(&(placement_case){.ranks = ranks[r], .depth = depths[d], .ratio = ratios[q], .tier = ways[w].tier,
-                                                       .engine = ways[w].engine, .is_disturbed = n % 2 == 1, .bounces = n % 3 == 2});
+                    assert_same_bits(&(placement_case){.ranks = ranks[r],
+                                                       .depth = depths[d],
+                                                       .ratio = ratios[q],
+                                                       .tier = ways[w].tier,
+                                                       .engine = ways[w].engine,
+                                                       .is_disturbed = n % 2 == 1,
+                                                       .bounces = n % 3 == 2});
 }
 
 static void test_no_overlap_changes_no_bit(void **state)
 {
     (void)state;
     for (int ranks = 1; ranks <= 2; ranks++)
-        assert_same_bits(&(placement_case){.ranks = ranks, .depth = 2, .ratio = 0.5, .tier = "disk", .engine = "auto",
-                                           .is_disturbed = true, .is_synchronous = true});
+        assert_same_bits(&(placement_case){.ranks = ranks,
+                                           .depth = 2,
+                                           .ratio = 0.5,
+                                           .tier = "disk",
+                                           .engine = "auto",
+                                           .is_disturbed = true,
+                                           .is_synchronous = true});
 }
 
 static void test_offloaded_activations_change_no_bit(void **state)
 {
-    static const char *const keeps[] = {"none", "selective", "full"}, *const visits[] = {"1", "100000"};
+    static const char *const keeps[] = {"none", "selective", "full"}, *const visits[] = {"1",
+                                                                                         "100000"};
 
     (void)state;
     for (int ranks = 1; ranks <= 4; ranks *= 2)
@@ -206,9 +222,11 @@ static void test_bytes_are_counted(void **state)
         offload_args(&args, output, ranks);
         place(&args, &(placement_case){.ranks = ranks, .depth = 2, .ratio = 1, .tier = "disk"});
         assert_int_equal(golden_train(&args), BL_OK);
-        double disk = sum_of_metrics(output, "disk_bytes"), gather = sum_of_metrics(output, "gather_bytes");
+        double disk = sum_of_metrics(output, "disk_bytes"),
+               gather = sum_of_metrics(output, "gather_bytes");
         if (ranks == 1) bytes_of_one = disk;
-        if (disk < 0.75 * bytes_of_one || disk > 1.25 * bytes_of_one) fail_msg("%d ranks: %g bytes, not %g", ranks, disk, bytes_of_one);
+        if (disk < 0.75 * bytes_of_one || disk > 1.25 * bytes_of_one)
+            fail_msg("%d ranks: %g bytes, not %g", ranks, disk, bytes_of_one);
         assert_true(gather >= 0.75 * (ranks - 1) * disk && gather <= 1.25 * (ranks - 1) * disk);
         assert_true(disk > 0 && sum_of_metrics(output, "disk_stall_s") > 0);
         assert_true(sum_of_metrics(output, "copy_bytes") == 0);
@@ -237,7 +255,8 @@ static void test_read_error_names_its_page(void **state)
     for (size_t e = 0; e < BL_COUNT(errors); e++)
         for (int ranks = 1; ranks <= 4; ranks *= 2) {
             golden_args args = {0};
-            placement_case c = {.ranks = ranks, .depth = 2, .ratio = 1, .tier = "disk", .engine = engines[e]};
+            placement_case c = {
+                .ranks = ranks, .depth = 2, .ratio = 1, .tier = "disk", .engine = engines[e]};
             disturbance quiet = {0}, d = {.error = errors[e].error};
             bl_pager_hooks hooks = disturbing_hooks(&quiet);
             offload_args(&args, runs_path("failing"), ranks);
@@ -252,7 +271,8 @@ static void test_read_error_names_its_page(void **state)
             assert_true(runs_now_s() - start < SOON_S);
             assert_true(st == BL_EIO || st == BL_ENOMEM);
             assert_error_has(".pages");
-            if (!strstr(bl_error_text(), "page lm_head")) assert_error_has("page model.layers."); /* whichever it was */
+            if (!strstr(bl_error_text(), "page lm_head"))
+                assert_error_has("page model.layers."); /* whichever it was */
             assert_error_has("offset");
             assert_error_has(errors[e].text);
             runs_unset(&args, "overwrite_output_dir");
@@ -289,8 +309,9 @@ static void test_damaged_page_is_found(void **state)
     static const struct {
         int64_t offset_bytes;
         const char *page;
-    } places[] = {{100, "model.layers.0.self_attn.q_proj+k_proj+v_proj"},
-                  {-2 * BL_IO_ALIGN_BYTES, "scales"}}; /* the last page; behind it is the seal's block */
+    } places[] = {
+        {100, "model.layers.0.self_attn.q_proj+k_proj+v_proj"},
+        {-2 * BL_IO_ALIGN_BYTES, "scales"}}; /* the last page; behind it is the seal's block */
     placement_case c = {.ranks = 2, .depth = 2, .ratio = 1, .tier = "disk"};
 
     (void)state;
@@ -322,7 +343,8 @@ static void flip_meanwhile(void *user, bl_tier tier, int64_t page, size_t n_byte
 {
     saboteur *s = user;
     (void)tier, (void)page, (void)n_bytes;
-    if (atomic_fetch_add(&s->n_calls, 1) + 1 == s->at) flip_in_page_files(s->dir, "-1-of-4.pages", 100);
+    if (atomic_fetch_add(&s->n_calls, 1) + 1 == s->at)
+        flip_in_page_files(s->dir, "-1-of-4.pages", 100);
 }
 
 /* What one rank of four finds, when it looks, ends all of them at once; the checkpoint before it is resumed from, with pages anew. */
@@ -347,7 +369,8 @@ static void test_one_rank_finds_damage(void **state)
         double start = runs_now_s();
         assert_int_equal(golden_train_hooked(&args, &hooks), BL_EINPUT);
         assert_true(runs_now_s() - start < SOON_S);
-        assert_error_has("-1-of-4.pages: page model.layers.0.self_attn.q_proj+k_proj+v_proj at 0: checksum");
+        assert_error_has(
+            "-1-of-4.pages: page model.layers.0.self_attn.q_proj+k_proj+v_proj at 0: checksum");
         runs_unset(&args, "overwrite_output_dir");
         runs_set(&args, "resume_from_checkpoint", "true");
         assert_int_equal(golden_train(&args), BL_OK);
@@ -360,15 +383,15 @@ static void test_one_rank_finds_damage(void **state)
 static bl_pages *made_pages;
 static int n_verified, flips_at; /* 0: never */
 
-bl_status __real_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units,
-                                 bl_pager **out);
-bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units,
-                                 bl_pager **out);
+bl_status __real_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
+                                 const bl_pager_unit *units, bl_pager **out);
+bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
+                                 const bl_pager_unit *units, bl_pager **out);
 bl_status __real_bl_pager_verify(bl_pager *pager);
 bl_status __wrap_bl_pager_verify(bl_pager *pager);
 
-bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units, const bl_pager_unit *units,
-                                 bl_pager **out)
+bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
+                                 const bl_pager_unit *units, bl_pager **out)
 {
     if (flips_at > 0) made_pages = pages; /* then there is one rank */
     return __real_bl_pager_create(options, pages, n_units, units, out);
@@ -376,7 +399,8 @@ bl_status __wrap_bl_pager_create(const bl_pager_options *options, bl_pages *page
 
 bl_status __wrap_bl_pager_verify(bl_pager *pager)
 {
-    if (flips_at > 0 && ++n_verified == flips_at) ((char *)bl_pages_memory(made_pages, 0))[100] ^= 4;
+    if (flips_at > 0 && ++n_verified == flips_at)
+        ((char *)bl_pages_memory(made_pages, 0))[100] ^= 4;
     return __real_bl_pager_verify(pager);
 }
 
@@ -408,7 +432,8 @@ static void test_damage_in_memory_is_not_saved(void **state)
 /* ---- auto ---- */
 
 static _Atomic int64_t planted_bytes; /* what the system has to say once; 0: the truth */
-static atomic_int n_true_answers;     /* before that; the first is about the embedding, the next about all */
+static atomic_int
+    n_true_answers; /* before that; the first is about the embedding, the next about all */
 
 static void answer_once(int64_t n_bytes, int n_before)
 {
@@ -421,7 +446,8 @@ int64_t __wrap_bl_memory_available_bytes(void);
 
 int64_t __wrap_bl_memory_available_bytes(void)
 {
-    if (planted_bytes && atomic_fetch_sub(&n_true_answers, 1) > 0) return __real_bl_memory_available_bytes();
+    if (planted_bytes && atomic_fetch_sub(&n_true_answers, 1) > 0)
+        return __real_bl_memory_available_bytes();
     int64_t said = atomic_exchange(&planted_bytes, 0);
     return said ? said : __real_bl_memory_available_bytes();
 }
@@ -465,7 +491,9 @@ static void test_too_little_memory_names_keys(void **state)
         assert_error_has("this run needs about ");
         assert_error_has(" MiB of memory, 1.5 MiB are available; ");
         assert_error_has("per_device_train_batch_size, max_seq_length or visit_tokens");
-        assert_int_equal(strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL, ratio == 0);
+        assert_int_equal(
+            strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL,
+            ratio == 0);
         golden_args_free(&args);
     }
     answer_once(1, 0);
@@ -572,12 +600,18 @@ static void test_trace_can_be_read(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_placement_changes_a_bit), cmocka_unit_test(test_no_overlap_changes_no_bit),
-        cmocka_unit_test(test_offloaded_activations_change_no_bit), cmocka_unit_test(test_bytes_are_counted),
-        cmocka_unit_test(test_read_error_names_its_page), cmocka_unit_test(test_damaged_page_is_found),
-        cmocka_unit_test(test_one_rank_finds_damage), cmocka_unit_test(test_damage_in_memory_is_not_saved),
-        cmocka_unit_test(test_auto_ratio), cmocka_unit_test(test_too_little_memory_names_keys),
-        cmocka_unit_test(test_auto_ratio_counts_what_is_kept), cmocka_unit_test(test_wrong_keys),
+        cmocka_unit_test(test_no_placement_changes_a_bit),
+        cmocka_unit_test(test_no_overlap_changes_no_bit),
+        cmocka_unit_test(test_offloaded_activations_change_no_bit),
+        cmocka_unit_test(test_bytes_are_counted),
+        cmocka_unit_test(test_read_error_names_its_page),
+        cmocka_unit_test(test_damaged_page_is_found),
+        cmocka_unit_test(test_one_rank_finds_damage),
+        cmocka_unit_test(test_damage_in_memory_is_not_saved),
+        cmocka_unit_test(test_auto_ratio),
+        cmocka_unit_test(test_too_little_memory_names_keys),
+        cmocka_unit_test(test_auto_ratio_counts_what_is_kept),
+        cmocka_unit_test(test_wrong_keys),
         cmocka_unit_test(test_trace_can_be_read),
     };
     return cmocka_run_group_tests_name("offload", tests, runs_set_up, runs_tear_down);

@@ -48,7 +48,8 @@ static void count_gradients(const char *path, int *n, int *n_early)
     json_decref(trace);
 }
 
-static void train(const char *output, const char *ratio, const char *trace, const bl_pager_hooks *hooks)
+static void train(const char *output, const char *ratio, const char *trace,
+                  const bl_pager_hooks *hooks)
 {
     golden_args args = {0};
 

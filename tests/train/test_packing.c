@@ -30,10 +30,12 @@ static void write_tokenizer(const char *path)
     fputs("{\"added_tokens\":[", file);
     for (int id = 0; id < 3; id++)
         fprintf(file,
-                "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                "%s{\"id\":%d,\"content\":\"%s\",\"single_word\":false,\"lstrip\":false,\"rstrip\":"
+                "false,"
                 "\"normalized\":false,\"special\":true}",
                 id ? "," : "", id, specials[id]);
-    fputs("],\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"fuse_unk\":true,\"byte_fallback\":false,"
+    fputs("],\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"fuse_unk\":true,\"byte_"
+          "fallback\":false,"
           "\"merges\":[],\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</s>\":2",
           file);
     for (int i = 0; chars[i]; i++) fprintf(file, ",\"%c\":%d", chars[i], i + 3);
@@ -51,7 +53,8 @@ static void write_conversations(const char *path)
                 "%.*s\"},{\"role\":\"assistant\",\"content\":\"%.*s\"}",
                 1 + i % 5, "abcdef", 2 + i * 7 % 23, "the quick brown fox jumps.");
         if (i % 3 == 0)
-            fputs(",{\"role\":\"user\",\"content\":\"more?\"},{\"role\":\"assistant\",\"content\":\"no.\"}",
+            fputs(",{\"role\":\"user\",\"content\":\"more?\"},{\"role\":\"assistant\",\"content\":"
+                  "\"no.\"}",
                   file);
         fputs("]}\n", file);
     }
@@ -141,13 +144,15 @@ static double metric(const json_t *metrics, const char *key, int step)
 
 static void check_near(double a, double b, double limit)
 {
-    if (!(fabs(a - b) <= limit * fabs(b))) fail_msg("%.9g and %.9g differ by more than %g", a, b, limit);
+    if (!(fabs(a - b) <= limit * fabs(b)))
+        fail_msg("%.9g and %.9g differ by more than %g", a, b, limit);
 }
 
 static void check_same_training(const json_t *a, const json_t *b)
 {
     for (int step = 0; step < 2; step++) {
-        check_near(metric(a, "loss", step), metric(b, "loss", step), step ? LATER_LOSS : FIRST_LOSS);
+        check_near(metric(a, "loss", step), metric(b, "loss", step),
+                   step ? LATER_LOSS : FIRST_LOSS);
         assert_true(metric(a, "label_tokens", step) == metric(b, "label_tokens", step));
         assert_true(metric(a, "tokens", step) == metric(b, "tokens", step));
     }
@@ -197,8 +202,8 @@ static void test_without_template_the_key_is_named(void **state)
     runs_set(&args, "train_file", "%s", data);
     runs_set(&args, "data_format", "messages");
     assert_int_equal(golden_train(&args), BL_EUSAGE);
-    assert_non_null(
-        strstr(bl_error_text(), "chat_template: the model has no chat template of its own; give llama2"));
+    assert_non_null(strstr(
+        bl_error_text(), "chat_template: the model has no chat template of its own; give llama2"));
     golden_args_free(&args);
 }
 

@@ -55,7 +55,8 @@ static char *snapshot(void)
     char command[2 * GOLDEN_PATH_BYTES], path[GOLDEN_PATH_BYTES];
 
     snprintf(path, sizeof path, "%s", runs_path("../snapshot-%d", (int)getpid()));
-    snprintf(command, sizeof command, "find '%s' -printf '%%P %%y %%s %%T@ %%i %%l\\n' | LC_ALL=C sort >'%s'",
+    snprintf(command, sizeof command,
+             "find '%s' -printf '%%P %%y %%s %%T@ %%i %%l\\n' | LC_ALL=C sort >'%s'",
              runs_path("."), path);
     assert_int_equal(system(command), 0);
     char *text = runs_read(path, NULL);
@@ -133,7 +134,8 @@ static void test_inputs_among_checkpoints(void **state)
     input_keys(&args, runs_path("in/old"));
     runs_set(&args, "overwrite_output_dir", "true");
     runs_set(&args, "train_file", "%s", runs_path("in/old/checkpoints/step-1/../train.jsonl"));
-    assert_refused(&args, "train_file: ", "in/old/checkpoints, where output_dir's run removes files");
+    assert_refused(&args,
+                   "train_file: ", "in/old/checkpoints, where output_dir's run removes files");
     golden_args_free(&args);
 }
 
@@ -240,7 +242,8 @@ static void test_offload_dir_is_made(void **state)
         assert_int_equal(runs_wait(&child, LIMIT_S), 0);
         assert_int_equal(bl_file_exists(pages), i == 1);
         char *log = runs_read(child.log, NULL);
-        assert_int_equal(strstr(log, "not/yet/there is not used: offload_tier is host") != NULL, i == 0);
+        assert_int_equal(strstr(log, "not/yet/there is not used: offload_tier is host") != NULL,
+                         i == 0);
         free(log);
         golden_args_free(&args);
     }

@@ -55,11 +55,13 @@ static int run(golden_args *args, runs_child *child)
     return runs_wait(child, LIMIT_S);
 }
 
-static void assert_result(const golden_args *keys_of_plain, const char *output, const runs_child *child)
+static void assert_result(const golden_args *keys_of_plain, const char *output,
+                          const runs_child *child)
 {
     static char plain[2][GOLDEN_PATH_BYTES];
     bool is_long = false;
-    for (int i = 0; i < keys_of_plain->n; i += 2) is_long |= strcmp(keys_of_plain->text[i] + 2, "visit_tokens") == 0;
+    for (int i = 0; i < keys_of_plain->n; i += 2)
+        is_long |= strcmp(keys_of_plain->text[i] + 2, "visit_tokens") == 0;
     char *path = plain[is_long];
 
     if (!path[0]) {

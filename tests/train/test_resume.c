@@ -111,7 +111,8 @@ static void test_interrupted_after_any_step(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(rank_counts); i++)
         for (int64_t step = 1; step <= STEPS; step++) {
-            const char *whole = whole_run(rank_counts[i]), *output = crashed_run(whole, step, "crashed");
+            const char *whole = whole_run(rank_counts[i]),
+                       *output = crashed_run(whole, step, "crashed");
             assert_int_equal(resume(output, rank_counts[i], NULL, NULL), BL_OK);
             if (!runs_are_same(whole, output))
                 fail_msg("%d ranks, interrupted after step %d", rank_counts[i], (int)step);
@@ -125,18 +126,21 @@ static void test_resume_from_a_path(void **state)
     const char *whole = whole_run(4), *output = crashed_run(whole, STEPS, "from-path");
 
     (void)state;
-    assert_int_equal(resume(output, 4, "resume_from_checkpoint", runs_path("from-path/checkpoints/step-3")),
-                     BL_OK);
+    assert_int_equal(
+        resume(output, 4, "resume_from_checkpoint", runs_path("from-path/checkpoints/step-3")),
+        BL_OK);
     assert_true(runs_are_same(whole, output));
 
     const char *fork = runs_path("fork");
-    assert_int_equal(resume(fork, 4, "resume_from_checkpoint", runs_path("from-path/checkpoints/step-3")),
-                     BL_OK);
+    assert_int_equal(
+        resume(fork, 4, "resume_from_checkpoint", runs_path("from-path/checkpoints/step-3")),
+        BL_OK);
     assert_int_equal(runs_logged_steps(fork), STEPS - 3);
     runs_copy(runs_path("from-path/metrics.jsonl"), runs_path("fork/metrics.jsonl"));
     assert_true(runs_are_same(whole, fork));
 
-    assert_int_equal(resume(output, 4, "resume_from_checkpoint", runs_path("absent/step-3")), BL_ECHECKPOINT);
+    assert_int_equal(resume(output, 4, "resume_from_checkpoint", runs_path("absent/step-3")),
+                     BL_ECHECKPOINT);
     assert_error_has("absent/step-3");
 }
 
@@ -233,14 +237,17 @@ static void test_differences_are_listed(void **state)
     assert_error_has("learning_rate: 0.005 -> 0.004");
     assert_int_equal(resume(output, 1, "lora_r", "4"), BL_ECHECKPOINT);
     assert_error_has("LoRA weights");
-    assert_int_equal(resume(output, 1, "train_file", GOLDEN_DIR "/tokens/tiny.jsonl"), BL_ECHECKPOINT);
+    assert_int_equal(resume(output, 1, "train_file", GOLDEN_DIR "/tokens/tiny.jsonl"),
+                     BL_ECHECKPOINT);
     assert_error_has("the training data differ");
 
     const char *model = runs_path("other-model");
     runs_copy(GOLDEN_DIR "/models/tiny-gqa", model);
-    assert_int_equal(resume(output, 1, "model_name_or_path", model), BL_OK); /* elsewhere, but the same */
+    assert_int_equal(resume(output, 1, "model_name_or_path", model),
+                     BL_OK); /* elsewhere, but the same */
     output = crashed_run(whole_run(1), 4, "changed");
-    flip_last_bit_of(runs_path("other-model/model.safetensors"), "model.layers.1.mlp.up_proj.weight");
+    flip_last_bit_of(runs_path("other-model/model.safetensors"),
+                     "model.layers.1.mlp.up_proj.weight");
     assert_int_equal(resume(output, 1, "model_name_or_path", model), BL_ECHECKPOINT);
     assert_error_has("the model's tensors differ");
 
@@ -251,7 +258,8 @@ static void test_differences_are_listed(void **state)
     runs_set(&args, "weight_decay", "0.1");
     runs_set(&args, "train_file", GOLDEN_DIR "/tokens/tiny.jsonl");
     assert_int_equal(golden_train(&args), BL_ECHECKPOINT);
-    assert_error_has("learning_rate: 0.005 -> 0.004; weight_decay: 0 -> 0.1; the training data differ");
+    assert_error_has(
+        "learning_rate: 0.005 -> 0.004; weight_decay: 0 -> 0.1; the training data differ");
     golden_args_free(&args);
 }
 
@@ -315,8 +323,9 @@ static void test_only_damaged_checkpoints(void **state)
 
     (void)state;
     for (int step = 1; step <= 2; step++)
-        runs_flip_bit(runs_path("all-damaged/checkpoints/step-%d/state-00000-of-00001.safetensors", step),
-                      -100);
+        runs_flip_bit(
+            runs_path("all-damaged/checkpoints/step-%d/state-00000-of-00001.safetensors", step),
+            -100);
     assert_int_equal(resume(output, 1, NULL, NULL), BL_ECHECKPOINT);
     assert_error_has("all-damaged/checkpoints");
     assert_true(bl_file_exists(runs_path("all-damaged/checkpoints/step-2/manifest.json")));
@@ -324,7 +333,8 @@ static void test_only_damaged_checkpoints(void **state)
 
 static void test_a_finished_run(void **state)
 {
-    const char *output = runs_path("finished"), *adapter = runs_path("finished/adapter_model.safetensors");
+    const char *output = runs_path("finished"),
+               *adapter = runs_path("finished/adapter_model.safetensors");
 
     (void)state;
     runs_copy(whole_run(4), output);
@@ -364,7 +374,8 @@ static void test_readme_of_a_resumed_run(void **state)
              json_number_value(json_object_get(json_array_get(metrics, 0), "loss")),
              json_number_value(json_object_get(json_array_get(metrics, STEPS - 1), "loss")));
     for (int step = STEPS; step >= 3; step -= STEPS - 3) {
-        runs_set(&args, "resume_from_checkpoint", "%s", runs_path("no-validation/checkpoints/step-%d", step));
+        runs_set(&args, "resume_from_checkpoint", "%s",
+                 runs_path("no-validation/checkpoints/step-%d", step));
         assert_int_equal(golden_train(&args), BL_OK);
         char *readme = runs_read(runs_path("no-validation/README.md"), NULL);
         if (!strstr(readme, expected))
@@ -397,8 +408,10 @@ static void test_init_adapter(void **state)
     json_decref(metrics);
     json_decref(continued);
 
-    static const char *const conflicts[][2] = {
-        {"lora_r", "4"}, {"lora_alpha", "16"}, {"use_rslora", "true"}, {"lora_target_modules", "q_proj"}};
+    static const char *const conflicts[][2] = {{"lora_r", "4"},
+                                               {"lora_alpha", "16"},
+                                               {"use_rslora", "true"},
+                                               {"lora_target_modules", "q_proj"}};
     runs_set(&args, "output_dir", "%s", runs_path("conflict"));
     for (size_t i = 0; i < BL_COUNT(conflicts); i++) {
         golden_args conflicting = {0};
@@ -435,7 +448,8 @@ static char *resume_elsewhere(const char *from, const char *name)
 /* A machine of a lesser instruction set, as oneDNN lets one have it, may round products differently: resuming there works and says so. */
 static void test_another_machine(void **state)
 {
-    char text[BL_CPU_GEMM_TEXT_BYTES], made_with[2 * BL_CPU_GEMM_TEXT_BYTES], here[2 * BL_CPU_GEMM_TEXT_BYTES];
+    char text[BL_CPU_GEMM_TEXT_BYTES], made_with[2 * BL_CPU_GEMM_TEXT_BYTES],
+        here[2 * BL_CPU_GEMM_TEXT_BYTES];
     char whole[GOLDEN_PATH_BYTES];
 
     (void)state;
@@ -454,7 +468,8 @@ static void test_another_machine(void **state)
     snprintf(made_with, sizeof made_with, " was made with %s, this machine has ", text);
     strcpy(strrchr(text, ' '), " sse41");
     snprintf(here, sizeof here, "this machine has %s", text);
-    if (!strstr(log, made_with) || !strstr(log, here)) fail_msg("'%s' and '%s' are not in: %s", made_with, here, log);
+    if (!strstr(log, made_with) || !strstr(log, here))
+        fail_msg("'%s' and '%s' are not in: %s", made_with, here, log);
     free(log);
 }
 

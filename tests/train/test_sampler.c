@@ -62,7 +62,8 @@ static int same_places(const int64_t *a, const int64_t *b, int64_t n)
 static void test_orders_differ(void **state)
 {
     enum { N = 500 };
-    int64_t file_order[N], first[N], again[N], next_epoch[N], far_epoch[N], other_seed[N], high_seed[N];
+    int64_t file_order[N], first[N], again[N], next_epoch[N], far_epoch[N], other_seed[N],
+        high_seed[N];
 
     (void)state;
     read_epoch(N, 42, false, 0, file_order);
@@ -74,7 +75,8 @@ static void test_orders_differ(void **state)
     read_epoch(N, 42 + (UINT64_C(1) << 40), true, 0, high_seed);
     assert_memory_equal(first, again, sizeof first);
     const int64_t *const others[] = {file_order, next_epoch, far_epoch, other_seed, high_seed};
-    for (size_t i = 0; i < BL_COUNT(others); i++) assert_true(same_places(first, others[i], N) <= 12);
+    for (size_t i = 0; i < BL_COUNT(others); i++)
+        assert_true(same_places(first, others[i], N) <= 12);
 }
 
 /* Over 4000 seeds each of 6 rows comes first about equally often: chi-squared with 5 degrees of freedom is
@@ -129,7 +131,10 @@ typedef struct schedule {
 
 static const schedule schedules[] = {
     /* 0.001 * (10 - s) / 10 */
-    {BL_LR_LINEAR, 0, 0, {0.001, 0.0009, 0.0008, 0.0007, 0.0006, 0.0005, 0.0004, 0.0003, 0.0002, 0.0001}},
+    {BL_LR_LINEAR,
+     0,
+     0,
+     {0.001, 0.0009, 0.0008, 0.0007, 0.0006, 0.0005, 0.0004, 0.0003, 0.0002, 0.0001}},
     /* s / 4, then (10 - s) / 6 */
     {BL_LR_LINEAR,
      4,
@@ -141,21 +146,21 @@ static const schedule schedules[] = {
      0,
      0.25,
      {0, 0.00033333333333333333, 0.00066666666666666667, 0.001, 0.00085714285714285714,
-      0.00071428571428571429, 0.00057142857142857143, 0.00042857142857142857, 0.00028571428571428571,
-      0.00014285714285714286}},
+      0.00071428571428571429, 0.00057142857142857143, 0.00042857142857142857,
+      0.00028571428571428571, 0.00014285714285714286}},
     /* (1 + cos(pi s / 10)) / 2 */
     {BL_LR_COSINE,
      0,
      0,
-     {0.001, 0.00097552825814757678, 0.00090450849718747371, 0.00079389262614623656, 0.00065450849718747371,
-      0.0005, 0.00034549150281252629, 0.00020610737385376344, 0.000095491502812526288,
-      0.000024471741852423213}},
+     {0.001, 0.00097552825814757678, 0.00090450849718747371, 0.00079389262614623656,
+      0.00065450849718747371, 0.0005, 0.00034549150281252629, 0.00020610737385376344,
+      0.000095491502812526288, 0.000024471741852423213}},
     /* s / 2, then (1 + cos(pi (s - 2) / 8)) / 2 */
     {BL_LR_COSINE,
      2,
      0,
-     {0, 0.0005, 0.001, 0.00096193976625564338, 0.00085355339059327376, 0.00069134171618254489, 0.0005,
-      0.00030865828381745511, 0.00014644660940672624, 0.000038060233744356622}},
+     {0, 0.0005, 0.001, 0.00096193976625564338, 0.00085355339059327376, 0.00069134171618254489,
+      0.0005, 0.00030865828381745511, 0.00014644660940672624, 0.000038060233744356622}},
     {BL_LR_CONSTANT, 0, 0, {0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001}},
     {BL_LR_CONSTANT_WITH_WARMUP,
      5,
@@ -166,8 +171,14 @@ static const schedule schedules[] = {
      0,
      {0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001, 0.001}},
     /* a warm-up longer than the run */
-    {BL_LR_LINEAR, 20, 0, {0, 0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.00035, 0.0004, 0.00045}},
-    {BL_LR_COSINE, 20, 0, {0, 0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.00035, 0.0004, 0.00045}},
+    {BL_LR_LINEAR,
+     20,
+     0,
+     {0, 0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.00035, 0.0004, 0.00045}},
+    {BL_LR_COSINE,
+     20,
+     0,
+     {0, 0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.00035, 0.0004, 0.00045}},
 };
 
 static void test_learning_rates(void **state)
@@ -183,7 +194,8 @@ static void test_learning_rates(void **state)
             double rate = bl_train_learning_rate(&c, step, 10), error = rate - s->rate[step];
             /* a few roundings of doubles near 0.001 */
             if (!(error <= 1e-17 && error >= -1e-17))
-                fail_msg("schedule %zu, step %d: %.17g, not %.17g", i, (int)step, rate, s->rate[step]);
+                fail_msg("schedule %zu, step %d: %.17g, not %.17g", i, (int)step, rate,
+                         s->rate[step]);
         }
     }
 }

@@ -83,8 +83,8 @@ static void test_short_rows(void **state)
         const rows_case *c = &cases[i];
         double fitting = train(c, c->fitting, runs_path("fitting-%zu", i));
         double generous = train(c, 32768, runs_path("generous-%zu", i));
-        printf("%s: predicted %.1f MiB with max_seq_length %d, %.1f MiB with 32768\n", c->name, fitting,
-               c->fitting, generous);
+        printf("%s: predicted %.1f MiB with max_seq_length %d, %.1f MiB with 32768\n", c->name,
+               fitting, c->fitting, generous);
         assert_true(fitting == generous);
         assert_true(runs_are_same(runs_path("fitting-%zu", i), runs_path("generous-%zu", i)));
     }
@@ -108,6 +108,7 @@ static void test_packed_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_short_rows), cmocka_unit_test(test_packed_rows)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_short_rows),
+                                       cmocka_unit_test(test_packed_rows)};
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

@@ -19,7 +19,14 @@
 #include "base/sizes.h"
 #include "store/checkpoint.h"
 
-enum { EXIT_USAGE = 2, EXIT_LIMIT = 4, EXIT_STOPPED = 75, STEPS = 60, SAVE_STEPS = 5, MAX_LIVES = 200 };
+enum {
+    EXIT_USAGE = 2,
+    EXIT_LIMIT = 4,
+    EXIT_STOPPED = 75,
+    STEPS = 60,
+    SAVE_STEPS = 5,
+    MAX_LIVES = 200
+};
 /* Where this process may come too late: on a loaded machine a run can be through by then. */
 enum { MAX_TRIES = 20 };
 
@@ -143,8 +150,8 @@ static void stop_until_done(int ranks)
         runs_child child = {0};
         start(&child, run_keys, output, ranks);
         if (wait_for_log(&child)) {
-            runs_sleep_s(
-                random_s(0.1 * (1 + n_stops))); /* soon at first, or a fast machine is through before */
+            runs_sleep_s(random_s(
+                0.1 * (1 + n_stops))); /* soon at first, or a fast machine is through before */
             kill(child.pid, stop_signals[(size_t)life % BL_COUNT(stop_signals)]);
         }
         code = runs_wait(&child, LIMIT_S);
@@ -184,7 +191,8 @@ static void test_grace_runs_out(void **state)
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(rank_counts); i++) {
-        const char *whole = whole_run(slow_keys, "slow", rank_counts[i]), *output = runs_path("grace-%zu", i);
+        const char *whole = whole_run(slow_keys, "slow", rank_counts[i]),
+                   *output = runs_path("grace-%zu", i);
         for (int step = 0; step < 3; step++) { /* one stop inside each step */
             runs_child child = {0};
             start(&child, grace_keys, output, rank_counts[i]);
@@ -283,7 +291,8 @@ static void test_second_signal(void **state)
         at_once = leave_at_second_signal(output);
     }
     assert_true(at_once);
-    assert_int_equal(bl_checkpoint_latest(runs_path("second/checkpoints"), &path, &step, NULL), BL_OK);
+    assert_int_equal(bl_checkpoint_latest(runs_path("second/checkpoints"), &path, &step, NULL),
+                     BL_OK);
     assert_non_null(path);
     assert_int_equal(bl_checkpoint_verify(path, &step, NULL), BL_OK);
     free(path);
@@ -411,8 +420,8 @@ static void kill_often(int ranks, int n_kills)
     }
     assert_int_equal(train(run_keys, output, ranks), 0);
     assert_true(runs_are_same(whole, output));
-    printf("%d ranks: killed %d times, %d of them inside a save; %d runs were through by then\n", ranks,
-           n_kills, n_in_save, n_runs);
+    printf("%d ranks: killed %d times, %d of them inside a save; %d runs were through by then\n",
+           ranks, n_kills, n_in_save, n_runs);
 }
 
 static void test_killed_at_any_moment(void **state)
@@ -512,8 +521,11 @@ static int unmount_disk(void **state)
 
 static void test_full_disk(void **state)
 {
-    enum { ROOM_BYTES = 400000 }; /* for one more checkpoint, not for those of half a run, which are six */
-    const char *disk = runs_path("disk"), *output = runs_path("disk/run"), *ballast = runs_path("disk/full");
+    enum {
+        ROOM_BYTES = 400000
+    }; /* for one more checkpoint, not for those of half a run, which are six */
+    const char *disk = runs_path("disk"), *output = runs_path("disk/run"),
+               *ballast = runs_path("disk/full");
     runs_child child = {0};
     golden_args args = {0};
     char *path;
@@ -539,7 +551,8 @@ static void test_full_disk(void **state)
     assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_LIMIT);
     runs_assert_error(&child, "disk/run");
     assert_int_equal(unlink(ballast), 0);
-    assert_int_equal(bl_checkpoint_latest(runs_path("disk/run/checkpoints"), &path, &after, NULL), BL_OK);
+    assert_int_equal(bl_checkpoint_latest(runs_path("disk/run/checkpoints"), &path, &after, NULL),
+                     BL_OK);
     assert_non_null(path);
     free(path);
     assert_true(after >= before);
@@ -555,7 +568,8 @@ int main(void)
         cmocka_unit_test(test_stop_at_any_moment),
         cmocka_unit_test(test_grace_runs_out),
         cmocka_unit_test(test_stopped_in_an_evaluation),
-        cmocka_unit_test(test_signals_that_repeat_themselves), cmocka_unit_test(test_no_hangup),
+        cmocka_unit_test(test_signals_that_repeat_themselves),
+        cmocka_unit_test(test_no_hangup),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_killed_at_any_moment),
         cmocka_unit_test(test_two_runs_in_one_folder),

@@ -51,7 +51,8 @@ static void assert_same_bytes(const char *path_a, const char *path_b)
 static void test_train(void **state)
 {
     static const int cases[] = {
-        CLOSED_0, CLOSED_1, CLOSED_2, CLOSED_1 | CLOSED_2, CLOSED_0 | CLOSED_1 | CLOSED_2, FULL, NO_READER};
+        CLOSED_0, CLOSED_1, CLOSED_2, CLOSED_1 | CLOSED_2, CLOSED_0 | CLOSED_1 | CLOSED_2,
+        FULL,     NO_READER};
     golden_args args = {0};
     runs_child child = {0};
 

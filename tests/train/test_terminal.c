@@ -152,7 +152,8 @@ static void test_one_line_of_progress(void **state)
         assert_int_equal(finish(&t, &child), 0);
         const char *row = row_of(&t, "step ");
         if (!row) fail_msg("no progress in: %s", t.output);
-        if (strlen(row) >= (size_t)cases[i].columns) fail_msg("%d columns: %s", cases[i].columns, row);
+        if (strlen(row) >= (size_t)cases[i].columns)
+            fail_msg("%d columns: %s", cases[i].columns, row);
         for (size_t k = 0; k < BL_COUNT(cases[i].with); k++)
             if (!strstr(row, cases[i].with[k])) fail_msg("no '%s' in: %s", cases[i].with[k], row);
         if (strstr(row, cases[i].without)) fail_msg("'%s' in: %s", cases[i].without, row);

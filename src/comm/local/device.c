@@ -74,10 +74,12 @@ static bl_status copy_from(bl_local_seat *seat, bl_stream *stream, int peer, voi
 {
     const bl_local_call *theirs = bl_local_call_of(seat->meeting, peer);
     if (peer != seat->rank) BL_TRY(bl_stream_wait(stream, theirs->ready));
-    return bytes > 0 && to != theirs->send ? bl_stream_copy(stream, to, theirs->send, bytes) : BL_OK;
+    return bytes > 0 && to != theirs->send ? bl_stream_copy(stream, to, theirs->send, bytes)
+                                           : BL_OK;
 }
 
-bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
+bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                     void *recv)
 {
     bl_status st = BL_OK;
 
@@ -91,19 +93,21 @@ bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_
     return leave(seat, stream, st);
 }
 
-bl_status bl_local_device_broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
+bl_status bl_local_device_broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                    void *recv)
 {
     bl_status st = BL_OK;
 
     BL_TRY(meet(seat, stream, call));
-    if (seat->rank != call.what.detail) st = copy_from(seat, stream, call.what.detail, recv, call.what.bytes);
+    if (seat->rank != call.what.detail)
+        st = copy_from(seat, stream, call.what.detail, recv, call.what.bytes);
     return leave(seat, stream, st);
 }
 
 /* sum = ((0 + x_0) + x_1) + ... of the ranks' `bytes` from `from` on, each rank's own; to all of them. Parts
  * twice. */
-static bl_status sum_piece(bl_local_seat *seat, bl_stream *stream, bl_comm_element element, const void *from,
-                           size_t bytes, bl_status st)
+static bl_status sum_piece(bl_local_seat *seat, bl_stream *stream, bl_comm_element element,
+                           const void *from, size_t bytes, bl_status st)
 {
     bl_local_device *self = seat->device;
 
@@ -128,18 +132,19 @@ bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream,
     for (int owner = 0; owner < seat->size; owner++)
         for (int64_t first = 0; first < n; first += most) {
             size_t bytes = (size_t)bl_min_i64(most, n - first) * sizeof(float);
-            st =
-                sum_piece(seat, stream, BL_COMM_F32, (const float *)call.send + owner * n + first, bytes, st);
+            st = sum_piece(seat, stream, BL_COMM_F32, (const float *)call.send + owner * n + first,
+                           bytes, st);
             if (st != BL_OK || owner != seat->rank) continue;
             st = bl_stream_copy(stream, recv + first, seat->device->sum, bytes);
             if (st == BL_OK)
-                st = bl_stream_synchronize(stream); /* the next piece's sum goes to the same place */
+                st =
+                    bl_stream_synchronize(stream); /* the next piece's sum goes to the same place */
         }
     return leave(seat, stream, st);
 }
 
-bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *values,
-                                     int64_t n)
+bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                     void *values, int64_t n)
 {
     bl_comm_element element = (bl_comm_element)call.what.detail;
     size_t total = (size_t)n * bl_sum_element_bytes(element);
@@ -149,7 +154,8 @@ bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_
     for (size_t first = 0; first < total; first += PIECE_BYTES) {
         size_t bytes = total - first < PIECE_BYTES ? total - first : PIECE_BYTES;
         st = sum_piece(seat, stream, element, (const char *)values + first, bytes, st);
-        if (st == BL_OK) st = bl_stream_copy(stream, (char *)values + first, seat->device->sum, bytes);
+        if (st == BL_OK)
+            st = bl_stream_copy(stream, (char *)values + first, seat->device->sum, bytes);
         if (st == BL_OK) st = bl_stream_synchronize(stream);
     }
     return leave(seat, stream, st);

@@ -23,7 +23,8 @@ typedef struct local_job {
 
 struct bl_local_meeting {
     bl_local_group *group;
-    pthread_mutex_t lock; /* guards what follows; n_turns is changed under it and peeked at without */
+    pthread_mutex_t
+        lock; /* guards what follows; n_turns is changed under it and peeked at without */
     pthread_cond_t turned;
     atomic_ulong n_turns; /* how many times all ranks have arrived */
     int n_arrived;
@@ -193,7 +194,8 @@ static double now_s(void)
 static double wait_a_while(bl_local_meeting *meeting, double most_s)
 {
     double start = now_s(), until_s = start + most_s;
-    struct timespec until = {.tv_sec = (time_t)until_s, .tv_nsec = (long)((until_s - floor(until_s)) * 1e9)};
+    struct timespec until = {.tv_sec = (time_t)until_s,
+                             .tv_nsec = (long)((until_s - floor(until_s)) * 1e9)};
 
     pthread_cond_timedwait(&meeting->turned, &meeting->lock, &until);
     return fmin(now_s() - start, 1.5 * most_s);
@@ -252,7 +254,8 @@ static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_comm_kin
     double left_s = meeting->group->deadline_s, slice_s = fmin(left_s / 4, 1.0);
     bool is_patient = left_s <= 0;
 
-    while (count_turns(meeting) == turn && !is_aborted(meeting) && meeting->overdue.status == BL_OK) {
+    while (count_turns(meeting) == turn && !is_aborted(meeting) &&
+           meeting->overdue.status == BL_OK) {
         if (is_patient)
             pthread_cond_wait(&meeting->turned, &meeting->lock);
         else if (left_s <= 0)
@@ -283,7 +286,8 @@ static bl_status verify_calls(bl_local_meeting *meeting)
 {
     const int *ranks = meeting->group->job_ranks;
     for (int i = 1; i < meeting->group->size; i++)
-        BL_TRY(bl_comm_verify_calls(ranks[0], &meeting->calls[0].what, ranks[i], &meeting->calls[i].what));
+        BL_TRY(bl_comm_verify_calls(ranks[0], &meeting->calls[0].what, ranks[i],
+                                    &meeting->calls[i].what));
     return BL_OK;
 }
 

@@ -28,8 +28,8 @@ typedef struct bl_local_meeting bl_local_meeting;
 typedef struct bl_local_call {
     bl_comm_call what; /* equal on all ranks */
     const void *send;
-    int color;             /* split */
-    bl_local_group *group; /* split: made by the first rank of a colour */
+    int color;              /* split */
+    bl_local_group *group;  /* split: made by the first rank of a colour */
     bl_event *ready, *done; /* device.h: of the rank's stream */
     const void *piece;      /* the same: of a sum, in host memory */
 } bl_local_call;

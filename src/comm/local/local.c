@@ -26,7 +26,8 @@ typedef struct local_task {
 } local_task;
 
 /* sum[0, n) = ((0 + x_0) + x_1) + ... where x_r starts `first` elements into rank r's send. */
-static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n, void *sum)
+static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n,
+                              void *sum)
 {
     bl_local_meeting *meeting = bl_local_collectives(comm->group);
     size_t unit_bytes = bl_sum_element_bytes(element);
@@ -53,7 +54,8 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
 
     (void)stream;
     BL_TRY(bl_local_meet(meeting, rank, &t->call));
-    for (int i = 0; i < size && bytes > 0; i++) { /* its own first, so that ranks read from different peers */
+    for (int i = 0; i < size && bytes > 0;
+         i++) { /* its own first, so that ranks read from different peers */
         int peer = (rank + i) % size;
         unsigned char *to = (unsigned char *)t->recv + (size_t)peer * bytes;
         const void *from = bl_local_call_of(meeting, peer)->send;
@@ -94,9 +96,11 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
     do { /* at least once: the ranks must part */
         int64_t n_chunk = bl_min_i64(max_chunk, t->n - first);
         int64_t n_part = bl_ceil_div(n_chunk, size);
-        int64_t begin = bl_min_i64(rank * n_part, n_chunk), end = bl_min_i64(begin + n_part, n_chunk);
+        int64_t begin = bl_min_i64(rank * n_part, n_chunk),
+                end = bl_min_i64(begin + n_part, n_chunk);
         unsigned char *chunk = bl_local_group_scratch(t->comm->group, half);
-        sum_in_rank_order(t->comm, element, first + begin, end - begin, chunk + (size_t)begin * unit_bytes);
+        sum_in_rank_order(t->comm, element, first + begin, end - begin,
+                          chunk + (size_t)begin * unit_bytes);
         bl_local_part(meeting, rank);
         if (n_chunk > 0)
             memcpy((unsigned char *)t->recv + (size_t)first * unit_bytes, chunk,
@@ -148,19 +152,22 @@ static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *
     local_task task = {.comm = (local_comm *)comm,
                        .call = {.what = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes}, .send = send},
                        .recv = recv};
-    if (is_cuda(stream)) return bl_local_device_all_gather(&task.comm->seat, stream, task.call, recv);
+    if (is_cuda(stream))
+        return bl_local_device_all_gather(&task.comm->seat, stream, task.call, recv);
     return bl_stream_call(stream, all_gather_task, &task, sizeof task);
 }
 
-static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
-                                          int64_t n)
+static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
+                                          float *recv, int64_t n)
 {
     local_task task = {
         .comm = (local_comm *)comm,
-        .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float)}, .send = send},
+        .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float)},
+                 .send = send},
         .recv = recv,
         .n = n};
-    if (is_cuda(stream)) return bl_local_device_reduce_scatter(&task.comm->seat, stream, task.call, recv, n);
+    if (is_cuda(stream))
+        return bl_local_device_reduce_scatter(&task.comm->seat, stream, task.call, recv, n);
     return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
 }
 
@@ -174,24 +181,28 @@ static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values
                                 .send = values},
                        .recv = values,
                        .n = n};
-    if (is_cuda(stream)) return bl_local_device_all_reduce(&task.comm->seat, stream, task.call, values, n);
+    if (is_cuda(stream))
+        return bl_local_device_all_reduce(&task.comm->seat, stream, task.call, values, n);
     return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
 }
 
-static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
+static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
+                                 int root)
 {
-    local_task task = {
-        .comm = (local_comm *)comm,
-        .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes}, .send = buffer},
-        .recv = buffer};
-    if (is_cuda(stream)) return bl_local_device_broadcast(&task.comm->seat, stream, task.call, buffer);
+    local_task task = {.comm = (local_comm *)comm,
+                       .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
+                                .send = buffer},
+                       .recv = buffer};
+    if (is_cuda(stream))
+        return bl_local_device_broadcast(&task.comm->seat, stream, task.call, buffer);
     return bl_stream_call(stream, broadcast_task, &task, sizeof task);
 }
 
 static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
 {
     local_task task = {.comm = (local_comm *)comm, .call = {.what = {.kind = BL_COMM_BARRIER}}};
-    if (is_cuda(stream)) return bl_local_device_all_gather(&task.comm->seat, stream, task.call, NULL);
+    if (is_cuda(stream))
+        return bl_local_device_all_gather(&task.comm->seat, stream, task.call, NULL);
     return bl_stream_call(stream, barrier_task, &task, sizeof task);
 }
 
@@ -269,7 +280,8 @@ static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm 
     if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", rank);
     self->base = (bl_comm){.backend = &local_backend, .rank = rank, .size = size};
     self->group = group;
-    self->seat = (bl_local_seat){.meeting = bl_local_collectives(group), .rank = rank, .size = size};
+    self->seat =
+        (bl_local_seat){.meeting = bl_local_collectives(group), .rank = rank, .size = size};
     *out = &self->base;
     return BL_OK;
 }

@@ -6,10 +6,11 @@ bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report, bl_wire
 {
     (void)rank, (void)report;
     *out = NULL;
-    return BL_FAIL(BL_EUSAGE,
-                   "this build has no MPI and serves one host, but %d processes were started: start it by "
-                   "itself with ranks: %d, or build with -DBALLAST_MPI=on",
-                   n_processes, n_processes);
+    return BL_FAIL(
+        BL_EUSAGE,
+        "this build has no MPI and serves one host, but %d processes were started: start it by "
+        "itself with ranks: %d, or build with -DBALLAST_MPI=on",
+        n_processes, n_processes);
 }
 
 /* Nobody has a wire to pass to the others. */

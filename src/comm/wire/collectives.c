@@ -35,7 +35,8 @@ typedef struct wire_comm {
     int *job_ranks; /* [size] */
     crossing collectives, splits;
     size_t chunk_bytes;
-    unsigned char *scratch; /* [size][chunk_bytes]: what came from each rank; the own part takes the sum */
+    unsigned char
+        *scratch; /* [size][chunk_bytes]: what came from each rank; the own part takes the sum */
 } wire_comm;
 
 /* One task's arguments. */
@@ -52,14 +53,15 @@ typedef struct wire_task {
 static void give(crossing *x, int peer, const void *bytes, size_t n_bytes)
 {
     if (n_bytes > 0)
-        x->transfers[x->n_transfers++] =
-            (bl_transfer){.peer = peer, .is_send = true, .bytes = (void *)bytes, .n_bytes = n_bytes};
+        x->transfers[x->n_transfers++] = (bl_transfer){
+            .peer = peer, .is_send = true, .bytes = (void *)bytes, .n_bytes = n_bytes};
 }
 
 static void take(crossing *x, int peer, void *bytes, size_t n_bytes)
 {
     if (n_bytes > 0)
-        x->transfers[x->n_transfers++] = (bl_transfer){.peer = peer, .bytes = bytes, .n_bytes = n_bytes};
+        x->transfers[x->n_transfers++] =
+            (bl_transfer){.peer = peer, .bytes = bytes, .n_bytes = n_bytes};
 }
 
 static bl_status exchange(crossing *x, bl_comm_kind kind, bool is_meeting)
@@ -101,7 +103,8 @@ static bl_status meet_for(const wire_task *t)
 
 /* to[0, n) = ((0 + x_0) + x_1) + ..., x_r from the scratch, the own contribution from `own`. `to` may be
  * `own`. */
-static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char *own, int64_t n, void *to)
+static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char *own, int64_t n,
+                      void *to)
 {
     size_t unit_bytes = bl_sum_element_bytes(element);
     unsigned char *sum = c->scratch + (size_t)c->base.rank * c->chunk_bytes;
@@ -111,7 +114,8 @@ static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char
         size_t at = (size_t)first * unit_bytes;
         memset(sum + at, 0, (size_t)n_block * unit_bytes);
         for (int r = 0; r < c->base.size; r++) {
-            const unsigned char *from = r == c->base.rank ? own : c->scratch + (size_t)r * c->chunk_bytes;
+            const unsigned char *from =
+                r == c->base.rank ? own : c->scratch + (size_t)r * c->chunk_bytes;
             bl_sum_add(element, sum + at, from + at, n_block);
         }
     }
@@ -145,7 +149,8 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
  * into `to`. Parts are [part_begin(p), part_end(p)) of `send`. */
 typedef struct parts {
     const unsigned char *send;
-    int64_t first, stride, n, n_part; /* rank p's part begins at first + p * stride; all parts end before n */
+    int64_t first, stride, n,
+        n_part; /* rank p's part begins at first + p * stride; all parts end before n */
 } parts;
 
 static int64_t part_length(const parts *s, int p)
@@ -202,7 +207,8 @@ static bl_status gather_parts(const wire_task *t, const parts *s, size_t unit_by
 
     for (int i = 1; i < size; i++) {
         int from = (rank + size - i) % size;
-        give(x, (rank + i) % size, part_of(s, rank, unit_bytes), (size_t)part_length(s, rank) * unit_bytes);
+        give(x, (rank + i) % size, part_of(s, rank, unit_bytes),
+             (size_t)part_length(s, rank) * unit_bytes);
         take(x, from, (unsigned char *)part_of(s, from, unit_bytes),
              (size_t)part_length(s, from) * unit_bytes);
     }
@@ -222,7 +228,8 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
     BL_TRY(meet_for(t));
     for (int64_t first = 0; first < t->n; first += n_chunk) {
         int64_t n = bl_min_i64(n_chunk, t->n - first), n_part = bl_ceil_div(n, size);
-        parts s = {.send = t->recv, .first = first, .stride = n_part, .n = first + n, .n_part = n_part};
+        parts s = {
+            .send = t->recv, .first = first, .stride = n_part, .n = first + n, .n_part = n_part};
         BL_TRY(reduce_parts(t, element, &s, (void *)part_of(&s, t->comm->base.rank, unit_bytes)));
         BL_TRY(gather_parts(t, &s, unit_bytes));
     }
@@ -238,7 +245,8 @@ static bl_status broadcast_task(bl_stream *stream, const void *args)
     (void)stream;
     BL_TRY(meet_for(t));
     if (rank != root) take(x, root, t->recv, t->call.bytes);
-    for (int i = 1; rank == root && i < size; i++) give(x, (rank + i) % size, t->send, t->call.bytes);
+    for (int i = 1; rank == root && i < size; i++)
+        give(x, (rank + i) % size, t->send, t->call.bytes);
     return exchange(x, t->call.kind, false);
 }
 
@@ -253,7 +261,8 @@ static bl_status barrier_task(bl_stream *stream, const void *args)
 _Static_assert(sizeof(wire_task) <= BL_STREAM_ARGS_BYTES,
                "a collective's arguments fit into a stream's ring");
 
-static bl_status wire_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv, size_t bytes)
+static bl_status wire_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
+                                 size_t bytes)
 {
     wire_task task = {.comm = (wire_comm *)comm,
                       .call = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes},
@@ -262,8 +271,8 @@ static bl_status wire_all_gather(bl_comm *comm, bl_stream *stream, const void *s
     return bl_stream_call(stream, all_gather_task, &task, sizeof task);
 }
 
-static bl_status wire_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send, float *recv,
-                                         int64_t n)
+static bl_status wire_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
+                                         float *recv, int64_t n)
 {
     wire_task task = {.comm = (wire_comm *)comm,
                       .call = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof *send},
@@ -285,7 +294,8 @@ static bl_status wire_all_reduce(bl_comm *comm, bl_stream *stream, void *values,
     return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
 }
 
-static bl_status wire_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
+static bl_status wire_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
+                                int root)
 {
     wire_task task = {.comm = (wire_comm *)comm,
                       .call = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
@@ -318,7 +328,8 @@ static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const
 static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
 {
     wire_comm *c = (wire_comm *)comm;
-    arrival own = {.call = {.kind = BL_COMM_SPLIT}, .color = color, .group = bl_wire_propose_group(c->wire)};
+    arrival own = {
+        .call = {.kind = BL_COMM_SPLIT}, .color = color, .group = bl_wire_propose_group(c->wire)};
     int n_members = 0, rank = 0, group = 0;
 
     BL_TRY(meet(c, &c->splits, &own));
@@ -365,12 +376,14 @@ static const bl_comm_backend wire_backend = {
     .destroy = wire_destroy,
 };
 
-static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int lane_idx, const wire_comm *c)
+static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int lane_idx,
+                               const wire_comm *c)
 {
     size_t size = (size_t)c->base.size;
     x->arrivals = calloc(size, sizeof *x->arrivals);
     x->transfers = calloc(2 * size, sizeof *x->transfers);
-    if (!x->arrivals || !x->transfers) return BL_FAIL(BL_ENOMEM, "a communicator of %zu ranks", size);
+    if (!x->arrivals || !x->transfers)
+        return BL_FAIL(BL_ENOMEM, "a communicator of %zu ranks", size);
     return bl_lane_create(wire, group, lane_idx, c->base.size, c->job_ranks, &x->lane);
 }
 

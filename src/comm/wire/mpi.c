@@ -78,8 +78,8 @@ static bl_status begin_piece(bl_lane *lane, int i)
 
     s->n_under_way = t->n_bytes - s->n_done < PIECE_BYTES ? t->n_bytes - s->n_done : PIECE_BYTES;
     if (t->is_send)
-        return check_mpi(MPI_Isend(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD,
-                                   &lane->requests->all[i]),
+        return check_mpi(MPI_Isend(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag,
+                                   MPI_COMM_WORLD, &lane->requests->all[i]),
                          "MPI_Isend");
     return check_mpi(MPI_Irecv(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD,
                                &lane->requests->all[i]),
@@ -91,7 +91,8 @@ static bl_status begin_exchange(bl_lane *lane)
     lane->is_begun = true;
     lane->last_event_s = bl_wire_now_s();
     for (int i = 0; i < lane->n_transfers; i++) lane->requests->all[i] = MPI_REQUEST_NULL;
-    for (int pass = 0; pass < 2; pass++) /* receives first: what finds one waiting is not copied twice */
+    for (int pass = 0; pass < 2;
+         pass++) /* receives first: what finds one waiting is not copied twice */
         for (int i = 0; i < lane->n_transfers; i++) {
             if (lane->transfers[i].is_send != (pass == 1)) continue;
             lane->state[i] = (bl_lane_transfer){0};
@@ -114,8 +115,8 @@ static void name_missing(const bl_lane *lane, char *text, size_t text_bytes)
                           lane->state[i].n_done < lane->transfers[i].n_bytes &&
                           !(lane->is_meeting && lane->transfers[i].is_send);
         if (!is_missing || length >= sizeof list) continue;
-        length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", n_missing ? ", " : "",
-                                   lane->job_ranks[rank]);
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
+                                   n_missing ? ", " : "", lane->job_ranks[rank]);
         n_missing++;
     }
     snprintf(text, text_bytes, "%s %s", n_missing == 1 ? "rank" : "ranks", list);
@@ -131,8 +132,8 @@ static bl_status check_deadline(const bl_lane *lane)
     if (deadline_s <= 0 || lane->wire->round_s - lane->last_event_s < deadline_s) return BL_OK;
     name_missing(lane, missing, sizeof missing);
     if (lane->is_meeting)
-        return BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing, bl_comm_kind_name(lane->kind),
-                       deadline_s);
+        return BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
+                       bl_comm_kind_name(lane->kind), deadline_s);
     return BL_FAIL(BL_ERANK, "%s moved no byte in the middle of %s for %.1f s", missing,
                    bl_comm_kind_name(lane->kind), deadline_s);
 }
@@ -264,8 +265,8 @@ static void spread(bl_wire *w)
     for (int i = 0; i < w->size; i++) {
         w->mpi->sends[i] = MPI_REQUEST_NULL;
         if (i != w->rank)
-            MPI_Isend(&w->mpi->told, sizeof w->mpi->told, MPI_BYTE, i, BL_WIRE_TAG_CONTROL, MPI_COMM_WORLD,
-                      &w->mpi->sends[i]);
+            MPI_Isend(&w->mpi->told, sizeof w->mpi->told, MPI_BYTE, i, BL_WIRE_TAG_CONTROL,
+                      MPI_COMM_WORLD, &w->mpi->sends[i]);
     }
     while ((!all_sent || !all_heard(w)) && bl_wire_now_s() < deadline) {
         if (!all_sent) MPI_Testall(w->size, w->mpi->sends, &all_sent, MPI_STATUSES_IGNORE);
@@ -329,7 +330,8 @@ static void rest(bl_wire *w)
     }
     for (const bl_lane *lane = w->active; lane; lane = lane->next) moves |= !lane->is_meeting;
     if (w->active)
-        ns = bl_min_i64(moves ? 4 * SHORT_NS : LONG_NS, (int64_t)SHORT_NS * (1 + w->quiet_rounds / SPINS));
+        ns = bl_min_i64(moves ? 4 * SHORT_NS : LONG_NS,
+                        (int64_t)SHORT_NS * (1 + w->quiet_rounds / SPINS));
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += ns;
     if (until.tv_nsec >= 1000000000) {
@@ -369,14 +371,16 @@ static bool finish(bl_wire *w)
     bl_word other;
 
     w->round_s = start;
-    if (check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "MPI_Ibarrier") != BL_OK) abort_with(w, BL_ERANK);
+    if (check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, &barrier), "MPI_Ibarrier") != BL_OK)
+        abort_with(w, BL_ERANK);
     while (!is_aborted(w)) {
         if (MPI_Test(&barrier, &all_here, MPI_STATUS_IGNORE) == MPI_SUCCESS && all_here) break;
         if (notice_absence(w)) start = w->round_s;
         if (hear_word(w, &other)) bl_wire_note_word(w, &other);
         if (w->deadline_s > 0 && w->round_s - start > w->deadline_s + SPREAD_S)
-            abort_with(w, BL_FAIL(BL_ERANK, "not all ranks came to the end of the job within %.1f s",
-                                  w->deadline_s));
+            abort_with(w,
+                       BL_FAIL(BL_ERANK, "not all ranks came to the end of the job within %.1f s",
+                               w->deadline_s));
         nanosleep(&pause, NULL);
     }
     if (!all_here) return false;
@@ -391,17 +395,18 @@ static bl_status start_mpi(bl_wire *w)
     int provided, size, rank, has_tag;
     int *max_tag;
 
-    BL_TRY(check_mpi(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread"));
+    BL_TRY(
+        check_mpi(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread"));
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (size != w->size || rank != w->rank) {
         MPI_Finalize();
-        return BL_FAIL(
-            BL_EUSAGE,
-            "the launcher started %d processes but MPI sees %d: start them with the MPI that this build "
-            "uses (its mpirun, or srun --mpi=pmix)",
-            w->size, size);
+        return BL_FAIL(BL_EUSAGE,
+                       "the launcher started %d processes but MPI sees %d: start them with the MPI "
+                       "that this build "
+                       "uses (its mpirun, or srun --mpi=pmix)",
+                       w->size, size);
     }
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &max_tag, &has_tag);
     w->max_tag = has_tag ? *max_tag : 32767;
@@ -444,7 +449,8 @@ void bl_mpi_free(bl_mpi *mpi)
 
 bl_mpi_requests *bl_mpi_requests_create(int n_most)
 {
-    bl_mpi_requests *requests = calloc(1, sizeof *requests + (size_t)n_most * sizeof requests->all[0]);
+    bl_mpi_requests *requests =
+        calloc(1, sizeof *requests + (size_t)n_most * sizeof requests->all[0]);
     if (!requests || !(requests->finished = calloc((size_t)n_most, sizeof *requests->finished))) {
         free(requests);
         return NULL;

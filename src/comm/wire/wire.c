@@ -157,7 +157,8 @@ void bl_wire_take_group(bl_wire *w, int group)
 
 /* ---- lanes ---- */
 
-bl_status bl_lane_create(bl_wire *w, int group, int lane_idx, int size, const int *job_ranks, bl_lane **out)
+bl_status bl_lane_create(bl_wire *w, int group, int lane_idx, int size, const int *job_ranks,
+                         bl_lane **out)
 {
     bl_lane *lane = calloc(1, sizeof *lane);
     size_t n = 2 * (size_t)size;
@@ -208,8 +209,8 @@ static void give_exchange(bl_lane *lane)
     pthread_cond_signal(&lane->wire->wake);
 }
 
-bl_status bl_lane_exchange(bl_lane *lane, bl_comm_kind kind, bool is_meeting, const bl_transfer *transfers,
-                           int n_transfers)
+bl_status bl_lane_exchange(bl_lane *lane, bl_comm_kind kind, bool is_meeting,
+                           const bl_transfer *transfers, int n_transfers)
 {
     bl_wire *w = lane->wire;
 

@@ -55,8 +55,8 @@ void bl_lane_destroy(bl_lane *lane); /* NULL is fine */
 /* At most one transfer a peer and direction. `kind` names the collective in errors. A meeting fails with
  * BL_ERANK, naming the peers not heard from, a deadline after its start; another exchange, a deadline after
  * the last transfer (or piece of 1 GiB) that was completed. BL_ECANCELLED: aborted. */
-bl_status bl_lane_exchange(bl_lane *lane, bl_comm_kind kind, bool is_meeting, const bl_transfer *transfers,
-                           int n_transfers);
+bl_status bl_lane_exchange(bl_lane *lane, bl_comm_kind kind, bool is_meeting,
+                           const bl_transfer *transfers, int n_transfers);
 
 /* The communicator of all processes (collectives.c). */
 bl_status bl_comm_create_wire(bl_wire *wire, bl_comm **out);

@@ -61,9 +61,11 @@ static void cpu_free(bl_device *device, bl_space space, void *memory, size_t siz
 static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
 {
     (void)device, (void)space;
-    void *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory =
+        mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
-    if (size_bytes >= HUGE_PAGE_BYTES) madvise(memory, size_bytes, MADV_HUGEPAGE); /* a hint: may fail */
+    if (size_bytes >= HUGE_PAGE_BYTES)
+        madvise(memory, size_bytes, MADV_HUGEPAGE); /* a hint: may fail */
     return memory;
 }
 
@@ -83,8 +85,11 @@ static bl_status cpu_pin(bl_device *device, void *memory, size_t size_bytes)
     if (mlock(memory, size_bytes) == 0) return BL_OK;
     int error = errno;
     munlock(memory, size_bytes);
-    if ((error == ENOMEM || error == EPERM) && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-        return BL_FAIL(BL_ELIMIT, "cannot lock %zu bytes in memory: RLIMIT_MEMLOCK allows %llu (ulimit -l %zu, in KiB, would do)",
+    if ((error == ENOMEM || error == EPERM) && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+        limit.rlim_cur != RLIM_INFINITY)
+        return BL_FAIL(BL_ELIMIT,
+                       "cannot lock %zu bytes in memory: RLIMIT_MEMLOCK allows %llu (ulimit -l "
+                       "%zu, in KiB, would do)",
                        size_bytes, (unsigned long long)limit.rlim_cur,
                        (size_t)bl_ceil_div((int64_t)size_bytes + bl_memory_locked_bytes(), 1024));
     errno = error;

@@ -73,7 +73,8 @@ static cpu_stream *stream_retain(cpu_stream *stream)
 
 static void stream_release(cpu_stream *stream)
 {
-    if (!stream || atomic_fetch_sub_explicit(&stream->n_references, 1, memory_order_release) != 1) return;
+    if (!stream || atomic_fetch_sub_explicit(&stream->n_references, 1, memory_order_release) != 1)
+        return;
     (void)atomic_load_explicit(&stream->n_references,
                                memory_order_acquire); /* only the last one is ordered */
     free(stream);
@@ -84,7 +85,8 @@ static bl_status wait_for_point(const stream_point *point)
     cpu_stream *stream = point->stream;
     if (!stream) return BL_OK;
     bl_counter_wait(&stream->done, point->n_tasks);
-    if (atomic_load_explicit(&stream->failed_task, memory_order_relaxed) >= point->n_tasks) return BL_OK;
+    if (atomic_load_explicit(&stream->failed_task, memory_order_relaxed) >= point->n_tasks)
+        return BL_OK;
     return bl_error_restore(&stream->error);
 }
 
@@ -108,8 +110,8 @@ static void *stream_main(void *argument)
     }
 }
 
-static void give_task(cpu_stream *stream, bl_stream_fn fn, bool runs_after_failure, const void *args,
-                      size_t args_bytes)
+static void give_task(cpu_stream *stream, bl_stream_fn fn, bool runs_after_failure,
+                      const void *args, size_t args_bytes)
 {
     if (stream->n_given >= BL_STREAM_DEPTH)
         bl_counter_wait(&stream->done, stream->n_given + 1 - BL_STREAM_DEPTH);
@@ -149,7 +151,8 @@ void bl_cpu_stream_destroy(bl_stream *stream)
     stream_release(self);
 }
 
-bl_status bl_cpu_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes)
+bl_status bl_cpu_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
+                             size_t args_bytes)
 {
     give_task((cpu_stream *)stream, fn, false, args, args_bytes);
     return BL_OK;
@@ -271,7 +274,8 @@ static bl_status stamp_task(bl_stream *stream, const void *args)
     (void)stream;
     clock_gettime(CLOCK_MONOTONIC, &now);
     /* Relaxed: a stamp tells the time and orders nothing. */
-    atomic_store_explicit(&stamp->reached_s, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, memory_order_relaxed);
+    atomic_store_explicit(&stamp->reached_s, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
+                          memory_order_relaxed);
     return BL_OK;
 }
 

@@ -7,7 +7,8 @@
 
 bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out);
 void bl_cpu_stream_destroy(bl_stream *stream);
-bl_status bl_cpu_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
+bl_status bl_cpu_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
+                             size_t args_bytes);
 bl_status bl_cpu_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
 bl_status bl_cpu_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);
 bl_status bl_cpu_stream_wait(bl_stream *stream, bl_event *event);

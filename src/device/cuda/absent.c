@@ -4,7 +4,8 @@
 
 static bl_status refuse(void)
 {
-    return BL_FAIL(BL_ELIMIT, "this build of Ballast has no CUDA (cmake --preset cuda makes one that has)");
+    return BL_FAIL(BL_ELIMIT,
+                   "this build of Ballast has no CUDA (cmake --preset cuda makes one that has)");
 }
 
 bl_status bl_device_create_cuda(int index, bl_device **out)

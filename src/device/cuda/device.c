@@ -45,7 +45,8 @@ bl_status cuda_check(int cuda_error, const char *call)
 
 bl_status cuda_enter(const bl_device *device)
 {
-    return cuda_check((int)cudaSetDevice(((const cuda_device *)device)->properties.index), "cudaSetDevice");
+    return cuda_check((int)cudaSetDevice(((const cuda_device *)device)->properties.index),
+                      "cudaSetDevice");
 }
 
 const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device)
@@ -91,7 +92,8 @@ static bl_status register_pieces(char *memory, size_t size_bytes)
 {
     for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
         bytes = piece_bytes(memory + done, size_bytes - done);
-        cudaError_t error = cudaHostRegister(memory + done, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+        cudaError_t error = cudaHostRegister(memory + done, bytes,
+                                             cudaHostRegisterPortable | cudaHostRegisterMapped);
         if (error == cudaSuccess) continue;
         unregister(memory, done);
         return bl_cuda_fail("cudaHostRegister", (int)error);
@@ -101,9 +103,11 @@ static bl_status register_pieces(char *memory, size_t size_bytes)
 
 static void *alloc_host(size_t size_bytes)
 {
-    void *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory =
+        mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
-    if (size_bytes >= HUGE_PAGE_BYTES) madvise(memory, size_bytes, MADV_HUGEPAGE); /* a hint: may fail */
+    if (size_bytes >= HUGE_PAGE_BYTES)
+        madvise(memory, size_bytes, MADV_HUGEPAGE); /* a hint: may fail */
     if (register_pieces(memory, size_bytes) == BL_OK) return memory;
     munmap(memory, size_bytes);
     return NULL;
@@ -168,7 +172,8 @@ static void cuda_destroy(bl_device *device)
 {
     cuda_device *self = (cuda_device *)device;
 
-    bool is_alive = cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
+    bool is_alive =
+        cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
     if (self->extension) self->destroy_extension(self->extension);
     if (is_alive) {
         cuda_time_close(self);
@@ -215,10 +220,11 @@ static bl_status check_versions(void)
     BL_TRY(cuda_check((int)cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion"));
     if (driver == 0) return BL_FAIL(BL_ELIMIT, "CUDA: this machine has no NVIDIA driver");
     if (driver / 1000 < runtime / 1000)
-        return BL_FAIL(BL_ELIMIT,
-                       "CUDA: the NVIDIA driver serves CUDA %d.%d, and this build is of CUDA %d.%d: it needs "
-                       "a newer driver",
-                       driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+        return BL_FAIL(
+            BL_ELIMIT,
+            "CUDA: the NVIDIA driver serves CUDA %d.%d, and this build is of CUDA %d.%d: it needs "
+            "a newer driver",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     return BL_OK;
 }
 
@@ -242,8 +248,8 @@ static bl_status read_properties(int index, bl_cuda_properties *out)
     out->index = index;
     out->capability = 10 * major + minor;
     if (out->capability < CAPABILITY_MIN)
-        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0", index, major,
-                       minor);
+        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0",
+                       index, major, minor);
     BL_TRY(cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
     return cuda_check((int)cudaMemGetInfo(&free_bytes, &out->total_bytes), "cudaMemGetInfo");
 }

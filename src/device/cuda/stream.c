@@ -87,7 +87,8 @@ static const cuda_lane *find_failure(const cuda_device *device, const cuda_clock
     const cuda_lane *first = NULL;
     for (int i = 0; i < CUDA_LANES; i++) {
         const cuda_lane *lane = &device->lanes[i];
-        if (atomic_load_explicit(&lane->failed_task, memory_order_acquire) >= clock->n_tasks[i]) continue;
+        if (atomic_load_explicit(&lane->failed_task, memory_order_acquire) >= clock->n_tasks[i])
+            continue;
         if (!first || lane->failure < first->failure) first = lane;
     }
     return first;
@@ -112,7 +113,8 @@ static bl_status take_lane(cuda_device *device, const char *name, int *out)
     pthread_mutex_lock(&device->lock);
     for (*out = 0; *out < CUDA_LANES; ++*out) {
         cuda_lane *lane = &device->lanes[*out];
-        if (lane->is_taken || atomic_load_explicit(&lane->failed_task, memory_order_acquire) != UINT64_MAX)
+        if (lane->is_taken ||
+            atomic_load_explicit(&lane->failed_task, memory_order_acquire) != UINT64_MAX)
             continue;
         lane->is_taken = true;
         break;
@@ -140,8 +142,8 @@ static void release(cuda_stream *stream)
 }
 
 /* On failure an owned handle is destroyed. */
-static bl_status make_stream(bl_device *device, const char *name, cudaStream_t handle, bool is_owned,
-                             bl_stream **out)
+static bl_status make_stream(bl_device *device, const char *name, cudaStream_t handle,
+                             bool is_owned, bl_stream **out)
 {
     cuda_device *owner = (cuda_device *)device;
     cuda_stream *stream = calloc(1, sizeof *stream);
@@ -153,7 +155,8 @@ static bl_status make_stream(bl_device *device, const char *name, cudaStream_t h
     stream->base.device = device;
     stream->handle = handle;
     stream->is_owned = is_owned;
-    bl_status st = CHECK(cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
+    bl_status st = CHECK(
+        cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
     if (st == BL_OK) st = CHECK(cudaMalloc(&stream->scratch, BL_CUDA_STREAM_SCRATCH_BYTES));
     if (st == BL_OK) st = take_lane(owner, name, &stream->lane);
     if (st != BL_OK) {
@@ -192,7 +195,8 @@ void cuda_stream_destroy(bl_stream *stream)
     cuda_stream *self = (cuda_stream *)stream;
 
     if (cuda_enter(stream->device) == BL_OK)
-        (void)cudaStreamSynchronize(self->handle); /* an error says that its host functions will not run any more: as good */
+        (void)cudaStreamSynchronize(
+            self->handle); /* an error says that its host functions will not run any more: as good */
     leave_lane(device_of(stream), self->lane, self->clock.n_tasks[self->lane]);
     release(self);
     (void)cudaGetLastError();
@@ -232,11 +236,13 @@ static bl_status wait_for_slot(cuda_stream *stream, uint64_t number)
 {
     static const struct timespec nap = {.tv_nsec = 20000};
 
-    while (number - atomic_load_explicit(&stream->done.value, memory_order_acquire) >= BL_STREAM_DEPTH) {
+    while (number - atomic_load_explicit(&stream->done.value, memory_order_acquire) >=
+           BL_STREAM_DEPTH) {
         cudaError_t error = cudaStreamQuery(stream->handle);
         if (error != cudaSuccess && error != cudaErrorNotReady)
             return bl_cuda_fail("cudaStreamQuery", (int)error);
-        (void)cudaGetLastError(); /* "not ready" is an answer, and must not look like a launch's error */
+        (void)
+            cudaGetLastError(); /* "not ready" is an answer, and must not look like a launch's error */
         nanosleep(&nap, NULL);
     }
     return BL_OK;
@@ -325,7 +331,8 @@ bl_status cuda_event_create(bl_device *device, bl_event **out)
 
     *out = NULL;
     if (st == BL_OK)
-        st = CHECK(cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming | cudaEventBlockingSync));
+        st = CHECK(cudaEventCreateWithFlags(&event->handle,
+                                            cudaEventDisableTiming | cudaEventBlockingSync));
     if (st != BL_OK) {
         free(event);
         return st;
@@ -337,7 +344,8 @@ bl_status cuda_event_create(bl_device *device, bl_event **out)
 
 void cuda_event_destroy(bl_event *event)
 {
-    if (cuda_enter(event->device) == BL_OK && cudaEventDestroy(((cuda_event *)event)->handle) != cudaSuccess)
+    if (cuda_enter(event->device) == BL_OK &&
+        cudaEventDestroy(((cuda_event *)event)->handle) != cudaSuccess)
         (void)cudaGetLastError();
     free(event);
 }
@@ -433,7 +441,8 @@ bl_status cuda_stamp_create(bl_device *device, bl_stamp **out)
 
 void cuda_stamp_destroy(bl_stamp *stamp)
 {
-    if (cuda_enter(stamp->device) == BL_OK && cudaEventDestroy(((cuda_stamp *)stamp)->handle) != cudaSuccess)
+    if (cuda_enter(stamp->device) == BL_OK &&
+        cudaEventDestroy(((cuda_stamp *)stamp)->handle) != cudaSuccess)
         (void)cudaGetLastError();
     free(stamp);
 }
@@ -479,7 +488,8 @@ double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
     float ms;
 
     if (!from->is_recorded || !to->is_recorded || cuda_enter(begin->device) != BL_OK) return 0;
-    if (cudaEventElapsedTime(&ms, from->handle, to->handle) == cudaSuccess) return 1e-3 * (double)ms;
+    if (cudaEventElapsedTime(&ms, from->handle, to->handle) == cudaSuccess)
+        return 1e-3 * (double)ms;
     (void)cudaGetLastError(); /* "not ready", or a dead device */
     return 0;
 }

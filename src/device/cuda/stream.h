@@ -31,8 +31,8 @@ bl_status bl_cuda_fail(const char *what, int cuda_error);
 
 /* What of the device a launcher needs to know. */
 typedef struct bl_cuda_properties {
-    int index;               /* CUDA's number of the device */
-    int capability;          /* 10 * major + minor: 90 on Hopper */
+    int index;      /* CUDA's number of the device */
+    int capability; /* 10 * major + minor: 90 on Hopper */
     int n_multiprocessors;
     size_t total_bytes;
 } bl_cuda_properties;
@@ -42,7 +42,8 @@ const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device);
  * lock, by the first who asks; `destroy` with the device. */
 typedef bl_status (*bl_cuda_extension_create)(bl_device *device, void **out);
 typedef void (*bl_cuda_extension_destroy)(void *extension);
-bl_status bl_cuda_device_extension(bl_device *device, bl_cuda_extension_create create, bl_cuda_extension_destroy destroy, void **out);
+bl_status bl_cuda_device_extension(bl_device *device, bl_cuda_extension_create create,
+                                   bl_cuda_extension_destroy destroy, void **out);
 
 #ifdef __cplusplus
 }

@@ -6,24 +6,25 @@
 
 enum {
     ITEM_ELEMENTS = 64 << 10, /* a work item's */
-    PREFETCH_ROWS = 8,        /* short runs far apart: the processor does not see the next one coming */
+    PREFETCH_ROWS = 8, /* short runs far apart: the processor does not see the next one coming */
     CACHE_LINE_BYTES = 64,
     TRANSPOSE_TILE = 64 /* a cache line of codes: both sides of a tile fill whole lines */
 };
 
-static void decode_block_run(const bl_fp8_kernels *kernels, const uint8_t *codes, const float *scales,
-                             int64_t col_begin, int64_t col_end, float *dst)
+static void decode_block_run(const bl_fp8_kernels *kernels, const uint8_t *codes,
+                             const float *scales, int64_t col_begin, int64_t col_end, float *dst)
 {
     for (int64_t col = col_begin; col < col_end;) {
         int64_t end = bl_min_i64((col / BL_FP8_BLOCK + 1) * BL_FP8_BLOCK, col_end);
-        kernels->decode(codes + col, scales[col / BL_FP8_BLOCK], dst + (col - col_begin), end - col);
+        kernels->decode(codes + col, scales[col / BL_FP8_BLOCK], dst + (col - col_begin),
+                        end - col);
         col = end;
     }
 }
 
 static void dequantise_run(const bl_fp8_kernels *kernels, bl_format format, const void *codes,
-                           const float *scales, int64_t cols, int64_t row, int64_t col_begin, int64_t col_end,
-                           float *dst)
+                           const float *scales, int64_t cols, int64_t row, int64_t col_begin,
+                           int64_t col_end, float *dst)
 {
     const unsigned char *bytes = codes;
     int64_t first = row * cols + col_begin, width = col_end - col_begin;
@@ -56,7 +57,8 @@ void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *sc
             run_bytes = (col_end - col_begin) * code_bytes;
     for (int64_t row = row_begin; row < row_end; row++, dst += ld) {
         if (row + PREFETCH_ROWS < row_end) {
-            const char *ahead = (const char *)codes + ((row + PREFETCH_ROWS) * cols + col_begin) * code_bytes;
+            const char *ahead =
+                (const char *)codes + ((row + PREFETCH_ROWS) * cols + col_begin) * code_bytes;
             for (int64_t i = 0; i < run_bytes; i += CACHE_LINE_BYTES) __builtin_prefetch(ahead + i);
         }
         dequantise_run(kernels, format, codes, scales, cols, row, col_begin, col_end, dst);
@@ -75,13 +77,14 @@ static void dequantise_rows(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
     const dequantise_task *task = argument;
-    int64_t begin = index * task->rows_per_item, end = bl_min_i64(begin + task->rows_per_item, task->rows);
-    bl_fp8_dequantise_tile(task->format, task->codes, task->scales, task->cols, begin, end, 0, task->cols,
-                           task->dst + begin * task->cols, task->cols);
+    int64_t begin = index * task->rows_per_item,
+            end = bl_min_i64(begin + task->rows_per_item, task->rows);
+    bl_fp8_dequantise_tile(task->format, task->codes, task->scales, task->cols, begin, end, 0,
+                           task->cols, task->dst + begin * task->cols, task->cols);
 }
 
-void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const float *scales, int64_t rows,
-                       int64_t cols, float *dst)
+void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const float *scales,
+                       int64_t rows, int64_t cols, float *dst)
 {
     dequantise_task task = {
         format, codes, scales, rows, cols, bl_max_i64(ITEM_ELEMENTS / bl_max_i64(cols, 1), 1), dst};
@@ -98,7 +101,8 @@ typedef struct transpose_task {
  * bytes of neighbours (Warren, Hacker's Delight, 2nd ed., section 7-3). */
 static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int64_t dst_ld)
 {
-    static const uint64_t masks[5] = {0, 0x00ff00ff00ff00ffu, 0x0000ffff0000ffffu, 0, 0x00000000ffffffffu};
+    static const uint64_t masks[5] = {0, 0x00ff00ff00ff00ffu, 0x0000ffff0000ffffu, 0,
+                                      0x00000000ffffffffu};
     uint64_t x[8];
     for (int i = 0; i < 8; i++) memcpy(&x[i], src + i * src_ld, 8);
     for (int apart = 4; apart > 0; apart /= 2)
@@ -113,8 +117,8 @@ static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int6
 
 /* n_rows x n_cols codes, at most TRANSPOSE_TILE either way. They pass through a small tile, so that dst,
  * whose rows may lie a power of two apart, is written a cache line at a time. */
-static void transpose_tile(const uint8_t *src, int64_t src_ld, int64_t n_rows, int64_t n_cols, uint8_t *dst,
-                           int64_t dst_ld)
+static void transpose_tile(const uint8_t *src, int64_t src_ld, int64_t n_rows, int64_t n_cols,
+                           uint8_t *dst, int64_t dst_ld)
 {
     uint8_t tile[TRANSPOSE_TILE][TRANSPOSE_TILE];
     if (n_rows == TRANSPOSE_TILE && n_cols == TRANSPOSE_TILE) {
@@ -125,7 +129,8 @@ static void transpose_tile(const uint8_t *src, int64_t src_ld, int64_t n_rows, i
         for (int64_t row = 0; row < n_rows; row++)
             for (int64_t col = 0; col < n_cols; col++) tile[col][row] = src[row * src_ld + col];
     }
-    for (int64_t col = 0; col < n_cols; col++) memcpy(dst + col * dst_ld, tile[col], (size_t)n_rows);
+    for (int64_t col = 0; col < n_cols; col++)
+        memcpy(dst + col * dst_ld, tile[col], (size_t)n_rows);
 }
 
 /* One band of TRANSPOSE_TILE columns of src: as many whole rows of dst. */

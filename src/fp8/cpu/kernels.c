@@ -31,7 +31,8 @@ const bl_fp8_kernels *bl_fp8_kernels_variant(bl_fp8_variant variant)
     case BL_FP8_AVX512:
         return has_avx512() ? &bl_fp8_kernels_avx512 : NULL;
     case BL_FP8_AVX512_VBMI:
-        return has_avx512() && __builtin_cpu_supports("avx512vbmi") ? &bl_fp8_kernels_avx512_vbmi : NULL;
+        return has_avx512() && __builtin_cpu_supports("avx512vbmi") ? &bl_fp8_kernels_avx512_vbmi
+                                                                    : NULL;
     default:
         return NULL;
     }

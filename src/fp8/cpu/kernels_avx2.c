@@ -28,7 +28,8 @@ INLINE __m256i encode8(__m256 value)
     __m256i bits = _mm256_castps_si256(value),
             magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(magnitude, odd), _mm256_set1_epi32(0x7ffff));
+    __m256i rounded =
+        _mm256_add_epi32(_mm256_add_epi32(magnitude, odd), _mm256_set1_epi32(0x7ffff));
     __m256i code = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
     code = _mm256_min_epi32(code, _mm256_set1_epi32(0x7e));
 
@@ -44,7 +45,8 @@ INLINE __m256i encode8(__m256 value)
 
 INLINE __m256 decode8(__m128i codes)
 {
-    __m256i wide = _mm256_cvtepu8_epi32(codes), magnitude = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
+    __m256i wide = _mm256_cvtepu8_epi32(codes),
+            magnitude = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
     __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(120 << 23));
     __m256i tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
     __m256 small = _mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1p-9f));
@@ -67,11 +69,11 @@ INLINE float absmax_of(bl_dtype dtype, const void *src, int64_t n)
             largest[chain] = _mm256_max_epi32(largest[chain], _mm256_and_si256(bits, mask));
         }
     uint32_t lanes[LANES], result;
-    largest[0] =
-        _mm256_max_epi32(_mm256_max_epi32(largest[0], largest[1]), _mm256_max_epi32(largest[2], largest[3]));
+    largest[0] = _mm256_max_epi32(_mm256_max_epi32(largest[0], largest[1]),
+                                  _mm256_max_epi32(largest[2], largest[3]));
     _mm256_storeu_si256((__m256i *)lanes, largest[0]);
-    result = bl_f32_bits(
-        bl_fp8_kernels_scalar.absmax(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), n - i));
+    result = bl_f32_bits(bl_fp8_kernels_scalar.absmax(
+        dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), n - i));
     for (int lane = 0; lane < LANES; lane++) result = lanes[lane] > result ? lanes[lane] : result;
     return bl_f32_from_bits(result);
 }
@@ -79,25 +81,28 @@ INLINE float absmax_of(bl_dtype dtype, const void *src, int64_t n)
 INLINE void encode_from(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n)
 {
     const __m256 divisor = _mm256_set1_ps(scale);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packs' interleaving */
+    const __m256i order =
+        _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packs' interleaving */
     int64_t i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES) {
         __m256i part[4];
         for (int k = 0; k < 4; k++)
             part[k] = encode8(_mm256_div_ps(load(dtype, src, i + k * LANES), divisor));
-        __m256i low = _mm256_packus_epi32(part[0], part[1]), high = _mm256_packus_epi32(part[2], part[3]);
+        __m256i low = _mm256_packus_epi32(part[0], part[1]),
+                high = _mm256_packus_epi32(part[2], part[3]);
         __m256i run = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
         _mm256_storeu_si256((__m256i *)(codes + i), run);
     }
-    bl_fp8_kernels_scalar.encode(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), scale, codes + i,
-                                 n - i);
+    bl_fp8_kernels_scalar.encode(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), scale,
+                                 codes + i, n - i);
 }
 
 INLINE void widen_from(bl_dtype dtype, const void *src, float *dst, int64_t n)
 {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) _mm256_storeu_ps(dst + i, load(dtype, src, i));
-    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i, n - i);
+    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i,
+                                n - i);
 }
 
 TARGET static float absmax(bl_dtype dtype, const void *src, int64_t n)

@@ -27,7 +27,8 @@ INLINE __m128i encode16(__m512 value)
     __m512i bits = _mm512_castps_si512(value),
             magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(magnitude, odd), _mm512_set1_epi32(0x7ffff));
+    __m512i rounded =
+        _mm512_add_epi32(_mm512_add_epi32(magnitude, odd), _mm512_set1_epi32(0x7ffff));
     __m512i code = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
     code = _mm512_min_epi32(code, _mm512_set1_epi32(0x7e));
 
@@ -43,7 +44,8 @@ INLINE __m128i encode16(__m512 value)
 
 INLINE __m512 decode16(__m128i codes)
 {
-    __m512i wide = _mm512_cvtepu8_epi32(codes), magnitude = _mm512_and_si512(wide, _mm512_set1_epi32(0x7f));
+    __m512i wide = _mm512_cvtepu8_epi32(codes),
+            magnitude = _mm512_and_si512(wide, _mm512_set1_epi32(0x7f));
     __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23));
     __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
     __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(0x1p-9f));
@@ -66,13 +68,13 @@ INLINE float absmax_of(bl_dtype dtype, const void *src, int64_t n)
             largest[chain] = _mm512_max_epi32(largest[chain], _mm512_and_si512(bits, mask));
         }
     for (; i + LANES <= n; i += LANES)
-        largest[0] =
-            _mm512_max_epi32(largest[0], _mm512_and_si512(_mm512_castps_si512(load(dtype, src, i)), mask));
-    largest[0] =
-        _mm512_max_epi32(_mm512_max_epi32(largest[0], largest[1]), _mm512_max_epi32(largest[2], largest[3]));
+        largest[0] = _mm512_max_epi32(
+            largest[0], _mm512_and_si512(_mm512_castps_si512(load(dtype, src, i)), mask));
+    largest[0] = _mm512_max_epi32(_mm512_max_epi32(largest[0], largest[1]),
+                                  _mm512_max_epi32(largest[2], largest[3]));
     uint32_t result = (uint32_t)_mm512_reduce_max_epi32(largest[0]);
-    uint32_t rest = bl_f32_bits(
-        bl_fp8_kernels_scalar.absmax(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), n - i));
+    uint32_t rest = bl_f32_bits(bl_fp8_kernels_scalar.absmax(
+        dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), n - i));
     return bl_f32_from_bits(result > rest ? result : rest);
 }
 
@@ -81,16 +83,18 @@ INLINE void encode_from(bl_dtype dtype, const void *src, float scale, uint8_t *c
     const __m512 divisor = _mm512_set1_ps(scale);
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        _mm_storeu_si128((__m128i *)(codes + i), encode16(_mm512_div_ps(load(dtype, src, i), divisor)));
-    bl_fp8_kernels_scalar.encode(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), scale, codes + i,
-                                 n - i);
+        _mm_storeu_si128((__m128i *)(codes + i),
+                         encode16(_mm512_div_ps(load(dtype, src, i), divisor)));
+    bl_fp8_kernels_scalar.encode(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), scale,
+                                 codes + i, n - i);
 }
 
 INLINE void widen_from(bl_dtype dtype, const void *src, float *dst, int64_t n)
 {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) _mm512_storeu_ps(dst + i, load(dtype, src, i));
-    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i, n - i);
+    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i,
+                                n - i);
 }
 
 TARGET static float absmax(bl_dtype dtype, const void *src, int64_t n)
@@ -154,14 +158,15 @@ const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, 
 #define VBMI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi")))
 
 /* The bf16 bits of code m < 0x80; the eight subnormals are m * 2^-9. */
-#define SUBNORMAL(m)                                                                                         \
+#define SUBNORMAL(m)                                                                               \
     ((m) == 0 ? 0 : (m) == 1 ? 0x3b00 : (m) < 4 ? 0x3b80 + ((m)-2) * 0x40 : 0x3c00 + ((m)-4) * 0x20)
 #define BF16(m)       ((m) == BL_FP8_NAN ? 0x7fc0 : (m) < 8 ? SUBNORMAL(m) : ((m) << 4) + (120 << 7))
 #define HIGH(m)       (BF16(m) >> 8)
 #define LOW(m)        (BF16(m) & 0xff)
 #define TABLE4(f, m)  f(m), f((m) + 1), f((m) + 2), f((m) + 3)
 #define TABLE16(f, m) TABLE4(f, m), TABLE4(f, (m) + 4), TABLE4(f, (m) + 8), TABLE4(f, (m) + 12)
-#define TABLE64(f, m) TABLE16(f, m), TABLE16(f, (m) + 16), TABLE16(f, (m) + 32), TABLE16(f, (m) + 48)
+#define TABLE64(f, m)                                                                              \
+    TABLE16(f, m), TABLE16(f, (m) + 16), TABLE16(f, (m) + 32), TABLE16(f, (m) + 48)
 
 static const uint8_t high_bytes[128] = {TABLE64(HIGH, 0), TABLE64(HIGH, 64)};
 static const uint8_t low_bytes[128] = {TABLE64(LOW, 0), TABLE64(LOW, 64)};
@@ -172,7 +177,8 @@ static const uint32_t deal[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 
 
 VBMI static void decode_vbmi(const uint8_t *codes, float scale, float *dst, int64_t n)
 {
-    const __m512i high_0 = _mm512_loadu_si512(high_bytes), high_1 = _mm512_loadu_si512(high_bytes + 64);
+    const __m512i high_0 = _mm512_loadu_si512(high_bytes),
+                  high_1 = _mm512_loadu_si512(high_bytes + 64);
     const __m512i low_0 = _mm512_loadu_si512(low_bytes), low_1 = _mm512_loadu_si512(low_bytes + 64);
     const __m512i order = _mm512_loadu_si512(deal), sign_bit = _mm512_set1_epi8(INT8_MIN),
                   zero = _mm512_setzero_si512();
@@ -183,13 +189,17 @@ VBMI static void decode_vbmi(const uint8_t *codes, float scale, float *dst, int6
         __m512i high = _mm512_permutex2var_epi8(high_0, run, high_1),
                 low = _mm512_permutex2var_epi8(low_0, run, low_1);
         high = _mm512_or_si512(high, _mm512_and_si512(run, sign_bit));
-        __m512i first = _mm512_unpacklo_epi8(low, high), second = _mm512_unpackhi_epi8(low, high); /* bf16 */
+        __m512i first = _mm512_unpacklo_epi8(low, high),
+                second = _mm512_unpackhi_epi8(low, high); /* bf16 */
         __m512i wide[4] = {_mm512_unpacklo_epi16(zero, first), _mm512_unpackhi_epi16(zero, first),
-                           _mm512_unpacklo_epi16(zero, second), _mm512_unpackhi_epi16(zero, second)};
+                           _mm512_unpacklo_epi16(zero, second),
+                           _mm512_unpackhi_epi16(zero, second)};
         for (int k = 0; k < 4; k++)
-            _mm512_storeu_ps(dst + i + k * LANES, _mm512_mul_ps(_mm512_castsi512_ps(wide[k]), factor));
+            _mm512_storeu_ps(dst + i + k * LANES,
+                             _mm512_mul_ps(_mm512_castsi512_ps(wide[k]), factor));
     }
     decode(codes + i, scale, dst + i, n - i);
 }
 
-const bl_fp8_kernels bl_fp8_kernels_avx512_vbmi = {"avx512_vbmi", absmax, encode, decode_vbmi, widen};
+const bl_fp8_kernels bl_fp8_kernels_avx512_vbmi = {"avx512_vbmi", absmax, encode, decode_vbmi,
+                                                   widen};

@@ -14,8 +14,9 @@
 #include "fp8/cpu/kernels.h"
 
 enum {
-    ITEM_BYTES = 256 << 10, /* of source a work item: small beside a matrix, large beside handing one out */
-    ENCODE_RUN = 256,       /* weights between two prefetches: long enough for the memory to keep up */
+    ITEM_BYTES =
+        256 << 10, /* of source a work item: small beside a matrix, large beside handing one out */
+    ENCODE_RUN = 256, /* weights between two prefetches: long enough for the memory to keep up */
     CACHE_LINE_BYTES = 64
 };
 
@@ -50,7 +51,8 @@ static bl_status init_task(quantise_task *task, bl_dtype dtype, const void *src,
 
 static const unsigned char *source_at(const quantise_task *task, int64_t row, int64_t col)
 {
-    return task->src + ((row - task->row_begin) * task->cols + col) * (int64_t)bl_dtype_bytes(task->dtype);
+    return task->src +
+           ((row - task->row_begin) * task->cols + col) * (int64_t)bl_dtype_bytes(task->dtype);
 }
 
 static void note_bad_row(quantise_task *task, int64_t row)
@@ -70,7 +72,8 @@ static bl_status check_rows(quantise_task *task)
             return BL_FAIL(BL_EINPUT, "row %lld, column %lld: the weight is %s", (long long)row,
                            (long long)col, isnan(value) ? "NaN" : "infinite");
     }
-    return BL_FAIL(BL_EINTERNAL, "row %lld: absmax is not finite, but the weights are", (long long)row);
+    return BL_FAIL(BL_EINTERNAL, "row %lld: absmax is not finite, but the weights are",
+                   (long long)row);
 }
 
 float bl_fp8_scale(float absmax)
@@ -81,7 +84,8 @@ float bl_fp8_scale(float absmax)
 /* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its absmax. */
 static void encode_row(quantise_task *task, int64_t row, bool has_next)
 {
-    int64_t i = row - task->row_begin, run_bytes = ENCODE_RUN * (int64_t)bl_dtype_bytes(task->dtype);
+    int64_t i = row - task->row_begin,
+            run_bytes = ENCODE_RUN * (int64_t)bl_dtype_bytes(task->dtype);
     for (int64_t col = 0; col < task->cols; col += ENCODE_RUN) {
         const unsigned char *run = source_at(task, row, col);
         if (has_next) {
@@ -204,8 +208,8 @@ static void quantise_block_row(void *argument, int64_t index, void *scratch)
     encode_block_row(task, index, scratch);
 }
 
-bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows, int64_t cols,
-                                uint8_t *codes, float *scales)
+bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
+                                int64_t cols, uint8_t *codes, float *scales)
 {
     quantise_task task;
     BL_TRY(init_task(&task, dtype, src, 0, rows, cols));

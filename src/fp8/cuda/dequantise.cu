@@ -6,7 +6,8 @@
 /* ---- decoding ---- */
 
 enum {
-    CODES = 8,    /* of a thread's access; 16 bytes of bf16, so that a warp's stores leave no gaps. One scale's, as 128 is a multiple */
+    CODES =
+        8, /* of a thread's access; 16 bytes of bf16, so that a warp's stores leave no gaps. One scale's, as 128 is a multiple */
     ACCESSES = 4, /* a thread's, all under way before the first is used */
     ROW_STEP = BL_BLOCK_THREADS * CODES
 };
@@ -15,8 +16,9 @@ __device__ static inline uint4 decode_codes(uint2 raw, float scale)
 {
     float2 a = bl_e4m3_pair_to_f32(raw.x & 0xffffu), b = bl_e4m3_pair_to_f32(raw.x >> 16),
            c = bl_e4m3_pair_to_f32(raw.y & 0xffffu), d = bl_e4m3_pair_to_f32(raw.y >> 16);
-    return make_uint4(bl_bf16_pair(a.x * scale, a.y * scale), bl_bf16_pair(b.x * scale, b.y * scale),
-                      bl_bf16_pair(c.x * scale, c.y * scale), bl_bf16_pair(d.x * scale, d.y * scale));
+    return make_uint4(
+        bl_bf16_pair(a.x * scale, a.y * scale), bl_bf16_pair(b.x * scale, b.y * scale),
+        bl_bf16_pair(c.x * scale, c.y * scale), bl_bf16_pair(d.x * scale, d.y * scale));
 }
 
 /* scales: of the row's first column; one for the whole row, or one for 128 columns. */
@@ -36,8 +38,10 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 
     if (!aligned) {
         for (int k = 0; k < ACCESSES; k++)
-            for (int64_t col = begin + k * ROW_STEP; col < min(begin + k * ROW_STEP + CODES, cols); col++)
-                dst[first + col] = bl_e4m3_decode_bf16(codes[first + col], scale_at(scales, is_row, col));
+            for (int64_t col = begin + k * ROW_STEP; col < min(begin + k * ROW_STEP + CODES, cols);
+                 col++)
+                dst[first + col] =
+                    bl_e4m3_decode_bf16(codes[first + col], scale_at(scales, is_row, col));
         return;
     }
     uint2 raw[ACCESSES];
@@ -73,8 +77,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store_raw(dst + i, n - i, aligned, raw);
 }
 
-static bl_status dequantise_codes(bl_stream *stream, bool is_row, const void *codes, const float *scales,
-                                  int64_t rows, int64_t cols, void *dst)
+static bl_status dequantise_codes(bl_stream *stream, bool is_row, const void *codes,
+                                  const float *scales, int64_t rows, int64_t cols, void *dst)
 {
     int64_t blocks_per_row = bl_blocks_for(cols, ACCESSES * ROW_STEP);
     bool aligned = bl_is_aligned(codes) && bl_is_aligned(dst) && cols % CODES == 0;
@@ -91,12 +95,14 @@ extern "C" bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, co
         return BL_FAIL(BL_EINTERNAL, "dequantise: %lld x %lld", (long long)rows, (long long)cols);
     if (n == 0) return BL_OK;
     if (bl_format_is_fp8(format))
-        return dequantise_codes(stream, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols, dst);
+        return dequantise_codes(stream, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols,
+                                dst);
     if (format == BL_FORMAT_BF16)
         return bl_copy("dequantise", stream, dst, codes, (size_t)n * sizeof(bl_bf16));
-    return bl_launch("dequantise", stream, {bl_blocks_for(n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1},
-                     narrow_kernel, codes, format == BL_FORMAT_F32, n,
-                     bl_is_aligned(codes) && bl_is_aligned(dst), (bl_bf16 *)dst);
+    return bl_launch("dequantise", stream,
+                     {bl_blocks_for(n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1}, narrow_kernel,
+                     codes, format == BL_FORMAT_F32, n, bl_is_aligned(codes) && bl_is_aligned(dst),
+                     (bl_bf16 *)dst);
 }
 
 /* ---- turning codes over ---- */
@@ -109,7 +115,8 @@ extern "C" bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, co
 enum { TILE = 128, TILE_WORDS = TILE / 4 };
 
 /* Four words of four rows become four of four columns. */
-__device__ static inline void transpose_4x4(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t out[4])
+__device__ static inline void transpose_4x4(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                            uint32_t out[4])
 {
     uint32_t ab_low = __byte_perm(a, b, 0x5140), ab_high = __byte_perm(a, b, 0x7362);
     uint32_t cd_low = __byte_perm(c, d, 0x5140), cd_high = __byte_perm(c, d, 0x7362);
@@ -137,7 +144,8 @@ __device__ static inline void transpose_whole_tile(const uint8_t *src, int64_t r
         uint32_t out[4];
         transpose_4x4(a[w], b[w], c[w], d[w], out);
 #pragma unroll
-        for (int k = 0; k < 4; k++) tile[16 * sixteenth + 4 * w + k][quad_of_rows ^ 4 * sixteenth] = out[k];
+        for (int k = 0; k < 4; k++)
+            tile[16 * sixteenth + 4 * w + k][quad_of_rows ^ 4 * sixteenth] = out[k];
     }
     __syncthreads();
 #pragma unroll
@@ -149,8 +157,8 @@ __device__ static inline void transpose_whole_tile(const uint8_t *src, int64_t r
 }
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    transpose_kernel(const uint8_t *src, int64_t rows, int64_t cols, bool aligned, unsigned tiles_per_row,
-                     uint8_t *dst)
+    transpose_kernel(const uint8_t *src, int64_t rows, int64_t cols, bool aligned,
+                     unsigned tiles_per_row, uint8_t *dst)
 {
     __shared__ uint4 memory[TILE * TILE / 16];
     int64_t row = (int64_t)(blockIdx.x / tiles_per_row) * TILE,
@@ -171,21 +179,23 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     }
 }
 
-extern "C" bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols,
-                                        uint8_t *dst)
+extern "C" bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows,
+                                        int64_t cols, uint8_t *dst)
 {
     int64_t tiles_per_row = bl_blocks_for(cols, TILE);
     if (rows < 0 || cols < 0)
         return BL_FAIL(BL_EINTERNAL, "transpose: %lld x %lld", (long long)rows, (long long)cols);
     bool aligned = bl_is_aligned(src) && bl_is_aligned(dst) && rows % 16 == 0 && cols % 16 == 0;
-    return bl_launch("transpose", stream, {bl_blocks_for(rows, TILE) * tiles_per_row, BL_BLOCK_THREADS, 1},
+    return bl_launch("transpose", stream,
+                     {bl_blocks_for(rows, TILE) * tiles_per_row, BL_BLOCK_THREADS, 1},
                      transpose_kernel, src, rows, cols, aligned, (unsigned)tiles_per_row, dst);
 }
 
 /* ---- scales: small ---- */
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    transpose_scales_kernel(const float *src, int64_t rows, int64_t cols, float *dst, int64_t dst_ld)
+    transpose_scales_kernel(const float *src, int64_t rows, int64_t cols, float *dst,
+                            int64_t dst_ld)
 {
     int64_t i = (int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x;
     int64_t col = i / rows, row = i % rows;
@@ -202,7 +212,8 @@ extern "C" bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *s
                                                int64_t cols, float *dst, int64_t dst_ld)
 {
     if (rows < 0 || cols < 0 || dst_ld < rows)
-        return BL_FAIL(BL_EINTERNAL, "transpose_scales: %lld x %lld", (long long)rows, (long long)cols);
+        return BL_FAIL(BL_EINTERNAL, "transpose_scales: %lld x %lld", (long long)rows,
+                       (long long)cols);
     return bl_launch("transpose_scales", stream,
                      {bl_blocks_for(rows * cols, BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1},
                      transpose_scales_kernel, src, rows, cols, dst, dst_ld);
@@ -210,6 +221,6 @@ extern "C" bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *s
 
 extern "C" bl_status fp8_cuda_fill(bl_stream *stream, float *dst, int64_t n, float value)
 {
-    return bl_launch("fill", stream, {bl_blocks_for(n, BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1}, fill_kernel,
-                     dst, n, value);
+    return bl_launch("fill", stream, {bl_blocks_for(n, BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1},
+                     fill_kernel, dst, n, value);
 }

@@ -22,23 +22,27 @@ extern "C" {
 #include "fp8/fp8.h"
 
 /* dst (rows, cols) bf16 = the values of a matrix of any format, each rounded once from the fp32 value. codes and scales as in fp8.h. */
-bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes, const float *scales, int64_t rows, int64_t cols,
-                              void *dst);
+bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes,
+                              const float *scales, int64_t rows, int64_t cols, void *dst);
 
 /* One scale a row: codes (T, cols), scales (T) of x'_tc = x_tc * column_factor_c, the product in fp32; column_factor NULL for ones.
  * x bf16, row t at x + t * ld. cols is a multiple of 16, ld of 8. */
-bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld, const float *column_factor, int64_t T, int64_t cols,
+bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld,
+                                 const float *column_factor, int64_t T, int64_t cols,
                                  uint8_t *codes, float *scales);
 
 /* One scale for 128 neighbouring columns of a row: codes (T, cols), scales (ceil(cols/128), T): the scales of one group of columns lie
  * together, as cuBLASLt's VEC128 wants them. x bf16, row t at x + t * ld. cols is a multiple of 16, ld of 8. */
-bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T, int64_t cols, uint8_t *codes, float *scales);
+bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
+                                   int64_t cols, uint8_t *codes, float *scales);
 
 /* dst (cols, rows) = src (rows, cols) turned over, codes of one byte. rows and cols are multiples of 16. */
-bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst);
+bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols,
+                             uint8_t *dst);
 
 /* dst[c * dst_ld + r] = src[r * cols + c] for r < rows, c < cols: a grid of block scales turned over; any alignment. */
-bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *src, int64_t rows, int64_t cols, float *dst, int64_t dst_ld);
+bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *src, int64_t rows, int64_t cols,
+                                    float *dst, int64_t dst_ld);
 
 /* dst[i] = value for i < n; any alignment. */
 bl_status fp8_cuda_fill(bl_stream *stream, float *dst, int64_t n, float value);

@@ -25,7 +25,8 @@ enum {
 
 typedef struct rows_task {
     const bl_bf16 *x;
-    int64_t ld, T, cols, n_rows, piece; /* a block's rows, and its columns, a multiple of BL_GROUP */
+    int64_t ld, T, cols, n_rows,
+        piece; /* a block's rows, and its columns, a multiple of BL_GROUP */
     const float *column_factor;
     uint8_t *codes;
     float *scales;
@@ -33,8 +34,8 @@ typedef struct rows_task {
 } rows_task;
 
 /* Group at column `col`, multiplied with the factors of its columns where there are any. */
-__device__ static inline void scaled_group(const rows_task &task, uint4 raw, int64_t col, int64_t n_valid,
-                                           float out[BL_GROUP])
+__device__ static inline void scaled_group(const rows_task &task, uint4 raw, int64_t col,
+                                           int64_t n_valid, float out[BL_GROUP])
 {
     bl_unpack(raw, out);
     if (!task.column_factor) return;
@@ -51,8 +52,8 @@ __device__ static inline uint32_t group_absmax(const float values[BL_GROUP], uin
     return so_far;
 }
 
-__device__ static inline void encode_group(bl_e4m3_divisor divisor, float values[BL_GROUP], uint8_t *codes,
-                                           int64_t n_valid, bool aligned)
+__device__ static inline void encode_group(bl_e4m3_divisor divisor, float values[BL_GROUP],
+                                           uint8_t *codes, int64_t n_valid, bool aligned)
 {
 #pragma unroll
     for (int i = 0; i < BL_GROUP; i++) values[i] = bl_e4m3_quotient(values[i], divisor);
@@ -74,12 +75,14 @@ __device__ static inline uint32_t row_max(uint32_t bits, bool is_odd)
 #if __CUDA_ARCH__ >= 900
     cg::cluster_group cluster = cg::this_cluster();
     if (cluster.num_blocks() > 1) {
-        __shared__ uint32_t of_block[2]; /* the others may read a row's while the next one's is written */
+        __shared__ uint32_t
+            of_block[2]; /* the others may read a row's while the next one's is written */
         if (threadIdx.x == 0) of_block[is_odd] = bits;
         cluster.sync();
         if (warp == 0) {
             bits = 0;
-            if (lane < (int)cluster.num_blocks()) bits = *cluster.map_shared_rank(&of_block[is_odd], lane);
+            if (lane < (int)cluster.num_blocks())
+                bits = *cluster.map_shared_rank(&of_block[is_odd], lane);
             bits = bl_warp_max_bits(bits);
             if (lane == 0) of_row = bits;
         }
@@ -94,7 +97,8 @@ __device__ static inline void quantise_piece(const rows_task &task, int64_t row,
     int64_t end = min(begin + task.piece, task.cols);
     const bl_bf16 *x = task.x + row * task.ld;
     uint8_t *codes = task.codes + row * task.cols;
-    int64_t first = begin + (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
+    int64_t first = begin + (int64_t)threadIdx.x * BL_GROUP,
+            stride = (int64_t)blockDim.x * BL_GROUP;
 
     uint4 kept[KEPT];
     float values[BL_GROUP];
@@ -102,7 +106,8 @@ __device__ static inline void quantise_piece(const rows_task &task, int64_t row,
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int64_t col = first + k * stride;
-        kept[k] = col < end ? bl_load_raw(x + col, end - col, task.aligned) : make_uint4(0, 0, 0, 0);
+        kept[k] =
+            col < end ? bl_load_raw(x + col, end - col, task.aligned) : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
@@ -133,13 +138,15 @@ __device__ static inline void quantise_piece(const rows_task &task, int64_t row,
 }
 
 /* The pieces of a row are neighbours in the grid, and one cluster. */
-__global__ void __launch_bounds__(ROW_THREADS, 2) quantise_rows_kernel(rows_task task, unsigned n_pieces)
+__global__ void __launch_bounds__(ROW_THREADS, 2)
+    quantise_rows_kernel(rows_task task, unsigned n_pieces)
 {
     int64_t first = blockIdx.x / n_pieces * task.n_rows;
     for (int64_t row = first; row < min(first + task.n_rows, task.T); row++)
         quantise_piece(task, row, (int64_t)(blockIdx.x % n_pieces) * task.piece);
 #if __CUDA_ARCH__ >= 900
-    if (n_pieces > 1) cg::this_cluster().sync(); /* nobody leaves while its shared memory may be read */
+    if (n_pieces > 1)
+        cg::this_cluster().sync(); /* nobody leaves while its shared memory may be read */
 #endif
 }
 
@@ -149,8 +156,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
                            unsigned blocks_per_row, uint8_t *codes, float *scales)
 {
     int64_t row = blockIdx.x / blocks_per_row;
-    int64_t col =
-        (int64_t)(blockIdx.x % blocks_per_row) * BL_BLOCK_ELEMENTS + (int64_t)threadIdx.x * BL_GROUP;
+    int64_t col = (int64_t)(blockIdx.x % blocks_per_row) * BL_BLOCK_ELEMENTS +
+                  (int64_t)threadIdx.x * BL_GROUP;
     float values[BL_GROUP];
     bl_load(x + row * ld + col, cols - col, aligned, values); /* beyond the row: zeros */
     uint32_t largest = group_absmax(values, 0);
@@ -166,8 +173,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 static bl_status check_rows(const char *what, int64_t ld, int64_t T, int64_t cols)
 {
     if (T < 0 || cols < 0 || ld < cols)
-        return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld columns, %lld apart", what, (long long)T,
-                       (long long)cols, (long long)ld);
+        return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld columns, %lld apart", what,
+                       (long long)T, (long long)cols, (long long)ld);
     return BL_OK;
 }
 
@@ -199,16 +206,19 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
                    (!column_factor || bl_is_aligned(column_factor)) && ld % BL_GROUP == 0 &&
                    cols % BL_GROUP == 0;
     return bl_launch("quantise_rows", stream,
-                     {bl_blocks_for(T, task.n_rows) * n_pieces, bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
+                     {bl_blocks_for(T, task.n_rows) * n_pieces,
+                      bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
                      quantise_rows_kernel, task, (unsigned)n_pieces);
 }
 
-extern "C" bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
-                                              int64_t cols, uint8_t *codes, float *scales)
+extern "C" bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld,
+                                              int64_t T, int64_t cols, uint8_t *codes,
+                                              float *scales)
 {
     int64_t blocks_per_row = bl_blocks_for(cols, BL_BLOCK_ELEMENTS);
     BL_TRY(check_rows("quantise_groups", ld, T, cols));
-    bool aligned = bl_is_aligned(x) && bl_is_aligned(codes) && ld % BL_GROUP == 0 && cols % BL_GROUP == 0;
+    bool aligned =
+        bl_is_aligned(x) && bl_is_aligned(codes) && ld % BL_GROUP == 0 && cols % BL_GROUP == 0;
     return bl_launch("quantise_groups", stream, {T * blocks_per_row, BL_BLOCK_THREADS, 1},
                      quantise_groups_kernel, (const bl_bf16 *)x, ld, T, cols, aligned,
                      (unsigned)blocks_per_row, codes, scales);

@@ -31,8 +31,8 @@ __device__ static inline void bl_unpack(uint4 raw, float out[BL_GROUP])
 
 __device__ static inline uint4 bl_pack(const float in[BL_GROUP])
 {
-    return make_uint4(bl_bf16_pair(in[0], in[1]), bl_bf16_pair(in[2], in[3]), bl_bf16_pair(in[4], in[5]),
-                      bl_bf16_pair(in[6], in[7]));
+    return make_uint4(bl_bf16_pair(in[0], in[1]), bl_bf16_pair(in[2], in[3]),
+                      bl_bf16_pair(in[4], in[5]), bl_bf16_pair(in[6], in[7]));
 }
 
 /* A group of bf16 as it lies in memory; elements that do not exist are 0. It is read once: it makes way first in
@@ -53,16 +53,19 @@ __device__ static inline uint4 bl_halves_to_bf16(uint4 raw)
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     float values[BL_GROUP];
 #pragma unroll
-    for (int i = 0; i < BL_GROUP; i++) values[i] = bl_half_to_f32((uint16_t)(words[i / 2] >> (16 * (i % 2))));
+    for (int i = 0; i < BL_GROUP; i++)
+        values[i] = bl_half_to_f32((uint16_t)(words[i / 2] >> (16 * (i % 2))));
     return bl_pack(values);
 }
 
-__device__ static inline void bl_load(const bl_bf16 *p, int64_t n_valid, bool aligned, float out[BL_GROUP])
+__device__ static inline void bl_load(const bl_bf16 *p, int64_t n_valid, bool aligned,
+                                      float out[BL_GROUP])
 {
     bl_unpack(bl_load_raw(p, n_valid, aligned), out);
 }
 
-__device__ static inline void bl_load(const float *p, int64_t n_valid, bool aligned, float out[BL_GROUP])
+__device__ static inline void bl_load(const float *p, int64_t n_valid, bool aligned,
+                                      float out[BL_GROUP])
 {
     if (aligned && n_valid >= BL_GROUP) {
         float4 low = ((const float4 *)p)[0], high = ((const float4 *)p)[1];
@@ -86,12 +89,14 @@ __device__ static inline void bl_store_raw(bl_bf16 *p, int64_t n_valid, bool ali
         if (i < n_valid) p[i] = (bl_bf16)(words[i / 2] >> (16 * (i % 2)));
 }
 
-__device__ static inline void bl_store(bl_bf16 *p, int64_t n_valid, bool aligned, const float in[BL_GROUP])
+__device__ static inline void bl_store(bl_bf16 *p, int64_t n_valid, bool aligned,
+                                       const float in[BL_GROUP])
 {
     bl_store_raw(p, n_valid, aligned, bl_pack(in));
 }
 
-__device__ static inline void bl_store(float *p, int64_t n_valid, bool aligned, const float in[BL_GROUP])
+__device__ static inline void bl_store(float *p, int64_t n_valid, bool aligned,
+                                       const float in[BL_GROUP])
 {
     if (aligned && n_valid >= BL_GROUP) {
         __stwb((float4 *)p, make_float4(in[0], in[1], in[2], in[3]));
@@ -123,7 +128,8 @@ __device__ static inline void bl_store_codes(uint8_t *p, int64_t n_valid, bool a
 __device__ static inline double bl_warp_sum(double value)
 {
 #pragma unroll
-    for (int apart = BL_WARP / 2; apart > 0; apart /= 2) value += __shfl_xor_sync(0xffffffffu, value, apart);
+    for (int apart = BL_WARP / 2; apart > 0; apart /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, apart);
     return value;
 }
 
@@ -165,7 +171,8 @@ static inline bool bl_is_aligned(const void *p)
 /* Threads of a block that takes a row of n elements in groups: a whole number of warps, at most `most`. */
 static inline unsigned bl_row_threads(int64_t n, unsigned most)
 {
-    int64_t n_groups = (n + BL_GROUP - 1) / BL_GROUP, threads = (n_groups + BL_WARP - 1) / BL_WARP * BL_WARP;
+    int64_t n_groups = (n + BL_GROUP - 1) / BL_GROUP,
+            threads = (n_groups + BL_WARP - 1) / BL_WARP * BL_WARP;
     if (threads < BL_WARP) return BL_WARP;
     return threads > (int64_t)most ? most : (unsigned)threads;
 }

@@ -15,7 +15,8 @@ typedef struct backward_scratch {
     float p[QUERY_BLOCK * KEY_BLOCK];
     float ds[QUERY_BLOCK * KEY_BLOCK];
 } backward_scratch;
-_Static_assert(sizeof(backward_scratch) <= BL_POOL_SCRATCH_BYTES, "the tiles must fit a worker's scratch");
+_Static_assert(sizeof(backward_scratch) <= BL_POOL_SCRATCH_BYTES,
+               "the tiles must fit a worker's scratch");
 
 /* A rectangle of queries and keys of one head; all pointers at its first row. */
 typedef struct backward_tile {
@@ -40,10 +41,10 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
                               backward_scratch *s)
 {
     float scale = (float)(1.0 / sqrt((double)a->d));
-    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k, a->kv_stride,
-                   0.0f, s->p, t->n_keys);
-    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v, a->kv_stride,
-                   0.0f, s->ds, t->n_keys);
+    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k,
+                   a->kv_stride, 0.0f, s->p, t->n_keys);
+    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v,
+                   a->kv_stride, 0.0f, s->ds, t->n_keys);
     for (int64_t r = 0; r < t->n_rows; r++) {
         float *p = s->p + r * t->n_keys, *ds = s->ds + r * t->n_keys;
         int64_t n = bl_min_i64(t->n_visible + r, t->n_keys);
@@ -53,21 +54,22 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
         memset(ds + n, 0, (size_t)(t->n_keys - n) * sizeof *ds);
     }
     float keep_rows = t->first_keys ? 0.0f : 1.0f, keep_keys = t->first_rows ? 0.0f : 1.0f;
-    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_, a->o_stride,
-                   keep_keys, t->dv, a->kv_stride);
-    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q, a->q_stride,
-                   keep_keys, t->dk, a->kv_stride);
-    ops_blas_sgemm(false, false, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k, a->kv_stride,
-                   keep_rows, t->dq, a->q_stride);
+    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_,
+                   a->o_stride, keep_keys, t->dv, a->kv_stride);
+    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q,
+                   a->q_stride, keep_keys, t->dk, a->kv_stride);
+    ops_blas_sgemm(false, false, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k,
+                   a->kv_stride, keep_rows, t->dq, a->q_stride);
 }
 
-static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64_t end, int64_t first_head,
-                       int64_t n_heads)
+static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64_t end,
+                       int64_t first_head, int64_t n_heads)
 {
     for (int64_t token = begin; token < end; token++) {
         for (int64_t head = first_head; head < first_head + n_heads; head++) {
             int64_t at = token * a->o_stride + head * a->d;
-            a->delta[token * a->n_heads + head] = (float)ops_dot((const float *)a->do_ + at, (const float *)a->o + at, a->d);
+            a->delta[token * a->n_heads + head] =
+                (float)ops_dot((const float *)a->do_ + at, (const float *)a->o + at, a->d);
         }
     }
 }
@@ -117,7 +119,8 @@ static bl_status backward_cpu(bl_stream *stream, const void *args)
 
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
-    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride, args->kv_stride,
-                           args->o_stride));
-    return ops_launch(stream, backward_cpu, ops_cuda_attention_backward, args->act, args, sizeof *args);
+    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
+                           args->kv_stride, args->o_stride));
+    return ops_launch(stream, backward_cpu, ops_cuda_attention_backward, args->act, args,
+                      sizeof *args);
 }

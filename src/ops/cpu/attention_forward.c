@@ -15,7 +15,8 @@ typedef struct forward_scratch {
     float highest[QUERY_BLOCK];
     double denominator[QUERY_BLOCK];
 } forward_scratch;
-_Static_assert(sizeof(forward_scratch) <= BL_POOL_SCRATCH_BYTES, "the tile must fit a worker's scratch");
+_Static_assert(sizeof(forward_scratch) <= BL_POOL_SCRATCH_BYTES,
+               "the tile must fit a worker's scratch");
 
 /* Numbers for the query blocks of all documents that grow with the document and need no table: document D's
  * are [first_slot(D), first_slot(D + 1)), of which the last may be empty. */
@@ -39,15 +40,16 @@ static int64_t document_of_slot(const bl_attention_forward_args *a, int64_t slot
 
 /* Row r sees the first n_visible + r of the n_keys scores. They become exp(s - highest), the others 0; what
  * the rows of o hold from earlier blocks moves to the new maximum. */
-static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible, float *o,
-                           int64_t o_stride, int64_t d)
+static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible,
+                           float *o, int64_t o_stride, int64_t d)
 {
     for (int64_t r = 0; r < n_rows; r++) {
         float *row = s->scores + r * n_keys;
         int64_t n = bl_max_i64(0, bl_min_i64(n_visible + r, n_keys));
         memset(row + n, 0, (size_t)(n_keys - n) * sizeof *row);
         if (n == 0) continue;
-        float before = s->highest[r], block = ops_max(row, n), highest = block > before ? block : before;
+        float before = s->highest[r], block = ops_max(row, n),
+              highest = block > before ? block : before;
         double sum = ops_exp_sum(row, n, highest);
         if (highest != before) {
             float factor = ops_expf(before - highest);
@@ -67,8 +69,8 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     int64_t n_slots = a->T / QUERY_BLOCK + a->n_documents, slot = n_slots - 1 - index / a->n_heads,
             head = index % a->n_heads;
     int64_t document = document_of_slot(a, slot), begin = a->cu_seqlens[document];
-    int64_t first =
-        (slot - first_slot(a->cu_seqlens, document)) * QUERY_BLOCK; /* query, counted in the document */
+    int64_t first = (slot - first_slot(a->cu_seqlens, document)) *
+                    QUERY_BLOCK; /* query, counted in the document */
     int64_t n_rows = bl_min_i64(QUERY_BLOCK, a->cu_seqlens[document + 1] - begin - first);
     if (n_rows <= 0) return;
 
@@ -84,11 +86,13 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     }
     for (int64_t key = 0; key < n_all_keys; key += KEY_BLOCK) {
         int64_t n_keys = bl_min_i64(KEY_BLOCK, n_all_keys - key);
-        ops_blas_sgemm(false, true, n_rows, n_keys, a->d, scale, q, a->q_stride, k + key * a->kv_stride,
-                       a->kv_stride, 0.0f, s->scores, n_keys);
-        online_softmax(s, n_rows, n_keys, first + a->position_offset + 1 - key, o, a->o_stride, a->d);
-        ops_blas_sgemm(false, false, n_rows, a->d, n_keys, 1.0f, s->scores, n_keys, v + key * a->kv_stride,
-                       a->kv_stride, key == 0 ? 0.0f : 1.0f, o, a->o_stride);
+        ops_blas_sgemm(false, true, n_rows, n_keys, a->d, scale, q, a->q_stride,
+                       k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys);
+        online_softmax(s, n_rows, n_keys, first + a->position_offset + 1 - key, o, a->o_stride,
+                       a->d);
+        ops_blas_sgemm(false, false, n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
+                       v + key * a->kv_stride, a->kv_stride, key == 0 ? 0.0f : 1.0f, o,
+                       a->o_stride);
     }
     for (int64_t r = 0; r < n_rows; r++) {
         ops_scale(a->d, (float)(1.0 / s->denominator[r]), o + r * a->o_stride);
@@ -102,16 +106,18 @@ static bl_status forward_cpu(bl_stream *stream, const void *args)
 {
     bl_attention_forward_args a = *(const bl_attention_forward_args *)args;
     if (a.T == 0) return BL_OK;
-    bl_pool_run(ops_pool(stream), (a.T / QUERY_BLOCK + a.n_documents) * a.n_heads, forward_item, &a);
+    bl_pool_run(ops_pool(stream), (a.T / QUERY_BLOCK + a.n_documents) * a.n_heads, forward_item,
+                &a);
     return BL_OK;
 }
 
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
 {
-    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride, args->kv_stride,
-                           args->o_stride));
+    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
+                           args->kv_stride, args->o_stride));
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
         return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
                        (long long)args->position_offset, (long long)args->n_documents);
-    return ops_launch(stream, forward_cpu, ops_cuda_attention_forward, args->act, args, sizeof *args);
+    return ops_launch(stream, forward_cpu, ops_cuda_attention_forward, args->act, args,
+                      sizeof *args);
 }

@@ -16,8 +16,9 @@
 /* C (M,N) = alpha op(A) op(B) + beta C, row-major fp32; op(A) (M,K), op(B) (K,N), M, N, K >= 1, sizes and
  * leading dimensions
  * <= INT_MAX. beta 0 overwrites C, whatever it held. False: the library found no memory for its buffers. */
-bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
-                    int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
+bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha,
+                    const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                    int64_t ldc);
 
 /* Takes for good what the library keeps, which the first product else does: later ones find it, or fail as said above. BL_ENOMEM;
  * BL_ELIMIT where the system lets no memory be executed. */

@@ -21,10 +21,11 @@
 static const size_t CODE_BYTES = (size_t)48 << 20;
 
 static dnnl_status_t sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha,
-                           const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
-                           int64_t ldc)
+                           const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
+                           float *C, int64_t ldc)
 {
-    return dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', M, N, K, alpha, A, lda, B, ldb, beta, C, ldc);
+    return dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', M, N, K, alpha, A, lda, B, ldb,
+                      beta, C, ldc);
 }
 
 /* The first omp_set_num_threads of a thread allocates libgomp's record of it, 216 bytes in gcc 12's. malloc
@@ -64,13 +65,15 @@ static void leave(int before)
 
 static bl_status probe_memory(void)
 {
-    void *memory = mmap(NULL, CODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory =
+        mmap(NULL, CODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return BL_FAIL(BL_ENOMEM, "out of memory: %zu MiB of addresses for the code of oneDNN",
                        CODE_BYTES >> 20);
     int refused = mprotect(memory, CODE_BYTES, PROT_READ | PROT_WRITE | PROT_EXEC);
     bl_status st =
-        refused ? bl_fail_errno(BL_ELIMIT, "memory that can be executed, for the code of oneDNN") : BL_OK;
+        refused ? bl_fail_errno(BL_ELIMIT, "memory that can be executed, for the code of oneDNN")
+                : BL_OK;
     munmap(memory, CODE_BYTES);
     return st;
 }
@@ -91,11 +94,13 @@ static bl_status make_code(void)
     dnnl_status_t status = dnnl_success;
     for (int kind = 0; kind < 4; kind++)
         for (size_t i = 0; i < BL_COUNT(shapes) && status == dnnl_success; i++)
-            status = sgemm(kind & 1, kind & 2, shapes[i][0], shapes[i][1], shapes[i][2], 1, block, SIDE,
-                           block + SIDE * SIDE, SIDE, 0, block + 2 * SIDE * SIDE, SIDE);
+            status = sgemm(kind & 1, kind & 2, shapes[i][0], shapes[i][1], shapes[i][2], 1, block,
+                           SIDE, block + SIDE * SIDE, SIDE, 0, block + 2 * SIDE * SIDE, SIDE);
     leave(before);
     free(block);
-    return status == dnnl_success ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: the first products of oneDNN");
+    return status == dnnl_success
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "out of memory: the first products of oneDNN");
 }
 
 bl_status ops_blas_prepare(void)
@@ -117,8 +122,9 @@ bl_status ops_blas_prepare(void)
 
 /* ---- products ---- */
 
-bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha, const float *A,
-                    int64_t lda, const float *B, int64_t ldb, float beta, float *C, int64_t ldc)
+bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha,
+                    const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
+                    int64_t ldc)
 {
     int before;
 
@@ -148,7 +154,8 @@ void ops_blas_describe(char *text, size_t n_bytes)
                  {dnnl_cpu_isa_avx512_core_amx, "avx512_core_amx"}};
     const dnnl_version_t *version = dnnl_version();
     dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
-    int n = snprintf(text, n_bytes, "onednn %d.%d.%d ", version->major, version->minor, version->patch);
+    int n =
+        snprintf(text, n_bytes, "onednn %d.%d.%d ", version->major, version->minor, version->patch);
 
     for (size_t i = 0; i < BL_COUNT(names); i++)
         if (names[i].isa == isa) {

@@ -4,7 +4,10 @@
 #include "ops/cpu/ops_cpu.h"
 #include "ops/philox.h"
 
-enum { GROUPS = 64, BLOCK = 4 * GROUPS }; /* columns are drawn by blocks that stay in the first-level cache */
+enum {
+    GROUPS = 64,
+    BLOCK = 4 * GROUPS
+}; /* columns are drawn by blocks that stay in the first-level cache */
 
 typedef struct dropout_job {
     bl_dropout_args args;
@@ -13,8 +16,8 @@ typedef struct dropout_job {
     float scale;
 } dropout_job;
 
-OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position, uint32_t first_group,
-                                  uint32_t *words)
+OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position,
+                                  uint32_t first_group, uint32_t *words)
 {
     for (uint32_t i = 0; i < GROUPS; i++) {
         uint32_t group[4];
@@ -43,7 +46,8 @@ static void dropout_item(void *arg, int64_t index, void *scratch)
         for (int64_t c = 0; c < a->C; c += BLOCK) {
             int64_t at = t * a->C + c;
             draw_block(job->key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
-            mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words, (const float *)a->x + at, (float *)a->y + at);
+            mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words,
+                       (const float *)a->x + at, (float *)a->y + at);
         }
     }
 }
@@ -51,9 +55,11 @@ static void dropout_item(void *arg, int64_t index, void *scratch)
 static void copy_item(void *arg, int64_t index, void *scratch)
 {
     const bl_dropout_args *a = arg;
-    int64_t rows = ops_rows_per_item(a->C), begin = index * rows, end = bl_min_i64(a->T, begin + rows);
+    int64_t rows = ops_rows_per_item(a->C), begin = index * rows,
+            end = bl_min_i64(a->T, begin + rows);
     (void)scratch;
-    memcpy((float *)a->y + begin * a->C, (const float *)a->x + begin * a->C, (size_t)((end - begin) * a->C) * sizeof(float));
+    memcpy((float *)a->y + begin * a->C, (const float *)a->x + begin * a->C,
+           (size_t)((end - begin) * a->C) * sizeof(float));
 }
 
 static bl_status dropout_cpu(bl_stream *stream, const void *args)

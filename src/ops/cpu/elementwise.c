@@ -23,12 +23,13 @@ static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
 static bl_status swiglu_forward_cpu(bl_stream *stream, const void *args)
 {
     bl_swiglu_forward_args a = *(const bl_swiglu_forward_args *)args;
-    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_forward_item, &a);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_forward_item,
+                &a);
     return BL_OK;
 }
 
-OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u, const float *dh,
-                                           float *dg, float *du)
+OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u,
+                                           const float *dh, float *dg, float *du)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < I; i++) {
@@ -44,7 +45,8 @@ static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *g = (const float *)a->gate_up + t * 2 * a->I, *dh = (const float *)a->dh + t * a->I;
+        const float *g = (const float *)a->gate_up + t * 2 * a->I,
+                    *dh = (const float *)a->dh + t * a->I;
         float *dg = (float *)a->d_gate_up + t * 2 * a->I;
         swiglu_gradient_row(a->I, g, g + a->I, dh, dg, dg + a->I);
     }
@@ -53,7 +55,8 @@ static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
 static bl_status swiglu_backward_cpu(bl_stream *stream, const void *args)
 {
     bl_swiglu_backward_args a = *(const bl_swiglu_backward_args *)args;
-    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item, &a);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item,
+                &a);
     return BL_OK;
 }
 
@@ -68,8 +71,8 @@ static void add_item(void *arg, int64_t index, void *scratch)
     const bl_add_args *a = arg;
     int64_t begin = index * OPS_ITEM_ELEMENTS;
     (void)scratch;
-    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), (const float *)a->a + begin, (const float *)a->b + begin,
-              (float *)a->y + begin);
+    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), (const float *)a->a + begin,
+              (const float *)a->b + begin, (float *)a->y + begin);
 }
 
 static bl_status add_cpu(bl_stream *stream, const void *args)
@@ -91,7 +94,8 @@ static void cast_item(void *arg, int64_t index, void *scratch)
     else if (a->from == BL_ACT_BF16)
         bl_dtype_to_f32(BL_BF16, x, (float *)(void *)y, (size_t)n);
     else
-        for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)y)[i] = bl_f32_to_bf16(((const float *)(const void *)x)[i]);
+        for (int64_t i = 0; i < n; i++)
+            ((uint16_t *)(void *)y)[i] = bl_f32_to_bf16(((const float *)(const void *)x)[i]);
 }
 
 static bl_status cast_cpu(bl_stream *stream, const void *args)
@@ -108,8 +112,8 @@ static void embedding_item(void *arg, int64_t index, void *scratch)
     int64_t row_bytes = a->H * (int64_t)bl_dtype_bytes(a->dtype);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++)
-        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes, (float *)a->y + t * a->H,
-                        (size_t)a->H);
+        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes,
+                        (float *)a->y + t * a->H, (size_t)a->H);
 }
 
 static bl_status embedding_cpu(bl_stream *stream, const void *args)
@@ -121,12 +125,14 @@ static bl_status embedding_cpu(bl_stream *stream, const void *args)
 
 bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
 {
-    return ops_launch(stream, swiglu_forward_cpu, ops_cuda_swiglu_forward, args->act, args, sizeof *args);
+    return ops_launch(stream, swiglu_forward_cpu, ops_cuda_swiglu_forward, args->act, args,
+                      sizeof *args);
 }
 
 bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
 {
-    return ops_launch(stream, swiglu_backward_cpu, ops_cuda_swiglu_backward, args->act, args, sizeof *args);
+    return ops_launch(stream, swiglu_backward_cpu, ops_cuda_swiglu_backward, args->act, args,
+                      sizeof *args);
 }
 
 bl_status bl_add(bl_stream *stream, const bl_add_args *args)

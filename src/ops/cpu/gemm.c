@@ -22,7 +22,7 @@ enum {
     PANEL_INNER = 1024, /* elements of a panel along the inner dimension */
     PANEL_PAD = 16,     /* rows of a panel a power of two apart would share cache sets */
     TURN_TOKENS_MIN =
-        256,          /* fewer do not win back what turning a panel over costs: 2 % of 512 tokens' product */
+        256, /* fewer do not win back what turning a panel over costs: 2 % of 512 tokens' product */
     STRIP_ROWS = 32,  /* of W decoded at a time before they are turned over: */
     STRIP_COLS = 128, /* small enough for the first-level cache */
 };
@@ -68,19 +68,21 @@ static void scale_tile(float *C, int64_t ldc, int64_t n_rows, int64_t n_cols, fl
 static bl_status check_matrix(const char *name, int64_t n_rows, int64_t n_cols, int64_t ld)
 {
     if (n_rows < 0 || n_cols < 0 || ld < n_cols)
-        return BL_FAIL(BL_EINTERNAL, "GEMM: %s of %lld x %lld with rows %lld apart", name, (long long)n_rows,
-                       (long long)n_cols, (long long)ld);
-    if (n_rows > INT_MAX || ld > INT_MAX)
-        return BL_FAIL(BL_ELIMIT,
-                       "GEMM: %s of %lld x %lld with rows %lld apart is past the BLAS's 32-bit sizes", name,
+        return BL_FAIL(BL_EINTERNAL, "GEMM: %s of %lld x %lld with rows %lld apart", name,
                        (long long)n_rows, (long long)n_cols, (long long)ld);
+    if (n_rows > INT_MAX || ld > INT_MAX)
+        return BL_FAIL(
+            BL_ELIMIT,
+            "GEMM: %s of %lld x %lld with rows %lld apart is past the BLAS's 32-bit sizes", name,
+            (long long)n_rows, (long long)n_cols, (long long)ld);
     return BL_OK;
 }
 
 static bl_status check_library(const atomic_bool *out_of_memory)
 {
-    return atomic_load(out_of_memory) ? BL_FAIL(BL_ENOMEM, "out of memory: the buffers of %s", ops_blas_name())
-                                      : BL_OK;
+    return atomic_load(out_of_memory)
+               ? BL_FAIL(BL_ENOMEM, "out of memory: the buffers of %s", ops_blas_name())
+               : BL_OK;
 }
 
 /* ---- fp32 ---- */
@@ -107,15 +109,16 @@ static void gemm_tile(void *arg, int64_t index, void *scratch)
         scale_tile(C, t->ldc, height, width, t->beta);
         return;
     }
-    const float *A = t->A + (t->trans_a ? m : m * t->lda), *B = t->B + (t->trans_b ? n * t->ldb : n);
-    if (!ops_blas_sgemm(t->trans_a, t->trans_b, height, width, t->K, t->alpha, A, t->lda, B, t->ldb, t->beta,
-                        C, t->ldc))
+    const float *A = t->A + (t->trans_a ? m : m * t->lda),
+                *B = t->B + (t->trans_b ? n * t->ldb : n);
+    if (!ops_blas_sgemm(t->trans_a, t->trans_b, height, width, t->K, t->alpha, A, t->lda, B, t->ldb,
+                        t->beta, C, t->ldc))
         atomic_store(&t->out_of_memory, true);
 }
 
-bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K,
-                          float alpha, const float *A, int64_t lda, const float *B, int64_t ldb, float beta,
-                          float *C, int64_t ldc)
+bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                          int64_t K, float alpha, const float *A, int64_t lda, const float *B,
+                          int64_t ldb, float beta, float *C, int64_t ldc)
 {
     BL_TRY(check_matrix("A", trans_a ? K : M, trans_a ? M : K, lda));
     BL_TRY(check_matrix("B", trans_b ? N : K, trans_b ? K : N, ldb));
@@ -146,35 +149,38 @@ typedef struct weight_task {
 } weight_task;
 
 /* dst[row - row_begin][col - col_begin] = W[row][col], whatever segments the rows lie in. */
-static void decode(const bl_weight *w, int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end,
-                   float *dst, int64_t ld)
+static void decode(const bl_weight *w, int64_t row_begin, int64_t row_end, int64_t col_begin,
+                   int64_t col_end, float *dst, int64_t ld)
 {
     int64_t first = 0; /* row of W at which the segment begins */
     for (int s = 0; s < w->n_segments; s++) {
         const bl_weight_segment *segment = &w->segment[s];
-        int64_t begin = bl_max_i64(row_begin, first), end = bl_min_i64(row_end, first + segment->rows);
+        int64_t begin = bl_max_i64(row_begin, first),
+                end = bl_min_i64(row_end, first + segment->rows);
         if (begin < end)
-            bl_fp8_dequantise_tile(segment->format, segment->codes, segment->scales, w->cols, begin - first,
-                                   end - first, col_begin, col_end, dst + (begin - row_begin) * ld, ld);
+            bl_fp8_dequantise_tile(segment->format, segment->codes, segment->scales, w->cols,
+                                   begin - first, end - first, col_begin, col_end,
+                                   dst + (begin - row_begin) * ld, ld);
         first += segment->rows;
     }
 }
 
 /* Vectors a and b are rows i and i + n of a square: swaps b's elements whose index has bit n clear with a's
  * that have it set (Warren, Hacker's Delight, 2nd ed., section 7-3). */
-#define SWAP(a, b, l0, l1, l2, l3, l4, l5, l6, l7, n)                                                        \
-    do {                                                                                                     \
-        vf8 low_ = __builtin_shufflevector(a, b, l0, l1, l2, l3, l4, l5, l6, l7);                            \
-        b = __builtin_shufflevector(a, b, l0 + n, l1 + n, l2 + n, l3 + n, l4 + n, l5 + n, l6 + n, l7 + n);   \
-        a = low_;                                                                                            \
+#define SWAP(a, b, l0, l1, l2, l3, l4, l5, l6, l7, n)                                              \
+    do {                                                                                           \
+        vf8 low_ = __builtin_shufflevector(a, b, l0, l1, l2, l3, l4, l5, l6, l7);                  \
+        b = __builtin_shufflevector(a, b, l0 + n, l1 + n, l2 + n, l3 + n, l4 + n, l5 + n, l6 + n,  \
+                                    l7 + n);                                                       \
+        a = low_;                                                                                  \
     } while (0)
 #define SWAP_4(a, b) SWAP(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 4)
 #define SWAP_2(a, b) SWAP(a, b, 0, 1, 8, 9, 4, 5, 12, 13, 2)
 #define SWAP_1(a, b) SWAP(a, b, 0, 8, 2, 10, 4, 12, 6, 14, 1)
 
 /* dst[c][r] = src[r][c]; rows and columns are multiples of 8. */
-OPS_CLONES static void transpose_squares(const float *src, int64_t src_ld, int64_t n_rows, int64_t n_cols,
-                                         float *dst, int64_t dst_ld)
+OPS_CLONES static void transpose_squares(const float *src, int64_t src_ld, int64_t n_rows,
+                                         int64_t n_cols, float *dst, int64_t dst_ld)
 {
     for (int64_t row = 0; row < n_rows; row += 8)
         for (int64_t col = 0; col < n_cols; col += 8) {
@@ -198,8 +204,9 @@ static void transpose(const float *src, int64_t src_ld, int64_t n_rows, int64_t 
 }
 
 /* panel[col - col_begin][row - row_begin] = W[row][col] */
-static void decode_transposed(const bl_weight *w, int64_t row_begin, int64_t row_end, int64_t col_begin,
-                              int64_t col_end, float *panel, int64_t ld, float *strip)
+static void decode_transposed(const bl_weight *w, int64_t row_begin, int64_t row_end,
+                              int64_t col_begin, int64_t col_end, float *panel, int64_t ld,
+                              float *strip)
 {
     int64_t strip_ld = STRIP_COLS + PANEL_PAD;
     for (int64_t col = col_begin; col < col_end; col += STRIP_COLS)
@@ -207,7 +214,8 @@ static void decode_transposed(const bl_weight *w, int64_t row_begin, int64_t row
             int64_t n_rows = bl_min_i64(STRIP_ROWS, row_end - row),
                     n_cols = bl_min_i64(STRIP_COLS, col_end - col);
             decode(w, row, row + n_rows, col, col + n_cols, strip, strip_ld);
-            transpose(strip, strip_ld, n_rows, n_cols, panel + (col - col_begin) * ld + row - row_begin, ld);
+            transpose(strip, strip_ld, n_rows, n_cols,
+                      panel + (col - col_begin) * ld + row - row_begin, ld);
         }
 }
 
@@ -226,13 +234,15 @@ static void weight_tile(void *arg, int64_t index, void *scratch)
     for (int64_t inner = 0; inner < t->n_inner; inner += PANEL_INNER) {
         int64_t depth = bl_min_i64(PANEL_INNER, t->n_inner - inner);
         if (turned)
-            decode_transposed(t->w, outer, outer + width, inner, inner + depth, s->panel, ld, s->strip);
+            decode_transposed(t->w, outer, outer + width, inner, inner + depth, s->panel, ld,
+                              s->strip);
         else if (as_stored)
             decode(t->w, outer, outer + width, inner, inner + depth, s->panel, ld);
         else
             decode(t->w, inner, inner + depth, outer, outer + width, s->panel, ld);
-        if (!ops_blas_sgemm(false, as_stored, n_tokens, width, depth, 1, t->in + token * t->ld_in + inner,
-                            t->ld_in, s->panel, ld, inner == 0 ? t->beta : 1, out, t->ld_out))
+        if (!ops_blas_sgemm(false, as_stored, n_tokens, width, depth, 1,
+                            t->in + token * t->ld_in + inner, t->ld_in, s->panel, ld,
+                            inner == 0 ? t->beta : 1, out, t->ld_out))
             atomic_store(&t->out_of_memory, true);
     }
 }
@@ -255,13 +265,13 @@ static bl_status check_weight(const bl_weight *w)
         return BL_FAIL(BL_EINTERNAL, "GEMM: a matrix of %d segments", w->n_segments);
     for (int s = 0; s < w->n_segments; s++) rows += w->segment[s].rows;
     if (rows != w->rows)
-        return BL_FAIL(BL_EINTERNAL, "GEMM: segments of %lld rows for a matrix of %lld", (long long)rows,
-                       (long long)w->rows);
+        return BL_FAIL(BL_EINTERNAL, "GEMM: segments of %lld rows for a matrix of %lld",
+                       (long long)rows, (long long)w->rows);
     return check_matrix("W", w->rows, w->cols, w->cols);
 }
 
-bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx, const bl_weight *w,
-                                float beta, float *y, int64_t ldy)
+bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
+                                const bl_weight *w, float beta, float *y, int64_t ldy)
 {
     BL_TRY(check_weight(w));
     BL_TRY(check_matrix("x", T, w->cols, ldx));
@@ -279,8 +289,8 @@ bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_
     return run_weight_tiles(pool, &task);
 }
 
-bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy, const bl_weight *w,
-                                float beta, float *dx, int64_t lddx)
+bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
+                                const bl_weight *w, float beta, float *dx, int64_t lddx)
 {
     BL_TRY(check_weight(w));
     BL_TRY(check_matrix("dy", T, w->rows, lddy));

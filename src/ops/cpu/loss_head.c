@@ -26,15 +26,17 @@ typedef struct chunk {
 
 int64_t bl_loss_head_scratch_floats(int64_t V)
 {
-    int64_t enough = bl_max_i64(SCRATCH_FLOATS_MIN,
-                                bl_min_i64(V, SCRATCH_FLOATS_MAX / CHUNK_TOKENS_MAX) * CHUNK_TOKENS_MAX);
+    int64_t enough =
+        bl_max_i64(SCRATCH_FLOATS_MIN,
+                   bl_min_i64(V, SCRATCH_FLOATS_MAX / CHUNK_TOKENS_MAX) * CHUNK_TOKENS_MAX);
     return bl_max_i64(enough, V * CHUNK_TOKENS_MIN);
 }
 
 size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V)
 {
-    return bl_device_get_kind(device) == BL_DEVICE_CUDA ? ops_cuda_loss_head_scratch_bytes(T, H, V)
-                                                        : (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
+    return bl_device_get_kind(device) == BL_DEVICE_CUDA
+               ? ops_cuda_loss_head_scratch_bytes(T, H, V)
+               : (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
 }
 
 /* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
@@ -43,7 +45,8 @@ static void softmax_item(void *arg, int64_t index, void *scratch)
     chunk *c = arg;
     const bl_loss_head_args *a = c->args;
     int64_t token = c->token[index], target = a->targets[token];
-    float *row = (float *)a->logits + index * a->V, highest = ops_max(row, a->V), logit = row[target];
+    float *row = (float *)a->logits + index * a->V, highest = ops_max(row, a->V),
+          logit = row[target];
     double sum = ops_exp_sum(row, a->V, highest);
     (void)scratch;
     c->logp[index] = (double)logit - (double)highest - log(sum);
@@ -62,7 +65,8 @@ static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, floa
     for (c->n_tokens = 0; t < a->T && c->n_tokens < n_max; t++) {
         if (a->weights[t] == 0.0f) continue;
         if (a->targets[t] < 0 || a->targets[t] >= a->V)
-            return BL_FAIL(BL_EINPUT, "loss head: target %d of token %lld is outside the vocabulary of %lld",
+            return BL_FAIL(BL_EINPUT,
+                           "loss head: target %d of token %lld is outside the vocabulary of %lld",
                            a->targets[t], (long long)t, (long long)a->V);
         memmove(packed + c->n_tokens * a->H, (const float *)a->x + t * a->H, row_bytes);
         c->token[c->n_tokens++] = t;
@@ -99,20 +103,23 @@ static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
     }
 }
 
-_Static_assert(sizeof(bl_loss_head_args) <= BL_STREAM_ARGS_BYTES, "the head travels inside a task's arguments");
+_Static_assert(sizeof(bl_loss_head_args) <= BL_STREAM_ARGS_BYTES,
+               "the head travels inside a task's arguments");
 
 static bl_status loss_head_cpu(bl_stream *stream, const void *args)
 {
     const bl_loss_head_args *a = args;
     chunk c = {.args = a};
     int64_t n_packed = 0, floats_per_token = a->dx ? a->V : a->V + a->H;
-    int64_t n_max = bl_min_i64(CHUNK_TOKENS_MAX, bl_loss_head_scratch_floats(a->V) / floats_per_token);
+    int64_t n_max =
+        bl_min_i64(CHUNK_TOKENS_MAX, bl_loss_head_scratch_floats(a->V) / floats_per_token);
     if (n_max < 1)
-        return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld", (long long)a->H,
-                       (long long)a->V);
+        return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld",
+                       (long long)a->H, (long long)a->V);
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
     for (int64_t next_token = 0; next_token < a->T;) {
-        float *packed = a->dx ? (float *)a->dx + n_packed * a->H : (float *)a->logits + n_max * a->V;
+        float *packed =
+            a->dx ? (float *)a->dx + n_packed * a->H : (float *)a->logits + n_max * a->V;
         BL_TRY(gather_chunk(&c, &next_token, n_max, packed));
         if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
         n_packed += c.n_tokens;
@@ -124,7 +131,8 @@ static bl_status loss_head_cpu(bl_stream *stream, const void *args)
 bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
 {
     if (args->head.rows != args->V || args->head.cols != args->H)
-        return BL_FAIL(BL_EINTERNAL, "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
+        return BL_FAIL(BL_EINTERNAL,
+                       "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
                        (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
                        (long long)args->H);
     return ops_launch(stream, loss_head_cpu, ops_cuda_loss_head, args->act, args, sizeof *args);

@@ -5,7 +5,8 @@
 
 #include "ops/cpu/ops_cpu.h"
 
-OPS_CLONES static void normalise_row(int64_t H, float rstd, const float *x, const float *w, float *y)
+OPS_CLONES static void normalise_row(int64_t H, float rstd, const float *x, const float *w,
+                                     float *y)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++) y[h] = bl_rmsnorm_element(x[h], rstd, w[h]);
@@ -46,18 +47,20 @@ OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, 
     return sum;
 }
 
-OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy, const float *w,
-                                    const float *x, float *dx)
+OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy,
+                                    const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
-    for (int64_t h = 0; h < H; h++) dx[h] = bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
+    for (int64_t h = 0; h < H; h++)
+        dx[h] = bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
 }
 
 OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy,
                                                const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
-    for (int64_t h = 0; h < H; h++) dx[h] += bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
+    for (int64_t h = 0; h < H; h++)
+        dx[h] += bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
 }
 
 static void backward_item(void *arg, int64_t index, void *scratch)
@@ -68,7 +71,8 @@ static void backward_item(void *arg, int64_t index, void *scratch)
     for (int64_t t = index * rows; t < end; t++) {
         const float *x = (const float *)a->x + t * a->H, *dy = (const float *)a->dy + t * a->H;
         float rstd = a->rstd[t], *dx = (float *)a->dx + t * a->H;
-        float along = (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
+        float along =
+            (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
         if (a->accumulate)
             accumulate_gradient_row(a->H, rstd, along, dy, a->w, x, dx);
         else
@@ -90,5 +94,6 @@ bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *a
 
 bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
-    return ops_launch(stream, backward_cpu, ops_cuda_rmsnorm_backward, args->act, args, sizeof *args);
+    return ops_launch(stream, backward_cpu, ops_cuda_rmsnorm_backward, args->act, args,
+                      sizeof *args);
 }

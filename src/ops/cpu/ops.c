@@ -40,7 +40,8 @@ OPS_CLONES static float row_max(const float *row, int64_t n)
     int64_t i = 0;
     if (n >= 16) {
         vf16 most = *(const vf16 *)row;
-        for (int k = 0; k < 16; k++) most[k] = most[k] > best ? most[k] : best; /* no NaN to start from */
+        for (int k = 0; k < 16; k++)
+            most[k] = most[k] > best ? most[k] : best; /* no NaN to start from */
         for (i = 16; i + 16 <= n; i += 16) {
             vf16 next = *(const vf16 *)(row + i);
             vi16 larger = next > most;

@@ -20,7 +20,8 @@
  * choice would run before their runtime is ready. For clang 14 such a function must be static, and still its
  * name must be the only one in the program. */
 #if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
+    __has_feature(memory_sanitizer)
 #define OPS_SANITIZED 1
 #endif
 #endif
@@ -51,8 +52,8 @@ enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some micros
 
 /* The one place where an op meets the kind of its device. `cpu` runs as a task of the stream; `cuda` queues
  * kernels, now. act: the type of the op's activations, BL_ACT_F32 where it has none or takes any. */
-static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, bl_stream_fn cuda, bl_act_type act, const void *args,
-                                   size_t args_bytes)
+static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, bl_stream_fn cuda,
+                                   bl_act_type act, const void *args, size_t args_bytes)
 {
     if (bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA) return cuda(stream, args);
     if (act != BL_ACT_F32) return BL_FAIL(BL_EINTERNAL, "the CPU's activations are fp32");

@@ -11,13 +11,14 @@ typedef struct adamw_job {
     double grad_scale;
 } adamw_job;
 
-OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w, float *m,
-                                   float *v)
+OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w,
+                                   float *m, float *v)
 {
     const bl_adamw_factors factors = job->factors;
     const double grad_scale = job->grad_scale;
     OPS_IVDEP
-    for (int64_t i = 0; i < n; i++) bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
+    for (int64_t i = 0; i < n; i++)
+        bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
 }
 
 static void adamw_item(void *arg, int64_t index, void *scratch)
@@ -54,7 +55,8 @@ static void sum_item(void *arg, int64_t index, void *scratch)
     sum_job *job = arg;
     int64_t begin = index * job->per_item;
     (void)scratch;
-    job->partial[index] = ops_dot(job->x + begin, job->x + begin, bl_min_i64(job->per_item, job->n - begin));
+    job->partial[index] =
+        ops_dot(job->x + begin, job->x + begin, bl_min_i64(job->per_item, job->n - begin));
 }
 
 static bl_status sum_squares_cpu(bl_stream *stream, const void *args)
@@ -88,7 +90,8 @@ bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
 
 bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
 {
-    return ops_launch(stream, sum_squares_cpu, ops_cuda_sum_squares, BL_ACT_F32, args, sizeof *args);
+    return ops_launch(stream, sum_squares_cpu, ops_cuda_sum_squares, BL_ACT_F32, args,
+                      sizeof *args);
 }
 
 bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)

@@ -5,8 +5,8 @@
 
 #include "ops/cpu/ops_cpu.h"
 
-OPS_CLONES static void rotate_heads(int64_t n_heads, int64_t half, float direction, const float *cosines,
-                                    const float *sines, float *x)
+OPS_CLONES static void rotate_heads(int64_t n_heads, int64_t half, float direction,
+                                    const float *cosines, const float *sines, float *x)
 {
     for (int64_t head = 0; head < n_heads; head++) {
         float *a = x + head * 2 * half, *b = a + half;
@@ -37,7 +37,8 @@ static void rope_item(void *arg, int64_t index, void *scratch)
 static bl_status rope_cpu(bl_stream *stream, const void *args)
 {
     bl_rope_args a = *(const bl_rope_args *)args;
-    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.n_heads * a.d)), rope_item, &a);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.n_heads * a.d)), rope_item,
+                &a);
     return BL_OK;
 }
 
@@ -49,8 +50,8 @@ bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
     return ops_launch(stream, rope_cpu, ops_cuda_rope, args->act, args, sizeof *args);
 }
 
-void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq, float *cos_table,
-                         float *sin_table)
+void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq,
+                         float *cos_table, float *sin_table)
 {
     for (int64_t p = 0; p < n_positions; p++) {
         for (int64_t i = 0; i < half; i++) {

@@ -2,11 +2,11 @@
 /* The launchers of a build without CUDA. Its only device is the CPU, so that nobody gets here. */
 #include "ops/cuda/ops_cuda.h"
 
-#define REFUSE(op)                                                                                           \
-    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                             \
-    {                                                                                                        \
-        (void)stream, (void)args;                                                                            \
-        return BL_FAIL(BL_ELIMIT, #op ": this build has no CUDA");                                           \
+#define REFUSE(op)                                                                                 \
+    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                   \
+    {                                                                                              \
+        (void)stream, (void)args;                                                                  \
+        return BL_FAIL(BL_ELIMIT, #op ": this build has no CUDA");                                 \
     }
 OPS_CUDA_LAUNCHERS(REFUSE)
 

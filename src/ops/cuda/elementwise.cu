@@ -15,7 +15,8 @@ __device__ static inline place place_of(int64_t n_columns, unsigned blocks_per_r
 {
     place p;
     p.row = blockIdx.x / blocks_per_row;
-    p.col = (int64_t)(blockIdx.x % blocks_per_row) * BL_BLOCK_ELEMENTS + (int64_t)threadIdx.x * BL_GROUP;
+    p.col = (int64_t)(blockIdx.x % blocks_per_row) * BL_BLOCK_ELEMENTS +
+            (int64_t)threadIdx.x * BL_GROUP;
     p.n_valid = n_columns - p.col;
     return p;
 }
@@ -35,7 +36,8 @@ static bl_status plan_rows(const char *what, int64_t T, int64_t n_columns, bl_gr
 
 static bl_status need_bf16(const char *what, bl_act_type act)
 {
-    return act == BL_ACT_BF16 ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s: CUDA's activations are bf16", what);
+    return act == BL_ACT_BF16 ? BL_OK
+                              : BL_FAIL(BL_EINTERNAL, "%s: CUDA's activations are bf16", what);
 }
 
 /* ---- SwiGLU ---- */
@@ -63,8 +65,8 @@ extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const void *args
     BL_TRY(need_bf16("swiglu_forward", a->act));
     BL_TRY(plan_rows("swiglu_forward", a->T, a->I, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->h) && a->I % BL_GROUP == 0;
-    return bl_launch("swiglu_forward", stream, grid, swiglu_forward_kernel, a->I, aligned, blocks_per_row,
-                     (const bl_bf16 *)a->gate_up, (bl_bf16 *)a->h);
+    return bl_launch("swiglu_forward", stream, grid, swiglu_forward_kernel, a->I, aligned,
+                     blocks_per_row, (const bl_bf16 *)a->gate_up, (bl_bf16 *)a->h);
 }
 
 /* d_gate_up may be gate_up: a thread reads its elements before it writes them, and nobody else does either.
@@ -97,10 +99,11 @@ extern "C" bl_status ops_cuda_swiglu_backward(bl_stream *stream, const void *arg
     unsigned blocks_per_row = 0;
     BL_TRY(need_bf16("swiglu_backward", a->act));
     BL_TRY(plan_rows("swiglu_backward", a->T, a->I, &grid, &blocks_per_row));
-    bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->dh) && bl_is_aligned(a->d_gate_up) &&
-                   a->I % BL_GROUP == 0;
-    return bl_launch("swiglu_backward", stream, grid, swiglu_backward_kernel, a->I, aligned, blocks_per_row,
-                     (const bl_bf16 *)a->gate_up, (const bl_bf16 *)a->dh, (bl_bf16 *)a->d_gate_up);
+    bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->dh) &&
+                   bl_is_aligned(a->d_gate_up) && a->I % BL_GROUP == 0;
+    return bl_launch("swiglu_backward", stream, grid, swiglu_backward_kernel, a->I, aligned,
+                     blocks_per_row, (const bl_bf16 *)a->gate_up, (const bl_bf16 *)a->dh,
+                     (bl_bf16 *)a->d_gate_up);
 }
 
 /* ---- sums and copies of n elements: one long row ---- */
@@ -125,14 +128,15 @@ extern "C" bl_status ops_cuda_add(bl_stream *stream, const void *args)
     bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
     bool aligned = bl_is_aligned(a->a) && bl_is_aligned(a->b) && bl_is_aligned(a->y);
     if (a->act == BL_ACT_BF16)
-        return bl_launch("add", stream, grid, add_kernel<bl_bf16>, a->n, aligned, (const bl_bf16 *)a->a,
-                         (const bl_bf16 *)a->b, (bl_bf16 *)a->y);
+        return bl_launch("add", stream, grid, add_kernel<bl_bf16>, a->n, aligned,
+                         (const bl_bf16 *)a->a, (const bl_bf16 *)a->b, (bl_bf16 *)a->y);
     return bl_launch("add", stream, grid, add_kernel<float>, a->n, aligned, (const float *)a->a,
                      (const float *)a->b, (float *)a->y);
 }
 
 template <typename From, typename To>
-__global__ void __launch_bounds__(BL_BLOCK_THREADS) cast_kernel(int64_t n, bool aligned, const From *x, To *y)
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    cast_kernel(int64_t n, bool aligned, const From *x, To *y)
 {
     int64_t i = ((int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x) * BL_GROUP;
     if (i >= n) return;
@@ -152,8 +156,8 @@ extern "C" bl_status ops_cuda_cast(bl_stream *stream, const void *args)
     if (a->from == BL_ACT_F32)
         return bl_launch("cast", stream, grid, cast_kernel<float, bl_bf16>, a->n, aligned,
                          (const float *)a->x, (bl_bf16 *)a->y);
-    return bl_launch("cast", stream, grid, cast_kernel<bl_bf16, float>, a->n, aligned, (const bl_bf16 *)a->x,
-                     (float *)a->y);
+    return bl_launch("cast", stream, grid, cast_kernel<bl_bf16, float>, a->n, aligned,
+                     (const bl_bf16 *)a->x, (float *)a->y);
 }
 
 /* ---- dropout ---- */
@@ -168,7 +172,8 @@ typedef struct dropout_mask {
 
 template <typename T>
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    dropout_kernel(int64_t C, bool aligned, unsigned blocks_per_row, dropout_mask mask, const T *x, T *y)
+    dropout_kernel(int64_t C, bool aligned, unsigned blocks_per_row, dropout_mask mask, const T *x,
+                   T *y)
 {
     place p = place_of(C, blocks_per_row);
     if (p.n_valid <= 0) return;
@@ -198,7 +203,8 @@ extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const void *args)
     BL_TRY(plan_rows("dropout", a->T, a->C, &grid, &blocks_per_row));
     if (a->p == 0.0f) {
         if (a->x == a->y) return BL_OK;
-        return bl_copy("dropout", stream, a->y, a->x, (size_t)a->T * (size_t)a->C * bl_act_bytes(a->act));
+        return bl_copy("dropout", stream, a->y, a->x,
+                       (size_t)a->T * (size_t)a->C * bl_act_bytes(a->act));
     }
     dropout_mask mask;
     mask.key = bl_dropout_key(a->seed, a->step, a->layer, a->matrix);
@@ -208,17 +214,17 @@ extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const void *args)
     mask.position = a->position;
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->y) && a->C % BL_GROUP == 0;
     if (a->act == BL_ACT_BF16)
-        return bl_launch("dropout", stream, grid, dropout_kernel<bl_bf16>, a->C, aligned, blocks_per_row,
-                         mask, (const bl_bf16 *)a->x, (bl_bf16 *)a->y);
-    return bl_launch("dropout", stream, grid, dropout_kernel<float>, a->C, aligned, blocks_per_row, mask,
-                     (const float *)a->x, (float *)a->y);
+        return bl_launch("dropout", stream, grid, dropout_kernel<bl_bf16>, a->C, aligned,
+                         blocks_per_row, mask, (const bl_bf16 *)a->x, (bl_bf16 *)a->y);
+    return bl_launch("dropout", stream, grid, dropout_kernel<float>, a->C, aligned, blocks_per_row,
+                     mask, (const float *)a->x, (float *)a->y);
 }
 
 /* ---- embedding ---- */
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    embedding_kernel(int64_t H, bl_dtype dtype, bool aligned, unsigned blocks_per_row, const int32_t *ids,
-                     const void *table, bl_bf16 *y)
+    embedding_kernel(int64_t H, bl_dtype dtype, bool aligned, unsigned blocks_per_row,
+                     const int32_t *ids, const void *table, bl_bf16 *y)
 {
     place p = place_of(H, blocks_per_row);
     if (p.n_valid <= 0) return;
@@ -243,6 +249,6 @@ extern "C" bl_status ops_cuda_embedding(bl_stream *stream, const void *args)
     BL_TRY(need_bf16("embedding", a->act));
     BL_TRY(plan_rows("embedding", a->T, a->H, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->table) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
-    return bl_launch("embedding", stream, grid, embedding_kernel, a->H, a->dtype, aligned, blocks_per_row,
-                     a->ids, a->table, (bl_bf16 *)a->y);
+    return bl_launch("embedding", stream, grid, embedding_kernel, a->H, a->dtype, aligned,
+                     blocks_per_row, a->ids, a->table, (bl_bf16 *)a->y);
 }

@@ -109,8 +109,9 @@ static plan_key key_of(const ops_gemm *g)
                       .workspace_bytes = g->workspace ? (int64_t)g->workspace_bytes : 0};
 }
 
-static bl_status set_operation(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
-                               const void *value, size_t bytes)
+static bl_status set_operation(cublasLtMatmulDesc_t operation,
+                               cublasLtMatmulDescAttributes_t attribute, const void *value,
+                               size_t bytes)
 {
     return CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, value, bytes));
 }
@@ -138,14 +139,16 @@ static bl_status describe_operation(const plan_key *key, cublasLtMatmulDesc_t op
     return set_operation(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast_sums, sizeof fast_sums);
 }
 
-static bl_status set_scales(cublasLtMatmulDesc_t operation, const float *a_scale, const float *b_scale)
+static bl_status set_scales(cublasLtMatmulDesc_t operation, const float *a_scale,
+                            const float *b_scale)
 {
-    BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_scale, sizeof a_scale));
+    BL_TRY(
+        set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a_scale, sizeof a_scale));
     return set_operation(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b_scale, sizeof b_scale);
 }
 
-static bl_status describe_matrix(cudaDataType_t type, bool transpose, int64_t rows, int64_t cols, int64_t ld,
-                                 cublasLtMatrixLayout_t *out)
+static bl_status describe_matrix(cudaDataType_t type, bool transpose, int64_t rows, int64_t cols,
+                                 int64_t ld, cublasLtMatrixLayout_t *out)
 {
     return CHECK(cublasLtMatrixLayoutCreate(out, type, (uint64_t)(transpose ? cols : rows),
                                             (uint64_t)(transpose ? rows : cols), ld));
@@ -170,8 +173,8 @@ static bl_status prefer(const plan_key *key, cublasLtMatmulPreference_t preferen
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof align_d},
     };
     for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++)
-        BL_TRY(CHECK(cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value,
-                                                          wishes[i].bytes)));
+        BL_TRY(CHECK(cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute,
+                                                          wishes[i].value, wishes[i].bytes)));
     return BL_OK;
 }
 
@@ -186,8 +189,8 @@ static bl_status find_candidates(const gemm_state *state, plan *p)
     if (st == BL_OK) st = prefer(&p->key, preference);
     if (st == BL_OK) {
         cublasStatus_t status =
-            cublasLtMatmulAlgoGetHeuristic(state->handle, p->operation, p->a, p->b, p->d, p->d, preference,
-                                           N_CANDIDATES, results, &n_results);
+            cublasLtMatmulAlgoGetHeuristic(state->handle, p->operation, p->a, p->b, p->d, p->d,
+                                           preference, N_CANDIDATES, results, &n_results);
         if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
             n_results = 0;
         else
@@ -210,10 +213,13 @@ static bl_status make_plan(const gemm_state *state, const plan_key *key, plan *p
     bl_status st;
 
     *p = (plan){.key = *key};
-    BL_TRY_GOTO(st, failed, CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
+    BL_TRY_GOTO(st, failed,
+                CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
     BL_TRY_GOTO(st, failed, describe_operation(key, p->operation));
-    BL_TRY_GOTO(st, failed, describe_matrix(in_type, key->transpose_a, key->m, key->k, key->lda, &p->a));
-    BL_TRY_GOTO(st, failed, describe_matrix(in_type, key->transpose_b, key->k, key->n, key->ldb, &p->b));
+    BL_TRY_GOTO(st, failed,
+                describe_matrix(in_type, key->transpose_a, key->m, key->k, key->lda, &p->a));
+    BL_TRY_GOTO(st, failed,
+                describe_matrix(in_type, key->transpose_b, key->k, key->n, key->ldb, &p->b));
     BL_TRY_GOTO(st, failed, describe_matrix(out_type, false, key->m, key->n, key->ldd, &p->d));
     if (key->kind != OPS_GEMM_BF16) {
         if (state->capability != FP8_CAPABILITY) return BL_OK;
@@ -235,8 +241,8 @@ static void tell_refusal(gemm_state *state, const plan *p)
         return;
     state->is_refusal_told[p->key.kind] = true;
     bl_log_info("cuBLASLt %zu has no %s for %lld x %lld x %lld on this GPU: bf16 instead",
-                cublasLtGetVersion(), kind_names[p->key.kind], (long long)p->key.m, (long long)p->key.n,
-                (long long)p->key.k);
+                cublasLtGetVersion(), kind_names[p->key.kind], (long long)p->key.m,
+                (long long)p->key.n, (long long)p->key.k);
 }
 
 /* Under the lock. */
@@ -303,8 +309,8 @@ static bl_status create_state(bl_device *device, void **out)
     pthread_mutex_init(&state->lock, NULL);
     state->capability = bl_cuda_device_properties(device)->capability;
     if (cublasLtGetVersion() < VERSION_MIN) {
-        st = BL_FAIL(BL_ELIMIT, "cuBLASLt %zu is too old: %d or newer is needed", cublasLtGetVersion(),
-                     VERSION_MIN);
+        st = BL_FAIL(BL_ELIMIT, "cuBLASLt %zu is too old: %d or newer is needed",
+                     cublasLtGetVersion(), VERSION_MIN);
         goto failed;
     }
     BL_TRY_GOTO(st, failed, CHECK(cublasLtCreate(&state->handle)));
@@ -319,7 +325,8 @@ failed:
 static bl_status get_state(bl_stream *stream, gemm_state **out)
 {
     void *extension;
-    BL_TRY(bl_cuda_device_extension(bl_stream_device(stream), create_state, destroy_state, &extension));
+    BL_TRY(bl_cuda_device_extension(bl_stream_device(stream), create_state, destroy_state,
+                                    &extension));
     *out = extension;
     return BL_OK;
 }
@@ -353,14 +360,15 @@ bl_status ops_cuda_gemm_choose_by_time(bl_stream *stream, bool by_time)
 static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candidate, void *handle,
                                const ops_gemm *g)
 {
-    return cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta, g->d,
-                          p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
+    return cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta,
+                          g->d, p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
                           (size_t)p->key.workspace_bytes, handle);
 }
 
 /* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's advantage.
  */
-static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g)
+static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream,
+                                 const ops_gemm *g)
 {
     void *handle = bl_cuda_stream_handle(stream);
     double best_s = INFINITY;
@@ -392,8 +400,8 @@ static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, c
     void *handle = bl_cuda_stream_handle(stream);
 
     if (p->n_candidates == 0)
-        return BL_FAIL(BL_ELIMIT, "cuBLASLt has no algorithm for %s, %lld x %lld x %lld", kind_names[g->kind],
-                       (long long)g->m, (long long)g->n, (long long)g->k);
+        return BL_FAIL(BL_ELIMIT, "cuBLASLt has no algorithm for %s, %lld x %lld x %lld",
+                       kind_names[g->kind], (long long)g->m, (long long)g->n, (long long)g->k);
     if (g->kind != OPS_GEMM_BF16) BL_TRY(set_scales(p->operation, g->a_scale, g->b_scale));
     if (state->by_time && !p->is_timed) BL_TRY(time_candidates(state, p, stream, g));
     return check(multiply(state, p, state->by_time ? p->fastest : 0, handle, g), "cublasLtMatmul");

@@ -35,7 +35,8 @@ typedef enum ops_gemm_kind {
 typedef struct ops_gemm {
     ops_gemm_kind kind;
     bool transpose_a, transpose_b;
-    bool fast_sums; /* FP8: sums that are rounded to fewer bits than fp32 has on their way; no layer asks for
+    bool
+        fast_sums; /* FP8: sums that are rounded to fewer bits than fp32 has on their way; no layer asks for
                        them */
     bl_act_type d_type;
     float alpha, beta;

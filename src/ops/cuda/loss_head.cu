@@ -37,7 +37,8 @@ typedef struct running_sum {
     float largest, sum;
 } running_sum;
 
-__device__ static inline void see_group(running_sum *so_far, const float x[BL_GROUP], int64_t n_valid)
+__device__ static inline void see_group(running_sum *so_far, const float x[BL_GROUP],
+                                        int64_t n_valid)
 {
     float largest = so_far->largest;
 #pragma unroll
@@ -130,7 +131,8 @@ __global__ void __launch_bounds__(SOFTMAX_THREADS, 2) softmax_kernel(softmax_tas
         if (task.logp) task.logp[t] = (float)logp;
     }
     __syncthreads();
-    if (task.with_gradient) write_gradient(task, row, target, largest, sum, task.scale * (double)weight);
+    if (task.with_gradient)
+        write_gradient(task, row, target, largest, sum, task.scale * (double)weight);
 }
 
 /* One block; the products side by side, the sum in order. */
@@ -170,7 +172,8 @@ static layout lay_out(int64_t T, int64_t H, int64_t V)
     place_bytes(&l.total, (size_t)l.chunk * (size_t)l.ld * sizeof(float));
     l.dx = place_bytes(&l.total, (size_t)l.chunk * (size_t)H * sizeof(float));
     l.logp = place_bytes(&l.total, (size_t)l.chunk * sizeof(double));
-    l.decoded = place_bytes(&l.total, (size_t)bl_min_i64(V, DECODED_ROWS) * (size_t)H * sizeof(bl_bf16));
+    l.decoded =
+        place_bytes(&l.total, (size_t)bl_min_i64(V, DECODED_ROWS) * (size_t)H * sizeof(bl_bf16));
     l.gemm = place_bytes(&l.total, BL_MATMUL_SCRATCH_BYTES);
     return l;
 }
@@ -226,16 +229,19 @@ static bl_status multiply_segment(const head_chunk *c, bool forward, const bl_we
                                   int64_t first_row)
 {
     int64_t H = c->args->H;
-    if (s->format == BL_FORMAT_BF16) return multiply_piece(c, forward, first_row, s->rows, s->codes);
+    if (s->format == BL_FORMAT_BF16)
+        return multiply_piece(c, forward, first_row, s->rows, s->codes);
     size_t row_bytes = (size_t)H * bl_format_code_bytes(s->format);
     void *decoded = (char *)c->args->logits + c->at.decoded;
     for (int64_t row = 0; row < s->rows; row += DECODED_ROWS) { /* a multiple of a block's rows */
         int64_t n_rows = bl_min_i64(DECODED_ROWS, s->rows - row);
         const float *scales = s->scales;
         if (s->format == BL_FORMAT_FP8_ROW) scales += row;
-        if (s->format == BL_FORMAT_FP8_BLOCK) scales += row / BL_FP8_BLOCK * bl_ceil_div(H, BL_FP8_BLOCK);
-        BL_TRY(fp8_cuda_dequantise(c->stream, s->format, (const char *)s->codes + (size_t)row * row_bytes,
-                                   scales, n_rows, H, decoded));
+        if (s->format == BL_FORMAT_FP8_BLOCK)
+            scales += row / BL_FP8_BLOCK * bl_ceil_div(H, BL_FP8_BLOCK);
+        BL_TRY(fp8_cuda_dequantise(c->stream, s->format,
+                                   (const char *)s->codes + (size_t)row * row_bytes, scales, n_rows,
+                                   H, decoded));
         BL_TRY(multiply_piece(c, forward, first_row + row, n_rows, decoded));
     }
     return BL_OK;
@@ -270,11 +276,11 @@ static bl_status run_chunk(const head_chunk *c)
     task.logp = a->logp ? a->logp + c->first : NULL;
 
     BL_TRY(multiply_head(c, true));
-    BL_TRY(
-        bl_launch("loss_head: softmax", c->stream, {c->n_tokens, SOFTMAX_THREADS, 1}, softmax_kernel, task));
+    BL_TRY(bl_launch("loss_head: softmax", c->stream, {c->n_tokens, SOFTMAX_THREADS, 1},
+                     softmax_kernel, task));
     if (a->loss_sum)
-        BL_TRY(bl_launch("loss_head: loss_sum", c->stream, {1, SUM_THREADS, 1}, loss_sum_kernel, c->n_tokens,
-                         task.weights, task.logp_wide, a->loss_sum));
+        BL_TRY(bl_launch("loss_head: loss_sum", c->stream, {1, SUM_THREADS, 1}, loss_sum_kernel,
+                         c->n_tokens, task.weights, task.logp_wide, a->loss_sum));
     if (!a->dx) return BL_OK;
     BL_TRY(multiply_head(c, false));
     bl_cast_args narrow = {};
@@ -290,9 +296,10 @@ extern "C" bl_status ops_cuda_loss_head(bl_stream *stream, const void *args)
 {
     const bl_loss_head_args *a = (const bl_loss_head_args *)args;
     if (a->act != BL_ACT_BF16 || a->T < 0 || a->H < 1 || a->V < 1)
-        return BL_FAIL(BL_EINTERNAL,
-                       "loss_head: %lld tokens, %lld channels, vocabulary of %lld, activations of type %d",
-                       (long long)a->T, (long long)a->H, (long long)a->V, (int)a->act);
+        return BL_FAIL(
+            BL_EINTERNAL,
+            "loss_head: %lld tokens, %lld channels, vocabulary of %lld, activations of type %d",
+            (long long)a->T, (long long)a->H, (long long)a->V, (int)a->act);
     head_chunk c = {stream, a, lay_out(a->T, a->H, a->V), 0, 0};
     for (c.first = 0; c.first < a->T; c.first += c.at.chunk) {
         c.n_tokens = bl_min_i64(c.at.chunk, a->T - c.first);

@@ -22,8 +22,8 @@ static bl_status zero_rows(bl_stream *stream, const bl_matmul_args *a)
 {
     size_t bytes = bl_act_bytes(a->c_act);
     cudaStream_t handle = bl_cuda_stream_handle(stream);
-    cudaError_t error =
-        cudaMemset2DAsync(a->c, (size_t)a->ldc * bytes, 0, (size_t)a->N * bytes, (size_t)a->M, handle);
+    cudaError_t error = cudaMemset2DAsync(a->c, (size_t)a->ldc * bytes, 0, (size_t)a->N * bytes,
+                                          (size_t)a->M, handle);
     return error == cudaSuccess ? BL_OK : bl_cuda_fail("cudaMemset2DAsync", (int)error);
 }
 
@@ -35,7 +35,8 @@ bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
     if (a->M == 0 || a->N == 0) return BL_OK;
     if (a->K == 0 && a->beta == 0) return zero_rows(stream, a);
     if (a->K == 0 && a->beta == 1) return BL_OK;
-    if (a->K == 0) return BL_FAIL(BL_EINTERNAL, "matmul: an empty sum and beta %g", (double)a->beta);
+    if (a->K == 0)
+        return BL_FAIL(BL_EINTERNAL, "matmul: an empty sum and beta %g", (double)a->beta);
     return ops_cuda_gemm(stream, &(ops_gemm){.kind = OPS_GEMM_BF16,
                                              .transpose_a = a->transpose_b,
                                              .transpose_b = a->transpose_a,
@@ -66,9 +67,11 @@ typedef struct weight_product {
     ops_gemm gemm;
 } weight_product;
 
-static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a, ops_gemm_kind kind)
+static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a,
+                               ops_gemm_kind kind)
 {
-    int64_t N = a->weight.rows, K = a->weight.cols, inner = a->forward ? K : N, outer = a->forward ? N : K;
+    int64_t N = a->weight.rows, K = a->weight.cols, inner = a->forward ? K : N,
+            outer = a->forward ? N : K;
     weight_product p = {.stream = stream,
                         .args = a,
                         .at = ops_matmul_plan_layout(a, kind),
@@ -98,9 +101,10 @@ static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a
                         .d = a->out,
                         .workspace = p.scratch + p.at.workspace,
                         .workspace_bytes = BL_MATMUL_SCRATCH_BYTES};
-    p.gemm.a_scale = (const float *)(const void *)(p.scratch + (kind == OPS_GEMM_FP8_ROW && !a->forward
-                                                                    ? p.at.ones
-                                                                    : p.at.weight_scales));
+    p.gemm.a_scale =
+        (const float *)(const void *)(p.scratch + (kind == OPS_GEMM_FP8_ROW && !a->forward
+                                                       ? p.at.ones
+                                                       : p.at.weight_scales));
     return p;
 }
 
@@ -111,8 +115,8 @@ static bl_status run_bf16(bl_stream *stream, const bl_matmul_weight_args *a)
 
     for (int s = 0; s < a->weight.n_segments && !ops_matmul_plan_is_dense(&a->weight); s++) {
         const bl_weight_segment *segment = &a->weight.segment[s];
-        BL_TRY(fp8_cuda_dequantise(stream, segment->format, segment->codes, segment->scales, segment->rows,
-                                   p.K, dst));
+        BL_TRY(fp8_cuda_dequantise(stream, segment->format, segment->codes, segment->scales,
+                                   segment->rows, p.K, dst));
         dst += (size_t)segment->rows * (size_t)p.K * 2;
     }
     return ops_cuda_gemm(stream, &p.gemm);
@@ -123,8 +127,8 @@ static bl_status stack_row_scales(const weight_product *p, float *dst)
 {
     const bl_weight *w = &p->args->weight;
     for (int s = 0; s < w->n_segments; s++) {
-        BL_TRY(
-            bl_stream_copy(p->stream, dst, w->segment[s].scales, (size_t)w->segment[s].rows * sizeof *dst));
+        BL_TRY(bl_stream_copy(p->stream, dst, w->segment[s].scales,
+                              (size_t)w->segment[s].rows * sizeof *dst));
         dst += w->segment[s].rows;
     }
     return BL_OK;
@@ -141,9 +145,9 @@ static bl_status stack_block_scales(const weight_product *p, float *dst)
         int64_t rows = ops_matmul_blocks(w->segment[s].rows);
         const float *src = w->segment[s].scales;
         if (p->args->forward) {
-            cudaError_t error = cudaMemcpy2DAsync(dst + row * stride, (size_t)stride * sizeof *dst, src,
-                                                  (size_t)across * sizeof *src, (size_t)across * sizeof *src,
-                                                  (size_t)rows, cudaMemcpyDefault, handle);
+            cudaError_t error = cudaMemcpy2DAsync(
+                dst + row * stride, (size_t)stride * sizeof *dst, src, (size_t)across * sizeof *src,
+                (size_t)across * sizeof *src, (size_t)rows, cudaMemcpyDefault, handle);
             if (error != cudaSuccess) return bl_cuda_fail("cudaMemcpy2DAsync", (int)error);
         } else {
             BL_TRY(fp8_cuda_transpose_scales(p->stream, src, rows, across, dst + row, stride));
@@ -162,10 +166,11 @@ static bl_status run_fp8(const weight_product *p)
 
     if (p->gemm.kind == OPS_GEMM_FP8_ROW) {
         BL_TRY(stack_row_scales(p, weight_scales));
-        BL_TRY(fp8_cuda_quantise_rows(p->stream, a->in, p->inner, a->forward ? NULL : weight_scales, a->T,
-                                      p->inner, codes, scales));
+        BL_TRY(fp8_cuda_quantise_rows(p->stream, a->in, p->inner, a->forward ? NULL : weight_scales,
+                                      a->T, p->inner, codes, scales));
         if (!a->forward)
-            BL_TRY(fp8_cuda_fill(p->stream, (float *)(void *)(p->scratch + p->at.ones), p->K, 1.0f));
+            BL_TRY(
+                fp8_cuda_fill(p->stream, (float *)(void *)(p->scratch + p->at.ones), p->K, 1.0f));
     } else {
         BL_TRY(stack_block_scales(p, weight_scales));
         BL_TRY(fp8_cuda_quantise_groups(p->stream, a->in, p->inner, a->T, p->inner, codes, scales));
@@ -186,8 +191,8 @@ bl_status ops_cuda_matmul_weight(bl_stream *stream, const void *args)
     if (a->act != BL_ACT_BF16) return BL_FAIL(BL_EINTERNAL, "matmul: fp32 activations on CUDA");
     if (a->T == 0 || a->weight.rows == 0 || a->weight.cols == 0) return BL_OK;
     if (!a->scratch || a->scratch_bytes < needed)
-        return BL_FAIL(BL_EINTERNAL, "matmul: %zu bytes of scratch, %zu are needed", a->scratch_bytes,
-                       needed);
+        return BL_FAIL(BL_EINTERNAL, "matmul: %zu bytes of scratch, %zu are needed",
+                       a->scratch_bytes, needed);
     if (kind != OPS_GEMM_BF16) {
         weight_product p = describe(stream, a, kind);
         BL_TRY(ops_cuda_gemm_is_served(stream, &p.gemm, &is_served));

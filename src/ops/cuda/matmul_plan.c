@@ -10,8 +10,10 @@ static bool segments_follow_each_other(const bl_weight *w)
 {
     const char *end = w->segment[0].codes;
     for (int s = 0; s < w->n_segments; s++) {
-        if (w->segment[s].codes != end || w->segment[s].format != w->segment[0].format) return false;
-        end += (size_t)w->segment[s].rows * (size_t)w->cols * bl_format_code_bytes(w->segment[s].format);
+        if (w->segment[s].codes != end || w->segment[s].format != w->segment[0].format)
+            return false;
+        end += (size_t)w->segment[s].rows * (size_t)w->cols *
+               bl_format_code_bytes(w->segment[s].format);
     }
     return w->n_segments > 0;
 }
@@ -28,7 +30,8 @@ ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args)
     if (args->mode != BL_MATMUL_FP8 || !segments_follow_each_other(w)) return OPS_GEMM_BF16;
     if (w->rows % FP8_MULTIPLE != 0 || w->cols % FP8_MULTIPLE != 0) return OPS_GEMM_BF16;
     if (w->segment[0].format == BL_FORMAT_FP8_ROW) return OPS_GEMM_FP8_ROW;
-    if (w->segment[0].format != BL_FORMAT_FP8_BLOCK || args->T % BLOCK_TOKENS_MULTIPLE != 0) return OPS_GEMM_BF16;
+    if (w->segment[0].format != BL_FORMAT_FP8_BLOCK || args->T % BLOCK_TOKENS_MULTIPLE != 0)
+        return OPS_GEMM_BF16;
     for (int s = 0; s + 1 < w->n_segments; s++)
         if (w->segment[s].rows % BL_FP8_BLOCK != 0) return OPS_GEMM_BF16;
     return OPS_GEMM_FP8_BLOCK;
@@ -54,12 +57,13 @@ ops_matmul_layout ops_matmul_plan_layout(const bl_matmul_weight_args *args, ops_
     at.workspace = take(&at.bytes, BL_MATMUL_SCRATCH_BYTES);
     at.dense = take(&at.bytes, is_fp8 || ops_matmul_plan_is_dense(w) ? 0 : N * K * 2);
     at.codes = take(&at.bytes, is_fp8 ? T * inner : 0);
-    at.scales = take(&at.bytes, is_fp8 ? T * (is_row ? 1 : ops_matmul_blocks(inner)) * scale_bytes : 0);
+    at.scales =
+        take(&at.bytes, is_fp8 ? T * (is_row ? 1 : ops_matmul_blocks(inner)) * scale_bytes : 0);
     at.turned = take(&at.bytes, is_fp8 && !args->forward ? N * K : 0);
-    at.weight_scales =
-        take(&at.bytes, !is_fp8  ? 0
-                        : is_row ? N * scale_bytes
-                                 : ops_matmul_blocks(outer) * ops_matmul_grid_stride(inner) * scale_bytes);
+    at.weight_scales = take(&at.bytes, !is_fp8  ? 0
+                                       : is_row ? N * scale_bytes
+                                                : ops_matmul_blocks(outer) *
+                                                      ops_matmul_grid_stride(inner) * scale_bytes);
     at.ones = take(&at.bytes, is_row && !args->forward ? K * scale_bytes : 0);
     return at;
 }

@@ -18,13 +18,14 @@ bool ops_matmul_plan_is_dense(const bl_weight *weight);
 
 /* Offsets into the scratch, multiples of 256, in this order; what a kind does not need takes no room. */
 typedef struct ops_matmul_layout {
-    size_t workspace;     /* BL_MATMUL_SCRATCH_BYTES for cuBLASLt */
-    size_t dense;         /* BF16: W (N,K) bf16, unless it is dense already */
-    size_t codes;         /* FP8: `in` quantised */
-    size_t scales;        /* FP8: its scales: (T), or [ceil(inner/128)][T] */
-    size_t turned;        /* FP8, dx: W's codes turned over, (K,N) */
-    size_t weight_scales; /* FP8: W's scales as one vector (N), or as one grid in the GEMM's layout */
-    size_t ones;          /* FP8_ROW, dx: (K) */
+    size_t workspace; /* BL_MATMUL_SCRATCH_BYTES for cuBLASLt */
+    size_t dense;     /* BF16: W (N,K) bf16, unless it is dense already */
+    size_t codes;     /* FP8: `in` quantised */
+    size_t scales;    /* FP8: its scales: (T), or [ceil(inner/128)][T] */
+    size_t turned;    /* FP8, dx: W's codes turned over, (K,N) */
+    size_t
+        weight_scales; /* FP8: W's scales as one vector (N), or as one grid in the GEMM's layout */
+    size_t ones;       /* FP8_ROW, dx: (K) */
     size_t bytes;
 } ops_matmul_layout;
 

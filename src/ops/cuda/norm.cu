@@ -26,8 +26,8 @@ __device__ static inline double squares(uint4 raw)
     return (double)sum;
 }
 
-__device__ static inline void normalise_group(uint4 raw, float rstd, const float *w, int64_t n_valid,
-                                              bool aligned, bl_bf16 *y)
+__device__ static inline void normalise_group(uint4 raw, float rstd, const float *w,
+                                              int64_t n_valid, bool aligned, bl_bf16 *y)
 {
     float x[BL_GROUP], weight[BL_GROUP];
     bl_unpack(raw, x);
@@ -38,8 +38,8 @@ __device__ static inline void normalise_group(uint4 raw, float rstd, const float
 }
 
 __global__ void __launch_bounds__(ROW_THREADS, 2)
-    rmsnorm_forward_kernel(int64_t H, double eps, bool aligned, const bl_bf16 *x, const float *w, bl_bf16 *y,
-                           float *rstd_out)
+    rmsnorm_forward_kernel(int64_t H, double eps, bool aligned, const bl_bf16 *x, const float *w,
+                           bl_bf16 *y, float *rstd_out)
 {
     __shared__ double partial[ROW_THREADS / BL_WARP];
     int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
@@ -71,11 +71,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
         if (col < H) normalise_group(kept[k], rstd, w + col, H - col, aligned, y + col);
     }
     for (int64_t col = first + KEPT * stride; col < H; col += stride)
-        normalise_group(bl_load_raw(x + col, H - col, aligned), rstd, w + col, H - col, aligned, y + col);
+        normalise_group(bl_load_raw(x + col, H - col, aligned), rstd, w + col, H - col, aligned,
+                        y + col);
 }
 
-__device__ static inline double triple_products(uint4 raw_x, uint4 raw_dy, const float *w, int64_t n_valid,
-                                                bool aligned)
+__device__ static inline double triple_products(uint4 raw_x, uint4 raw_dy, const float *w,
+                                                int64_t n_valid, bool aligned)
 {
     float x[BL_GROUP], dy[BL_GROUP], weight[BL_GROUP], sum = 0.0f;
     bl_unpack(raw_x, x);
@@ -91,8 +92,8 @@ typedef struct gradient_row {
     bool accumulate, aligned;
 } gradient_row;
 
-__device__ static inline void gradient_group(gradient_row row, uint4 raw_x, uint4 raw_dy, const float *w,
-                                             int64_t n_valid, bl_bf16 *dx)
+__device__ static inline void gradient_group(gradient_row row, uint4 raw_x, uint4 raw_dy,
+                                             const float *w, int64_t n_valid, bl_bf16 *dx)
 {
     float x[BL_GROUP], dy[BL_GROUP], weight[BL_GROUP];
     bl_unpack(raw_x, x);
@@ -112,8 +113,8 @@ __device__ static inline void gradient_group(gradient_row row, uint4 raw_x, uint
 
 /* dx may be dy: a thread writes only where it has read, and has the row's sum by then. */
 __global__ void __launch_bounds__(ROW_THREADS, 2)
-    rmsnorm_backward_kernel(int64_t H, bool accumulate, bool aligned, const bl_bf16 *x, const float *w,
-                            const float *rstd, const bl_bf16 *dy, bl_bf16 *dx)
+    rmsnorm_backward_kernel(int64_t H, bool accumulate, bool aligned, const bl_bf16 *x,
+                            const float *w, const float *rstd, const bl_bf16 *dy, bl_bf16 *dx)
 {
     __shared__ double partial[ROW_THREADS / BL_WARP];
     int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
@@ -140,7 +141,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
 
     sum = bl_block_sum(sum, partial);
     gradient_row row = {rstd[blockIdx.x], 0.0f, accumulate, aligned};
-    if (threadIdx.x == 0) row.along = (float)((double)row.rstd * (double)row.rstd * sum / (double)H);
+    if (threadIdx.x == 0)
+        row.along = (float)((double)row.rstd * (double)row.rstd * sum / (double)H);
     row.along = from_thread_0(row.along);
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
@@ -148,8 +150,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
         if (col < H) gradient_group(row, kept_x[k], kept_dy[k], w + col, H - col, dx + col);
     }
     for (int64_t col = first + KEPT * stride; col < H; col += stride)
-        gradient_group(row, bl_load_raw(x + col, H - col, aligned), bl_load_raw(dy + col, H - col, aligned),
-                       w + col, H - col, dx + col);
+        gradient_group(row, bl_load_raw(x + col, H - col, aligned),
+                       bl_load_raw(dy + col, H - col, aligned), w + col, H - col, dx + col);
 }
 
 static bl_status check_rows(const char *what, bl_act_type act, int64_t T, int64_t H)
@@ -164,7 +166,8 @@ extern "C" bl_status ops_cuda_rmsnorm_forward(bl_stream *stream, const void *arg
 {
     const bl_rmsnorm_forward_args *a = (const bl_rmsnorm_forward_args *)args;
     BL_TRY(check_rows("rmsnorm_forward", a->act, a->T, a->H));
-    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
+    bool aligned =
+        bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
     return bl_launch("rmsnorm_forward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
                      rmsnorm_forward_kernel, a->H, a->eps, aligned, (const bl_bf16 *)a->x, a->w,
                      (bl_bf16 *)a->y, a->rstd);
@@ -177,6 +180,7 @@ extern "C" bl_status ops_cuda_rmsnorm_backward(bl_stream *stream, const void *ar
     bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->dy) &&
                    bl_is_aligned(a->dx) && a->H % BL_GROUP == 0;
     return bl_launch("rmsnorm_backward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
-                     rmsnorm_backward_kernel, a->H, a->accumulate != 0, aligned, (const bl_bf16 *)a->x, a->w,
-                     a->rstd, (const bl_bf16 *)a->dy, (bl_bf16 *)a->dx);
+                     rmsnorm_backward_kernel, a->H, a->accumulate != 0, aligned,
+                     (const bl_bf16 *)a->x, a->w, a->rstd, (const bl_bf16 *)a->dy,
+                     (bl_bf16 *)a->dx);
 }

@@ -32,23 +32,23 @@ extern "C" {
 #include "ops/optimizer.h"
 #include "ops/rope.h"
 
-#define OPS_CUDA_LAUNCHERS(X)                                                                                \
-    X(rmsnorm_forward)                                                                                       \
-    X(rmsnorm_backward)                                                                                      \
-    X(rope)                                                                                                  \
-    X(attention_forward)                                                                                     \
-    X(attention_backward)                                                                                    \
-    X(swiglu_forward)                                                                                        \
-    X(swiglu_backward)                                                                                       \
-    X(add) /* bl_accumulate, too */                                                                          \
-    X(cast)                                                                                                  \
-    X(dropout)                                                                                               \
-    X(embedding)                                                                                             \
-    X(loss_head)                                                                                             \
-    X(adamw)                                                                                                 \
-    X(sum_squares)                                                                                           \
-    X(clip_scale)                                                                                            \
-    X(matmul)                                                                                                \
+#define OPS_CUDA_LAUNCHERS(X)                                                                      \
+    X(rmsnorm_forward)                                                                             \
+    X(rmsnorm_backward)                                                                            \
+    X(rope)                                                                                        \
+    X(attention_forward)                                                                           \
+    X(attention_backward)                                                                          \
+    X(swiglu_forward)                                                                              \
+    X(swiglu_backward)                                                                             \
+    X(add) /* bl_accumulate, too */                                                                \
+    X(cast)                                                                                        \
+    X(dropout)                                                                                     \
+    X(embedding)                                                                                   \
+    X(loss_head)                                                                                   \
+    X(adamw)                                                                                       \
+    X(sum_squares)                                                                                 \
+    X(clip_scale)                                                                                  \
+    X(matmul)                                                                                      \
     X(matmul_weight)
 
 #define OPS_CUDA_DECLARE(op) bl_status ops_cuda_##op(bl_stream *stream, const void *args);

@@ -6,7 +6,8 @@
 
 /* ---- AdamW ---- */
 
-__global__ void __launch_bounds__(BL_BLOCK_THREADS, 4) /* left alone, ptxas spills for occupancy's sake */
+__global__ void __launch_bounds__(BL_BLOCK_THREADS,
+                                  4) /* left alone, ptxas spills for occupancy's sake */
     adamw_kernel(int64_t n, bool aligned, bl_adamw_factors factors, const double *grad_scale,
                  const float *grad, float *w, float *m, float *v)
 {
@@ -18,8 +19,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS, 4) /* left alone, ptxas spil
             bl_adamw_element(&factors, scale, grad[k], w + k, m + k, v + k);
         return;
     }
-    float4 group[4] = {*(const float4 *)(grad + i), *(const float4 *)(w + i), *(const float4 *)(m + i),
-                       *(const float4 *)(v + i)};
+    float4 group[4] = {*(const float4 *)(grad + i), *(const float4 *)(w + i),
+                       *(const float4 *)(m + i), *(const float4 *)(v + i)};
     bl_adamw_element(&factors, scale, group[0].x, &group[1].x, &group[2].x, &group[3].x);
     bl_adamw_element(&factors, scale, group[0].y, &group[1].y, &group[2].y, &group[3].y);
     bl_adamw_element(&factors, scale, group[0].z, &group[1].z, &group[2].z, &group[3].z);
@@ -36,8 +37,9 @@ extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const void *args)
         bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
     bool aligned =
         bl_is_aligned(a->grad) && bl_is_aligned(a->w) && bl_is_aligned(a->m) && bl_is_aligned(a->v);
-    return bl_launch("adamw", stream, {bl_blocks_for(a->n, 4 * BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1},
-                     adamw_kernel, a->n, aligned, factors, a->grad_scale, a->grad, a->w, a->m, a->v);
+    return bl_launch("adamw", stream,
+                     {bl_blocks_for(a->n, 4 * BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1}, adamw_kernel,
+                     a->n, aligned, factors, a->grad_scale, a->grad, a->w, a->m, a->v);
 }
 
 /* ---- the sum of squares ---- */
@@ -51,7 +53,8 @@ enum {
 };
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    square_slices_kernel(const float *x, int64_t n, int64_t per_slice, bool aligned, double *of_slice)
+    square_slices_kernel(const float *x, int64_t n, int64_t per_slice, bool aligned,
+                         double *of_slice)
 {
     __shared__ double partial[BL_BLOCK_THREADS / BL_WARP];
     int64_t begin = blockIdx.x * per_slice, end = min(begin + per_slice, n);
@@ -60,7 +63,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
         float values[UNROLL][BL_GROUP];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            bl_load(x + i + u * BL_BLOCK_ELEMENTS, end - i - u * BL_BLOCK_ELEMENTS, aligned, values[u]);
+            bl_load(x + i + u * BL_BLOCK_ELEMENTS, end - i - u * BL_BLOCK_ELEMENTS, aligned,
+                    values[u]);
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll
@@ -70,7 +74,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     if (threadIdx.x == 0) of_slice[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(BL_BLOCK_THREADS) add_slices_kernel(const double *of_slice, int n_slices, double *sum)
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    add_slices_kernel(const double *of_slice, int n_slices, double *sum)
 {
     __shared__ double partial[BL_BLOCK_THREADS / BL_WARP];
     double mine = 0.0;
@@ -87,10 +92,10 @@ extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const void *args)
     int64_t per_slice = bl_blocks_for(bl_blocks_for(a->n, SLICES), STRIDE) * STRIDE;
     int64_t n_slices = bl_blocks_for(a->n, per_slice);
     double *of_slice = (double *)bl_cuda_stream_scratch(stream);
-    BL_TRY(bl_launch("sum_squares", stream, {n_slices, BL_BLOCK_THREADS, 1}, square_slices_kernel, a->x, a->n,
-                     per_slice, bl_is_aligned(a->x), of_slice));
-    return bl_launch("sum_squares", stream, {1, BL_BLOCK_THREADS, 1}, add_slices_kernel, (const double *)of_slice,
-                     (int)n_slices, a->sum);
+    BL_TRY(bl_launch("sum_squares", stream, {n_slices, BL_BLOCK_THREADS, 1}, square_slices_kernel,
+                     a->x, a->n, per_slice, bl_is_aligned(a->x), of_slice));
+    return bl_launch("sum_squares", stream, {1, BL_BLOCK_THREADS, 1}, add_slices_kernel,
+                     (const double *)of_slice, (int)n_slices, a->sum);
 }
 
 /* ---- clipping ---- */
@@ -105,6 +110,6 @@ __global__ void clip_scale_kernel(double max_norm, const double *sum_squares, do
 extern "C" bl_status ops_cuda_clip_scale(bl_stream *stream, const void *args)
 {
     const bl_clip_scale_args *a = (const bl_clip_scale_args *)args;
-    return bl_launch("clip_scale", stream, {1, 1, 1}, clip_scale_kernel, a->max_norm, a->sum_squares, a->norm,
-                     a->grad_scale);
+    return bl_launch("clip_scale", stream, {1, 1, 1}, clip_scale_kernel, a->max_norm,
+                     a->sum_squares, a->norm, a->grad_scale);
 }

@@ -13,15 +13,17 @@ typedef struct rope_tables {
 } rope_tables;
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    rope_kernel(unsigned n_heads, unsigned half, int64_t row_stride, bool aligned, rope_tables tables,
-                bl_bf16 *x)
+    rope_kernel(unsigned n_heads, unsigned half, int64_t row_stride, bool aligned,
+                rope_tables tables, bl_bf16 *x)
 {
     int64_t t = blockIdx.x, document = bl_document_of(tables.cu_seqlens, tables.n_documents, t);
     int64_t position = t - tables.cu_seqlens[document] + tables.position_offset;
-    const float *cosines = tables.cosines + position * half, *sines = tables.sines + position * half;
+    const float *cosines = tables.cosines + position * half,
+                *sines = tables.sines + position * half;
     unsigned groups_per_head = (half + BL_GROUP - 1) / BL_GROUP;
     x += t * row_stride;
-    for (unsigned group = threadIdx.x; group < n_heads * groups_per_head; group += BL_BLOCK_THREADS) {
+    for (unsigned group = threadIdx.x; group < n_heads * groups_per_head;
+         group += BL_BLOCK_THREADS) {
         unsigned head = group / groups_per_head, pair = group % groups_per_head * BL_GROUP;
         int64_t n_valid = (int64_t)half - pair;
         bl_bf16 *first = x + (int64_t)head * 2 * half + pair;
@@ -48,13 +50,16 @@ extern "C" bl_status ops_cuda_rope(bl_stream *stream, const void *args)
     if (a->act != BL_ACT_BF16 || a->T < 0 || a->n_heads < 0 || a->d < 0 ||
         a->row_stride < a->n_heads * a->d || a->n_heads * (half + 1) > INT32_MAX)
         return BL_FAIL(
-            BL_EINTERNAL, "rope: %lld tokens, %lld heads of %lld, rows %lld apart, activations of type %d",
-            (long long)a->T, (long long)a->n_heads, (long long)a->d, (long long)a->row_stride, (int)a->act);
+            BL_EINTERNAL,
+            "rope: %lld tokens, %lld heads of %lld, rows %lld apart, activations of type %d",
+            (long long)a->T, (long long)a->n_heads, (long long)a->d, (long long)a->row_stride,
+            (int)a->act);
     if (a->n_heads == 0 || half == 0) return BL_OK;
     rope_tables tables = {a->cu_seqlens, a->n_documents, a->position_offset,
                           a->cos_table,  a->sin_table,   (float)a->direction};
-    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->cos_table) && bl_is_aligned(a->sin_table) &&
-                   half % BL_GROUP == 0 && a->row_stride % BL_GROUP == 0;
+    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->cos_table) &&
+                   bl_is_aligned(a->sin_table) && half % BL_GROUP == 0 &&
+                   a->row_stride % BL_GROUP == 0;
     return bl_launch("rope", stream, {a->T, BL_BLOCK_THREADS, 1}, rope_kernel, (unsigned)a->n_heads,
                      (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x);
 }

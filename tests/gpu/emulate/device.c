@@ -59,7 +59,8 @@ bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
 {
     const bl_matmul_args *a = args;
     (void)stream;
-    if (a->act != BL_ACT_BF16 || a->c_act != BL_ACT_F32) return BL_FAIL(BL_EINTERNAL, "matmul: not emulated");
+    if (a->act != BL_ACT_BF16 || a->c_act != BL_ACT_F32)
+        return BL_FAIL(BL_EINTERNAL, "matmul: not emulated");
     for (int64_t m = 0; m < a->M; m++)
         for (int64_t n = 0; n < a->N; n++) {
             double sum = 0;
@@ -67,16 +68,17 @@ bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
                 sum += element(a->a, a->transpose_a ? k * a->lda + m : m * a->lda + k) *
                        element(a->b, a->transpose_b ? n * a->ldb + k : k * a->ldb + n);
             float *c = (float *)a->c + m * a->ldc + n;
-            *c = (float)((double)a->alpha * sum + (a->beta != 0.0f ? (double)a->beta * (double)*c : 0.0));
+            *c = (float)((double)a->alpha * sum +
+                         (a->beta != 0.0f ? (double)a->beta * (double)*c : 0.0));
         }
     return BL_OK;
 }
 
-#define NOT_EMULATED(op)                                                                                     \
-    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                             \
-    {                                                                                                        \
-        (void)stream, (void)args;                                                                            \
-        return BL_FAIL(BL_EINTERNAL, #op ": not emulated");                                                  \
+#define NOT_EMULATED(op)                                                                           \
+    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                   \
+    {                                                                                              \
+        (void)stream, (void)args;                                                                  \
+        return BL_FAIL(BL_EINTERNAL, #op ": not emulated");                                        \
     }
 NOT_EMULATED(attention_forward)
 NOT_EMULATED(attention_backward)

@@ -123,7 +123,8 @@ static inline void emulated_note(const uint2 *p, bool is_store)
     emulated_note_access(p, sizeof *p, is_store);
 }
 
-static inline void emulated_note(const void *, bool) {} /* eight floats of a thread are two stores, with gaps */
+static inline void emulated_note(const void *, bool) {
+} /* eight floats of a thread are two stores, with gaps */
 
 template <typename T> static inline void __stwb(T *p, T value)
 {
@@ -164,15 +165,17 @@ struct cudaLaunchConfig_t {
 };
 
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
-                                             Arguments... arguments)
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config,
+                                             void (*kernel)(Parameters...), Arguments... arguments)
 {
     emulated_launch(config->gridDim.x, config->blockDim.x,
-                    config->numAttrs ? config->attrs->val.clusterDim.x : 1, [=] { kernel(arguments...); });
+                    config->numAttrs ? config->attrs->val.clusterDim.x : 1,
+                    [=] { kernel(arguments...); });
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size_bytes, int, cudaStream_t)
+static inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size_bytes, int,
+                                          cudaStream_t)
 {
     memcpy(dst, src, size_bytes);
     return cudaSuccess;
