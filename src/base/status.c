@@ -7,10 +7,26 @@
 
 static _Thread_local char error_text[BL_ERROR_TEXT_BYTES];
 
+/* An allocation's failure names what it was for, "a stream": says first what is wrong with it. */
+static void name_memory(void)
+{
+    static const char *const articles[] = {"a ", "an ", "the "};
+    char object[BL_ERROR_TEXT_BYTES];
+    const char *from = object;
+
+    if (strstr(error_text, "memory")) return;
+    memcpy(object, error_text, sizeof object);
+    for (size_t i = 0; i < sizeof articles / sizeof articles[0]; i++)
+        if (!strncmp(object, articles[i], strlen(articles[i]))) from = object + strlen(articles[i]);
+    snprintf(error_text, sizeof error_text, "out of memory: %.*s",
+             (int)(sizeof error_text - sizeof "out of memory: "), from);
+}
+
 bl_status bl_fail_v(bl_status status, const char *format, va_list args)
 {
     int saved_errno = errno;
     vsnprintf(error_text, sizeof error_text, format, args);
+    if (status == BL_ENOMEM) name_memory();
     errno = saved_errno;
     return status;
 }

@@ -44,7 +44,8 @@ typedef struct bl_error {
 #define BL_PRINTF(text_index, first_index)
 #endif
 
-/* Records `status` and the formatted text for this thread and returns `status`. Does not touch errno. */
+/* Records `status` and the formatted text for this thread and returns `status`. Does not touch errno. The text of BL_ENOMEM may be the
+ * object alone: "out of memory: " comes before it, in place of an article, where "memory" is not in it. */
 bl_status bl_fail(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 bl_status bl_fail_v(bl_status status, const char *format, va_list args) BL_PRINTF(2, 0);
 

@@ -298,7 +298,7 @@ bl_status bl_llama_config_describe(const bl_llama_config *c, json_t **out)
     if (*out && !bl_json_ran_out()) return BL_OK;
     json_decref(*out);
     *out = NULL;
-    return BL_FAIL(BL_ENOMEM, "out of memory: the model's configuration");
+    return BL_FAIL(BL_ENOMEM, "the model's configuration");
 }
 
 int64_t bl_llama_config_n_params(const bl_llama_config *config)

@@ -40,7 +40,7 @@ static bl_status add_config(XXH3_state_t *hash, const bl_llama_config *config)
     BL_TRY(bl_llama_config_describe(config, &described));
     char *text = json_dumps(described, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(described);
-    if (!text) return BL_FAIL(BL_ENOMEM, "out of memory: the model's fingerprint");
+    if (!text) return BL_FAIL(BL_ENOMEM, "the model's fingerprint");
     XXH3_64bits_update(hash, text, strlen(text));
     free(text);
     return BL_OK;
@@ -50,7 +50,7 @@ bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes,
                                uint64_t *fingerprint)
 {
     XXH3_state_t *hash = XXH3_createState();
-    bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: the model's fingerprint");
+    bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "the model's fingerprint");
     int64_t total = 0;
 
     if (hash) XXH3_64bits_reset(hash);

@@ -279,7 +279,7 @@ bl_status bl_options_read_line(const bl_options *options, int argc, char *const 
     int64_t *lines = create_lines(options);
 
     *n_words = 0;
-    if (!lines) return BL_FAIL(BL_ENOMEM, "out of memory: reading the command line");
+    if (!lines) return BL_FAIL(BL_ENOMEM, "reading the command line");
     for (int i = 0; i < argc && st == BL_OK; i++) {
         if (!only_words && strcmp(argv[i], "--") == 0) {
             only_words = true;

@@ -38,7 +38,7 @@ bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
                             hash_text(job->validation_fingerprint, validation));
     bool is_done = own && json_object_update(state, own) == 0;
     json_decref(own);
-    return is_done ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
+    return is_done ? BL_OK : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
 }
 
 /* ---- differences ---- */

@@ -16,7 +16,7 @@ bl_status bl_job_record_machine(json_t *state)
     bl_cpu_gemm_describe(text);
     return json_object_set_new(state, KEY, json_string(text)) == 0
                ? BL_OK
-               : BL_FAIL(BL_ENOMEM, "out of memory: the description of a checkpoint");
+               : BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
 }
 
 bl_status bl_job_compare_machine(const bl_job *job, const json_t *state)

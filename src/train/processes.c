@@ -231,8 +231,7 @@ bl_status bl_job_compare_machines(const bl_job *job)
     bl_status st;
     talk t;
 
-    if (!machines)
-        return BL_FAIL(BL_ENOMEM, "out of memory: the machines of %d processes", job->n_ranks);
+    if (!machines) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->n_ranks);
     BL_TRY_GOTO(st, done, talk_open(job, &t));
     bl_cpu_gemm_describe(own.products);
     st = bl_comm_all_gather(t.world, t.stream, &own, machines, sizeof own);

@@ -109,7 +109,7 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
     BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
     json_t *state = describe(job, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, state)
-                         : BL_FAIL(BL_ENOMEM, "out of memory: description of a checkpoint");
+                         : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
     if (st == BL_OK) st = bl_job_record_machine(state);
     if (st == BL_OK) {
         st = bl_checkpoint_commit(job->saving, state);

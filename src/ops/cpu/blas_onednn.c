@@ -68,8 +68,7 @@ static bl_status probe_memory(void)
     void *memory =
         mmap(NULL, CODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        return BL_FAIL(BL_ENOMEM, "out of memory: %zu MiB of addresses for the code of oneDNN",
-                       CODE_BYTES >> 20);
+        return BL_FAIL(BL_ENOMEM, "%zu MiB of addresses for the code of oneDNN", CODE_BYTES >> 20);
     int refused = mprotect(memory, CODE_BYTES, PROT_READ | PROT_WRITE | PROT_EXEC);
     bl_status st =
         refused ? bl_fail_errno(BL_ELIMIT, "memory that can be executed, for the code of oneDNN")
@@ -89,7 +88,7 @@ static bl_status make_code(void)
 
     if (!block || !enter(&before)) {
         free(block);
-        return BL_FAIL(BL_ENOMEM, "out of memory: the first products of oneDNN");
+        return BL_FAIL(BL_ENOMEM, "the first products of oneDNN");
     }
     dnnl_status_t status = dnnl_success;
     for (int kind = 0; kind < 4; kind++)
@@ -98,9 +97,7 @@ static bl_status make_code(void)
                            SIDE, block + SIDE * SIDE, SIDE, 0, block + 2 * SIDE * SIDE, SIDE);
     leave(before);
     free(block);
-    return status == dnnl_success
-               ? BL_OK
-               : BL_FAIL(BL_ENOMEM, "out of memory: the first products of oneDNN");
+    return status == dnnl_success ? BL_OK : BL_FAIL(BL_ENOMEM, "the first products of oneDNN");
 }
 
 bl_status ops_blas_prepare(void)

@@ -80,9 +80,8 @@ static bl_status check_matrix(const char *name, int64_t n_rows, int64_t n_cols, 
 
 static bl_status check_library(const atomic_bool *out_of_memory)
 {
-    return atomic_load(out_of_memory)
-               ? BL_FAIL(BL_ENOMEM, "out of memory: the buffers of %s", ops_blas_name())
-               : BL_OK;
+    return atomic_load(out_of_memory) ? BL_FAIL(BL_ENOMEM, "the buffers of %s", ops_blas_name())
+                                      : BL_OK;
 }
 
 /* ---- fp32 ---- */
