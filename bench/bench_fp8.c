@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "fp8/fp8.h"
 #include "fp8/cpu/kernels.h"
@@ -25,13 +25,6 @@ typedef struct bench {
     char *from, *to;
     size_t copy_bytes;
 } bench;
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void copy_item(void *arg, int64_t index, void *scratch)
 {
@@ -103,12 +96,12 @@ static void run_case(bench *b, size_t c, int n_runs)
     b->copy_bytes = bytes / 2;
     for (int run = -1; run < n_runs; run++) /* the first warms up */
         for (int what = 0; what < 2; what++) {
-            double start = now_s();
+            double start = bl_now_s();
             if (what == 0)
                 cases[c].run(b);
             else
                 copy(b);
-            if (run >= 0) seconds[what][run] = now_s() - start;
+            if (run >= 0) seconds[what][run] = bl_now_s() - start;
         }
     for (int what = 0; what < 2; what++)
         qsort(seconds[what], (size_t)n_runs, sizeof(double), compare_doubles);

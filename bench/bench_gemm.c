@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
 
@@ -36,13 +36,6 @@ static const struct {
 
 static const int64_t tokens[] = {512, 64, 16, 8, 4, 1};
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bl_status run_once(bench *b, int way)
 {
     int64_t N = b->N, K = b->K;
@@ -64,12 +57,12 @@ static void run_case(bench *b, const char *name, int n_runs)
     for (int way = 0; way < N_WAYS; way++) best[way] = INFINITY;
     for (int run = -1; run < n_runs; run++) /* the first warms up */
         for (int way = 0; way < N_WAYS; way++) {
-            double start = now_s();
+            double start = bl_now_s();
             if (run_once(b, way) != BL_OK) {
                 fprintf(stderr, "%s\n", bl_error_text());
                 exit(1);
             }
-            double seconds = now_s() - start;
+            double seconds = bl_now_s() - start;
             if (run >= 0 && seconds < best[way]) best[way] = seconds;
         }
     for (int way = 0; way < N_WAYS; way++)

@@ -8,9 +8,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
@@ -29,13 +29,6 @@ typedef struct load_result {
     double seconds;
     int64_t stored_bytes, kept_bytes, rss_bytes; /* read; in the shard; the most the process held */
 } load_result;
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int n_threads(void)
 {
@@ -59,9 +52,9 @@ static bl_status load(const char *model, bl_base_format format, const char *dir,
     BL_TRY_GOTO(st, done, bl_comm_create_local(1, 0.0, &comm));
     BL_TRY_GOTO(st, done, bl_device_create_cpu(n_threads(), &device));
     BL_TRY_GOTO(st, done, bl_stream_create(device, "load", &stream));
-    double start = now_s();
+    double start = bl_now_s();
     BL_TRY_GOTO(st, done, bl_llama_weights_load(host, device, comm, stream, &placement, &weights));
-    out->seconds = now_s() - start;
+    out->seconds = bl_now_s() - start;
     for (size_t i = 0; i < bl_hf_count(host->files); i++)
         out->stored_bytes += bl_hf_at(host->files, i)->n_bytes;
     out->stored_bytes -= host->config.vocab_size * host->config.hidden_size *
@@ -136,11 +129,11 @@ static double run_quantiser(void)
     if (source && codes && scales && bl_pool_create(n_threads(), &pool) == BL_OK) {
         for (size_t i = 0; i < n; i++) source[i] = (uint16_t)(0x3c00 + i % 511);
         for (int run = 0; run <= RUNS; run++) {
-            double start = now_s();
+            double start = bl_now_s();
             if (bl_fp8_row_quantise(pool, BL_BF16, source, 0, QUANTISE_ROWS, QUANTISE_COLS, codes,
                                     scales) != BL_OK)
                 break;
-            if (run > 0 && now_s() - start < best_s) best_s = now_s() - start;
+            if (run > 0 && bl_now_s() - start < best_s) best_s = bl_now_s() - start;
         }
     }
     bl_pool_destroy(pool);
@@ -176,9 +169,9 @@ static double run_touch(size_t n_bytes)
     if (args.memory == MAP_FAILED) return 0; /* of nothing, too */
     madvise(args.memory, n_bytes, MADV_HUGEPAGE);
     if (bl_pool_create(n_threads(), &pool) == BL_OK) {
-        start = now_s();
+        start = bl_now_s();
         bl_pool_run(pool, bl_ceil_div((int64_t)n_bytes, 2 << 20), touch_piece, &args);
-        end = now_s();
+        end = bl_now_s();
     }
     bl_pool_destroy(pool);
     munmap(args.memory, n_bytes);

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
@@ -32,13 +32,6 @@ typedef struct timing {
 
 /* A job queues its work on the stream. */
 typedef bl_status (*job_fn)(bl_stream *stream, const void *job);
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void check(bl_status status)
 {
@@ -84,10 +77,10 @@ static void measure(bench *b, job_fn first, const void *first_job, timing *first
     double times[2][MAX_RUNS];
     for (int run = -1; run < b->n_runs; run++) {
         for (int which = 0; which < 2; which++) {
-            double start = now_s();
+            double start = bl_now_s();
             check(which ? second(b->stream, second_job) : first(b->stream, first_job));
             check(bl_stream_synchronize(b->stream));
-            if (run >= 0) times[which][run] = now_s() - start;
+            if (run >= 0) times[which][run] = bl_now_s() - start;
         }
     }
     for (int which = 0; which < 2; which++) {

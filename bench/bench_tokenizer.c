@@ -5,19 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "tokenizer/tokenizer.h"
 
 enum { CHUNK_BYTES = 4096, MAX_RUNS = 1000 };
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static size_t chunk_end(const char *text, size_t n_bytes, size_t start)
 {
@@ -68,16 +61,16 @@ static bl_status bench(const char *tokenizer_path, const char *text_path, int n_
     double s[MAX_RUNS];
     bl_status st;
 
-    double start_s = now_s();
+    double start_s = bl_now_s();
     BL_TRY_GOTO(st, done, bl_tokenizer_load(tokenizer_path, &tokenizer));
-    double load_s = now_s() - start_s;
+    double load_s = bl_now_s() - start_s;
     BL_TRY_GOTO(st, done, bl_file_read_all(text_path, 1u << 30, (void **)&text, &n_bytes));
     BL_TRY_GOTO(st, done, verify(tokenizer, text, n_bytes));
     BL_TRY_GOTO(st, done, encode_all(tokenizer, text, n_bytes, &ids));
     for (int run = 0; run < n_runs; run++) {
-        start_s = now_s();
+        start_s = bl_now_s();
         BL_TRY_GOTO(st, done, encode_all(tokenizer, text, n_bytes, &ids));
-        s[run] = now_s() - start_s;
+        s[run] = bl_now_s() - start_s;
     }
     qsort(s, (size_t)n_runs, sizeof *s, compare);
     printf("{\"bench\":\"tokenizer\",\"tokenizer\":\"%s\",\"file\":\"%s\",\"bytes\":%zu,\"tokens\":"

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/linear_cuda.h"

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/rates.h"

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "comm/wire/wire.h"
@@ -17,13 +18,6 @@ struct bl_launch {
     double
         told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */
 };
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* A number of the environment, or `missing`. */
 static int number_of(const char *name, int missing)
@@ -128,8 +122,8 @@ bool bl_launch_should_leave(bl_launch *launch)
     if (!launch) return false;
     bl_wire_first_error(launch->wire, &error);
     if (error.status == BL_OK) return false;
-    if (launch->told_s == 0.0) launch->told_s = now_s();
-    return now_s() - launch->told_s > PATIENCE_S;
+    if (launch->told_s == 0.0) launch->told_s = bl_now_s();
+    return bl_now_s() - launch->told_s > PATIENCE_S;
 }
 
 /* mpirun sends SIGTERM as soon as one process has left with a failure; this one has its own way to end. */

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "io/reader_internal.h"
@@ -314,19 +315,12 @@ void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out)
     pthread_mutex_unlock(&reader->lock);
 }
 
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* Sleeps until a piece lands. The lock is held. */
 static void wait_done(bl_reader *reader)
 {
-    double start = now_s();
+    double start = bl_now_s();
     pthread_cond_wait(&reader->done, &reader->lock);
-    reader->stats.wait_s += now_s() - start;
+    reader->stats.wait_s += bl_now_s() - start;
 }
 
 /* ---- reads ---- */

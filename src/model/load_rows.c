@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
@@ -29,13 +29,6 @@ struct bl_row_loader {
     int64_t n_bytes, n_bytes_done;
     double start_s, told_s;
 };
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 static int64_t row_bytes(const bl_hf_weight *w)
 {
@@ -136,7 +129,7 @@ static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
 
 static void tell(bl_row_loader *loader)
 {
-    double now = now_s();
+    double now = bl_now_s();
     if (!loader->reports || now - loader->told_s < PROGRESS_S) return;
     loader->told_s = now;
     bl_log_progress("reading weights: %.2f of %.2f GB, %.2f GB/s",
@@ -500,7 +493,7 @@ bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_
     loader->jobs = jobs;
     loader->n_jobs = n_jobs;
     loader->reports = reports;
-    loader->start_s = loader->told_s = now_s();
+    loader->start_s = loader->told_s = bl_now_s();
     list_ranges(loader, model);
     loader->ranges = calloc(loader->n_ranges + 1, sizeof *loader->ranges);
     if (!loader->ranges) {
@@ -522,7 +515,7 @@ done:
 static void report(bl_row_loader *loader)
 {
     bl_reader_stats stats;
-    double seconds = now_s() - loader->start_s;
+    double seconds = bl_now_s() - loader->start_s;
 
     bl_log_progress("%s", "");
     if (seconds < REPORT_S) return;

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/files.h"
@@ -22,13 +21,6 @@ struct bl_metrics {
     bool is_cut;        /* nothing lies behind `bytes` */
     double mean_step_s; /* smoothed, for the time left */
 };
-
-double bl_now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps,
                           bl_metrics **out)

@@ -31,6 +31,4 @@ bl_status bl_metrics_sync(bl_metrics *metrics,
                           int64_t *bytes);  /* durable; *bytes = length so far */
 void bl_metrics_close(bl_metrics *metrics); /* NULL is fine */
 
-double bl_now_s(void); /* monotonic clock */
-
 #endif

@@ -2,6 +2,7 @@
 /* rank_setup.c -- a rank's device, streams, weights and buffers, in the order in which they depend on each other. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"

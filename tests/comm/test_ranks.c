@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 typedef struct rank_thread {
     test_rank self;
@@ -61,13 +60,6 @@ done:
     free(comms);
     free(threads);
     return st;
-}
-
-double test_now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 float test_value(int rank, int64_t index, uint64_t seed)

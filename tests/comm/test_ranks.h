@@ -24,8 +24,6 @@ typedef bl_status (*test_rank_fn)(test_rank *self);
 bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_rank_fn fn, void *arg,
                          bl_error *errors);
 
-double test_now_s(void);
-
 /* The same on every machine and in every run: a number in [-1, 1) that depends on all three. */
 float test_value(int rank, int64_t index, uint64_t seed);
 

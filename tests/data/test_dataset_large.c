@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "data/dataset.h"
 
@@ -37,13 +37,6 @@ static int64_t peak_bytes(void)
     }
     fclose(file);
     return kib * 1024;
-}
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 static int64_t write_rows(const char *path)
@@ -82,9 +75,9 @@ static void test_memory_is_bounded(void **state)
     options.max_seq_length = 2048;
     options.n_threads = 2;
     int64_t before = peak_bytes();
-    double start_s = now_s();
+    double start_s = bl_now_s();
     if (bl_dataset_open(&options, tokenizer, &samples) != BL_OK) fail_msg("%s", bl_error_text());
-    double open_s = now_s() - start_s;
+    double open_s = bl_now_s() - start_s;
     printf("%lld rows, %d MiB: %.1f s, %.1f MB/s\n", (long long)n_rows, FILE_BYTES >> 20, open_s,
            FILE_BYTES / open_s / 1e6);
     assert_int_equal(bl_dataset_count(samples), n_rows);

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
@@ -166,10 +167,10 @@ static _Noreturn void child_main(faults_job job, const char *folder, const fault
 static void wait_for_end(pid_t pid, faults_outcome *out)
 {
     runs_child child = {.pid = pid};
-    double deadline = runs_now_s() + LIMIT_S;
+    double deadline = bl_now_s() + LIMIT_S;
     int status = 0;
 
-    while (runs_is_alive(&child) && runs_now_s() < deadline) runs_sleep_s(0.001);
+    while (runs_is_alive(&child) && bl_now_s() < deadline) runs_sleep_s(0.001);
     bool is_late = runs_is_alive(&child);
     if (is_late) kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, &status, 0), pid);

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 
 enum { EXIT_INPUT = 3, EXIT_LIMIT = 4, EXIT_CHECKPOINT = 5, EXIT_SKIPPED = 77, MAX_THREADS = 256 };
@@ -101,7 +102,7 @@ static void attach(void *arg, pid_t child)
 {
     tracer *self = arg;
     char pid_text[16];
-    double deadline = runs_now_s() + 10;
+    double deadline = bl_now_s() + 10;
 
     snprintf(pid_text, sizeof pid_text, "%d", (int)child);
     fflush(NULL);
@@ -116,7 +117,7 @@ static void attach(void *arg, pid_t child)
         execvp(argv[0], (char **)argv);
         _exit(127);
     }
-    while (!is_traced(child) && waitpid(self->pid, NULL, WNOHANG) == 0 && runs_now_s() < deadline)
+    while (!is_traced(child) && waitpid(self->pid, NULL, WNOHANG) == 0 && bl_now_s() < deadline)
         runs_sleep_s(0.001);
 }
 

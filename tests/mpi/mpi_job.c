@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 
 enum { MAX_WORDS = GOLDEN_MAX_ARGS + 16 };
@@ -118,9 +119,9 @@ static pid_t find_rank(pid_t mpirun, int rank)
 
 pid_t mpi_process_of(const runs_child *child, int rank)
 {
-    double deadline = runs_now_s() + 60;
+    double deadline = bl_now_s() + 60;
     pid_t pid = 0;
-    while (pid == 0 && runs_now_s() < deadline) {
+    while (pid == 0 && bl_now_s() < deadline) {
         pid = find_rank(child->pid, rank);
         if (pid == 0) runs_sleep_s(0.02);
     }
@@ -143,18 +144,18 @@ void mpi_wait_for_text(const runs_child *child, const char *text, int n)
 
 void mpi_assert_gone(const pid_t *pids, int n)
 {
-    double deadline = runs_now_s() + 60;
+    double deadline = bl_now_s() + 60;
     for (int i = 0; i < n; i++) {
-        while (mpi_is_running(pids[i]) && runs_now_s() < deadline) runs_sleep_s(0.01);
+        while (mpi_is_running(pids[i]) && bl_now_s() < deadline) runs_sleep_s(0.01);
         if (mpi_is_running(pids[i])) fail_msg("rank %d is still running", i);
     }
 }
 
 int mpi_wait_after_kill(runs_child *child, const pid_t *ranks, int n_ranks, double limit_s)
 {
-    double deadline = runs_now_s() + limit_s;
+    double deadline = bl_now_s() + limit_s;
 
-    while (runs_is_alive(child) && runs_now_s() < deadline) runs_sleep_s(0.01);
+    while (runs_is_alive(child) && bl_now_s() < deadline) runs_sleep_s(0.01);
     mpi_assert_gone(ranks, n_ranks);
     if (runs_is_alive(child)) {
         printf("mpirun is still there after %g s, and none of its processes: it is killed\n",

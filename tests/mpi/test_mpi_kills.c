@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "store/checkpoint.h"
 
@@ -52,11 +53,11 @@ static bool find_unfinished(const char *output, bool removes)
 /* The moment of a kill: inside a save of this life, or any, from before the first step to the last. */
 static void wait_for_moment(const runs_child *child, const char *output, bool in_save)
 {
-    double deadline = runs_now_s() + LIMIT_S;
+    double deadline = bl_now_s() + LIMIT_S;
 
     if (!in_save) runs_sleep_s((double)random() / RAND_MAX * 1.5);
     while (in_save && runs_is_alive(child) && !find_unfinished(output, false) &&
-           runs_now_s() < deadline)
+           bl_now_s() < deadline)
         runs_sleep_s(0.0005);
 }
 

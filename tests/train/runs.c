@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
 
@@ -210,13 +211,6 @@ bool runs_are_same(const char *output_a, const char *output_b)
 
 /* ---- the program ---- */
 
-double runs_now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 void runs_sleep_s(double seconds)
 {
     struct timespec left = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
@@ -261,10 +255,10 @@ bool runs_is_alive(const runs_child *child)
 
 int runs_wait(runs_child *child, double limit_s)
 {
-    double deadline = runs_now_s() + limit_s;
+    double deadline = bl_now_s() + limit_s;
     int status = 0;
 
-    while (runs_is_alive(child) && runs_now_s() < deadline) runs_sleep_s(0.002);
+    while (runs_is_alive(child) && bl_now_s() < deadline) runs_sleep_s(0.002);
     bool late = runs_is_alive(child);
     if (late) kill(child->pid, SIGKILL);
     assert_int_equal(waitpid(child->pid, &status, 0), child->pid);

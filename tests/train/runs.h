@@ -67,7 +67,6 @@ int runs_wait(runs_child *child, double limit_s);
  * `text`. */
 void runs_assert_error(const runs_child *child, const char *text);
 
-double runs_now_s(void);
 void runs_sleep_s(double seconds);
 
 #endif

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
 #include "offload/pager.h"
@@ -266,9 +267,9 @@ static void test_read_error_names_its_page(void **state)
             assert_true(runs_are_same(plain_run(ranks), runs_path("failing")));
             d.fails_from = atomic_load(&quiet.n_reads) * 3 / 4;
             hooks = disturbing_hooks(&d);
-            double start = runs_now_s();
+            double start = bl_now_s();
             bl_status st = golden_train_hooked(&args, &hooks);
-            assert_true(runs_now_s() - start < SOON_S);
+            assert_true(bl_now_s() - start < SOON_S);
             assert_true(st == BL_EIO || st == BL_ENOMEM);
             assert_error_has(".pages");
             if (!strstr(bl_error_text(), "page lm_head"))
@@ -366,9 +367,9 @@ static void test_one_rank_finds_damage(void **state)
         assert_true(runs_are_same(plain_run(4), runs_path("sabotaged")));
         s.at = atomic_load(&quiet.n_calls) * 2 / 3;
         hooks.pace_user = &s;
-        double start = runs_now_s();
+        double start = bl_now_s();
         assert_int_equal(golden_train_hooked(&args, &hooks), BL_EINPUT);
-        assert_true(runs_now_s() - start < SOON_S);
+        assert_true(bl_now_s() - start < SOON_S);
         assert_error_has(
             "-1-of-4.pages: page model.layers.0.self_attn.q_proj+k_proj+v_proj at 0: checksum");
         runs_unset(&args, "overwrite_output_dir");

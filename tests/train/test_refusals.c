@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
 
@@ -191,9 +192,9 @@ static void test_file_systems(void **state)
     (void)state;
     disk_keys(&args, output, dir);
     if (!mount_memory(dir, "size=16k")) skip();
-    double start = runs_now_s();
+    double start = bl_now_s();
     assert_int_equal(run(&args, &child), EXIT_LIMIT);
-    assert_true(runs_now_s() - start < FAILURE_S);
+    assert_true(bl_now_s() - start < FAILURE_S);
     runs_assert_error(&child, "/disk: the page file takes ");
     runs_assert_error(&child, " bytes, the disk has ");
     assert_int_equal(count_files(dir, ""), 0);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/pause.h"
 #include "base/sizes.h"
 
@@ -181,24 +182,17 @@ static bool is_aborted(bl_local_meeting *meeting)
     return atomic_load_explicit(&meeting->group->job->is_aborted, memory_order_relaxed);
 }
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Under the lock: waits for a turn, at most `most_s`. Returns the seconds that passed, but never much more
  * than were asked for: a process that was stopped (Ctrl-Z) and goes on has not waited for anybody meanwhile.
  */
 static double wait_a_while(bl_local_meeting *meeting, double most_s)
 {
-    double start = now_s(), until_s = start + most_s;
+    double start = bl_now_s(), until_s = start + most_s;
     struct timespec until = {.tv_sec = (time_t)until_s,
                              .tv_nsec = (long)((until_s - floor(until_s)) * 1e9)};
 
     pthread_cond_timedwait(&meeting->turned, &meeting->lock, &until);
-    return fmin(now_s() - start, 1.5 * most_s);
+    return fmin(bl_now_s() - start, 1.5 * most_s);
 }
 
 /* Under the lock. True when this rank was the last to arrive. */

@@ -71,8 +71,6 @@ struct bl_lane {
     bl_lane_transfer *state;   /* [2 size] */
 };
 
-double bl_wire_now_s(void);
-
 /* Takes down the job's first failure, and wakes the wire's thread. */
 void bl_wire_note_word(bl_wire *wire, const bl_word *word);
 

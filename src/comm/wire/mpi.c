@@ -25,6 +25,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "comm/wire/internal.h"
 
@@ -89,7 +90,7 @@ static bl_status begin_piece(bl_lane *lane, int i)
 static bl_status begin_exchange(bl_lane *lane)
 {
     lane->is_begun = true;
-    lane->last_event_s = bl_wire_now_s();
+    lane->last_event_s = bl_now_s();
     for (int i = 0; i < lane->n_transfers; i++) lane->requests->all[i] = MPI_REQUEST_NULL;
     for (int pass = 0; pass < 2;
          pass++) /* receives first: what finds one waiting is not copied twice */
@@ -152,7 +153,7 @@ static bl_status advance(bl_lane *lane)
                      "MPI_Testsome"));
     if (n_finished == MPI_UNDEFINED || n_finished == 0) return check_deadline(lane);
     lane->wire->quiet_rounds = 0;
-    if (!lane->is_meeting) lane->last_event_s = bl_wire_now_s();
+    if (!lane->is_meeting) lane->last_event_s = bl_now_s();
     for (int k = 0; k < n_finished; k++) {
         int i = lane->requests->finished[k];
         lane->state[i].n_done += lane->state[i].n_under_way;
@@ -237,7 +238,7 @@ static bool all_heard(const bl_wire *w)
  * others: it does not blame them for its own absence, and listens first. */
 static bool notice_absence(bl_wire *w)
 {
-    double now = bl_wire_now_s();
+    double now = bl_now_s();
     bool was_absent = now - w->round_s > SPREAD_S;
     if (was_absent) {
         w->late_until_s = now + SPREAD_S;
@@ -251,7 +252,7 @@ static bool notice_absence(bl_wire *w)
  * that was absent cannot know whether the others have told the user already, without it: they do. */
 static void spread(bl_wire *w)
 {
-    double deadline = bl_wire_now_s() + SPREAD_S;
+    double deadline = bl_now_s() + SPREAD_S;
     const struct timespec pause = {0, 200 * 1000};
     int all_sent = 0;
     bl_word other;
@@ -268,7 +269,7 @@ static void spread(bl_wire *w)
             MPI_Isend(&w->mpi->told, sizeof w->mpi->told, MPI_BYTE, i, BL_WIRE_TAG_CONTROL,
                       MPI_COMM_WORLD, &w->mpi->sends[i]);
     }
-    while ((!all_sent || !all_heard(w)) && bl_wire_now_s() < deadline) {
+    while ((!all_sent || !all_heard(w)) && bl_now_s() < deadline) {
         if (!all_sent) MPI_Testall(w->size, w->mpi->sends, &all_sent, MPI_STATUSES_IGNORE);
         if (!hear_word(w, &other))
             nanosleep(&pause, NULL);
@@ -348,7 +349,7 @@ static void rest(bl_wire *w)
 static bool run(bl_wire *w)
 {
     bl_word other;
-    w->round_s = bl_wire_now_s();
+    w->round_s = bl_now_s();
     for (;;) {
         bool is_closing = take_given(w);
         notice_absence(w);
@@ -367,7 +368,7 @@ static bool finish(bl_wire *w)
     const struct timespec pause = {0, 500 * 1000};
     MPI_Request barrier;
     int all_here = 0;
-    double start = bl_wire_now_s();
+    double start = bl_now_s();
     bl_word other;
 
     w->round_s = start;

@@ -9,13 +9,6 @@
 
 enum { LEAVE_S = 5 }; /* how long a thread that hangs in MPI is waited for after an abort */
 
-double bl_wire_now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 void bl_wire_note_word(bl_wire *w, const bl_word *what)
 {
     pthread_mutex_lock(&w->lock);

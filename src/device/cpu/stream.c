@@ -20,8 +20,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/counter.h"
 
 enum { THREAD_NAME_BYTES = 16 }; /* pthread_setname_np's limit, terminator included */
@@ -269,13 +269,10 @@ void bl_cpu_stamp_destroy(bl_stamp *stamp)
 static bl_status stamp_task(bl_stream *stream, const void *args)
 {
     cpu_stamp *stamp = *(cpu_stamp *const *)args;
-    struct timespec now;
 
     (void)stream;
-    clock_gettime(CLOCK_MONOTONIC, &now);
     /* Relaxed: a stamp tells the time and orders nothing. */
-    atomic_store_explicit(&stamp->reached_s, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec,
-                          memory_order_relaxed);
+    atomic_store_explicit(&stamp->reached_s, bl_now_s(), memory_order_relaxed);
     return BL_OK;
 }
 

@@ -31,6 +31,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/counter.h"
 #include "device/cuda/device.h"
 
@@ -390,19 +391,12 @@ bl_status cuda_event_synchronize(bl_event *event)
  * from the older one, at most two periods back. */
 static const double BASE_PERIOD_S = 30;
 
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static bl_status set_base(const cuda_device *device, cuda_time_base *base)
 {
-    double before_s = now_s();
+    double before_s = bl_now_s();
     BL_TRY(CHECK(cudaEventRecord(base->event, device->own_stream)));
     BL_TRY(CHECK(cudaEventSynchronize(base->event)));
-    base->at_s = 0.5 * (before_s + now_s());
+    base->at_s = 0.5 * (before_s + bl_now_s());
     return BL_OK;
 }
 
@@ -471,7 +465,7 @@ double cuda_stamp_seconds(const bl_stamp *stamp)
         at_s = device->time[0].at_s + 1e-3 * (double)ms;
     else
         (void)cudaGetLastError(); /* "not ready", or a dead device: no time either way */
-    if (now_s() - device->time[1].at_s > BASE_PERIOD_S) {
+    if (bl_now_s() - device->time[1].at_s > BASE_PERIOD_S) {
         cuda_time_base newer = device->time[0];
         if (set_base(device, &newer) == BL_OK) {
             device->time[0] = device->time[1];

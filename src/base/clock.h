@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* clock.h -- the one clock that durations and deadlines are measured with. */
+#ifndef BALLAST_BASE_CLOCK_H
+#define BALLAST_BASE_CLOCK_H
+
+double bl_now_s(void); /* CLOCK_MONOTONIC, seconds from an arbitrary start */
+
+#endif
