@@ -57,8 +57,8 @@ BL_HOST_DEVICE uint16_t bl_f32_to_bf16(float value)
 }
 
 float bl_f16_to_f32(uint16_t bits); /* exact, subnormals included */
-uint16_t
-bl_f32_to_f16(float value); /* round to nearest even; overflow to infinity; NaN stays NaN */
+/* Round to nearest even; overflow to infinity; NaN stays NaN. */
+uint16_t bl_f32_to_f16(float value);
 
 /* dst[i] = (float)src[i] for i < count; src holds `dtype`: F32, F16, BF16 or F64. Any alignment. False: other dtype. */
 bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count);

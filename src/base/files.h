@@ -48,8 +48,8 @@ bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n
                              int64_t offset_bytes);
 
 bl_status bl_file_sync(int fd, const char *path); /* fsync; a failure is final */
-bl_status
-bl_dir_sync(const char *path); /* makes creations, renames and removals in the folder durable */
+/* Makes creations, renames and removals in the folder durable. */
+bl_status bl_dir_sync(const char *path);
 
 /* BL_EUSAGE when `path` is there and no regular file (links followed), or a link into /proc: what is renamed over a
  * device, a FIFO or /dev/stdout would take its place. */

@@ -11,8 +11,8 @@
 
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
-static atomic_bool
-    is_line_open; /* a line of progress is on the terminal, without its end; changed under stderr's lock */
+/* A line of progress is on the terminal, without its end; changed under stderr's lock. */
+static atomic_bool is_line_open;
 
 /* What ends it, if it is there. Under stderr's lock. */
 static const char *end_of_line(void)

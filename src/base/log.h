@@ -16,10 +16,10 @@ int bl_log_columns(void);
 /* Rewrites one line of a terminal in place, cut to its width; "" takes it away. Elsewhere nothing is written. Whatever
  * is logged next begins below it. */
 void bl_log_progress(const char *format, ...) BL_PRINTF(1, 2);
-void bl_log_note_echo(
-    void); /* Ctrl-C: the terminal shows ^C where the line ended; signal handlers may call it */
-void bl_log_finish_progress(
-    void); /* leaves the line as it is and goes to the next one; nothing without a line */
+/* Ctrl-C: the terminal shows ^C where the line ended; signal handlers may call it. */
+void bl_log_note_echo(void);
+/* Leaves the line as it is and goes to the next one; nothing without a line. */
+void bl_log_finish_progress(void);
 
 /* The one line that a failure prints: "ballast: error: " and the text, whatever bytes it contains. */
 void bl_log_error(const char *text);

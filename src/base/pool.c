@@ -24,8 +24,8 @@ struct bl_pool {
     int n_threads;
     worker *workers;      /* [0] stands for the caller */
     pthread_mutex_t turn; /* held by the thread whose loop runs */
-    pthread_mutex_t
-        lock; /* guards what follows; the atomics are changed under it and peeked at without */
+    /* Guards what follows; the atomics are changed under it and peeked at without. */
+    pthread_mutex_t lock;
     pthread_cond_t wake, idle;
     bl_pool_fn fn;
     void *arg;

@@ -59,8 +59,8 @@ bl_status bl_error_prefix(bl_status status, const char *format, ...) BL_PRINTF(2
 const char *bl_error_text(void);
 
 void bl_error_save(bl_error *out, bl_status status); /* copies this thread's text */
-bl_status
-bl_error_restore(const bl_error *error); /* sets this thread's text, returns error->status */
+/* Sets this thread's text, returns error->status. */
+bl_status bl_error_restore(const bl_error *error);
 
 /* The process exit code of notes in docs/reliability.md. */
 int bl_status_exit_code(bl_status status);

@@ -58,8 +58,8 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
                                 bl_chat_template **out);
 void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
 
-const char *
-bl_chat_template_name(const bl_chat_template *chat); /* "llama3.1", or the file's path */
+/* "llama3.1", or the file's path. */
+const char *bl_chat_template_name(const bl_chat_template *chat);
 bool bl_chat_template_was_recognised(const bl_chat_template *chat); /* loaded without a name */
 
 /* XXH3-64 of all that decides what bl_chat_template_encode gives; a file's path is no part of it. */

@@ -16,8 +16,8 @@ typedef struct bl_command {
     const char *details;   /* paragraphs for --help; lines end in \n */
     /* Its options: for a terminal, or as Markdown tables; NULL: it has none. */
     void (*print_options)(FILE *out, bool as_markdown);
-    bool
-        is_job; /* its product is files: it goes on when nobody reads what it says (SIGPIPE is ignored) */
+    /* Its product is files: it goes on when nobody reads what it says (SIGPIPE is ignored). */
+    bool is_job;
     /* argv without the program and the command; --help has been dealt with. Output goes to stdout; the caller
      * reports a failure. */
     bl_status (*run)(int argc, char *const *argv);

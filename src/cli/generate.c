@@ -56,8 +56,8 @@ typedef struct session {
     bl_lora_layout lora;
     float *lora_weights;
     bl_generator *generator;
-    bl_ids
-        ids; /* the prompt and what was added: decoded together, so that spaces come out as in one text */
+    /* The prompt and what was added: decoded together, so that spaces come out as in one text. */
+    bl_ids ids;
 } session;
 
 static void print_options(FILE *out, bool as_markdown)

@@ -180,9 +180,8 @@ int main(int argc, char **argv)
     mi_option_set_default(mi_option_decommit_delay,
                           1); /* ms until freed pages go back: docs/memory.md */
 #endif
-    signal(
-        SIGXFSZ,
-        SIG_IGN); /* a file beyond the limit is an error to report, EFBIG, not the end of the process */
+    /* A file beyond the limit is an error to report, EFBIG, not the end of the process. */
+    signal(SIGXFSZ, SIG_IGN);
     bl_status st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");

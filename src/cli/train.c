@@ -51,8 +51,8 @@ static bl_status run_train(int argc, char *const *argv)
     bl_launch *launch;
 
     take_requests_to_stop(leave_at_once);
-    BL_TRY(
-        bl_launch_open(&launch)); /* first: what is wrong with a configuration is told once, too */
+    /* First: what is wrong with a configuration is told once, too. */
+    BL_TRY(bl_launch_open(&launch));
     if (bl_launch_size(launch) > 1) take_requests_to_stop(leave_silently);
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_train_run(config, launch);

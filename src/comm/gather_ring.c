@@ -26,8 +26,8 @@ struct bl_gather_ring {
     char *memory;
     bl_event *changed, *arrived;
     ring_slot *slots;
-    bl_error
-        error; /* of a gather that could not be queued whole: its slot must not be handed out */
+    /* Of a gather that could not be queued whole: its slot must not be handed out. */
+    bl_error error;
 };
 
 static bool is_lent(const bl_gather_item *item, int group_size)

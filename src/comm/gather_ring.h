@@ -35,14 +35,16 @@ extern "C" {
 enum { BL_GATHER_ITEMS = 12 };
 
 typedef struct bl_gather_item {
-    const void *
-        shard; /* this rank's part, device memory, borrowed until the ring is destroyed; NULL: the source brings it */
+    /* This rank's part, device memory, borrowed until the ring is destroyed; NULL: the source
+     * brings it. */
+    const void *shard;
     size_t shard_bytes; /* the same on every rank */
-    size_t
-        slot_offset; /* the gathered item is group size * shard_bytes at this offset of the slot */
-    bl_lane lane;    /* of what the source does */
-    bool
-        is_lent; /* in a group of one: acquire gives `shard` (not NULL) itself, nothing is copied, no slot memory is used */
+    /* The gathered item is group size * shard_bytes at this offset of the slot. */
+    size_t slot_offset;
+    bl_lane lane; /* of what the source does */
+    /* In a group of one: acquire gives `shard` (not NULL) itself, nothing is copied, no slot
+     * memory is used. */
+    bool is_lent;
 } bl_gather_item;
 
 typedef struct bl_gather_unit {
@@ -67,8 +69,9 @@ typedef struct bl_gather_ring_options {
     bl_stream *copy;         /* carries the source's work; borrowed; NULL without a source */
     bl_gather_source source; /* for items without a shard */
     int depth;               /* slots, >= 1 */
-    bool
-        is_synchronous; /* for comparisons: a unit is brought at its acquire, after all that was queued there, and waited for whole */
+    /* For comparisons: a unit is brought at its acquire, after all that was queued there, and
+     * waited for whole. */
+    bool is_synchronous;
     bl_timeline *timeline; /* borrowed; NULL: none */
     bl_lane lane;          /* of the gathers, on the timeline */
 } bl_gather_ring_options;

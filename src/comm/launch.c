@@ -152,8 +152,8 @@ bl_status bl_launch_close(bl_launch *launch, bl_status st)
     block_sigterm();
     bl_wire_first_error(launch->wire, &first);
     if (st == BL_ESTOPPED && first.status == BL_OK && bl_wire_rank(launch->wire) == 0)
-        report_error(
-            &own); /* all have agreed to stop, and wait at the end; what was aborted, the wire reports */
+        /* All have agreed to stop, and wait at the end; what was aborted, the wire reports. */
+        report_error(&own);
     if (st != BL_OK && st != BL_ESTOPPED) bl_wire_abort(launch->wire, &own);
     bl_status verdict = bl_wire_close(launch->wire);
     free(launch);

@@ -55,8 +55,8 @@ typedef struct bl_train_config {
     char *init_adapter; /* NULL: a fresh adapter */
     char *output_dir;
     bool overwrite_output_dir;
-    char *
-        resume_from_checkpoint; /* "false", "true" (the newest valid one) or a path: bl_train_config_resume */
+    /* "false", "true" (the newest valid one) or a path: bl_train_config_resume. */
+    char *resume_from_checkpoint;
     bool allow_resume_mismatch;
     bl_adapter_dtype adapter_dtype;
 
@@ -118,8 +118,8 @@ typedef struct bl_train_config {
     char *config_file;                  /* no key: the YAML file it was read from; NULL */
     const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
 
-    uint8_t
-        origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key: bl_train_config_given */
+    /* bl_option_origin of each key: bl_train_config_given. */
+    uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS];
 } bl_train_config;
 
 /* Reads, resolves and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
@@ -139,8 +139,8 @@ bool bl_train_config_given(const bl_train_config *config, const char *key);
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);
 
 typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
-bl_resume
-bl_train_config_resume(const bl_train_config *config); /* PATH: config->resume_from_checkpoint */
+/* PATH: config->resume_from_checkpoint. */
+bl_resume bl_train_config_resume(const bl_train_config *config);
 
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);

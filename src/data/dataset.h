@@ -53,16 +53,15 @@ typedef struct bl_dataset_options {
     int64_t max_seq_length; /* tokens; 0: no limit */
     bl_overlong overlong;
     bool train_on_inputs; /* prompts carry loss too */
-    bool
-        skip_bad; /* leave out rows that cannot be used, and list them on the log; else the first is an error
-                    */
+    /* Leave out rows that cannot be used, and list them on the log; else the first is an error /. */
+    bool skip_bad;
     bool add_eos;       /* texts and completions end with EOS */
     int32_t eos_id;     /* -1: the tokenizer's first */
     int32_t vocab_size; /* bound of ids, the model's; 0: the tokenizer's */
     const char *chat_template,
         *template_date; /* chat/template.h; NULL: the model's own, its date */
-    const bl_error *
-        no_tokenizer; /* why there is no tokenizer: fails a format that needs one; NULL: none was asked for */
+    /* Why there is no tokenizer: fails a format that needs one; NULL: none was asked for. */
+    const bl_error *no_tokenizer;
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
 } bl_dataset_options;
 
@@ -100,8 +99,8 @@ bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer 
 void bl_dataset_close(bl_dataset *dataset); /* NULL is fine */
 
 bl_data_format bl_dataset_format(const bl_dataset *dataset); /* never BL_DATA_AUTO */
-int64_t
-bl_dataset_count(const bl_dataset *dataset); /* rows: samples, in file order, unless packed */
+/* Rows: samples, in file order, unless packed. */
+int64_t bl_dataset_count(const bl_dataset *dataset);
 int64_t bl_dataset_n_tokens(const bl_dataset *dataset,
                             int64_t index); /* of one row, without building it */
 void bl_dataset_get_stats(const bl_dataset *dataset, bl_dataset_stats *out);

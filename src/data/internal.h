@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c); dataset.c
- * joins them. */
+/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c); dataset.c joins them. */
 #ifndef BALLAST_DATA_INTERNAL_H
 #define BALLAST_DATA_INTERNAL_H
 
@@ -11,8 +10,8 @@
 #include "data/dataset.h"
 
 enum {
-    BL_MAX_ROW_BYTES = 1 << 28,
-    /* the tokenizer's limit */ BL_PLACE_BYTES = 512 /* "path:line" of errors */
+    BL_MAX_ROW_BYTES = 1 << 28, /* the tokenizer's limit */
+    BL_PLACE_BYTES = 512        /* "path:line" of errors */
 };
 
 /* ---- rows.c ---- */
@@ -64,8 +63,8 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
  * is empty then. */
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
                           bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
-int64_t
-bl_sample_count_labels(const bl_sample *sample); /* labels that carry loss after the shift */
+/* Labels that carry loss after the shift. */
+int64_t bl_sample_count_labels(const bl_sample *sample);
 
 /* ---- keys.c ---- */
 
@@ -96,8 +95,8 @@ typedef struct bl_pack bl_pack;
 
 struct bl_dataset {
     int n_references; /* the caller's, and those of the packed data sets made of it */
-    bl_pack *
-        pack; /* not NULL: rows are packed of another's samples, and only `fingerprint` below is used */
+    /* Not NULL: rows are packed of another's samples, and only `fingerprint` below is used. */
+    bl_pack *pack;
     char *path;
     int fd; /* read with pread only: any number of threads */
     bl_sample_rules rules;

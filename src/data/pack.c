@@ -17,9 +17,9 @@ struct bl_pack {
     bl_packing packing;
     int64_t row_tokens, first, n; /* samples [first, first + n) */
     int64_t n_rows, n_tokens;
-    int64_t
-        *start; /* pack: [n_rows + 1], where a row's samples begin in `order`; concatenate: [n + 1],
-                        tokens before a sample */
+    /* Pack: [n_rows + 1], where a row's samples begin in `order`; concatenate: [n + 1], tokens
+     * before a sample. */
+    int64_t *start;
     uint32_t *order; /* pack: [n], samples row by row, counted from `first` */
 };
 

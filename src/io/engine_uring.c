@@ -248,9 +248,8 @@ static void *thread_main(void *argument)
     pthread_mutex_unlock(&reader->lock);
     if (st == BL_OK) {
         serve(reader, state);
-        if (state->has_buffers)
-            io_uring_unregister_buffers(
-                &state->ring); /* queue_exit alone gives memory back later */
+        if (state->has_buffers) /* queue_exit alone gives memory back later. */
+            io_uring_unregister_buffers(&state->ring);
         io_uring_queue_exit(&state->ring);
     }
     return NULL;

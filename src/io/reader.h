@@ -68,9 +68,9 @@ typedef struct bl_reader_options {
     bl_io_engine engine;
     int queue_depth;    /* requests in the kernel; 0: BL_IO_QUEUE_DEPTH */
     size_t chunk_bytes; /* of a request, a multiple of BL_IO_ALIGN_BYTES; 0: BL_IO_CHUNK_BYTES */
-    void *
-        memory; /* memory that reads will go to, registered with the kernel beside the reader's own buffers;
-                   */
+    /* Memory that reads will go to, registered with the kernel beside the reader's own buffers;
+     * /. */
+    void *memory;
     size_t memory_bytes; /* NULL, 0: none. Borrowed as long as the reader lives */
     bl_io_hook hook;     /* NULL: none */
     void *hook_arg;
@@ -85,8 +85,8 @@ bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files,
 /* Waits for the requests that are in the kernel and drops those that are not; NULL is fine. */
 void bl_reader_destroy(bl_reader *reader);
 
-const char *
-bl_reader_engine_name(const bl_reader *reader); /* the engine in use: "uring" or "pread" */
+/* The engine in use: "uring" or "pread". */
+const char *bl_reader_engine_name(const bl_reader *reader);
 
 typedef struct bl_reader_stats {
     int64_t n_bytes; /* delivered */

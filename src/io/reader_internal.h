@@ -5,8 +5,8 @@
  *
  *   state    | by                    | next
  *   FREE     | bl_reader_take        | FLYING: an engine owns it and attempts bytes [at, end)
- *   FLYING   | bl_reader_finish      | FLYING again (true: attempt the rest), READY (of a stream) or FREE (of
- * a read) READY    | bl_reader_next, _end  | FREE, once its chunk has been handed back
+ *   FLYING   | bl_reader_finish      | FLYING again (true: attempt the rest), READY (of a stream), FREE (of a read)
+ *   READY    | bl_reader_next, _end  | FREE, once its chunk has been handed back
  *
  * Invariants, under the lock: n_free + n_flying + READY pieces = queue_depth; a piece of a stream is READY or
  * FLYING from its place in `order` on; a read is done when all its bytes were issued (or it failed) and none
@@ -53,9 +53,8 @@ typedef struct bl_io_engine_api {
     /* Starts the engine's threads; a failure leaves nothing behind and its text says why. */
     bl_status (*start)(bl_reader *reader);
     void (*wake)(bl_reader *reader); /* there may be something to take; the lock is held */
-    void (*stop)(
-        bl_reader
-            *reader); /* `quit` has been set; returns when no piece flies and no thread is left */
+    /* `quit` has been set; returns when no piece flies and no thread is left. */
+    void (*stop)(bl_reader *reader);
 } bl_io_engine_api;
 
 extern const bl_io_engine_api bl_io_engine_uring, bl_io_engine_pread;

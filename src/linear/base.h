@@ -23,8 +23,9 @@ enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
 typedef struct bl_base_part {
     int first_segment, n_segments;
     int64_t rows, row_bytes;
-    int64_t
-        shard_rows; /* ceil(rows / n_shards): shard i holds rows [i * shard_rows, (i + 1) * shard_rows), zero-padded */
+    /* Ceil(rows / n_shards): shard i holds rows [i * shard_rows, (i + 1) * shard_rows), zero-
+     * padded. */
+    int64_t shard_rows;
     size_t shard_bytes;  /* shard_rows * row_bytes */
     size_t shard_offset; /* in the unit's shard */
     size_t slot_offset;  /* in the unit's slot, where n_shards * shard_bytes lie */
@@ -38,8 +39,8 @@ typedef struct bl_base_matrix {
 
 typedef struct bl_base_unit {
     int n_matrices;
-    bool
-        whole_ring; /* the head: may use the whole ring (DESIGN: ring bytes = max(depth x slot, head)) */
+    /* The head: may use the whole ring (DESIGN: ring bytes = max(depth x slot, head)). */
+    bool whole_ring;
     bl_base_matrix matrix[BL_BASE_MATRICES];
     size_t shard_bytes, slot_bytes;
     size_t offset; /* of the unit's shard in the rank's shard memory */

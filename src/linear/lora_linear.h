@@ -28,8 +28,9 @@ enum { BL_LORA_PARTS = 3 };
 
 typedef struct bl_lora_part {
     int64_t r, row_begin, rows;
-    float
-        scale; /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023, arXiv:2312.03732) */
+    /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023,
+     * arXiv:2312.03732). */
+    float scale;
     const void *A, *B; /* (r,K), (rows,r) */
     float *dA, *dB;    /* overwritten by backward */
 } bl_lora_part;
@@ -47,15 +48,15 @@ typedef struct bl_lora_linear {
     bl_weight weight;
     int n_parts;
     bl_lora_part part[BL_LORA_PARTS];
-    bool
-        is_stacked; /* the parts' A's lie one behind the other, and so do their dA's: on CUDA x and dx are then gone through once for
-                        all parts instead of once for each. Not looked at on the CPU */
+    /* The parts' A's lie one behind the other, and so do their dA's: on CUDA x and dx are then
+     * gone through once for all parts instead of once for each. Not looked at on the CPU. */
+    bool is_stacked;
     bl_lora_dropout dropout;
     bl_act_type act;     /* zero: fp32 */
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
     void *workspace;     /* bl_lora_linear_workspace_floats(...) on the CPU */
-    size_t
-        workspace_bytes; /* bl_lora_linear_workspace_bytes(...) on CUDA, 256-byte aligned; not looked at on the CPU */
+    /* bl_lora_linear_workspace_bytes(...) on CUDA, 256-byte aligned; not looked at on the CPU. */
+    size_t workspace_bytes;
 } bl_lora_linear;
 
 /* r_max: the largest r of a part; dropout: whether p > 0. */

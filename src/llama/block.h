@@ -31,8 +31,8 @@ typedef struct bl_micro_batch {
     int32_t *targets;  /* the token to predict; any value where weights[t] is 0 */
     float *weights;    /* of -log p(target) in the loss */
     int32_t *position; /* index of the token in its sample (the row of the data set) */
-    int64_t
-        *sample; /* number of the token's sample in the step: with position the key of dropout */
+    /* Number of the token's sample in the step: with position the key of dropout. */
+    int64_t *sample;
     int32_t *cu_seqlens; /* documents: positions and attention start anew in each */
 } bl_micro_batch;
 

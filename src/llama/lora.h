@@ -24,8 +24,8 @@ typedef struct bl_lora_options {
 typedef struct bl_lora_layout {
     bl_lora_options options;
     float scale; /* alpha / r, or alpha / sqrt(r) */
-    int64_t a_offset
-        [BL_PROJECTIONS]; /* floats from the start of the layer's vector; -1: not a target */
+    /* Floats from the start of the layer's vector; -1: not a target. */
+    int64_t a_offset[BL_PROJECTIONS];
     int64_t b_offset[BL_PROJECTIONS];
     int64_t a_cols[BL_PROJECTIONS], b_rows[BL_PROJECTIONS];
     int64_t row_begin[BL_PROJECTIONS]; /* in the fused matrix */

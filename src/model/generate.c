@@ -73,8 +73,8 @@ done:
 void bl_generator_destroy(bl_generator *g)
 {
     if (!g) return;
-    (void)bl_stream_synchronize(
-        g->stream); /* after a failed extend tasks may still use the memory */
+    /* After a failed extend tasks may still use the memory. */
+    (void)bl_stream_synchronize(g->stream);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->caches);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
     free(g);

@@ -25,10 +25,10 @@ struct bl_llama_pass {
     int64_t n_layers, hidden;
     float *memory;   /* device memory, all of it */
     bl_arena *arena; /* host memory, all of it; NULL without offload */
-    bl_spill *
-        inputs; /* entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden] */
-    bl_spill *
-        saved; /* entry l: what layer l's forward keeps, [rows * saved_floats]; NULL without training */
+    /* Entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden]. */
+    bl_spill *inputs;
+    /* Entry l: what layer l's forward keeps, [rows * saved_floats]; NULL without training. */
+    bl_spill *saved;
     float *d; /* [rows][hidden]: gradient of the boundary between two layers */
     float *logits;
     int64_t saved_floats;

@@ -33,16 +33,17 @@ typedef struct bl_pass_options {
     int ring_depth; /* how far to look ahead */
     unsigned save;  /* bl_save */
     bool training;  /* false: forward only, two layer inputs are kept */
-    bool
-        offload_activations; /* layer inputs and saved tensors go to host memory and back; nothing without training */
+    /* Layer inputs and saved tensors go to host memory and back; nothing without training. */
+    bool offload_activations;
     bool pin; /* that memory, where the system allows it (offload/arena.h) */
     const bl_lora_layout *lora;
-    bl_gather_ring
-        *lora_ring; /* unit i = layer i's flat vector, one item; NULL when there is no adapter */
-    bl_stream *
-        activations; /* carries what goes to host memory and back: not compute. NULL without offload_activations */
-    bl_timeline *
-        timeline; /* may be NULL: a compute span for each visit, "forward", "head", "backward", in which it may also stand still */
+    /* Unit i = layer i's flat vector, one item; NULL when there is no adapter. */
+    bl_gather_ring *lora_ring;
+    /* Carries what goes to host memory and back: not compute. NULL without offload_activations. */
+    bl_stream *activations;
+    /* May be NULL: a compute span for each visit, "forward", "head", "backward", in which it may
+     * also stand still. */
+    bl_timeline *timeline;
 } bl_pass_options;
 
 typedef struct bl_llama_pass bl_llama_pass;
@@ -64,8 +65,8 @@ typedef struct bl_pass_input {
     bl_lora_dropout dropout; /* p, seed, step */
     double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
     const bl_gradient_sink *sink;
-    bool (*stop)(
-        void *user); /* asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never */
+    /* Asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never. */
+    bool (*stop)(void *user);
     void *stop_user;
 } bl_pass_input;
 

@@ -14,9 +14,10 @@ typedef struct bl_llama_placement {
     bool pin;        /* the host tier's memory */
     int index,
         n; /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
-    size_t
-        staging_bytes; /* what loading passes through on the way to memory the host cannot write, and to disk; 0: 32 MiB for the n
-                             ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they need */
+    /* What loading passes through on the way to memory the host cannot write, and to disk; 0: 32
+     * MiB for the n ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they
+     * need. */
+    size_t staging_bytes;
 } bl_llama_placement;
 
 /* staging_bytes, chosen. */

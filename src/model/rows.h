@@ -24,9 +24,9 @@ typedef struct bl_row_job {
     bl_format format;
     int64_t begin, end;
     void *codes;
-    float *
-        scales; /* the projection's whole scale array; only those are written whose row, or whose block's
-                      first row, lies in [begin, end) */
+    /* The projection's whole scale array; only those are written whose row, or whose block's
+     * first row, lies in [begin, end). */
+    float *scales;
 } bl_row_job;
 
 uint64_t bl_llama_tensor_seed(const char *name); /* of checksums of its rows */

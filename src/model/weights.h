@@ -75,28 +75,29 @@ void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f,
                                        char out[BL_BASE_FORMATS_TEXT_BYTES]);
 void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where,
                                     char out[BL_BASE_FORMATS_TEXT_BYTES]);
-bool bl_llama_base_is_quantized(
-    const bl_llama_base_formats
-        *f); /* some matrix has lost bits: FP8 here, not in the checkpoint */
+/* Some matrix has lost bits: FP8 here, not in the checkpoint. */
+bool bl_llama_base_is_quantized(const bl_llama_base_formats *f);
 
 typedef struct bl_llama_weights {
     const bl_llama_host *host;
     bl_device *device;
     bl_base_layout layout;
-    bl_pages *
-        pages; /* this rank's shards, in the order of bl_base_page, and after them, if some lie on disk, its scales */
-    void *
-        shards; /* all of them, layout.shard_bytes of device memory; NULL when some lie elsewhere */
+    /* This rank's shards, in the order of bl_base_page, and after them, if some lie on disk, its
+     * scales. */
+    bl_pages *pages;
+    /* All of them, layout.shard_bytes of device memory; NULL when some lie elsewhere. */
+    void *shards;
     float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
-    float *
-        norms; /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one */
+    /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one. */
+    float *norms;
     float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit of its own */
-    uint64_t
-        checksum; /* of every weight and scale that the shard group has read, as they are stored: the same for any number of
-                            ranks, formats and tiers. Pages from a page file count as what they were made from */
+    /* Of every weight and scale that the shard group has read, as they are stored: the same for
+     * any number of ranks, formats and tiers. Pages from a page file count as what they were
+     * made from. */
+    uint64_t checksum;
 } bl_llama_weights;
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.

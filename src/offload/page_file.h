@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* page_file.h -- the page file of a rank, NAME.pages with its list NAME.json: found whole, or written anew.
  *
- *   state     entered by                        on disk                                    after a crash
- *   WRITING   open, when none was whole         NAME.pages.tmp-PID-N, locked with flock    removed by the
- * next open: its lock is free READING   open; publish                     NAME.pages and NAME.json, each
- * renamed     used again if list and seal agree
+ *   state     entered by                  on disk                               after a crash
+ *   WRITING   open, when none was whole   NAME.pages.tmp-PID-N, under a flock   removed by the next open
+ *   READING   open; publish               NAME.pages and NAME.json, renamed     used if list and seal agree
  *
  * Between the two renames a new NAME.pages stands beside an old list, or none: its seal does not fit, so it
  * is no whole file. Processes that write the same name at once write files of their own; the last rename

@@ -36,8 +36,8 @@ struct bl_page_writer {
     const char *page; /* of the caller: the page, and where the block that is FILLING goes */
     int64_t at;
     size_t n_filled;
-    pthread_mutex_t
-        lock; /* guards what follows; bytes of a block that is not busy are the caller's */
+    /* Guards what follows; bytes of a block that is not busy are the caller's. */
+    pthread_mutex_t lock;
     pthread_cond_t queued, written;
     int n_blocks;
     block blocks[MAX_BLOCKS]; /* block n is blocks[n % n_blocks] */

@@ -65,9 +65,8 @@ bl_status bl_pages_seal(bl_pages *pages);
 
 const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
 int64_t bl_pages_count(const bl_pages *pages);
-void *bl_pages_memory(
-    const bl_pages *pages,
-    int64_t page); /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory */
+/* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory. */
+void *bl_pages_memory(const bl_pages *pages, int64_t page);
 /* What the pages of a tier take, each rounded up to BL_DEVICE_ALIGNMENT_BYTES, which is BL_IO_ALIGN_BYTES. */
 size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
 

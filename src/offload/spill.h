@@ -34,13 +34,14 @@
 typedef struct bl_spill_options {
     bl_device *device;
     bl_stream *compute; /* writes and reads the entries; borrowed */
-    bl_stream *
-        copy; /* carries the transfers; borrowed, another stream than compute; NULL when n_host = 0 */
+    /* Carries the transfers; borrowed, another stream than compute; NULL when n_host = 0. */
+    bl_stream *copy;
     int64_t n_entries; /* at most, in a round */
     int64_t n_slots;   /* 1..n_entries */
-    int64_t
-        n_host; /* entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. Where it is more, the entries
-                           that are taken must not be written: their copies may be under way, and look finds them afterwards */
+    /* Entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. Where
+     * it is more, the entries that are taken must not be written: their copies may be under way,
+     * and look finds them afterwards. */
+    int64_t n_host;
     size_t entry_bytes;
     void *slots;           /* [n_slots][entry_bytes] device memory, borrowed */
     void *host;            /* [n_host][entry_bytes] BL_SPACE_HOST memory, borrowed */
@@ -75,7 +76,7 @@ bl_status bl_spill_drop(bl_spill *spill,
  * there is no such copy any more. Valid until the next round. */
 const void *bl_spill_look(const bl_spill *spill, int64_t entry);
 
-bl_status
-bl_spill_validate(const bl_spill *spill); /* BL_EINTERNAL says which invariant is broken */
+/* BL_EINTERNAL says which invariant is broken. */
+bl_status bl_spill_validate(const bl_spill *spill);
 
 #endif

@@ -8,12 +8,14 @@
  * nothing is rounded, ignored or guessed.
  *
  * Values are written alike in YAML and on the command line:
- *   string, path  any UTF-8 text                          list   names: a YAML sequence, or separated by
- * commas int           decimal digits, no leading zero         bool   true false yes no on off, in any case
- *   real          decimal, an exponent is fine: 2e-5      enum   one of its names; `false` means the name
- * "no" or "none" An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins
- * over the file's, whichever is read first; on the command line the last one wins, in a file a second one is
- * an error.
+ *   string, path  any UTF-8 text
+ *   int           decimal digits, no leading zero
+ *   real          decimal, an exponent is fine: 2e-5
+ *   bool          true false yes no on off, in any case
+ *   enum          one of its names; `false` means the name "no" or "none"
+ *   list          names: a YAML sequence, or separated by commas
+ * An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins over the
+ * file's, whichever is read first. A key that is given twice, in a file or on a command line, is an error.
  *
  * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread a set. */
 #ifndef BALLAST_OPTIONS_OPTIONS_H
@@ -59,9 +61,8 @@ typedef struct bl_option {
     const char *help;  /* one line, no full stop */
     const char *default_text;
     const char *names; /* enum: "none|full|auto", in the order of the C enum */
-    const char *
-        available; /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the
-                              default */
+    /* NULL, or the only values this version knows: "auto|cpu"; "null" for none but the default. */
+    const char *available;
     double min, max; /* int and real: inclusive; integers are exact up to 2^53 */
     size_t offset;   /* of the field */
     bl_option_type type;
@@ -90,9 +91,8 @@ typedef struct bl_options {
     size_t n_options;
     const bl_option_alias *aliases; /* may be NULL */
     size_t n_aliases;
-    unsigned
-        command; /* the bit of the command that reads: an option of other commands is refused on its
-                         command line */
+    /* The bit of the command that reads: an option of other commands is refused on its command line. */
+    unsigned command;
     void *values;     /* the struct */
     uint8_t *origins; /* [n_options] bl_option_origin */
 } bl_options;
@@ -100,8 +100,8 @@ typedef struct bl_options {
 /* Fills the struct with the defaults. `values` need not be initialised; bl_options_clear it, also after a
  * failure. */
 bl_status bl_options_init(const bl_options *options);
-void bl_options_clear(
-    const bl_options *options); /* frees strings and lists and sets them to NULL */
+/* Frees strings and lists and sets them to NULL. */
+void bl_options_clear(const bl_options *options);
 
 /* Reads a flat YAML mapping. Keys of other commands are checked and kept: one file serves every command.
  * Errors read "PATH:LINE: key: reason". */

@@ -69,9 +69,8 @@ typedef struct bl_hf_expected {
     const char *name;
     int n_dims;
     int64_t shape[BL_TENSOR_MAX_DIMS];
-    uint32_t
-        dtypes; /* allowed ones, BL_DTYPE_BIT(...) or-ed; an FP8 weight is checked with bl_hf_get_weight
-                        too */
+    /* Allowed ones, BL_DTYPE_BIT(...) or-ed; an FP8 weight is checked with bl_hf_get_weight too. */
+    uint32_t dtypes;
     bool optional; /* may be absent */
 } bl_hf_expected;
 

@@ -60,12 +60,11 @@ void bl_merges_free(bl_merges *merges);
 
 typedef struct bl_bpe {
     bl_strings text; /* the vocabulary as written, added tokens included */
-    bl_strings
-        piece; /* the model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw
-                         bytes */
+    /* The model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw bytes. */
+    bl_strings piece;
     bl_merges merges;
-    int32_t byte_symbol
-        [256]; /* byte_level: the id of each single byte; else of each ASCII character; -1: none */
+    /* byte_level: the id of each single byte; else of each ASCII character; -1: none. */
+    int32_t byte_symbol[256];
     int32_t byte_token[256]; /* <0xXX>; -1: none */
     bool *is_special;        /* by id, text.n_ids of them */
     int32_t unk;             /* -1: none */
@@ -159,8 +158,8 @@ typedef enum bl_prepend_scheme {
 typedef struct bl_split {
     bool add_prefix_space; /* " " before a piece that does not start with one, before the split */
     pcre2_code *regex;     /* NULL: no split */
-    char *
-        metaspace; /* what stands for a space, one character, malloc'd; NULL: this step is no Metaspace */
+    /* What stands for a space, one character, malloc'd; NULL: this step is no Metaspace. */
+    char *metaspace;
     bl_prepend_scheme scheme;
     bool at_metaspace; /* cut before each of them */
 } bl_split;

@@ -227,8 +227,8 @@ bl_status bl_regex_compile(const char *pattern, pcre2_code **out)
         *out = NULL;
         goto done;
     }
-    pcre2_jit_compile(
-        *out, PCRE2_JIT_COMPLETE); /* without a JIT in the library matching is only slower */
+    /* Without a JIT in the library matching is only slower. */
+    pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
 done:
     bl_bytes_free(&t.out);
     return st;

@@ -47,8 +47,8 @@ enum {
  * and config.json beside it, where they exist, name BOS and EOS. *out is the caller's, freed by
  * bl_tokenizer_destroy. Errors: BL_EINPUT (file, component and reason), BL_EIO, BL_ENOMEM. */
 bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out);
-void bl_tokenizer_destroy(
-    bl_tokenizer *tokenizer); /* NULL is fine; no call on it may be in progress */
+/* NULL is fine; no call on it may be in progress. */
+void bl_tokenizer_destroy(bl_tokenizer *tokenizer);
 
 /* Appends the ids of text[0..n_bytes) to *out. flags: BL_ADD_SPECIAL | BL_PARSE_SPECIAL | BL_CONTINUATION |
  * BL_AFTER_TOKEN. Errors: BL_EINPUT (not UTF-8, over 256 MiB), BL_ENOMEM; *out then holds what it held

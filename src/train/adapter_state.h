@@ -40,8 +40,8 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                                   bl_stream *communication, bl_timeline *timeline,
                                   const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
                                   bl_adapter_state **out);
-void bl_adapter_state_destroy(
-    bl_adapter_state *state); /* after both streams are idle; NULL is fine */
+/* After both streams are idle; NULL is fine. */
+void bl_adapter_state_destroy(bl_adapter_state *state);
 int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
                                int ring_depth);
 

@@ -42,23 +42,23 @@ typedef struct bl_job {
     bl_llama_placement placement; /* of the frozen base; index is filled in by each rank */
     unsigned save;                /* bl_save: what layers keep for their backward pass */
     bl_launch *launch;            /* NULL: all ranks are this process's */
-    bl_comm
-        *world; /* of the one rank of this process, until that rank has it; NULL without launch */
+    /* Of the one rank of this process, until that rank has it; NULL without launch. */
+    bl_comm *world;
     int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
     int first_on_host,
         n_on_host; /* the same among the ranks of this host, whose processes share its memory, disks and cores */
     bl_rank *ranks; /* [n_here] */
 
     int64_t total_steps, start_step, metrics_keep_bytes;
-    int64_t
-        start_evaluated_step; /* the newest evaluation in the part of the log that is kept; -1: none */
-    bool start_is_saved;      /* this run's newest checkpoint is that of start_step */
-    char *resume_dir;         /* NULL: from the start */
-    int resume_ranks;         /* of the run that made it */
-    char *checkpoint_dir;     /* output_dir/checkpoints */
+    /* The newest evaluation in the part of the log that is kept; -1: none. */
+    int64_t start_evaluated_step;
+    bool start_is_saved;  /* this run's newest checkpoint is that of start_step */
+    char *resume_dir;     /* NULL: from the start */
+    int resume_ranks;     /* of the run that made it */
+    char *checkpoint_dir; /* output_dir/checkpoints */
     uint64_t model_fingerprint, train_fingerprint, validation_fingerprint;
-    uint64_t
-        resume_weights; /* bl_llama_weights.checksum of the run that made resume_dir, if it says so */
+    /* bl_llama_weights.checksum of the run that made resume_dir, if it says so. */
+    uint64_t resume_weights;
     bool resume_has_weights;
 
     atomic_int stop;    /* a signal came: end after the step */
@@ -66,8 +66,8 @@ typedef struct bl_job {
     atomic_int n_running;
 
     bl_dir_lock *lock; /* of output_dir; rank 0's process, NULL elsewhere and without an output */
-    bl_checkpoint *
-        saving; /* the checkpoint under construction; rank 0 makes it, all add to it between two barriers */
+    /* The checkpoint under construction; rank 0 makes it, all add to it between two barriers. */
+    bl_checkpoint *saving;
     bl_metrics *metrics;                      /* rank 0 */
     bl_trace *trace;                          /* NULL: none; ranks write to it as they please */
     bl_eval_result base_result, final_result; /* rank 0 */
@@ -100,8 +100,8 @@ struct bl_rank {
     bl_batches *batches[2]; /* the step under way and the next one */
     bl_batches *evaluation; /* one micro-batch; NULL without validation data */
     int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
-    bl_checkpoint_file
-        *files; /* [n_ranks], device memory: what the ranks have written into a checkpoint */
+    /* [n_ranks], device memory: what the ranks have written into a checkpoint. */
+    bl_checkpoint_file *files;
     bool start_differs;     /* from the checkpoint that was resumed: in its weights */
     int64_t steps_done;     /* optimizer steps in `state` */
     int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */

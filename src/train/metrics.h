@@ -15,8 +15,9 @@ typedef struct bl_step_metrics {
     double loss, grad_norm, learning_rate, epoch;
     int64_t tokens, label_tokens; /* of the step, all ranks */
     double step_s, flops;         /* model FLOPs of the step, docs/memory.md */
-    bl_lane_totals lanes
-        [BL_N_LANES]; /* of the step: bytes of all ranks; of the rank that stood still for a lane the longest, how long */
+    /* Of the step: bytes of all ranks; of the rank that stood still for a lane the longest, how
+     * long. */
+    bl_lane_totals lanes[BL_N_LANES];
     double
         peak_flops; /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
 } bl_step_metrics;

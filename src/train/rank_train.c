@@ -257,8 +257,8 @@ bl_status bl_rank_train(bl_rank *r)
     r->steps_done = job->start_step;
     r->saved_step = job->start_is_saved && !r->start_differs ? job->start_step : -1;
     r->evaluated_step = job->start_evaluated_step;
-    BL_TRY(evaluate_if_due(
-        r, job->start_step)); /* before the first step; or one that a stop cut short */
+    /* Before the first step; or one that a stop cut short. */
+    BL_TRY(evaluate_if_due(r, job->start_step));
     if (job->start_step < job->total_steps)
         BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));
     for (int64_t step = job->start_step; step < job->total_steps; step++) {

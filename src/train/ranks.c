@@ -189,8 +189,8 @@ static bl_status save_abandoned(bl_job *job)
                        job->checkpoint_dir);
     for (int i = 0; i < job->n_ranks; i++) {
         const bl_rank *r = &job->ranks[i];
-        (void)bl_stream_synchronize(
-            r->compute); /* its error is the abandoned step's; AdamW of `step` ran before it */
+        /* Its error is the abandoned step's; AdamW of `step` ran before it. */
+        (void)bl_stream_synchronize(r->compute);
     }
     bl_job_abort_saving(job); /* one that was under way when the grace ended */
     if (job->ranks[0].saved_step != step) BL_TRY(bl_job_save_all(job, step));

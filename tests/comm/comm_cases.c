@@ -400,9 +400,8 @@ bl_status comm_case_one_rank_fails(test_rank *self)
     bool all_cancelled = false;
     bl_status st;
 
-    BL_TRY_GOTO(
-        st, done,
-        bl_comm_split(self->comm, self->rank == 1, &half)); /* rank 1 is not in the others' group */
+    /* Rank 1 is not in the others' group. */
+    BL_TRY_GOTO(st, done, bl_comm_split(self->comm, self->rank == 1, &half));
     BL_TRY_GOTO(st, done, bl_stream_create(self->device, "other", &other));
     for (int i = 0; i < 20; i++) {
         if (self->rank == 1 && i == 10)

@@ -7,8 +7,8 @@
 #include "test_ranks.h"
 
 bl_status comm_case_world_values(test_rank *self); /* every collective, many lengths */
-bl_status comm_case_negative_zero(
-    test_rank *self); /* 0 + -0 is +0: the sum starts from zero, also with one rank */
+/* 0 + -0 is +0: the sum starts from zero, also with one rank. */
+bl_status comm_case_negative_zero(test_rank *self);
 bl_status comm_case_split_values(test_rank *self); /* the same in groups */
 
 /* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third, over a ring

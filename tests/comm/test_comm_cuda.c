@@ -83,8 +83,8 @@ static bl_status gathers_and_broadcasts(test_rank *self, place *p)
         BL_TRY(bl_stream_call(p->stream, take_a_while, NULL, 0));
         BL_TRY(bl_stream_copy(p->stream, p->send, p->host + N, sizeof mine));
         BL_TRY(bl_comm_all_gather(p->comm, p->stream, p->send, p->recv, sizeof mine));
-        BL_TRY(
-            bl_stream_zero(p->stream, p->send, sizeof mine)); /* as soon as the contract allows */
+        /* As soon as the contract allows. */
+        BL_TRY(bl_stream_zero(p->stream, p->send, sizeof mine));
         BL_TRY(get(p, p->recv, N_RANKS * sizeof mine));
         for (int r = 0; r < N_RANKS; r++)
             for (int i = 0; i < 1000; i++)

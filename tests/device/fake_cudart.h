@@ -9,7 +9,7 @@ void fake_cuda_break(void); /* from now on every call fails, and no host functio
 void fake_cuda_mend(void);
 void fake_cuda_set_machine(int driver_version, int n_devices);
 int fake_cuda_registrations(void); /* of host memory, alive */
-void fake_cuda_pretend_ms(
-    int ms); /* said in a stream's order: what was queued before took so much longer */
+/* Said in a stream's order: what was queued before took so much longer. */
+void fake_cuda_pretend_ms(int ms);
 
 #endif

@@ -254,8 +254,8 @@ static void test_none(void **state)
     assert_ok(bl_timeline_end(NULL, span, f.a, 0));
     give_pause(f.a, PAUSE_US);
     assert_ok(bl_event_record(f.event, f.a));
-    assert_ok(
-        bl_timeline_wait(NULL, BL_LANE_DISK, "x", 0, 0, f.b, f.event)); /* waits all the same */
+    /* Waits all the same. */
+    assert_ok(bl_timeline_wait(NULL, BL_LANE_DISK, "x", 0, 0, f.b, f.event));
     assert_ok(bl_stream_call(f.a, fail_task, NULL, 0));
     assert_ok(bl_stream_synchronize(f.b));
     bl_timeline_collect(NULL);

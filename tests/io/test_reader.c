@@ -253,8 +253,8 @@ static void test_reads(void **state)
 /* What each attempt comes to: the whole, a part (mostly no multiple of the alignment), or a signal. */
 typedef struct fault {
     atomic_uint n_calls;
-    int64_t
-        fail_offset; /* the attempt that covers this offset of the large file fails with fail_errno */
+    /* The attempt that covers this offset of the large file fails with fail_errno. */
+    int64_t fail_offset;
     int fail_errno;
     bool shorten;
     long delay_ns;

@@ -437,9 +437,8 @@ static void test_choosing(void **state)
     check_shares(logits, 5, 2.0, 1.0,
                  (double[]){sqrt(0.1) / roots, sqrt(0.4) / roots, sqrt(0.05) / roots,
                             sqrt(0.25) / roots, sqrt(0.2) / roots});
-    check_shares(
-        logits, 5, 1.0, 0.6,
-        (double[]){0, 0.4 / 0.65, 0, 0.25 / 0.65, 0}); /* the smallest set of at least 0.6 */
+    /* The smallest set of at least 0.6. */
+    check_shares(logits, 5, 1.0, 0.6, (double[]){0, 0.4 / 0.65, 0, 0.25 / 0.65, 0});
     check_shares(logits, 5, 1.0, 0.7, (double[]){0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85});
     check_shares(logits, 5, 1.0, 0.0, (double[]){0, 1, 0, 0, 0});
     check_shares(logits, 5, 1e-6, 1.0, (double[]){0, 1, 0, 0, 0});

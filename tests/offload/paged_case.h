@@ -30,10 +30,10 @@ typedef struct paged_case {
     bl_pager *pager;
     bl_page_spec specs[CASE_PAGES];
     bl_pager_unit units[CASE_UNITS];
-    unsigned char *
-        seen; /* host memory that device memory is copied to when the host cannot read it; else NULL */
-    uint64_t
-        sum; /* of all bytes that were looked at; of the rank's stream until that is synchronised */
+    /* Host memory that device memory is copied to when the host cannot read it; else NULL. */
+    unsigned char *seen;
+    /* Of all bytes that were looked at; of the rank's stream until that is synchronised. */
+    uint64_t sum;
 } paged_case;
 
 /* Before any rank runs. */

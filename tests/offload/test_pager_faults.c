@@ -153,9 +153,8 @@ static void check_damage(bl_status st, const fault_case *f, const char *dir)
     if (f->is_transient) {
         if (st != BL_OK) print_error("%s\n", bl_error_text());
         assert_int_equal(st, BL_OK);
-        assert_int_equal(
-            f->n_io,
-            f->how == 1 ? 2 : 3); /* read, and read again; and once more when it was trusted */
+        /* Read, and read again; and once more when it was trusted. */
+        assert_int_equal(f->n_io, f->how == 1 ? 2 : 3);
         assert_true(case_find_file(dir, ".json", path));
         return;
     }

@@ -298,9 +298,8 @@ static void check_swiglu(int64_t T, int64_t I)
         assert_int_equal(bl_swiglu_forward(d.stream, &forward), BL_OK);
         assert_int_equal(bl_swiglu_backward(d.stream, &backward), BL_OK);
         test_finish(d);
-        test_close(
-            "swiglu", h, want, n, 0,
-            7 * U); /* exp 2, sum, quotient, product, and exp's share of the sum: 7 at most */
+        /* Exp 2, sum, quotient, product, and exp's share of the sum: 7 at most. */
+        test_close("swiglu", h, want, n, 0, 7 * U);
         /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings each: |dh
          * u| <= 6 */
         test_close("d gate_up", gradient, want_gradient, 2 * n, 6 * 30 * U * 0.3 + 6 * STEP * STEP,
@@ -384,8 +383,8 @@ static void embedding_takes_rows_of_any_float_type(void **state)
     float *values = test_random_floats(V * H, 3), y[T * H];
     uint16_t half[V * H], brain[V * H];
     for (int i = 0; i < V * H; i++) {
-        values[i] = bl_bf16_to_f32(bl_f32_to_bf16(
-            values[i])); /* bf16 has fewer mantissa bits than f16: exact in all three */
+        /* Bf16 has fewer mantissa bits than f16: exact in all three. */
+        values[i] = bl_bf16_to_f32(bl_f32_to_bf16(values[i]));
         half[i] = bl_f32_to_f16(values[i]);
         brain[i] = bl_f32_to_bf16(values[i]);
     }

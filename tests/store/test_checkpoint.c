@@ -226,8 +226,8 @@ static void test_failed_fsync_is_fatal(void **state)
         n_failed++;
         char *path;
         assert_int_equal(bl_checkpoint_latest(dir, &path, NULL, NULL), BL_OK);
-        assert_non_null(
-            path); /* step 1, or step 2 where only the last fsync, of the parent, failed */
+        /* Step 1, or step 2 where only the last fsync, of the parent, failed. */
+        assert_non_null(path);
         free(path);
         assert_int_equal(bl_tree_remove(tmp_path("eio/step-2")), BL_OK);
     }

@@ -17,8 +17,8 @@ int tmp_dir_remove(void **state);
 
 /* "FOLDER/name"; valid until 64 further calls. */
 const char *tmp_path(const char *name);
-const char *
-tmp_subdir(const char *name); /* an empty folder of that name (what was there is removed) */
+/* An empty folder of that name (what was there is removed). */
+const char *tmp_subdir(const char *name);
 
 /* Writes FOLDER/name. */
 void put_bytes(const char *name, const void *bytes, size_t n_bytes);

@@ -51,8 +51,8 @@ typedef struct runs_child {
     pid_t pid;
     char log[GOLDEN_PATH_BYTES]; /* its stderr */
     int64_t max_file_bytes;      /* RLIMIT_FSIZE, set before runs_start; 0: none */
-    bool (*prepare)(
-        const int *arg); /* in the child, before it becomes the program; false: exit code 126 */
+    /* In the child, before it becomes the program; false: exit code 126. */
+    bool (*prepare)(const int *arg);
     const int *arg;
 } runs_child;
 

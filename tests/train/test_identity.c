@@ -256,8 +256,8 @@ static void test_each_key_of_the_configuration(void **state)
     json_object_set_new(config, "max_position_embeddings", json_integer(4096));
     json_object_set_new(config, "torch_dtype", json_string("float32"));
     json_object_set_new(config, "use_cache", json_false());
-    json_t *rope = json_deep_copy(
-        json_object_get(config, "rope_scaling")); /* the newer spelling of the same */
+    /* The newer spelling of the same. */
+    json_t *rope = json_deep_copy(json_object_get(config, "rope_scaling"));
     json_object_set(rope, "rope_theta", json_object_get(config, "rope_theta"));
     json_object_set_new(config, "rope_parameters", rope);
     json_object_del(config, "rope_scaling");

@@ -433,8 +433,8 @@ static void test_damage_in_memory_is_not_saved(void **state)
 /* ---- auto ---- */
 
 static _Atomic int64_t planted_bytes; /* what the system has to say once; 0: the truth */
-static atomic_int
-    n_true_answers; /* before that; the first is about the embedding, the next about all */
+/* Before that; the first is about the embedding, the next about all. */
+static atomic_int n_true_answers;
 
 static void answer_once(int64_t n_bytes, int n_before)
 {

@@ -150,8 +150,8 @@ static void stop_until_done(int ranks)
         runs_child child = {0};
         start(&child, run_keys, output, ranks);
         if (wait_for_log(&child)) {
-            runs_sleep_s(random_s(
-                0.1 * (1 + n_stops))); /* soon at first, or a fast machine is through before */
+            /* Soon at first, or a fast machine is through before. */
+            runs_sleep_s(random_s(0.1 * (1 + n_stops)));
             kill(child.pid, stop_signals[(size_t)life % BL_COUNT(stop_signals)]);
         }
         code = runs_wait(&child, LIMIT_S);

@@ -32,7 +32,7 @@ bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream,
 bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
                                      void *values, int64_t n);
 
-void bl_local_device_destroy(
-    bl_local_device *device); /* before the device that its streams belong to; NULL is fine */
+/* Before the device that its streams belong to; NULL is fine. */
+void bl_local_device_destroy(bl_local_device *device);
 
 #endif

@@ -24,8 +24,8 @@ typedef struct local_job {
 
 struct bl_local_meeting {
     bl_local_group *group;
-    pthread_mutex_t
-        lock; /* guards what follows; n_turns is changed under it and peeked at without */
+    /* Guards what follows; n_turns is changed under it and peeked at without. */
+    pthread_mutex_t lock;
     pthread_cond_t turned;
     atomic_ulong n_turns; /* how many times all ranks have arrived */
     int n_arrived;

@@ -35,8 +35,8 @@ typedef struct wire_comm {
     int *job_ranks; /* [size] */
     crossing collectives, splits;
     size_t chunk_bytes;
-    unsigned char
-        *scratch; /* [size][chunk_bytes]: what came from each rank; the own part takes the sum */
+    /* [size][chunk_bytes]: what came from each rank; the own part takes the sum. */
+    unsigned char *scratch;
 } wire_comm;
 
 /* One task's arguments. */

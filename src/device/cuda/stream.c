@@ -196,8 +196,8 @@ void cuda_stream_destroy(bl_stream *stream)
     cuda_stream *self = (cuda_stream *)stream;
 
     if (cuda_enter(stream->device) == BL_OK)
-        (void)cudaStreamSynchronize(
-            self->handle); /* an error says that its host functions will not run any more: as good */
+        /* An error says that its host functions will not run any more: as good. */
+        (void)cudaStreamSynchronize(self->handle);
     leave_lane(device_of(stream), self->lane, self->clock.n_tasks[self->lane]);
     release(self);
     (void)cudaGetLastError();

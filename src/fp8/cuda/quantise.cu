@@ -75,8 +75,8 @@ __device__ static inline uint32_t row_max(uint32_t bits, bool is_odd)
 #if __CUDA_ARCH__ >= 900
     cg::cluster_group cluster = cg::this_cluster();
     if (cluster.num_blocks() > 1) {
-        __shared__ uint32_t
-            of_block[2]; /* the others may read a row's while the next one's is written */
+        /* The others may read a row's while the next one's is written. */
+        __shared__ uint32_t of_block[2];
         if (threadIdx.x == 0) of_block[is_odd] = bits;
         cluster.sync();
         if (warp == 0) {

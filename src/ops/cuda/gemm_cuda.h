@@ -35,9 +35,9 @@ typedef enum ops_gemm_kind {
 typedef struct ops_gemm {
     ops_gemm_kind kind;
     bool transpose_a, transpose_b;
-    bool
-        fast_sums; /* FP8: sums that are rounded to fewer bits than fp32 has on their way; no layer asks for
-                       them */
+    /* FP8: sums that are rounded to fewer bits than fp32 has on their way; no layer asks for
+     * them. */
+    bool fast_sums;
     bl_act_type d_type;
     float alpha, beta;
     int64_t m, n, k, lda, ldb, ldd;

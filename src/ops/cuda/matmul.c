@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products on CUDA. With a frozen matrix W (N,K) there are three ways, which matmul_plan.h chooses from:
  *
- *   BF16        W is decoded to bf16 in scratch, each value rounded once from the fp32 value that the CPU
- * uses; one bf16 GEMM. FP8_ROW     W_nk = s_n C_nk. y: x is quantised with a scale a token, and cuBLASLt
- * multiplies codes and applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales lie along
- * the sum, so they go into dy before it is quantised, exactly; C is turned over, because FP8 products want
- * both operands along the sum, and has scales of one. FP8_BLOCK   W_nk = s_[n/128][k/128] C_nk: blocks can be
- * turned over with their scales, so that y and dx are alike: W's blocks against a scale for each token and
- * 128 channels of the sum.
+ *   BF16       W is dequantized to bf16 in scratch, each value rounded once from the fp32 value that the
+ *              CPU uses; one bf16 GEMM.
+ *   FP8_ROW    W_nk = s_n C_nk. y: x is quantized with a scale per token; cuBLASLt multiplies codes and
+ *              applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales are along the sum,
+ *              so dy is multiplied by them before it is quantized, exactly; C is transposed, because FP8
+ *              products want both operands along the sum, and has scales of one.
+ *   FP8_BLOCK  W_nk = s_[n/128][k/128] C_nk: blocks are transposed with their scales, so y and dx are alike:
+ *              W's blocks against a scale per token and 128 channels of the sum.
  *
  * Row-major y (T,N) is column-major (N,T), and so on: W is the first operand of the column-major product,
  * tokens are its columns. */
