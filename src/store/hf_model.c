@@ -252,11 +252,6 @@ void bl_hf_close(bl_hf_model *model)
 
 /* ---- looking ---- */
 
-const char *bl_hf_dir(const bl_hf_model *model)
-{
-    return model->dir;
-}
-
 size_t bl_hf_file_count(const bl_hf_model *model)
 {
     return model->n_files;

@@ -22,7 +22,6 @@ typedef struct bl_hf_model bl_hf_model;
 bl_status bl_hf_open(const char *dir, bl_hf_model **out);
 void bl_hf_close(bl_hf_model *model); /* NULL is fine */
 
-const char *bl_hf_dir(const bl_hf_model *model);
 size_t bl_hf_file_count(const bl_hf_model *model);
 const bl_safetensors *bl_hf_file(const bl_hf_model *model,
                                  size_t index); /* in the order of their names */

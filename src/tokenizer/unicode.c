@@ -19,11 +19,6 @@ uint32_t bl_utf8_decode(const char *text, size_t n_bytes, size_t *length)
     return code;
 }
 
-size_t bl_utf8_encode(uint32_t code, char out[4])
-{
-    return (size_t)utf8proc_encode_char((utf8proc_int32_t)code, (utf8proc_uint8_t *)out);
-}
-
 /* The length of the well-formed character at p[0..n), or 0; *n_good gets the bytes that could begin one
  * (Unicode 3.9, table 3-7). */
 static size_t char_length(const unsigned char *p, size_t n, size_t *n_good)
@@ -118,14 +113,6 @@ bool bl_unicode_is_word(uint32_t code)
 static bool stands_for_itself(uint32_t code)
 {
     return (code >= '!' && code <= '~') || (code >= 0xa1 && code <= 0xff && code != 0xad);
-}
-
-uint32_t bl_byte_to_char(unsigned char byte)
-{
-    if (stands_for_itself(byte)) return byte;
-    if (byte <= 0x20) return 0x100u + byte;
-    if (byte == 0xad) return 0x100u + 67;
-    return 0x100u + 33 + (byte - 0x7fu);
 }
 
 int bl_char_to_byte(uint32_t code)
