@@ -33,7 +33,7 @@ static const bl_bench *find_bench(const char *name)
     if (nearest)
         BL_FAIL(BL_EUSAGE, "bench: %s: no such measurement; did you mean %s?", name, nearest);
     else
-        BL_FAIL(BL_EUSAGE, "bench: say first what to measure: %s", list);
+        BL_FAIL(BL_EUSAGE, "bench: missing benchmark name; one of %s", list);
     return NULL;
 }
 
@@ -101,7 +101,7 @@ bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multip
 const bl_command bl_command_bench = {
     .name = "bench",
     .arguments = "NAME [--key value ...]",
-    .summary = "measure a part of the program beside what bounds it",
+    .summary = "measure a part of the program against a baseline",
     .details = "",
     .print_options = print_options,
     .run = run,

@@ -42,7 +42,7 @@ static const bl_option table[] = {
     {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host",
      .help = "where offloaded pages lie: host or disk"},
     {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
-     .help = "how long the copies of a visit of one micro-batch take, in parts of its compute"},
+     .help = "copy time of a visit of one micro-batch, as a fraction of its compute time"},
     {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 16,
      .help = "ranks, which share each base"},
     {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads a rank"},

@@ -34,7 +34,7 @@ static const bl_option table[] = {
     {OPTION(top_p, REAL), .default_text = "1", .min = 0, .max = 1,
      .help = "draw from the likeliest tokens of this total probability"},
     {OPTION(seed, INT), .default_text = "42", .min = 0, .max = 9007199254740992.0,
-     .help = "of the draws"},
+     .help = "sampling seed"},
     {OPTION(base_format, ENUM), .default_text = "auto", .names = "auto|fp8_row|fp8_block|stored",
      .help = "how the frozen weights are held"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,

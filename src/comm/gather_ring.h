@@ -8,7 +8,7 @@
  * one's are gathered. The base (linear/base_sharded.c, base_paged.c) and the LoRA weights (train/) are all kept this way.
  *
  * All ranks of the group call prefetch, acquire and release in the same order: whether a call starts a gather depends on the
- * calls before it alone, so the collectives match without any talk between ranks.
+ * calls before it alone, so the collectives match without extra communication.
  *
  *   slot state   unit    entered by                               left by
  *   EMPTY        -1      create, release                          prefetch, or acquire of a unit not in the ring

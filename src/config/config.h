@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.h -- what a training run is told: one struct, filled from a YAML file and a command line
+/* config.h -- a run's configuration: one struct, filled from a YAML file and a command line
  * (options/options.h).
  *
  * Fields are named as their keys; docs/options.md says what each means, and table.c holds the ranges

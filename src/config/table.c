@@ -25,24 +25,23 @@
 const bl_option bl_train_options[] = {
 #define GROUP "Model and output"
     {KEY(model_name_or_path, PATH), SOURCE, .commands = BOTH, .required_by = BOTH,
-     .help = "the frozen base: a Hugging Face directory with config.json, safetensors and the "
+     .help = "frozen base: a Hugging Face directory with config.json, safetensors and "
              "tokenizer"},
     {KEY(init_adapter, PATH), SOURCE, .commands = BOTH,
-     .help = "a PEFT adapter to start from; it fixes lora_r, lora_alpha, lora_target_modules and "
-             "use_rslora"},
+     .help = "PEFT adapter to start from; it fixes lora_r, lora_alpha, lora_target_modules "
+             "and use_rslora"},
     {KEY(output_dir, PATH), .commands = TRAIN, .required_by = TRAIN,
-     .help = "where the adapter, the metrics and the checkpoints go"},
+     .help = "directory for the adapter, metrics and checkpoints"},
     {KEY(overwrite_output_dir, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "start over in an output_dir that holds a run"},
+     .help = "start over in an output_dir that contains a run"},
     {KEY(resume_from_checkpoint, STRING), .commands = TRAIN, .default_text = "false",
-     .help = "true: go on from the newest valid checkpoint of output_dir, or start where there is "
-             "none; a "
-             "path: from that one"},
+     .help = "true: resume the newest valid checkpoint of output_dir, or start if there is "
+             "none; a path: resume that one"},
     {KEY(allow_resume_mismatch, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "resume although configuration, data or rank count differ; the run is then not "
+     .help = "resume although configuration, model, data or rank count differ; not "
              "bit-identical"},
     {KEY(adapter_dtype, ENUM), .commands = TRAIN, .names = "f32|bf16", .default_text = "f32",
-     .help = "element type of the adapter that is written"},
+     .help = "dtype of the written adapter"},
 #undef GROUP
 
 #define GROUP "Data"
@@ -55,47 +54,44 @@ const bl_option bl_train_options[] = {
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},
     {KEY(data_format, ENUM), RESULT, .commands = BOTH, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
-     .help = "what a row of the data holds; auto asks the first row"},
+     .help = "format of the rows; auto detects it from the first row"},
     {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate",
      .default_text = "none",
-     .help = "none: a sequence per sample; pack: several samples a sequence, kept apart; "
-             "concatenate: one "
-             "stream, cut"},
+     .help = "none: one sample per sequence; pack: several samples per sequence, kept apart; "
+             "concatenate: one stream, cut into sequences"},
     {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH, .default_text = "2048",
-     .help = "tokens of the longest sequence"},
+     .help = "maximum tokens per sequence"},
     {KEY(overlong, ENUM), RESULT, .commands = BOTH, .names = "truncate|skip|error",
-     .default_text = "truncate", .help = "what happens to a sample longer than max_seq_length"},
+     .default_text = "truncate", .help = "policy for samples longer than max_seq_length"},
     {KEY(shuffle, BOOL), RESULT, .commands = TRAIN, .default_text = "true",
-     .help = "new order of the samples each epoch, a function of seed"},
+     .help = "new sample order every epoch, derived from seed"},
     {KEY(train_on_inputs, BOOL), RESULT, .commands = BOTH, .default_text = "false",
-     .help = "count the loss of prompts too, not of answers alone"},
+     .help = "compute the loss on prompts as well as answers"},
     {KEY(skip_bad, BOOL), RESULT, .commands = BOTH, .default_text = "false",
-     .help = "leave out rows that cannot be read, counting them, instead of stopping at the first"},
+     .help = "skip and count unreadable rows instead of stopping at the first"},
     {KEY(chat_template, STRING), RESULT, .commands = BOTH,
-     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the model's own, "
-             "if it is "
-             "one of these"},
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the "
+             "model's own template, if it is one of these"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
-     .help = "the date that llama3.1 and llama3.2 write, as 26 Jul 2024, which it is unless given"},
+     .help = "date written by the llama3.1 and llama3.2 templates; default 26 Jul 2024"},
 #undef GROUP
 
 #define GROUP "LoRA"
     {KEY(lora_r, INT), RANGE(1, 1024), RESULT, .commands = TRAIN, .default_text = "8",
-     .help = "rank of the update"},
+     .help = "LoRA rank"},
     {KEY(lora_alpha, REAL), RANGE(0, 1e6), RESULT, .commands = TRAIN, .default_text = "8",
-     .help = "the update is scaled by lora_alpha / lora_r"},
+     .help = "the LoRA term is scaled by lora_alpha / lora_r"},
     {KEY(lora_dropout, REAL), RANGE(0, 0.99), RESULT, .commands = TRAIN, .default_text = "0",
-     .help = "probability that an input of the update is dropped"},
+     .help = "dropout probability of the LoRA input"},
     {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN, .default_text = "all-linear",
-     .help =
-         "projections that get an update: all-linear, some of q_proj, k_proj, v_proj, o_proj, "
-         "gate_proj, "
-         "up_proj, down_proj, their paths in every layer, or a regular expression without comma"},
+     .help = "projections with a LoRA term: all-linear, some of q_proj, k_proj, v_proj, "
+             "o_proj, gate_proj, up_proj, down_proj, their paths in every layer, or a "
+             "regular expression without comma"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP
 
-#define GROUP "Optimisation"
+#define GROUP "Optimization"
     {KEY(learning_rate, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "5e-5",
      .help = "peak learning rate of AdamW"},
     {KEY(weight_decay, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "0",
@@ -107,102 +103,96 @@ const bl_option bl_train_options[] = {
     {KEY(adam_epsilon, REAL), RANGE(0, 1), RESULT, .commands = TRAIN, .default_text = "1e-8",
      .help = "AdamW's epsilon"},
     {KEY(max_grad_norm, REAL), RANGE(0, 1e9), RESULT, .commands = TRAIN, .default_text = "1",
-     .help = "gradients are scaled down to this norm; 0: off"},
+     .help = "clip gradients to this norm; 0: off"},
     {KEY(lr_scheduler_type, ENUM), RESULT, .commands = TRAIN,
      .names = "linear|cosine|constant|constant_with_warmup", .default_text = "linear",
-     .help = "course of the learning rate after the warm-up"},
+     .help = "learning rate schedule after warm-up"},
     {KEY(warmup_ratio, REAL), RANGE(0, 1), RESULT, .commands = TRAIN, .default_text = "0",
-     .help = "warm-up as a part of all steps, rounded up"},
+     .help = "warm-up fraction of all steps, rounded up to whole steps"},
     {KEY(warmup_steps, INT), RANGE(0, NO_MAX), RESULT, .commands = TRAIN, .default_text = "0",
-     .help = "warm-up in steps"},
+     .help = "warm-up steps"},
     {KEY(num_train_epochs, REAL), RANGE(0, 1e6), RESULT, .commands = TRAIN, .default_text = "3",
-     .help = "passes over the data"},
+     .help = "passes over the training data"},
     {KEY(max_steps, INT), RANGE(-1, NO_MAX), RESULT, .commands = TRAIN, .default_text = "-1",
-     .help = "optimizer steps, instead of num_train_epochs when more than 0"},
+     .help = "optimizer steps; above 0 it replaces num_train_epochs"},
     {KEY(per_device_train_batch_size, INT), RANGE(1, 65536), RESULT, .commands = TRAIN,
-     .default_text = "8", .help = "sequences a rank in one micro-batch"},
+     .default_text = "8", .help = "sequences per rank per micro-batch"},
     {KEY(per_device_eval_batch_size, INT), RANGE(1, 65536), .commands = BOTH, .default_text = "8",
-     .help = "the same when evaluating"},
+     .help = "sequences per rank per evaluation micro-batch"},
     {KEY(gradient_accumulation_steps, INT), RANGE(1, 1048576), RESULT, .commands = TRAIN,
-     .default_text = "1", .help = "micro-batches a rank in one optimizer step"},
+     .default_text = "1", .help = "micro-batches per rank per optimizer step"},
     {KEY(seed, INT), RANGE(0, NO_MAX), RESULT, .commands = TRAIN, .default_text = "42",
-     .help = "of the adapter's first values, the order of samples and dropout"},
+     .help = "random seed: LoRA initialization, sample order, dropout"},
 #undef GROUP
 
 #define GROUP "Reports and checkpoints"
     {KEY(logging_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "1",
-     .help = "steps between two lines on the terminal (metrics.jsonl gets every step)"},
+     .help = "steps between lines on the terminal (metrics.jsonl gets every step)"},
     {KEY(save_steps, INT), RANGE(0, NO_MAX), .commands = TRAIN, .default_text = "500",
-     .help = "steps between two checkpoints; 0: only at the end"},
+     .help = "steps between checkpoints; 0: only at the end"},
     {KEY(save_total_limit, INT), RANGE(0, NO_MAX), .commands = TRAIN, .default_text = "0",
-     .help = "checkpoints that are kept, at least two; 0: all"},
+     .help = "checkpoints to keep, at least two; 0: all"},
     {KEY(eval_strategy, ENUM), .commands = TRAIN, .names = "no|steps|epoch", .default_text = "no",
-     .help = "when the held-out data is evaluated"},
+     .help = "when to evaluate the held-out data"},
     {KEY(eval_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "500",
-     .help = "steps between two evaluations with eval_strategy steps"},
+     .help = "steps between evaluations with eval_strategy steps"},
     {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
-     .help = "after training on a quantized base, also evaluate the adapter on the base as stored, "
-             "if that needs no more memory than "
-             "training did"},
+     .help = "after training on a quantized base, also evaluate the adapter on the stored "
+             "base, if that needs no more memory than training"},
     {KEY(trace, PATH), .commands = TRAIN,
-     .help =
-         "write what every stream did, and when, to this file, for Perfetto or chrome://tracing"},
+     .help = "write the activity of every stream to this file, for Perfetto or "
+             "chrome://tracing"},
     {KEY(dump_gradients, PATH), .commands = TRAIN,
      .help = "write the first step's LoRA gradients to this safetensors file"},
 #undef GROUP
 
 #define GROUP "Execution"
     {KEY(device, ENUM), RESULT, .commands = BOTH, .names = "auto|cpu|cuda", .default_text = "auto",
-     .available = "auto|cpu", .help = "where ranks compute"},
+     .available = "auto|cpu", .help = "device of the ranks"},
     {KEY(compute_dtype, ENUM), RESULT, .commands = BOTH, .names = "auto|fp32|bf16|fp8",
-     .default_text = "auto", .available = "auto|fp32", .help = "arithmetic of the matrix products"},
+     .default_text = "auto", .available = "auto|fp32", .help = "arithmetic of matrix products"},
     {KEY(base_format, ENUM), RESULT, .commands = BOTH, .names = "auto|fp8_row|fp8_block|stored",
      .default_text = "auto",
-     .help =
-         "format of the frozen projections; auto keeps FP8 as it is and turns others into fp8_row"},
+     .help = "format of the frozen projections; auto keeps FP8 and quantizes others to "
+             "fp8_row"},
     {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH,
      .default_text = "auto",
-     .help = "ranks; auto: one, or as many as mpirun or srun has started processes"},
+     .help = "number of ranks; auto: one, or the number of processes started by mpirun or "
+             "srun"},
     {KEY(threads, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
-     .help = "CPU threads a rank; auto: the usable cores divided by the ranks of this host"},
+     .help = "CPU threads per rank; auto: usable cores divided by the ranks of this host"},
     {KEY(shard_size, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
-     .help = "part of the base that lies outside device memory and is brought before it is needed; "
-             "auto: as "
-             "little as memory demands"},
+     .help = "fraction of the base outside device memory, prefetched before use; auto: as "
+             "little as memory requires"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
-     .help = "where that part lies: pinned host memory, or page files in offload_dir"},
+     .help = "tier of that fraction: pinned host memory, or page files in offload_dir"},
     {KEY(offload_dir, PATH), .commands = BOTH,
-     .help = "directory of the disk tier, on a fast local disk; created if missing; page files of "
-             "the same model are reused"},
+     .help = "directory of the disk tier, on a fast local disk; created if missing; page "
+             "files of the same model are reused"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
      .default_text = "first",
-     .help = "when the base is held against its checksums: pages from disk as they first come; "
-             "also all of "
-             "it before each "
-             "checkpoint; also each page each time it comes"},
+     .help = "when to verify base checksums: at the first read of each page from disk; also "
+             "all pages before each checkpoint; also every page at every read"},
     {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH, .default_text = "2",
-     .help = "layers of the base held gathered at once"},
+     .help = "gathered layers held, current one included"},
     {KEY(io_engine, ENUM), .commands = BOTH, .names = "auto|uring|pread", .default_text = "auto",
-     .help =
-         "how the model's files are read; auto: io_uring, or pread where the system refuses it"},
+     .help = "engine for reading the model's files; auto: io_uring, or pread where it is "
+             "refused"},
     {KEY(activation_checkpointing, ENUM), .commands = TRAIN, .names = "none|selective|full|auto",
-     .default_text = "auto",
-     .help = "what a layer keeps for its backward pass and what it computes again"},
+     .default_text = "auto", .help = "activations to save; the rest are recomputed"},
     {KEY(activation_offload, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "keep what layers save for their backward pass in host memory"},
+     .help = "keep saved activations in host memory"},
     {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
-     .help = "tokens a rank that go through a layer while its weights are gathered; whole "
-             "micro-batches, at "
-             "least one"},
+     .help = "tokens per rank per gather of a layer; whole micro-batches, at least one"},
     {KEY(grace_s, REAL), RANGE(0, 86400), .commands = TRAIN, .default_text = "20",
-     .help = "seconds that a step may still take after a request to stop"},
+     .help = "seconds a step may still take after a stop request"},
     {KEY(step_deadline_s, REAL), RANGE(0, 1e6), .commands = BOTH, .default_text = "1800",
-     .help = "seconds that a rank waits for another before it gives up; 0: for ever"},
+     .help = "timeout in seconds of a rank that waits for another; 0: none"},
 #undef GROUP
 };
 

@@ -176,7 +176,7 @@ static bool is_finished(const quantization *q, size_t index, const char *path)
             strcmp(hash, expected) == 0)
             return true;
     }
-    bl_log_warning("%s: is not what was written: made again", path);
+    bl_log_warning("%s: checksum mismatch; rewriting", path);
     return false;
 }
 

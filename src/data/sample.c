@@ -361,8 +361,7 @@ static bl_status apply_limits(const bl_sample_rules *rules, const char *place, b
         }
     }
     if (bl_sample_count_labels(sample) > 0) return BL_OK;
-    return BL_FAIL(BL_EINPUT,
-                   "%s: nothing to learn from: no label behind the first token carries loss%s",
+    return BL_FAIL(BL_EINPUT, "%s: nothing to learn from: no trainable label after token 0%s",
                    place, *n_lost ? " within max_seq_length" : "");
 }
 

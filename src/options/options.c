@@ -316,10 +316,23 @@ static bl_status set_default(const bl_option *option, void *values)
     return set_field(option, values, "the default of ", &value);
 }
 
+/* "auto|cpu" as "auto or cpu", in at most n_bytes. */
+static void write_names(const char *names, char *out, size_t n_bytes)
+{
+    size_t used = 0;
+
+    out[0] = '\0';
+    for (const char *at = names, *next; at && used < n_bytes; at = next) {
+        size_t length = bl_option_next_name(at, &next);
+        used += (size_t)snprintf(out + used, n_bytes - used, "%s%.*s", at == names ? "" : " or ",
+                                 (int)length, at);
+    }
+}
+
 /* Refuses a value of a feature that this version does not have. */
 static bl_status check_available(const bl_option *option, const void *values, const char *where)
 {
-    char *text;
+    char *text, names[128];
     bool known = false;
 
     if (!option->available) return BL_OK;
@@ -332,10 +345,11 @@ static bl_status check_available(const bl_option *option, const void *values, co
     }
     bl_status st = BL_OK;
     if (!known && strcmp(option->available, "null") == 0) {
-        st = BL_FAIL(BL_EUSAGE, "%s%s: not in this version", where, option->key);
+        st = BL_FAIL(BL_EUSAGE, "%s%s: not supported yet", where, option->key);
     } else if (!known) {
-        st = BL_FAIL(BL_EUSAGE, "%s%s: %s is not in this version, which knows %s", where,
-                     option->key, text, option->available);
+        write_names(option->available, names, sizeof names);
+        st = BL_FAIL(BL_EUSAGE, "%s%s: %s is not supported yet; use %s", where, option->key, text,
+                     names);
     }
     free(text);
     return st;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint.h -- a folder of numbered states of a run, of which one survives any crash.
  *
- *   DIR/step-N.tmp/   being written; rubbish after a crash
+ *   DIR/step-N.tmp/   incomplete; safe to delete
  *   DIR/step-N/       complete: its files, and manifest.json with the size and XXH3-64 of each
  *
  * The files are made durable first, the manifest after them, then the folder gets its final name and its

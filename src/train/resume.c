@@ -328,7 +328,7 @@ static bl_status find_checkpoint(bl_job *job, json_t **state)
     free(steps);
     if (n_steps == 0) return BL_OK;
     return BL_FAIL(BL_ECHECKPOINT,
-                   "%s: none of its %zu checkpoints is whole (%.600s); overwrite_output_dir true "
+                   "%s: all %zu checkpoints are damaged (%.600s); overwrite_output_dir true "
                    "starts over and deletes them",
                    job->checkpoint_dir, n_steps, reason.text);
 }
