@@ -66,10 +66,10 @@ const bl_option_alias bl_train_aliases[] = {
     {"lora_target_linear", "lora_target_modules", "true=all-linear false=", "lora_target_modules"},
     {"lora_attn_modules", NULL, NULL, "lora_target_modules"},
     {"apply_lora_to_mlp", NULL, NULL, "lora_target_modules"},
-    {"use_lora", NULL, "true=", "nothing: Ballast trains LoRA adapters and nothing else"},
-    {"use_peft", NULL, "true=", "nothing: Ballast trains LoRA adapters and nothing else"},
+    {"use_lora", NULL, "true=", "!Ballast trains LoRA adapters and nothing else"},
+    {"use_peft", NULL, "true=", "!Ballast trains LoRA adapters and nothing else"},
     {"use_dora", NULL, "false=", "use_rslora or the plain update"},
-    {"lora_bias", NULL, "none= false=", "nothing: biases are frozen"},
+    {"lora_bias", NULL, "none= false=", "!biases are frozen"},
     {"modules_to_save", NULL, NULL, "lora_target_modules: other modules are frozen"},
 
     /* optimisation */
@@ -100,9 +100,9 @@ const bl_option_alias bl_train_aliases[] = {
     {"betas", NULL, NULL, "adam_beta1 and adam_beta2"},
     {"eps", "adam_epsilon", NULL, NULL},
     {"optim", NULL,
-     "adamw_torch= adamw_torch_fused= adamw_hf= adamw=", "nothing: the optimizer is AdamW in fp32"},
+     "adamw_torch= adamw_torch_fused= adamw_hf= adamw=", "!the optimizer is AdamW in fp32"},
     {"optimizer", NULL,
-     "adamw_torch= adamw_torch_fused= adamw_hf= adamw=", "nothing: the optimizer is AdamW in fp32"},
+     "adamw_torch= adamw_torch_fused= adamw_hf= adamw=", "!the optimizer is AdamW in fp32"},
     {"random_seed", "seed", NULL, NULL},
 
     /* reports and checkpoints */
@@ -139,8 +139,8 @@ const bl_option_alias bl_train_aliases[] = {
     {"deepspeed", NULL, NULL, "shard_size and offload_ratio"},
     {"fsdp", NULL, NULL, "shard_size and offload_ratio"},
     {"fsdp_config", NULL, NULL, "shard_size and offload_ratio"},
-    {"attn_implementation", NULL, NULL, "nothing: attention is built in"},
-    {"use_flash_attention", NULL, NULL, "nothing: attention is built in"},
+    {"attn_implementation", NULL, NULL, "!attention is built in"},
+    {"use_flash_attention", NULL, NULL, "!attention is built in"},
 };
 
 const size_t bl_train_n_aliases = BL_COUNT(bl_train_aliases);

@@ -75,7 +75,7 @@ typedef struct bl_option {
 /* A name that people paste from another program. With a key it is read as that option; without one it is
  * refused with the hint. `values` ("true=full false=none") translates values; "word=" accepts the value and
  * does nothing, and "*" at the end passes on all others, which are refused with the hint otherwise. NULL
- * passes on everything. */
+ * passes on everything. A hint is the key to use, or, with "!" before it, why there is none. */
 typedef struct bl_option_alias {
     const char *name;
     const char *key;

@@ -145,9 +145,12 @@ static bl_status fail_alias(const char *where, const char *name, const bl_option
                             const char *text)
 {
     const char *hint = alias->hint ? alias->hint : alias->key;
+    const char *use = hint[0] == '!' ? "unsupported: " : "use ";
+    const char *why = hint + (hint[0] == '!');
     if (alias->values)
-        return BL_FAIL(BL_EUSAGE, "%s%s: '%s' is not known here; use %s", where, name, text, hint);
-    return BL_FAIL(BL_EUSAGE, "%s%s: not a key of Ballast; use %s", where, name, hint);
+        return BL_FAIL(BL_EUSAGE, "%s%s: '%s' is not known here; %s%s", where, name, text, use,
+                       why);
+    return BL_FAIL(BL_EUSAGE, "%s%s: not a key of Ballast; %s%s", where, name, use, why);
 }
 
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,

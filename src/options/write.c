@@ -257,7 +257,8 @@ static void print_aliases(const bl_options *options, FILE *out)
         if (alias->key)
             fprintf(out, "`%s`", alias->key);
         else
-            fprintf(out, "refused: use %s", alias->hint);
+            fprintf(out, alias->hint[0] == '!' ? "unsupported: %s" : "rejected: use %s",
+                    alias->hint + (alias->hint[0] == '!'));
         if (alias->values) fprintf(out, " (values: `%s`)", alias->values);
         fputs(" |\n", out);
     }
