@@ -179,7 +179,7 @@ static void print_purpose(const bl_option *option, FILE *out)
     fputs(option->help, out);
     if (!option->available) return;
     bool is_absent = strcmp(option->available, "null") == 0;
-    fputs(is_absent ? "; not in this version" : "; this version knows ", out);
+    fputs(is_absent ? "; not supported yet" : "; supported: ", out);
     if (!is_absent) bl_option_print_names(option->available, out);
 }
 
