@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* timeline.h -- what a rank's streams did and when: spans of work in lanes, the time that compute stood still for another lane's sake,
+/* timeline.h -- what a rank's streams did and when: spans of work in lanes, the time that compute stalled on another lane,
  * and bytes. A span is two stamps; nothing waits for it and nothing is allocated after create.
  *
  * One thread, the rank's, calls everything here. A timeline may be NULL: nothing is recorded then. */
@@ -51,7 +51,7 @@ bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *nam
                             int item, bl_stream *stream, int *span);
 bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream, int64_t n_bytes);
 
-/* `stream` waits for `event`; the time it stands still counts as a stall for the sake of `lane`. */
+/* `stream` waits for `event`; the wait counts as a stall on `lane`. */
 bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
                            int item, bl_stream *stream, bl_event *event);
 

@@ -85,6 +85,12 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
     const char *weights = json_string_value(json_object_get(state, "weights"));
     json_t *config;
 
+    job->resume_has_weights = weights != NULL;
+    job->resume_weights = weights ? strtoull(weights, NULL, 16) : 0;
+    if (!weights) { /* an earlier build's */
+        fputs("it does not say which model and data it was made with; ", out);
+        return BL_OK;
+    }
     BL_TRY(bl_llama_config_describe(&job->host->config, &config));
     bool differ = list_config(json_object_get(state, "model_config"), config, out);
     json_decref(config);
@@ -93,9 +99,6 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
     if (!is_same(state, "data", job->train_fingerprint)) fputs("the training data differ; ", out);
     if (!is_same(state, "validation_data", job->validation_fingerprint))
         fputs("the validation data differ; ", out);
-    if (!weights) fputs("it does not say which weights it was made with; ", out);
-    job->resume_has_weights = weights != NULL;
-    job->resume_weights = weights ? strtoull(weights, NULL, 16) : 0;
     return BL_OK;
 }
 

@@ -197,7 +197,7 @@ typedef struct bl_memory_ledger {
 } bl_memory_ledger;
 bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
 /* job->save as configured, and job->placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into
- * memory. Makes offload_dir for the disk tier; BL_EUSAGE: it is no folder. */
+ * memory. Makes offload_dir for the disk tier; BL_EUSAGE: it is not a directory. */
 bl_status bl_job_choose_placement(bl_job *job);
 /* After it: activation_checkpointing auto keeps the most with which this host's processes are predicted to take at
  * most half of the memory that is available. Bits do not depend on it. */

@@ -15,7 +15,7 @@ typedef struct bl_step_metrics {
     double loss, grad_norm, learning_rate, epoch;
     int64_t tokens, label_tokens; /* of the step, all ranks */
     double step_s, flops;         /* model FLOPs of the step, docs/memory.md */
-    /* Of the step: bytes of all ranks; of the rank that stood still for a lane the longest, how
+    /* Of the step: bytes of all ranks; of the rank that stalled on a lane the longest, how
      * long. */
     bl_lane_totals lanes[BL_N_LANES];
     double

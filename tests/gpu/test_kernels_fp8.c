@@ -220,7 +220,7 @@ static void check_scales(gpu_test *t, shape s)
     for (int64_t i = 0; i < n; i++) want[i % s.cols * ld + i / s.cols] = values[i];
     matrix_args args = {.codes = src.gpu, .rows = s.rows, .cols = s.cols, .ld = ld, .dst = dst.gpu};
     run_twice(t, launch_transpose_scales, &args, (buffer *[]){&src, &dst}, 2);
-    same_bytes("scales turned over", &dst, want, (size_t)(s.cols * ld) * 4);
+    same_bytes("transposed scales", &dst, want, (size_t)(s.cols * ld) * 4);
     args.rows = s.cols * ld;
     for (int64_t i = 0; i < args.rows; i++) want[i] = 0.5f;
     run_twice(t, launch_fill, &args, (buffer *[]){&dst}, 1);

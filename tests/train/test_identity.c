@@ -171,6 +171,24 @@ static void test_ranks_compare_their_copies(void **state)
     assert_error_has("copies", "the model's weights are not the same on rank 0 and on rank 2");
 }
 
+/* A checkpoint that names no model is not taken for one of this model: one reason, not a list. */
+static void test_a_checkpoint_that_names_no_model(void **state)
+{
+    json_t *empty = json_object();
+    bl_job job = {.resume_has_weights = true};
+    char *text = NULL;
+    size_t n_bytes;
+
+    (void)state;
+    FILE *out = open_memstream(&text, &n_bytes);
+    assert_int_equal(bl_job_list_identity(&job, empty, out), BL_OK);
+    fclose(out);
+    assert_string_equal(text, "it does not say which model and data it was made with; ");
+    assert_false(job.resume_has_weights);
+    free(text);
+    json_decref(empty);
+}
+
 /* ---- config.json ---- */
 
 static json_t *load_config(const char *model)
@@ -356,6 +374,7 @@ int main(void)
         cmocka_unit_test(test_a_bit_of_any_tensor),
         cmocka_unit_test(test_a_mismatch_is_allowed),
         cmocka_unit_test(test_ranks_compare_their_copies),
+        cmocka_unit_test(test_a_checkpoint_that_names_no_model),
         cmocka_unit_test(test_each_key_of_the_configuration),
         cmocka_unit_test(test_validation_data),
         cmocka_unit_test(test_page_files_of_a_changed_model),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frozen weights to bf16, and codes and scales turned over. */
+/* Frozen weights to bf16, and codes and scales transposed. */
 #include "fp8/cuda/fp8_cuda.h"
 #include "fp8/cuda/vector.cuh"
 

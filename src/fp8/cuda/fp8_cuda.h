@@ -36,11 +36,11 @@ bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld,
 bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
                                    int64_t cols, uint8_t *codes, float *scales);
 
-/* dst (cols, rows) = src (rows, cols) turned over, codes of one byte. rows and cols are multiples of 16. */
+/* dst (cols, rows) = src (rows, cols) transposed, codes of one byte. rows and cols are multiples of 16. */
 bl_status fp8_cuda_transpose(bl_stream *stream, const uint8_t *src, int64_t rows, int64_t cols,
                              uint8_t *dst);
 
-/* dst[c * dst_ld + r] = src[r * cols + c] for r < rows, c < cols: a grid of block scales turned over; any alignment. */
+/* dst[c * dst_ld + r] = src[r * cols + c] for r < rows, c < cols: a grid of block scales transposed; any alignment. */
 bl_status fp8_cuda_transpose_scales(bl_stream *stream, const float *src, int64_t rows, int64_t cols,
                                     float *dst, int64_t dst_ld);
 

@@ -23,7 +23,7 @@ enum {
     PANEL_PAD = 16,     /* rows of a panel a power of two apart would share cache sets */
     TURN_TOKENS_MIN =
         256, /* fewer do not win back what turning a panel over costs: 2 % of 512 tokens' product */
-    STRIP_ROWS = 32,  /* of W decoded at a time before they are turned over: */
+    STRIP_ROWS = 32,  /* of W dequantized at a time, then transposed: */
     STRIP_COLS = 128, /* small enough for the first-level cache */
 };
 /* A worker's scratch: a panel of the product's right side, and a strip of W on its way there. */

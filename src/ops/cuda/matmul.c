@@ -135,7 +135,7 @@ static bl_status stack_row_scales(const weight_product *p, float *dst)
     return BL_OK;
 }
 
-/* The block scales of all segments as one grid in the GEMM's layout; for dx turned over. */
+/* The block scales of all segments as one grid in the GEMM's layout; for dx transposed. */
 static bl_status stack_block_scales(const weight_product *p, float *dst)
 {
     const bl_weight *w = &p->args->weight;

@@ -22,7 +22,7 @@ typedef struct ops_matmul_layout {
     size_t dense;     /* BF16: W (N,K) bf16, unless it is dense already */
     size_t codes;     /* FP8: `in` quantised */
     size_t scales;    /* FP8: its scales: (T), or [ceil(inner/128)][T] */
-    size_t turned;    /* FP8, dx: W's codes turned over, (K,N) */
+    size_t turned;    /* FP8, dx: W's codes transposed, (K,N) */
     /* FP8: W's scales as one vector (N), or as one grid in the GEMM's layout. */
     size_t weight_scales;
     size_t ones; /* FP8_ROW, dx: (K) */
