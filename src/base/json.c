@@ -6,44 +6,16 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file_kind.h"
 #include "base/files.h"
+#include "base/json_memory.h"
 
 /* Digits of the smallest integers outside int64. */
 enum { SHOWN_VALUE_BYTES = 64, BIG_INTEGER_DIGITS = 19 };
-
-/* ---- memory ---- */
-
-static _Thread_local bool ran_out;
-
-static void *watched_malloc(size_t n_bytes)
-{
-    void *memory = malloc(n_bytes);
-    if (!memory) ran_out = true;
-    return memory;
-}
-
-static void set_allocator(void)
-{
-    json_set_alloc_funcs(watched_malloc, free);
-}
-
-void bl_json_watch_memory(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, set_allocator);
-    ran_out = false;
-}
-
-bool bl_json_ran_out(void)
-{
-    return ran_out;
-}
 
 /* ---- parsing ---- */
 
@@ -112,21 +84,21 @@ static void widen_big_integers(char *text, size_t n_bytes)
     }
 }
 
-/* json_loadb, but for integers outside int64, at which jansson stops: they become reals. Such texts are rare,
+/* bl_json_loadb, but for integers outside int64, at which jansson stops: they become reals. Such texts are rare,
  * so they are parsed twice and all others as they are. */
 static json_t *load_text(const char *text, size_t n_bytes, json_error_t *error)
 {
     static const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL;
-    json_t *document = json_loadb(text, n_bytes, flags, error);
+    json_t *document = bl_json_loadb(text, n_bytes, flags, error);
 
     if (document || bl_json_ran_out() || json_error_code(error) != json_error_numeric_overflow)
         return document;
-    char *copy = watched_malloc(n_bytes + 1);
+    char *copy = bl_json_malloc(n_bytes + 1);
     if (!copy) return NULL;
     memcpy(copy, text, n_bytes);
     copy[n_bytes] = '\0';
     widen_big_integers(copy, n_bytes);
-    document = json_loadb(copy, n_bytes, flags, error);
+    document = bl_json_loadb(copy, n_bytes, flags, error);
     free(copy);
     return document;
 }

@@ -30,8 +30,9 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
  * the errors of bl_file_read_all and bl_text_skip_mark. */
 bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out);
 
-/* For building documents. Of jansson's functions some return NULL or -1 when memory runs out, some leave a value out, and its lexer
- * cuts a text short. bl_json_ran_out says whether any of them could not allocate on this thread since bl_json_watch_memory. */
+/* For building documents. Of jansson's functions some return NULL or -1 when memory runs out, and some leave a
+ * value out. bl_json_ran_out says whether any of them could not allocate on this thread since
+ * bl_json_watch_memory. */
 void bl_json_watch_memory(void);
 bool bl_json_ran_out(void);
 

@@ -6,7 +6,8 @@
  * through our code (base/json.c). What other libraries allocate inside (YAML, PCRE2, oneDNN, OpenBLAS, libc's
  * streams) is not reached.
  *
- *   test_faults_alloc [POINTS]      how many points in all (100), spread over the allocations of each job */
+ *   test_faults_alloc [POINTS]            how many points in all (100), spread over the allocations of each job
+ *   test_faults_alloc JOB FIRST LAST      every allocation of a job from FIRST to LAST, to look for a fault met */
 #include "faults.h"
 
 #include <dirent.h>
@@ -224,6 +225,18 @@ static void test_offload(void **state)
     check_job(FAULTS_OFFLOAD);
 }
 
+static bool check_range(const char *name, long first, long last)
+{
+    int n_bad = 0, n_failed = 0;
+
+    for (int job = 0; job < FAULTS_JOBS; job++)
+        for (long i = first; strcmp(faults_job_name(job), name) == 0 && i <= last; i++)
+            n_bad += !check_point(job, i, false, &n_failed) + !check_point(job, i, true, &n_failed);
+    printf("job %s, allocations %ld to %ld: %d bad, %d ended in an error\n", name, first, last,
+           n_bad, n_failed);
+    return n_bad == 0;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -233,7 +246,14 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_offload),
     };
 
-    if (argc > 1) n_points = atoi(argv[1]);
     injected = faults_shared(sizeof *injected);
+    if (argc == 4) {
+        void *state = NULL;
+        faults_set_up(&state);
+        bool is_good = check_range(argv[1], atol(argv[2]), atol(argv[3]));
+        faults_tear_down(&state);
+        return is_good ? 0 : 1;
+    }
+    if (argc > 1) n_points = atoi(argv[1]);
     return cmocka_run_group_tests(tests, faults_set_up, faults_tear_down);
 }
