@@ -66,7 +66,7 @@ static uint16_t to_bf16(float value)
 }
 
 /* Norms of one, weights in +-0.06, from an LCG (Knuth's MMIX constants). */
-static bl_status append_tensor(bl_safetensors_writer *writer, const bl_tensor_spec *spec,
+static bl_status append_tensor(bl_safetensors_writer *writer, const bl_stored_tensor_spec *spec,
                                uint64_t *random)
 {
     enum { PIECE = 4096 };
@@ -90,7 +90,7 @@ static bl_status write_weights(const bl_bench_model *m, const char *dir)
 {
     static const char *const metadata[] = {"format", "pt"};
     size_t n = (size_t)m->layers * PER_LAYER + 2, k = 0;
-    bl_tensor_spec *specs = calloc(n, sizeof *specs);
+    bl_stored_tensor_spec *specs = calloc(n, sizeof *specs);
     char(*names)[NAME_BYTES] = calloc(n, sizeof *names), path[PATH_BYTES];
     bl_safetensors_writer *writer = NULL;
     uint64_t random = 1;
@@ -105,14 +105,15 @@ static bl_status write_weights(const bl_bench_model *m, const char *dir)
             bool is_norm = !layer_tensors[t].cols;
             snprintf(names[k], NAME_BYTES, "model.layers.%lld.%s.weight", (long long)l,
                      layer_tensors[t].name);
-            specs[k] = (bl_tensor_spec){
+            specs[k] = (bl_stored_tensor_spec){
                 names[k],
                 BL_BF16,
                 is_norm ? 1 : 2,
                 {extent(m, layer_tensors[t].rows), is_norm ? 0 : extent(m, layer_tensors[t].cols)}};
         }
-    specs[k++] = (bl_tensor_spec){"model.norm.weight", BL_BF16, 1, {m->hidden}};
-    specs[k++] = (bl_tensor_spec){"model.embed_tokens.weight", BL_BF16, 2, {m->vocab, m->hidden}};
+    specs[k++] = (bl_stored_tensor_spec){"model.norm.weight", BL_BF16, 1, {m->hidden}};
+    specs[k++] =
+        (bl_stored_tensor_spec){"model.embed_tokens.weight", BL_BF16, 2, {m->vocab, m->hidden}};
     snprintf(path, sizeof path, "%s/model/model.safetensors", dir);
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, metadata, 1, &writer));
     for (size_t i = 0; i < n; i++)

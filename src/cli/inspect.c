@@ -46,7 +46,7 @@ static bl_status put(json_t *object, const char *key, json_t *value)
 
 /* ---- the report: a JSON document, from which the text is printed too ---- */
 
-static json_t *describe_tensor(const bl_tensor *tensor, int64_t *n_elements)
+static json_t *describe_tensor(const bl_stored_tensor *tensor, int64_t *n_elements)
 {
     json_t *shape = json_array();
     *n_elements = tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype);
@@ -70,7 +70,7 @@ static bl_status put_totals(json_t *object, const totals *sum)
 
 /* Adds "tensors", the totals and "dtypes" for tensors at(source, 0 <= i < n). */
 static bl_status report_tensors(json_t *report,
-                                const bl_tensor *(*at)(const void *source, size_t index),
+                                const bl_stored_tensor *(*at)(const void *source, size_t index),
                                 const void *source, size_t n)
 {
     totals all = {0}, by_dtype[BL_DTYPE_COUNT] = {0};
@@ -79,7 +79,7 @@ static bl_status report_tensors(json_t *report,
     json_t *tensors = json_array();
     BL_TRY(put(report, "tensors", tensors));
     for (size_t i = 0; i < n; i++) {
-        const bl_tensor *tensor = at(source, i);
+        const bl_stored_tensor *tensor = at(source, i);
         int64_t n_elements;
         totals *sums[] = {&all, &by_dtype[tensor->dtype]};
         if (json_array_append_new(tensors, describe_tensor(tensor, &n_elements)) != 0 ||
@@ -104,12 +104,12 @@ static bl_status report_tensors(json_t *report,
     return BL_OK;
 }
 
-static const bl_tensor *file_tensor(const void *source, size_t index)
+static const bl_stored_tensor *file_tensor(const void *source, size_t index)
 {
     return bl_safetensors_at(source, index);
 }
 
-static const bl_tensor *model_tensor(const void *source, size_t index)
+static const bl_stored_tensor *model_tensor(const void *source, size_t index)
 {
     return bl_hf_at(source, index);
 }
@@ -132,7 +132,7 @@ static bl_status report_fp8(json_t *report, const bl_hf_model *model)
     int64_t n_weights = 0;
 
     for (size_t i = 0; i < bl_hf_count(model); i++) {
-        const bl_tensor *tensor = bl_hf_at(model, i);
+        const bl_stored_tensor *tensor = bl_hf_at(model, i);
         bl_hf_weight weight;
         if (tensor->dtype != BL_F8_E4M3) continue;
         BL_TRY(bl_hf_get_weight(model, tensor->name, &weight));
@@ -195,7 +195,7 @@ typedef struct file_set {
     size_t n_files, n_tensors;
 } file_set;
 
-static const bl_tensor *set_tensor(const void *source, size_t index)
+static const bl_stored_tensor *set_tensor(const void *source, size_t index)
 {
     const file_set *set = source;
     size_t i = 0;

@@ -11,7 +11,7 @@
  * tensor. */
 typedef struct bl_shard_plan {
     const bl_safetensors *source;
-    bl_tensor_spec *specs;
+    bl_stored_tensor_spec *specs;
     char **scale_names; /* of the specs, NULL where the name is the source's */
     size_t n_specs;
     int64_t n_bytes; /* of the data */

@@ -55,7 +55,7 @@ static bl_status open_source(quantization *q)
     BL_TRY(bl_hf_open(dir, &q->model));
     BL_TRY(bl_llama_config_fit_kv_heads(&config, q->model));
     for (size_t i = 0; i < bl_hf_count(q->model); i++) {
-        const bl_tensor *tensor = bl_hf_at(q->model, i);
+        const bl_stored_tensor *tensor = bl_hf_at(q->model, i);
         if (bl_dtype_bytes(tensor->dtype) == 1)
             return BL_FAIL(BL_EINPUT, "%s: is quantized already: tensor %s is %s", dir,
                            tensor->name, bl_dtype_name(tensor->dtype));

@@ -30,11 +30,11 @@ static bool is_projection(const char *name)
 
 /* ---- the plan ---- */
 
-static bl_status plan_scales(const bl_tensor *codes, bl_format format, bl_shard_plan *plan)
+static bl_status plan_scales(const bl_stored_tensor *codes, bl_format format, bl_shard_plan *plan)
 {
     int64_t rows = codes->shape[0], cols = codes->shape[1];
     char **name = &plan->scale_names[plan->n_specs];
-    bl_tensor_spec spec = {.dtype = BL_F32, .n_dims = 2, .shape = {rows, 1}};
+    bl_stored_tensor_spec spec = {.dtype = BL_F32, .n_dims = 2, .shape = {rows, 1}};
 
     if (format == BL_FORMAT_FP8_BLOCK) {
         spec.shape[0] = bl_ceil_div(rows, BL_FP8_BLOCK);
@@ -58,9 +58,9 @@ bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_
     if (!out->specs || !out->scale_names)
         st = BL_FAIL(BL_ENOMEM, "a plan of %zu tensors", n_tensors);
     for (size_t i = 0; st == BL_OK && i < n_tensors; i++) {
-        const bl_tensor *tensor = bl_safetensors_at(source, i);
-        bl_tensor_spec *spec = &out->specs[out->n_specs++];
-        *spec = (bl_tensor_spec){
+        const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
+        bl_stored_tensor_spec *spec = &out->specs[out->n_specs++];
+        *spec = (bl_stored_tensor_spec){
             .name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
         memcpy(spec->shape, tensor->shape, sizeof spec->shape);
         out->n_bytes += tensor->n_bytes;
@@ -112,7 +112,7 @@ static bl_status allocate_jobs(const bl_shard_plan *plan, shard_jobs *out)
     int64_t n_scales = 0, n_codes = 0;
 
     for (size_t i = 0; i < plan->n_specs; i++) {
-        const bl_tensor_spec *spec = &plan->specs[i];
+        const bl_stored_tensor_spec *spec = &plan->specs[i];
         if (plan->scale_names[i]) n_scales += spec->shape[0] * spec->shape[1];
         if (spec->dtype != BL_F8_E4M3) continue;
         int64_t rows = bl_min_i64(piece_rows(spec->shape[1]), spec->shape[0]);
@@ -134,7 +134,7 @@ static bl_status list_jobs(const bl_shard_plan *plan, const bl_hf_model *model, 
     BL_TRY(allocate_jobs(plan, out));
     float *scales = out->scales;
     for (size_t i = 0; i < plan->n_specs; i++) {
-        const bl_tensor_spec *spec = &plan->specs[i];
+        const bl_stored_tensor_spec *spec = &plan->specs[i];
         if (spec->dtype != BL_F8_E4M3) continue;
         bl_row_job job = {.format = format, .codes = out->codes, .scales = scales};
         BL_TRY(bl_hf_get_weight(model, spec->name, &job.weight));
@@ -188,7 +188,8 @@ done:
 
 /* ---- everything else ---- */
 
-static bl_status copy_tensor(const bl_tensor *tensor, size_t spec, bl_safetensors_writer *writer)
+static bl_status copy_tensor(const bl_stored_tensor *tensor, size_t spec,
+                             bl_safetensors_writer *writer)
 {
     bl_status st = BL_OK;
     void *piece = malloc(COPY_BYTES);
@@ -196,7 +197,7 @@ static bl_status copy_tensor(const bl_tensor *tensor, size_t spec, bl_safetensor
     if (!piece) return BL_FAIL(BL_ENOMEM, "copying %s", tensor->name);
     for (int64_t at = 0; st == BL_OK && at < tensor->n_bytes; at += COPY_BYTES) {
         size_t n = (size_t)bl_min_i64(COPY_BYTES, tensor->n_bytes - at);
-        st = bl_tensor_read(tensor, at, n, piece);
+        st = bl_stored_tensor_read(tensor, at, n, piece);
         if (st == BL_OK) st = bl_safetensors_writer_put(writer, spec, at, piece, n);
     }
     free(piece);

@@ -253,7 +253,7 @@ done:
 
 bl_status bl_llama_config_fit_kv_heads(bl_llama_config *config, const bl_hf_model *model)
 {
-    const bl_tensor *k = bl_hf_find(model, "model.layers.0.self_attn.k_proj.weight");
+    const bl_stored_tensor *k = bl_hf_find(model, "model.layers.0.self_attn.k_proj.weight");
 
     if (!k || k->n_dims != 2) return BL_OK;
     int64_t n_kv_heads = k->shape[0] / config->head_dim;

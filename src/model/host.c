@@ -121,8 +121,8 @@ bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format choice)
 
 static bl_status read_embedding(bl_llama_host *host)
 {
-    const bl_tensor *t = bl_hf_find(host->files, "model.embed_tokens.weight");
-    const bl_tensor *head = bl_hf_find(host->files, "lm_head.weight");
+    const bl_stored_tensor *t = bl_hf_find(host->files, "model.embed_tokens.weight");
+    const bl_stored_tensor *head = bl_hf_find(host->files, "lm_head.weight");
 
     if (!t) t = head; /* tied, and stored under the head's name */
     host->embedding_dtype = t->dtype;
@@ -135,7 +135,7 @@ static bl_status read_embedding(bl_llama_host *host)
     host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
     if (!host->embedding)
         return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
-    BL_TRY(bl_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
+    BL_TRY(bl_stored_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
     host->embedding_checksum = XXH3_64bits_withSeed(host->embedding, (size_t)t->n_bytes, 0);
     return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
 }

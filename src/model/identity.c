@@ -11,18 +11,18 @@
 enum { PROBE_BYTES = 4096, WHOLE = 8 };
 
 /* Bytes [at, at + PROBE_BYTES), or what of them there is. */
-static bl_status add_block(XXH3_state_t *hash, const bl_tensor *t, int64_t at)
+static bl_status add_block(XXH3_state_t *hash, const bl_stored_tensor *t, int64_t at)
 {
     char block[PROBE_BYTES];
     size_t n = (size_t)bl_min_i64(PROBE_BYTES, t->n_bytes - at);
 
-    BL_TRY(bl_tensor_read(t, at, n, block));
+    BL_TRY(bl_stored_tensor_read(t, at, n, block));
     XXH3_64bits_update(hash, block, n);
     return BL_OK;
 }
 
 /* Every `stride`-th block, the first and the last. */
-static bl_status add_tensor(XXH3_state_t *hash, const bl_tensor *t, int64_t stride)
+static bl_status add_tensor(XXH3_state_t *hash, const bl_stored_tensor *t, int64_t stride)
 {
     int64_t n_blocks = bl_ceil_div(t->n_bytes, PROBE_BYTES);
 

@@ -58,7 +58,8 @@ static bool is_finite(bl_dtype dtype, const unsigned char *at)
     }
 }
 
-bl_status bl_llama_check_finite(const bl_tensor *t, int64_t begin, int64_t end, const void *bytes)
+bl_status bl_llama_check_finite(const bl_stored_tensor *t, int64_t begin, int64_t end,
+                                const void *bytes)
 {
     int64_t cols = t->shape[t->n_dims - 1], width = (int64_t)bl_dtype_bytes(t->dtype);
     const unsigned char *at = bytes;
@@ -100,7 +101,7 @@ static step step_at(const bl_row_job *job, int64_t row)
     return s;
 }
 
-static int file_index(const bl_hf_model *model, const bl_tensor *tensor)
+static int file_index(const bl_hf_model *model, const bl_stored_tensor *tensor)
 {
     int index = 0;
     while (bl_hf_file(model, (size_t)index) != tensor->file) index++;
@@ -303,7 +304,7 @@ static void place_piece(void *arg, int64_t index, void *scratch)
 /* Weights kept as stored: their bytes, after a look at each. */
 static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
 {
-    const bl_tensor *tensor = job->weight.codes;
+    const bl_stored_tensor *tensor = job->weight.codes;
     int64_t width = row_bytes(&job->weight);
     bool has_bad = false;
     const void *bytes;
@@ -456,7 +457,7 @@ int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards)
             buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES);
 
     for (size_t i = 0; i < bl_hf_count(host->files); i++) {
-        const bl_tensor *tensor = bl_hf_at(host->files, i);
+        const bl_stored_tensor *tensor = bl_hf_at(host->files, i);
         stored += tensor->n_bytes;
         if (tensor->n_dims == 2 && tensor->shape[0] > 0)
             bounce = bl_max_i64(bounce, tensor->n_bytes / tensor->shape[0] * BL_FP8_BLOCK);

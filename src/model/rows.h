@@ -50,7 +50,7 @@ bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
 void bl_row_loader_destroy(bl_row_loader *loader); /* NULL is fine */
 
 /* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */
-bl_status bl_llama_check_finite(const bl_tensor *tensor, int64_t begin, int64_t end,
+bl_status bl_llama_check_finite(const bl_stored_tensor *tensor, int64_t begin, int64_t end,
                                 const void *bytes);
 
 #endif

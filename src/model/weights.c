@@ -74,9 +74,9 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
 
 static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
 {
-    const bl_tensor *t = bl_hf_find(w->host->files, name);
+    const bl_stored_tensor *t = bl_hf_find(w->host->files, name);
 
-    BL_TRY(bl_tensor_read_f32(t, out));
+    BL_TRY(bl_stored_tensor_read_f32(t, out));
     for (int64_t i = 0; i < w->host->config.hidden_size; i++)
         if (!isfinite(out[i]))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",

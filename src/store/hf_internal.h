@@ -11,7 +11,7 @@ struct bl_hf_model {
     char *dir;
     bl_safetensors **files;
     size_t n_files;
-    const bl_tensor **tensors; /* of all files, sorted by name */
+    const bl_stored_tensor **tensors; /* of all files, sorted by name */
     size_t n_tensors;
     /* The granularity that quantization_config promises; BL_SCALE_NONE when it says nothing. */
     bl_scale_kind promised_scale;

@@ -83,7 +83,8 @@ static bl_status open_files(bl_hf_model *model, const char *const *names, size_t
 
 static int compare_tensors(const void *a, const void *b)
 {
-    return strcmp((*(const bl_tensor *const *)a)->name, (*(const bl_tensor *const *)b)->name);
+    return strcmp((*(const bl_stored_tensor *const *)a)->name,
+                  (*(const bl_stored_tensor *const *)b)->name);
 }
 
 static const char *base_name(const char *path)
@@ -98,12 +99,12 @@ static bl_status merge_tensors(bl_hf_model *model, bl_problems *problems)
     size_t n = 0;
 
     for (size_t f = 0; f < model->n_files; f++) n += bl_safetensors_count(model->files[f]);
-    model->tensors = calloc(n + 1, sizeof(bl_tensor *));
+    model->tensors = calloc(n + 1, sizeof(bl_stored_tensor *));
     if (!model->tensors) return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", model->dir, n);
     for (size_t f = 0; f < model->n_files; f++)
         for (size_t i = 0; i < bl_safetensors_count(model->files[f]); i++)
             model->tensors[model->n_tensors++] = bl_safetensors_at(model->files[f], i);
-    qsort(model->tensors, n, sizeof(bl_tensor *), compare_tensors);
+    qsort(model->tensors, n, sizeof(bl_stored_tensor *), compare_tensors);
     for (size_t i = 1; i < n; i++)
         if (!strcmp(model->tensors[i]->name, model->tensors[i - 1]->name))
             bl_problems_add(problems, "tensor %s is in %s and in %s", model->tensors[i]->name,
@@ -120,7 +121,7 @@ static void check_weight_map(const bl_hf_model *model, const json_t *map, bl_pro
 
     json_object_foreach((json_t *)map, name, value)
     {
-        const bl_tensor *tensor = bl_hf_find(model, name);
+        const bl_stored_tensor *tensor = bl_hf_find(model, name);
         const char *shard = bl_json_text(value);
         bool is_open = false;
         for (size_t f = 0; shard && f < model->n_files && !is_open; f++)
@@ -267,16 +268,16 @@ size_t bl_hf_count(const bl_hf_model *model)
     return model->n_tensors;
 }
 
-const bl_tensor *bl_hf_at(const bl_hf_model *model, size_t index)
+const bl_stored_tensor *bl_hf_at(const bl_hf_model *model, size_t index)
 {
     return model->tensors[index];
 }
 
-const bl_tensor *bl_hf_find(const bl_hf_model *model, const char *name)
+const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name)
 {
-    const bl_tensor wanted = {.name = name}, *key = &wanted;
-    const bl_tensor **found =
-        bsearch(&key, model->tensors, model->n_tensors, sizeof(bl_tensor *), compare_tensors);
+    const bl_stored_tensor wanted = {.name = name}, *key = &wanted;
+    const bl_stored_tensor **found = bsearch(&key, model->tensors, model->n_tensors,
+                                             sizeof(bl_stored_tensor *), compare_tensors);
     return found ? *found : NULL;
 }
 
@@ -302,7 +303,7 @@ static void check_one(const bl_hf_model *model, const bl_hf_expected *expected,
                       bl_problems *problems)
 {
     char has[BL_SHAPE_TEXT_BYTES], wants[BL_SHAPE_TEXT_BYTES];
-    const bl_tensor *tensor = bl_hf_find(model, expected->name);
+    const bl_stored_tensor *tensor = bl_hf_find(model, expected->name);
     bl_hf_weight weight;
 
     if (!tensor) {

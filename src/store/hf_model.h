@@ -26,9 +26,10 @@ size_t bl_hf_file_count(const bl_hf_model *model);
 const bl_safetensors *bl_hf_file(const bl_hf_model *model,
                                  size_t index); /* in the order of their names */
 size_t bl_hf_count(const bl_hf_model *model);
-const bl_tensor *bl_hf_at(const bl_hf_model *model, size_t index); /* in the order of their names */
-/* NULL: no such tensor. The tensor is the model's; read it with bl_tensor_read (any thread). */
-const bl_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
+const bl_stored_tensor *bl_hf_at(const bl_hf_model *model,
+                                 size_t index); /* in the order of their names */
+/* NULL: no such tensor. The tensor is the model's; read it with bl_stored_tensor_read (any thread). */
+const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
 
 /* ---- weights: a matrix and, when it is FP8, its scales ----
  * value = code * scale in every kind of checkpoint, also where the scale's name ends in _inv:
@@ -48,8 +49,8 @@ typedef enum bl_scale_kind {
 enum { BL_SCALE_BLOCK_SIZE = 128 }; /* rows and columns of a block */
 
 typedef struct bl_hf_weight {
-    const bl_tensor *codes; /* F32, F16, BF16 or F8_E4M3, [rows, cols] */
-    const bl_tensor *scale; /* NULL unless F8_E4M3; F32, BF16 or F16 */
+    const bl_stored_tensor *codes; /* F32, F16, BF16 or F8_E4M3, [rows, cols] */
+    const bl_stored_tensor *scale; /* NULL unless F8_E4M3; F32, BF16 or F16 */
     bl_scale_kind scale_kind;
     int64_t rows, cols;
     int64_t scale_rows, scale_cols; /* [1,1], [rows,1] or the block grid; 0 without a scale */

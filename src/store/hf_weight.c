@@ -111,15 +111,15 @@ bl_status bl_hf_parse_quantization(const char *file, const json_t *config, bl_sc
 /* ---- one weight ---- */
 
 /* The scale beside "X.weight": X.weight_scale or X.weight_scale_inv. */
-static bl_status find_scale(const bl_hf_model *model, const bl_tensor *codes,
-                            const bl_tensor **scale)
+static bl_status find_scale(const bl_hf_model *model, const bl_stored_tensor *codes,
+                            const bl_stored_tensor **scale)
 {
     char *name = NULL;
 
     BL_TRY(bl_text_format(&name, "%s_scale_inv", codes->name));
-    const bl_tensor *inverse = bl_hf_find(model, name);
+    const bl_stored_tensor *inverse = bl_hf_find(model, name);
     name[strlen(name) - strlen("_inv")] = '\0';
-    const bl_tensor *plain = bl_hf_find(model, name);
+    const bl_stored_tensor *plain = bl_hf_find(model, name);
     free(name);
     if (plain && inverse)
         return BL_FAIL(BL_EINPUT, "tensor %s has both weight_scale and weight_scale_inv",
@@ -130,7 +130,8 @@ static bl_status find_scale(const bl_hf_model *model, const bl_tensor *codes,
     return BL_OK;
 }
 
-static bool scale_fits(const bl_tensor *scale, bl_scale_kind kind, int64_t rows, int64_t cols)
+static bool scale_fits(const bl_stored_tensor *scale, bl_scale_kind kind, int64_t rows,
+                       int64_t cols)
 {
     if (kind == BL_SCALE_TENSOR)
         return scale->n_dims == 0 || (scale->n_dims == 1 && scale->shape[0] == 1) ||
@@ -145,7 +146,7 @@ static bool scale_fits(const bl_tensor *scale, bl_scale_kind kind, int64_t rows,
  * then taken. */
 static bl_status classify_scale(const bl_hf_model *model, bl_hf_weight *weight)
 {
-    const bl_tensor *scale = weight->scale;
+    const bl_stored_tensor *scale = weight->scale;
     bl_scale_kind kind = BL_SCALE_NONE;
     char has[BL_SHAPE_TEXT_BYTES], of[BL_SHAPE_TEXT_BYTES];
 
@@ -174,7 +175,7 @@ static bl_status classify_scale(const bl_hf_model *model, bl_hf_weight *weight)
 bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_weight *out)
 {
     char shape[BL_SHAPE_TEXT_BYTES];
-    const bl_tensor *codes = bl_hf_find(model, name);
+    const bl_stored_tensor *codes = bl_hf_find(model, name);
 
     if (!codes) return BL_FAIL(BL_EINPUT, "%s: missing %s", model->dir, name);
     if (codes->n_dims != 2)
@@ -201,7 +202,7 @@ bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_wei
 
 bl_status bl_hf_read_scales(const bl_hf_weight *weight, float *dst)
 {
-    BL_TRY(bl_tensor_read_f32(weight->scale, dst));
+    BL_TRY(bl_stored_tensor_read_f32(weight->scale, dst));
     for (int64_t i = 0; i < weight->scale_rows * weight->scale_cols; i++)
         if (!isfinite(dst[i]))
             return BL_FAIL(BL_EINPUT, "tensor %s: element %" PRId64 " is not finite",

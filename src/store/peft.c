@@ -26,7 +26,7 @@ typedef struct factor_id {
 typedef struct factor_list {
     size_t n;
     factor_id *ids;
-    bl_tensor_spec *specs;
+    bl_stored_tensor_spec *specs;
     char (*names)[NAME_BYTES];
 } factor_list;
 
@@ -59,7 +59,7 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
                 factor_id id = {layer, m, f};
                 tensor_name(&id, list->names[list->n]);
                 list->ids[list->n] = id;
-                list->specs[list->n] = (bl_tensor_spec){
+                list->specs[list->n] = (bl_stored_tensor_spec){
                     .name = list->names[list->n],
                     .dtype = dtype,
                     .n_dims = 2,
@@ -92,11 +92,11 @@ static bool is_float(bl_dtype dtype)
     return dtype == BL_F32 || dtype == BL_F16 || dtype == BL_BF16;
 }
 
-static void check_factor(const bl_safetensors *file, const bl_tensor_spec *spec,
+static void check_factor(const bl_safetensors *file, const bl_stored_tensor_spec *spec,
                          bl_problems *problems)
 {
     char has[BL_SHAPE_TEXT_BYTES], wants[BL_SHAPE_TEXT_BYTES];
-    const bl_tensor *tensor = bl_safetensors_find(file, spec->name);
+    const bl_stored_tensor *tensor = bl_safetensors_find(file, spec->name);
 
     if (!tensor)
         bl_problems_add(problems, "missing %s", spec->name);
@@ -112,7 +112,8 @@ static void check_factor(const bl_safetensors *file, const bl_tensor_spec *spec,
 
 static int compare_specs(const void *a, const void *b)
 {
-    return strcmp(((const bl_tensor_spec *)a)->name, ((const bl_tensor_spec *)b)->name);
+    return strcmp(((const bl_stored_tensor_spec *)a)->name,
+                  ((const bl_stored_tensor_spec *)b)->name);
 }
 
 /* Leaves the specs sorted by name. */
@@ -123,7 +124,7 @@ static bl_status check_tensors(const bl_safetensors *file, factor_list *list)
     for (size_t i = 0; i < list->n; i++) check_factor(file, &list->specs[i], &problems);
     qsort(list->specs, list->n, sizeof *list->specs, compare_specs);
     for (size_t i = 0; i < bl_safetensors_count(file); i++) {
-        const bl_tensor_spec wanted = {.name = bl_safetensors_at(file, i)->name};
+        const bl_stored_tensor_spec wanted = {.name = bl_safetensors_at(file, i)->name};
         if (!bsearch(&wanted, list->specs, list->n, sizeof *list->specs, compare_specs))
             bl_problems_add(&problems, "unexpected %s", wanted.name);
     }
@@ -154,7 +155,7 @@ done:
 }
 
 /* Takes what the tensor's name and shape say of the base into it. */
-static void add_to_base(const bl_tensor *tensor, bl_peft_base *base)
+static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
 {
     char name[NAME_BYTES];
     factor_id id;
@@ -217,9 +218,9 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, bl_peft_mo
     char name[NAME_BYTES];
 
     tensor_name(&id, name);
-    const bl_tensor *tensor = bl_safetensors_find(adapter->file, name);
+    const bl_stored_tensor *tensor = bl_safetensors_find(adapter->file, name);
     if (!tensor) return BL_FAIL(BL_EINTERNAL, "%s is no factor of the adapter", name);
-    return bl_tensor_read_f32(tensor, dst);
+    return bl_stored_tensor_read_f32(tensor, dst);
 }
 
 /* ---- writing ---- */
@@ -256,7 +257,7 @@ static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list 
     if (!values) return BL_FAIL(BL_ENOMEM, "an adapter's factor of %zu values", max_values);
     for (size_t i = 0; i < list->n; i++) {
         const factor_id *id = &list->ids[order[i]];
-        const bl_tensor_spec *spec = &list->specs[order[i]];
+        const bl_stored_tensor_spec *spec = &list->specs[order[i]];
         BL_TRY_GOTO(st, done, fill(arg, id->layer, id->module, id->factor, values));
         BL_TRY_GOTO(st, done,
                     write_factor(writer, dtype, values, (size_t)(spec->shape[0] * spec->shape[1])));

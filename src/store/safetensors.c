@@ -21,8 +21,8 @@ static const char METADATA_KEY[] = "__metadata__";
 struct bl_safetensors {
     char *path;
     json_t *header; /* owns the names and the metadata */
-    bl_tensor *tensors;
-    const bl_tensor **by_name;
+    bl_stored_tensor *tensors;
+    const bl_stored_tensor **by_name;
     size_t n_tensors;
     int fd;
 };
@@ -109,14 +109,14 @@ static bl_status check_metadata(const bl_safetensors *file)
     return BL_OK;
 }
 
-static bl_status fail_tensor(const bl_safetensors *file, const bl_tensor *tensor,
+static bl_status fail_tensor(const bl_safetensors *file, const bl_stored_tensor *tensor,
                              const char *reason)
 {
     return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s", file->path, tensor->name, reason);
 }
 
-static bl_status fail_value(const bl_safetensors *file, const bl_tensor *tensor, const char *key,
-                            const char *expected, const json_t *value)
+static bl_status fail_value(const bl_safetensors *file, const bl_stored_tensor *tensor,
+                            const char *key, const char *expected, const json_t *value)
 {
     char *where = NULL;
 
@@ -126,7 +126,8 @@ static bl_status fail_value(const bl_safetensors *file, const bl_tensor *tensor,
     return st;
 }
 
-static bl_status parse_shape(const bl_safetensors *file, bl_tensor *tensor, const json_t *shape)
+static bl_status parse_shape(const bl_safetensors *file, bl_stored_tensor *tensor,
+                             const json_t *shape)
 {
     if (!json_is_array(shape)) return fail_tensor(file, tensor, "shape is not an array");
     if (json_array_size(shape) > BL_TENSOR_MAX_DIMS)
@@ -144,7 +145,7 @@ static bl_status parse_shape(const bl_safetensors *file, bl_tensor *tensor, cons
 /* Fills in everything but the order and the tiling, which need all tensors. offset_bytes is the stored begin
  * here. */
 static bl_status parse_tensor(const bl_safetensors *file, const char *name, const json_t *entry,
-                              bl_tensor *tensor)
+                              bl_stored_tensor *tensor)
 {
     tensor->name = name;
     tensor->file = file;
@@ -172,7 +173,7 @@ static bl_status parse_tensor(const bl_safetensors *file, const char *name, cons
 
 static int compare_offsets(const void *a, const void *b)
 {
-    const bl_tensor *x = a, *y = b;
+    const bl_stored_tensor *x = a, *y = b;
     if (x->offset_bytes != y->offset_bytes) return x->offset_bytes < y->offset_bytes ? -1 : 1;
     if (x->n_bytes != y->n_bytes) return x->n_bytes < y->n_bytes ? -1 : 1;
     return strcmp(x->name, y->name);
@@ -180,7 +181,8 @@ static int compare_offsets(const void *a, const void *b)
 
 static int compare_tensor_names(const void *a, const void *b)
 {
-    return strcmp((*(const bl_tensor *const *)a)->name, (*(const bl_tensor *const *)b)->name);
+    return strcmp((*(const bl_stored_tensor *const *)a)->name,
+                  (*(const bl_stored_tensor *const *)b)->name);
 }
 
 /* Bytes of a tensor of this shape; false for a negative size or when the product overflows. */
@@ -200,7 +202,7 @@ static bl_status check_tiling(bl_safetensors *file, int64_t data_start, int64_t 
     char shape[BL_SHAPE_TEXT_BYTES];
 
     for (size_t i = 0; i < file->n_tensors; i++) {
-        bl_tensor *tensor = &file->tensors[i];
+        bl_stored_tensor *tensor = &file->tensors[i];
         if (tensor->offset_bytes != expected)
             return BL_FAIL(BL_EINPUT,
                            "%s: tensor %s: begins at data byte %" PRId64
@@ -243,7 +245,7 @@ static bl_status index_tensors(bl_safetensors *file, int64_t data_start, int64_t
     qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_offsets);
     BL_TRY(check_tiling(file, data_start, file_bytes));
     for (size_t i = 0; i < file->n_tensors; i++) file->by_name[i] = &file->tensors[i];
-    qsort(file->by_name, file->n_tensors, sizeof(bl_tensor *), compare_tensor_names);
+    qsort(file->by_name, file->n_tensors, sizeof(bl_stored_tensor *), compare_tensor_names);
     return BL_OK;
 }
 
@@ -289,16 +291,16 @@ size_t bl_safetensors_count(const bl_safetensors *file)
     return file->n_tensors;
 }
 
-const bl_tensor *bl_safetensors_at(const bl_safetensors *file, size_t index)
+const bl_stored_tensor *bl_safetensors_at(const bl_safetensors *file, size_t index)
 {
     return &file->tensors[index];
 }
 
-const bl_tensor *bl_safetensors_find(const bl_safetensors *file, const char *name)
+const bl_stored_tensor *bl_safetensors_find(const bl_safetensors *file, const char *name)
 {
-    const bl_tensor wanted = {.name = name}, *key = &wanted;
-    const bl_tensor **found =
-        bsearch(&key, file->by_name, file->n_tensors, sizeof(bl_tensor *), compare_tensor_names);
+    const bl_stored_tensor wanted = {.name = name}, *key = &wanted;
+    const bl_stored_tensor **found = bsearch(&key, file->by_name, file->n_tensors,
+                                             sizeof(bl_stored_tensor *), compare_tensor_names);
     return found ? *found : NULL;
 }
 
@@ -307,7 +309,8 @@ const char *bl_safetensors_metadata(const bl_safetensors *file, const char *key)
     return bl_json_text(json_object_get(json_object_get(file->header, METADATA_KEY), key));
 }
 
-bl_status bl_tensor_read(const bl_tensor *tensor, int64_t offset_bytes, size_t n_bytes, void *dst)
+bl_status bl_stored_tensor_read(const bl_stored_tensor *tensor, int64_t offset_bytes,
+                                size_t n_bytes, void *dst)
 {
     if (offset_bytes < 0 || offset_bytes > tensor->n_bytes ||
         n_bytes > (uint64_t)(tensor->n_bytes - offset_bytes))
@@ -318,7 +321,7 @@ bl_status bl_tensor_read(const bl_tensor *tensor, int64_t offset_bytes, size_t n
     return st == BL_OK ? st : bl_error_prefix(st, "tensor %s", tensor->name);
 }
 
-bl_status bl_tensor_read_f32(const bl_tensor *tensor, float *dst)
+bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst)
 {
     char piece[CONVERT_BYTES];
     size_t element_bytes = bl_dtype_bytes(tensor->dtype);
@@ -326,7 +329,7 @@ bl_status bl_tensor_read_f32(const bl_tensor *tensor, float *dst)
     for (int64_t at = 0; at < tensor->n_bytes;) {
         size_t n_bytes = (size_t)bl_min_i64(CONVERT_BYTES, tensor->n_bytes - at);
         size_t n_elements = n_bytes / element_bytes;
-        BL_TRY(bl_tensor_read(tensor, at, n_bytes, piece));
+        BL_TRY(bl_stored_tensor_read(tensor, at, n_bytes, piece));
         if (!bl_dtype_to_f32(tensor->dtype, piece, dst, n_elements))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s cannot be read as float",
                            tensor->file->path, tensor->name, bl_dtype_name(tensor->dtype));
@@ -346,7 +349,7 @@ struct bl_safetensors_writer {
 };
 
 typedef struct ordered_spec {
-    const bl_tensor_spec *spec;
+    const bl_stored_tensor_spec *spec;
     size_t index;
 } ordered_spec;
 
@@ -354,13 +357,14 @@ typedef struct ordered_spec {
  */
 static int compare_specs(const void *a, const void *b)
 {
-    const bl_tensor_spec *x = ((const ordered_spec *)a)->spec, *y = ((const ordered_spec *)b)->spec;
+    const bl_stored_tensor_spec *x = ((const ordered_spec *)a)->spec,
+                                *y = ((const ordered_spec *)b)->spec;
     if (x->dtype != y->dtype) return x->dtype > y->dtype ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 
 /* Adds one tensor to the header and moves *data_bytes past it. */
-static bl_status declare_tensor(const char *path, json_t *header, const bl_tensor_spec *spec,
+static bl_status declare_tensor(const char *path, json_t *header, const bl_stored_tensor_spec *spec,
                                 int64_t *data_bytes)
 {
     int64_t begin = *data_bytes, n_bytes;
@@ -421,8 +425,8 @@ static bl_status write_header(bl_writer *writer, const char *text)
     return bl_writer_append(writer, spaces, n_spaces);
 }
 
-bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, size_t n_specs,
-                                const char *const *metadata, size_t n_metadata,
+bl_status bl_safetensors_create(const char *path, const bl_stored_tensor_spec *specs,
+                                size_t n_specs, const char *const *metadata, size_t n_metadata,
                                 bl_safetensors_writer **out)
 {
     bl_status st = BL_OK;

@@ -18,7 +18,7 @@ enum { BL_TENSOR_MAX_DIMS = 8, BL_SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 typedef struct bl_safetensors bl_safetensors;
 
 /* One tensor of an open file; belongs to the file and lives as long. */
-typedef struct bl_tensor {
+typedef struct bl_stored_tensor {
     const char *name;
     bl_dtype dtype;
     int n_dims;                        /* 0 for a scalar */
@@ -26,7 +26,7 @@ typedef struct bl_tensor {
     int64_t n_bytes;
     int64_t offset_bytes; /* from the start of the file */
     const bl_safetensors *file;
-} bl_tensor;
+} bl_stored_tensor;
 
 /* Opens and checks `path`. BL_EINPUT with "path: [tensor T:] reason": not a regular file, a Git LFS pointer,
  * an HTML page, truncated, header too long or not JSON, unknown dtype, more than 8 dimensions, overflow,
@@ -37,19 +37,21 @@ void bl_safetensors_close(bl_safetensors *file); /* NULL is fine */
 
 const char *bl_safetensors_path(const bl_safetensors *file);
 size_t bl_safetensors_count(const bl_safetensors *file);
-const bl_tensor *bl_safetensors_at(const bl_safetensors *file,
-                                   size_t index); /* index < count, in the order of the data */
-const bl_tensor *bl_safetensors_find(const bl_safetensors *file,
-                                     const char *name); /* NULL: no such tensor */
+const bl_stored_tensor *
+bl_safetensors_at(const bl_safetensors *file,
+                  size_t index); /* index < count, in the order of the data */
+const bl_stored_tensor *bl_safetensors_find(const bl_safetensors *file,
+                                            const char *name); /* NULL: no such tensor */
 /* The value of a key of __metadata__; NULL: none. */
 const char *bl_safetensors_metadata(const bl_safetensors *file, const char *key);
 
 /* dst = bytes [offset_bytes, offset_bytes + n_bytes) of the tensor, which must lie inside it (BL_EINTERNAL).
  * Any number of threads at a time. */
-bl_status bl_tensor_read(const bl_tensor *tensor, int64_t offset_bytes, size_t n_bytes, void *dst);
+bl_status bl_stored_tensor_read(const bl_stored_tensor *tensor, int64_t offset_bytes,
+                                size_t n_bytes, void *dst);
 
 /* The whole tensor as float, one value an element; F32, F16, BF16 and F64 (BL_EINPUT for others). */
-bl_status bl_tensor_read_f32(const bl_tensor *tensor, float *dst);
+bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst);
 
 /* "[2, 3]" into text, which is returned; for messages. */
 enum { BL_SHAPE_TEXT_BYTES = 192 };
@@ -57,12 +59,12 @@ char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_TEXT_BY
 
 /* ---- writing ---- */
 
-typedef struct bl_tensor_spec {
+typedef struct bl_stored_tensor_spec {
     const char *name;
     bl_dtype dtype;
     int n_dims;
     int64_t shape[BL_TENSOR_MAX_DIMS];
-} bl_tensor_spec;
+} bl_stored_tensor_spec;
 
 /* A file under construction; appears under its name at commit (base/files.h, bl_writer). The order of the
  * data is fixed by the format's custom: the widest dtype first, then by name. */
@@ -70,8 +72,8 @@ typedef struct bl_safetensors_writer bl_safetensors_writer;
 
 /* Declares all tensors and writes the header. `metadata` is n_metadata key/value pairs: {"format", "pt",
  * ...}. Everything is copied. BL_EINTERNAL for a spec that is no tensor (duplicate name, overflow). */
-bl_status bl_safetensors_create(const char *path, const bl_tensor_spec *specs, size_t n_specs,
-                                const char *const *metadata, size_t n_metadata,
+bl_status bl_safetensors_create(const char *path, const bl_stored_tensor_spec *specs,
+                                size_t n_specs, const char *const *metadata, size_t n_metadata,
                                 bl_safetensors_writer **out);
 /* order[i] is the index into `specs` of the i-th tensor of the file; n_specs entries, the writer's. */
 const size_t *bl_safetensors_writer_order(const bl_safetensors_writer *writer);

@@ -111,8 +111,8 @@ typedef struct named_factor {
     char name[NAME_BYTES];
 } named_factor;
 
-static bl_status write_all(exporter *e, const char *path, named_factor *list, bl_tensor_spec *specs,
-                           size_t n)
+static bl_status write_all(exporter *e, const char *path, named_factor *list,
+                           bl_stored_tensor_spec *specs, size_t n)
 {
     const bl_lora_layout *layout = e->state->layout;
     bl_safetensors_writer *writer = NULL;
@@ -123,7 +123,7 @@ static bl_status write_all(exporter *e, const char *path, named_factor *list, bl
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, NULL, 0, &writer));
     for (size_t i = 0; i < n; i++) {
         const named_factor *f = &list[bl_safetensors_writer_order(writer)[i]];
-        const bl_tensor_spec *spec = &specs[f - list];
+        const bl_stored_tensor_spec *spec = &specs[f - list];
         BL_TRY_GOTO(st, done, fill_factor(e, f->layer, f->module, f->factor, block));
         BL_TRY_GOTO(st, done,
                     bl_safetensors_writer_append(
@@ -142,7 +142,7 @@ static bl_status write_gradient_file(exporter *e, const char *path)
     const bl_lora_layout *layout = e->state->layout;
     size_t most = (size_t)(e->state->n_layers * BL_PROJECTIONS * 2), n = 0;
     named_factor *list = calloc(most, sizeof *list);
-    bl_tensor_spec *specs = calloc(most, sizeof *specs);
+    bl_stored_tensor_spec *specs = calloc(most, sizeof *specs);
     bl_status st = list && specs ? BL_OK : BL_FAIL(BL_ENOMEM, "the list of gradients");
 
     for (int64_t l = 0; st == BL_OK && l < e->state->n_layers; l++)
@@ -154,11 +154,11 @@ static bl_status write_gradient_file(exporter *e, const char *path)
                          "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)l,
                          bl_projection_get((bl_projection)p)->module, f == BL_PEFT_A ? 'A' : 'B');
                 int64_t r = layout->options.r;
-                specs[n] = (bl_tensor_spec){list[n].name,
-                                            BL_F32,
-                                            2,
-                                            {f == BL_PEFT_A ? r : layout->b_rows[p],
-                                             f == BL_PEFT_A ? layout->a_cols[p] : r}};
+                specs[n] = (bl_stored_tensor_spec){list[n].name,
+                                                   BL_F32,
+                                                   2,
+                                                   {f == BL_PEFT_A ? r : layout->b_rows[p],
+                                                    f == BL_PEFT_A ? layout->a_cols[p] : r}};
             }
     if (st == BL_OK) st = write_all(e, path, list, specs, n);
     free(specs);

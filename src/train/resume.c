@@ -50,13 +50,13 @@ static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_st
                             bl_checkpoint_file *out)
 {
     char name[NAME_BYTES], *folder = NULL, *path = NULL;
-    bl_tensor_spec specs[N_ARRAYS];
+    bl_stored_tensor_spec specs[N_ARRAYS];
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
 
     rank_file_name(rank, job->n_ranks, name);
     for (int i = 0; i < N_ARRAYS; i++)
-        specs[i] = (bl_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
+        specs[i] = (bl_stored_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(job->checkpoint_dir, step, &folder));
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
@@ -162,16 +162,17 @@ static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file
             last = bl_min_i64(begin + s->chunk, old_begin + old_chunk);
 
     for (int i = 0; i < N_ARRAYS && first < last; i++) {
-        const bl_tensor *t = bl_safetensors_find(file, array_names[i]);
+        const bl_stored_tensor *t = bl_safetensors_find(file, array_names[i]);
         if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != s->n_layers ||
             t->shape[1] != old_chunk)
             return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]",
                            bl_safetensors_path(file), array_names[i], (long long)s->n_layers,
                            (long long)old_chunk);
         for (int64_t l = 0; l < s->n_layers; l++)
-            BL_TRY(bl_tensor_read(t, (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
-                                  (size_t)(last - first) * sizeof(float),
-                                  state_array(s, i) + l * s->chunk + first - begin));
+            BL_TRY(bl_stored_tensor_read(
+                t, (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
+                (size_t)(last - first) * sizeof(float),
+                state_array(s, i) + l * s->chunk + first - begin));
     }
     return BL_OK;
 }

@@ -21,7 +21,7 @@ enum { MAX_BYTES = 1 << 20 };
 static const char *program;
 
 /* Writes `specs` with every byte zero. */
-static void write_tensors(const char *path, const bl_tensor_spec *specs, size_t n_specs,
+static void write_tensors(const char *path, const bl_stored_tensor_spec *specs, size_t n_specs,
                           size_t n_bytes)
 {
     static const unsigned char zeros[64];
@@ -50,7 +50,7 @@ static json_int_t number(const json_t *report, const char *outer, const char *ke
 
 static void test_fp8_model(void **state)
 {
-    const bl_tensor_spec specs[] = {
+    const bl_stored_tensor_spec specs[] = {
         {.name = "a.weight", .dtype = BL_F8_E4M3, .n_dims = 2, .shape = {2, 4}},
         {.name = "a.weight_scale", .dtype = BL_F32, .n_dims = 2, .shape = {2, 1}},
         {.name = "b.weight", .dtype = BL_F8_E4M3, .n_dims = 2, .shape = {2, 4}},
@@ -81,7 +81,8 @@ static void test_fp8_model(void **state)
 
 static void test_checkpoint(void **state)
 {
-    const bl_tensor_spec specs[] = {{.name = "w", .dtype = BL_F32, .n_dims = 1, .shape = {4}}};
+    const bl_stored_tensor_spec specs[] = {
+        {.name = "w", .dtype = BL_F32, .n_dims = 1, .shape = {4}}};
     bl_checkpoint *checkpoint;
     char *path;
     json_t *report, *run_state = json_pack("{s:i}", "ranks", 2);

@@ -9,7 +9,7 @@
 
 enum { MAX_READ_BYTES = 1 << 20 };
 
-static void read_tensor(const bl_tensor *tensor)
+static void read_tensor(const bl_stored_tensor *tensor)
 {
     char text[BL_SHAPE_TEXT_BYTES];
 
@@ -19,9 +19,9 @@ static void read_tensor(const bl_tensor *tensor)
     float *values =
         malloc((size_t)tensor->n_bytes * sizeof *values + 1); /* an element is a byte at least */
     if (!bytes || !values) abort();
-    if (bl_tensor_read(tensor, 0, (size_t)tensor->n_bytes, bytes) != BL_OK)
+    if (bl_stored_tensor_read(tensor, 0, (size_t)tensor->n_bytes, bytes) != BL_OK)
         abort(); /* it was inside the file */
-    fuzz_check(bl_tensor_read_f32(tensor, values));
+    fuzz_check(bl_stored_tensor_read_f32(tensor, values));
     free(values);
     free(bytes);
 }
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     fuzz_check(st);
     if ((st == BL_OK) != (file != NULL)) abort();
     for (size_t i = 0; file && i < bl_safetensors_count(file); i++) {
-        const bl_tensor *tensor = bl_safetensors_at(file, i);
+        const bl_stored_tensor *tensor = bl_safetensors_at(file, i);
         if (bl_safetensors_find(file, tensor->name) != tensor) abort();
         read_tensor(tensor);
     }

@@ -282,7 +282,7 @@ static void test_rope_frequencies(void **state)
 
 static void put_k_proj(int64_t rows, int64_t cols)
 {
-    bl_tensor_spec spec = {"model.layers.0.self_attn.k_proj.weight", BL_U8, 2, {rows, cols}};
+    bl_stored_tensor_spec spec = {"model.layers.0.self_attn.k_proj.weight", BL_U8, 2, {rows, cols}};
     bl_safetensors_writer *writer;
     char path[80], zeros[4096] = {0};
 

@@ -15,7 +15,7 @@
 static void check_one(bl_dtype dtype, bl_scale_kind kind, bl_format held, const char *expected,
                       bool is_quantized)
 {
-    bl_tensor codes = {.dtype = dtype};
+    bl_stored_tensor codes = {.dtype = dtype};
     bl_hf_weight stored = {.codes = &codes, .scale_kind = kind};
     bl_llama_base_formats f = {0};
     char text[BL_BASE_FORMATS_TEXT_BYTES];
@@ -45,7 +45,8 @@ static void test_one_format(void **state)
 /* A mixture is counted by matrix; too much text is cut, not written past its end. */
 static void test_mixture(void **state)
 {
-    bl_tensor bf16 = {.dtype = BL_BF16}, f32 = {.dtype = BL_F32}, codes = {.dtype = BL_F8_E4M3};
+    bl_stored_tensor bf16 = {.dtype = BL_BF16}, f32 = {.dtype = BL_F32},
+                     codes = {.dtype = BL_F8_E4M3};
     bl_hf_weight fp8 = {.codes = &codes, .scale_kind = BL_SCALE_BLOCK}, plain = {.codes = &bf16},
                  wide = {.codes = &f32};
     struct {

@@ -36,7 +36,7 @@ enum {
 };
 
 typedef struct tensor_list {
-    bl_tensor_spec spec[MAX_TENSORS];
+    bl_stored_tensor_spec spec[MAX_TENSORS];
     char name[MAX_TENSORS][96];
     size_t n;
 } tensor_list;
@@ -46,7 +46,7 @@ static void add(tensor_list *list, bl_dtype dtype, int n_dims, int64_t rows, int
 {
     assert_true(list->n < MAX_TENSORS);
     snprintf(list->name[list->n], sizeof list->name[0], format, layer, module);
-    list->spec[list->n] = (bl_tensor_spec){list->name[list->n], dtype, n_dims, {rows, cols}};
+    list->spec[list->n] = (bl_stored_tensor_spec){list->name[list->n], dtype, n_dims, {rows, cols}};
     list->n++;
 }
 
@@ -78,7 +78,7 @@ static void list_tensors(const made *m, const bl_llama_config *config, tensor_li
 
 /* Values of one tensor: the same in every model, whatever its dtype and wherever the tensor lies. The tied
  * table is one by either name. */
-static void *make_values(const made *m, const bl_tensor_spec *spec, size_t *n_bytes)
+static void *make_values(const made *m, const bl_stored_tensor_spec *spec, size_t *n_bytes)
 {
     int64_t n = spec->shape[0] * (spec->n_dims == 2 ? spec->shape[1] : 1);
     uint64_t seed = 1;
@@ -188,7 +188,8 @@ static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t l
     void *bytes = test_alloc(stored.codes->n_bytes, 1);
     uint8_t *codes = test_alloc((int64_t)n_codes, 1);
     float *scales = test_floats((int64_t)n_scales);
-    assert_int_equal(bl_tensor_read(stored.codes, 0, (size_t)stored.codes->n_bytes, bytes), BL_OK);
+    assert_int_equal(bl_stored_tensor_read(stored.codes, 0, (size_t)stored.codes->n_bytes, bytes),
+                     BL_OK);
     if (stored.scale_kind != BL_SCALE_NONE) {
         memcpy(codes, bytes, n_codes);
         assert_int_equal(bl_hf_read_scales(&stored, scales), BL_OK);
@@ -384,7 +385,7 @@ static uint64_t checksum_of(const char *dir, bl_base_format format)
 }
 
 /* Turns one bit over: the lowest of the element in the middle. */
-static void flip_middle(const char *path, const bl_tensor *t)
+static void flip_middle(const char *path, const bl_stored_tensor *t)
 {
     int64_t width = (int64_t)bl_dtype_bytes(t->dtype),
             at = t->offset_bytes + t->n_bytes / width / 2 * width;
@@ -406,7 +407,7 @@ static void check_flips(const made *m, bl_base_format format)
 
     assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
     for (size_t i = 0; i < bl_safetensors_count(file); i++) {
-        const bl_tensor *t = bl_safetensors_at(file, i);
+        const bl_stored_tensor *t = bl_safetensors_at(file, i);
         flip_middle(path, t);
         if (checksum_of(dir, format) == checksum) fail_msg("a bit of %s is not seen", t->name);
         flip_middle(path, t);
@@ -447,8 +448,8 @@ static void test_places_are_in_the_checksum(void **state)
 
     (void)state;
     assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
-    const bl_tensor *gate = bl_safetensors_find(file, names[0]),
-                    *up = bl_safetensors_find(file, names[1]);
+    const bl_stored_tensor *gate = bl_safetensors_find(file, names[0]),
+                           *up = bl_safetensors_find(file, names[1]);
     const int64_t places[][2] = {{gate->offset_bytes, gate->offset_bytes + HIDDEN * 2},
                                  {gate->offset_bytes, up->offset_bytes}};
     int fd = open(path, O_RDWR);

@@ -39,7 +39,7 @@ static void test_shards(void **state)
     assert_int_equal(bl_hf_file_count(model), 2);
     assert_string_equal(bl_hf_at(model, 0)->name, "a");
     assert_null(bl_hf_find(model, "c"));
-    assert_int_equal(bl_tensor_read(bl_hf_find(model, "a"), 3, 1, &byte), BL_OK);
+    assert_int_equal(bl_stored_tensor_read(bl_hf_find(model, "a"), 3, 1, &byte), BL_OK);
     assert_int_equal(byte, 3);
     bl_hf_close(model);
 }
@@ -125,8 +125,8 @@ static void test_long_lists_are_cut(void **state)
 static void put_fp8_model(int64_t rows, int64_t cols, const char *scale_name, bl_dtype scale_dtype,
                           int n_dims, const int64_t *shape, const float *scales)
 {
-    bl_tensor_spec specs[2] = {{"w.weight", BL_F8_E4M3, 2, {rows, cols}},
-                               {scale_name, scale_dtype, n_dims, {0}}};
+    bl_stored_tensor_spec specs[2] = {{"w.weight", BL_F8_E4M3, 2, {rows, cols}},
+                                      {scale_name, scale_dtype, n_dims, {0}}};
     bl_safetensors_writer *writer;
     size_t n_scales = 1;
 
@@ -422,12 +422,12 @@ static void test_real_models(void **state)
     assert_int_equal(bl_hf_count(whole), 47);
     assert_int_equal(bl_hf_count(sharded), 47);
     for (size_t i = 0; i < bl_hf_count(whole); i++) {
-        const bl_tensor *a = bl_hf_at(whole, i), *b = bl_hf_find(sharded, a->name);
+        const bl_stored_tensor *a = bl_hf_at(whole, i), *b = bl_hf_find(sharded, a->name);
         assert_non_null(b);
         assert_int_equal(a->n_bytes, b->n_bytes);
         void *x = malloc((size_t)a->n_bytes), *y = malloc((size_t)a->n_bytes);
-        assert_int_equal(bl_tensor_read(a, 0, (size_t)a->n_bytes, x), BL_OK);
-        assert_int_equal(bl_tensor_read(b, 0, (size_t)a->n_bytes, y), BL_OK);
+        assert_int_equal(bl_stored_tensor_read(a, 0, (size_t)a->n_bytes, x), BL_OK);
+        assert_int_equal(bl_stored_tensor_read(b, 0, (size_t)a->n_bytes, y), BL_OK);
         assert_memory_equal(x, y, (size_t)a->n_bytes);
         free(x);
         free(y);

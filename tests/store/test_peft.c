@@ -131,7 +131,7 @@ static void test_round_trip(void **state)
     assert_true(bl_peft_scale(&odd) == 6.25);
     assert_int_equal(bl_safetensors_open(tmp_path("a/adapter_model.safetensors"), &file), BL_OK);
     assert_string_equal(bl_safetensors_metadata(file, "format"), "pt");
-    const bl_tensor *tensor =
+    const bl_stored_tensor *tensor =
         bl_safetensors_find(file, "base_model.model.model.layers.10.mlp.down_proj.lora_A.weight");
     assert_non_null(tensor);
     assert_int_equal(tensor->dtype, BL_BF16);

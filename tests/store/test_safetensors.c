@@ -146,13 +146,13 @@ static void test_reads_legal_oddities(void **state)
     assert_null(bl_safetensors_metadata(file, "other"));
     assert_null(bl_safetensors_find(file, "y"));
     assert_null(bl_safetensors_find(file, "__metadata__"));
-    const bl_tensor *scalar = bl_safetensors_find(file, "scalar");
+    const bl_stored_tensor *scalar = bl_safetensors_find(file, "scalar");
     assert_int_equal(scalar->n_dims, 0);
     assert_int_equal(scalar->n_bytes, 4);
-    assert_int_equal(bl_tensor_read(scalar, 1, 3, bytes), BL_OK);
+    assert_int_equal(bl_stored_tensor_read(scalar, 1, 3, bytes), BL_OK);
     assert_memory_equal(bytes, "\4\5\6", 3);
-    assert_int_equal(bl_tensor_read(scalar, 1, 4, bytes), BL_EINTERNAL);
-    assert_int_equal(bl_tensor_read(scalar, -1, 1, bytes), BL_EINTERNAL);
+    assert_int_equal(bl_stored_tensor_read(scalar, 1, 4, bytes), BL_EINTERNAL);
+    assert_int_equal(bl_stored_tensor_read(scalar, -1, 1, bytes), BL_EINTERNAL);
     bl_safetensors_close(file);
     put_safetensors("none", "{}", 0);
     assert_int_equal(bl_safetensors_open(tmp_path("none"), &file), BL_OK);
@@ -169,13 +169,13 @@ static void test_a_file_cut_while_open(void **state)
     put_safetensors("cut", "{\"z\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
     assert_int_equal(bl_safetensors_open(tmp_path("cut"), &file), BL_OK);
     assert_int_equal(truncate(tmp_path("cut"), bl_safetensors_at(file, 0)->offset_bytes + 1), 0);
-    assert_int_equal(bl_tensor_read(bl_safetensors_at(file, 0), 0, 4, bytes), BL_EIO);
+    assert_int_equal(bl_stored_tensor_read(bl_safetensors_at(file, 0), 0, 4, bytes), BL_EIO);
     assert_error_has("tensor z: /tmp/");
     assert_error_has("/cut: ends at offset ");
     bl_safetensors_close(file);
 }
 
-static const bl_tensor_spec specs[] = {
+static const bl_stored_tensor_spec specs[] = {
     {"b.half", BL_F16, 1, {3}}, {"z.float", BL_F32, 2, {2, 2}}, {"a.float", BL_F32, 0, {0}},
     {"long", BL_I64, 1, {1}},   {"a\"quote", BL_U8, 1, {5}},    {"none", BL_BF16, 2, {0, 7}},
 };
@@ -227,9 +227,10 @@ static void test_writer_layout(void **state)
 
 static void test_writer_refuses_wrong_use(void **state)
 {
-    static const bl_tensor_spec twice[] = {{"a", BL_U8, 1, {1}}, {"a", BL_U8, 1, {1}}};
-    static const bl_tensor_spec huge[] = {{"a", BL_F32, 2, {INT64_C(1) << 40, INT64_C(1) << 40}}};
-    static const bl_tensor_spec negative[] = {{"a", BL_F32, 2, {-1, -1}}};
+    static const bl_stored_tensor_spec twice[] = {{"a", BL_U8, 1, {1}}, {"a", BL_U8, 1, {1}}};
+    static const bl_stored_tensor_spec huge[] = {
+        {"a", BL_F32, 2, {INT64_C(1) << 40, INT64_C(1) << 40}}};
+    static const bl_stored_tensor_spec negative[] = {{"a", BL_F32, 2, {-1, -1}}};
     bl_safetensors_writer *writer;
     const char *path = tmp_path("wrong.safetensors");
 
@@ -250,7 +251,7 @@ static void test_writer_refuses_wrong_use(void **state)
 static void test_reads_as_float(void **state)
 {
     enum { N = 40000 }; /* more than one conversion piece */
-    static const bl_tensor_spec spec = {"x", BL_BF16, 1, {N}};
+    static const bl_stored_tensor_spec spec = {"x", BL_BF16, 1, {N}};
     static uint16_t stored[N];
     static float values[N];
     bl_safetensors_writer *writer;
@@ -262,12 +263,12 @@ static void test_reads_as_float(void **state)
     assert_int_equal(bl_safetensors_writer_append(writer, stored, sizeof stored), BL_OK);
     assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
     assert_int_equal(bl_safetensors_open(tmp_path("bf16"), &file), BL_OK);
-    assert_int_equal(bl_tensor_read_f32(bl_safetensors_at(file, 0), values), BL_OK);
+    assert_int_equal(bl_stored_tensor_read_f32(bl_safetensors_at(file, 0), values), BL_OK);
     for (int i = 0; i < N; i++) assert_true(values[i] == (float)(i % 255) - 100);
     bl_safetensors_close(file);
     put_safetensors("u8", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
     assert_int_equal(bl_safetensors_open(tmp_path("u8"), &file), BL_OK);
-    assert_int_equal(bl_tensor_read_f32(bl_safetensors_at(file, 0), values), BL_EINPUT);
+    assert_int_equal(bl_stored_tensor_read_f32(bl_safetensors_at(file, 0), values), BL_EINPUT);
     assert_error_has("tensor a: U8 cannot be read as float");
     bl_safetensors_close(file);
 }

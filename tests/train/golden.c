@@ -234,12 +234,12 @@ double golden_compare_tensors(const char *path, const json_t *expected, double s
     require(bl_safetensors_count(file) == json_object_size(expected), "another number of tensors");
     json_object_foreach((json_t *)expected, name, values)
     {
-        const bl_tensor *t = bl_safetensors_find(file, name);
+        const bl_stored_tensor *t = bl_safetensors_find(file, name);
         double summary[3];
         require(t != NULL, name);
         int64_t n = t->n_bytes / (int64_t)sizeof(float);
         float *x = malloc((size_t)t->n_bytes + 1);
-        require(x && bl_tensor_read_f32(t, x) == BL_OK, name);
+        require(x && bl_stored_tensor_read_f32(t, x) == BL_OK, name);
         summarise(x, n, summary);
         free(x);
         double norm = json_number_value(json_array_get(values, 0));

@@ -71,7 +71,7 @@ static void flip_middle(const char *model, const char *tensor)
 
     snprintf(path, sizeof path, "%s/model.safetensors", model);
     assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
-    const bl_tensor *t = bl_safetensors_find(file, tensor);
+    const bl_stored_tensor *t = bl_safetensors_find(file, tensor);
     assert_non_null(t);
     int64_t at = t->offset_bytes + t->n_bytes / 4 * 2; /* the low byte of a bf16 */
     bl_safetensors_close(file);

@@ -221,7 +221,7 @@ static void flip_last_bit_of(const char *weights, const char *tensor)
     bl_safetensors *file;
 
     assert_int_equal(bl_safetensors_open(weights, &file), BL_OK);
-    const bl_tensor *t = bl_safetensors_find(file, tensor);
+    const bl_stored_tensor *t = bl_safetensors_find(file, tensor);
     assert_non_null(t);
     int64_t at = t->offset_bytes + t->n_bytes - 2; /* the low byte of a bf16 */
     bl_safetensors_close(file);
