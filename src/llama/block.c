@@ -121,7 +121,7 @@ static bl_status need(bl_stream *stream, const bl_block *block, bl_llama_matrix 
     out->dropout.matrix = (int32_t)matrix;
     out->dropout.sample = batch->sample;
     out->dropout.position = batch->position;
-    bl_lora_layout_bind(block->lora, matrix, block->lora_weights, gradients, out);
+    if (block->lora) bl_lora_layout_bind(block->lora, matrix, block->lora_weights, gradients, out);
     return bl_base_acquire(block->base, block->layer, (int)matrix, stream, &out->weight);
 }
 

@@ -78,9 +78,9 @@ typedef struct bl_block {
     bl_base *base;
     int64_t layer;
     const float *norm1, *norm2; /* (H) */
-    const bl_lora_layout *lora;
-    const float *lora_weights; /* the layer's flat vector, gathered */
-    bl_lora_dropout dropout;   /* layer, matrix, sample and position are filled in here */
+    const bl_lora_layout *lora; /* NULL: no adapter */
+    const float *lora_weights;  /* the layer's flat vector, gathered */
+    bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
 } bl_block;
 
 /* out (T,H) = the layer's output. Tensors that `tensors` has go there, the others to the workspace. */

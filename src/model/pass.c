@@ -33,9 +33,13 @@ struct bl_llama_pass {
     float *logits;
     int64_t saved_floats;
     int64_t *first_row; /* [max_group + 1]: of each micro-batch, all rounded up to ROW_ALIGN */
-    int64_t n_visits;   /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
-    bool has_backward;  /* has the pass under way */
-    int span;           /* of the visit under way */
+    /* [max_group]: the adapters of the pass under way, each once, and a layer's weights of each. */
+    const bl_pass_adapter **adapters;
+    const float **lora_weights;
+    int n_adapters;
+    int64_t n_visits;  /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
+    bool has_backward; /* has some micro-batch of the pass under way */
+    int span;          /* of the visit under way */
     bl_block_workspace workspace;
 };
 
@@ -55,8 +59,7 @@ static pass_size measure(const bl_llama_config *config, const bl_pass_options *o
     pass_size m = {
         .inputs = {.n_entries = L + 1, .n_slots = 2, .entry_floats = rows * dims.hidden}};
 
-    m.workspace = bl_block_workspace_floats(&dims, T, o->lora->options.r,
-                                            o->lora->options.dropout > 0, o->training);
+    m.workspace = bl_block_workspace_floats(&dims, T, o->lora_r, o->lora_dropout, o->training);
     m.logits = bl_round_up(bl_loss_head_scratch_floats(config->vocab_size), 64);
     if (!o->training) return m;
     m.d = rows * dims.hidden;
@@ -145,9 +148,9 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
     pass->d = pass->memory + slot_floats(&m->inputs);
     float *saved = pass->d + m->d;
     pass->logits = saved + slot_floats(&m->saved);
-    bl_block_place_workspace(&pass->weights->dims, bl_round_up(o->T_max, ROW_ALIGN),
-                             o->lora->options.r, o->lora->options.dropout > 0, o->training,
-                             pass->logits + m->logits, &pass->workspace);
+    bl_block_place_workspace(&pass->weights->dims, bl_round_up(o->T_max, ROW_ALIGN), o->lora_r,
+                             o->lora_dropout, o->training, pass->logits + m->logits,
+                             &pass->workspace);
     BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
     return create_stack(pass, &m->saved, 1, saved, host ? host + host_floats(&m->inputs) : NULL,
@@ -163,12 +166,8 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
 
     *out = NULL;
     bl_llama_pass *pass = calloc(1, sizeof *pass);
-    int64_t *first_row = calloc((size_t)options->max_group + 1, sizeof *first_row);
-    if (!pass || !first_row) {
-        free(pass);
-        free(first_row);
-        return BL_FAIL(BL_ENOMEM, "a model pass");
-    }
+    if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
+    size_t n_max = (size_t)options->max_group;
     *pass = (bl_llama_pass){.device = device,
                             .weights = weights,
                             .base = base,
@@ -176,9 +175,13 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                             .options = *options,
                             .n_layers = config->n_layers,
                             .hidden = config->hidden_size,
-                            .first_row = first_row,
+                            .first_row = calloc(n_max + 1, sizeof *pass->first_row),
+                            .adapters = calloc(n_max, sizeof *pass->adapters),
+                            .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
                             .saved_floats = bl_block_saved_floats(&weights->dims, options->save)};
-    bl_status st = place(pass, &m);
+    bl_status st = pass->first_row && pass->adapters && pass->lora_weights
+                       ? place(pass, &m)
+                       : BL_FAIL(BL_ENOMEM, "a model pass");
     if (st != BL_OK) {
         bl_llama_pass_destroy(pass);
         return st;
@@ -195,6 +198,8 @@ void bl_llama_pass_destroy(bl_llama_pass *pass)
     bl_arena_destroy(pass->arena);
     bl_device_free(pass->device, BL_SPACE_DEVICE, pass->memory);
     free(pass->first_row);
+    free(pass->adapters);
+    free(pass->lora_weights);
     free(pass);
 }
 
@@ -215,9 +220,9 @@ static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_in
                                      int64_t layer, int m)
 {
     bl_block_tensors t = {0};
-    if (pass->has_backward && pass->saved_floats > 0)
+    if (input->micro[m].gradients && pass->saved_floats > 0)
         bl_block_place_saved(
-            &pass->weights->dims, pass->options.save, input->micro[m].T,
+            &pass->weights->dims, pass->options.save, input->micro[m].batch->T,
             (float *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_floats, &t);
     if (layer == pass->n_layers - 1 && input->n_micro == 1)
         t = bl_block_effective_tensors(&t, &pass->workspace);
@@ -243,18 +248,16 @@ static bl_status prefetch(bl_llama_pass *pass, int64_t at)
             return bl_base_prefetch(pass->base, unit);
         }
         /* LoRA's weights may change between passes. */
-        if (pass->options.lora_ring && at + ahead < pass->n_visits)
-            BL_TRY(bl_gather_ring_prefetch(pass->options.lora_ring, unit));
+        for (int a = 0; a < pass->n_adapters && at + ahead < pass->n_visits; a++)
+            BL_TRY(bl_gather_ring_prefetch(pass->adapters[a]->ring, unit));
         BL_TRY(bl_base_prefetch(pass->base, unit));
     }
     return BL_OK;
 }
 
-static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, int64_t at,
-                             bl_block *block)
+static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, int64_t at)
 {
     int64_t layer = visit_unit(pass, at);
-    const void *lora = NULL;
     const char *name = at < pass->n_layers ? "forward" : at == pass->n_layers ? "head" : "backward";
 
     if (input->stop && input->stop(input->stop_user))
@@ -262,19 +265,32 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, in
     BL_TRY(prefetch(pass, at));
     BL_TRY(bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, layer, -1,
                              pass->compute, &pass->span));
-    if (layer == pass->n_layers) return BL_OK;
-    if (pass->options.lora_ring)
-        BL_TRY(bl_gather_ring_acquire(pass->options.lora_ring, layer, 0, pass->compute, &lora));
-    const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
-    *block = (bl_block){.dims = &pass->weights->dims,
-                        .base = pass->base,
-                        .layer = layer,
-                        .norm1 = norms,
-                        .norm2 = norms + pass->hidden,
-                        .lora = pass->options.lora,
-                        .lora_weights = lora,
-                        .dropout = input->dropout};
+    for (int a = 0; a < pass->n_adapters && layer < pass->n_layers; a++) {
+        const void *weights;
+        BL_TRY(bl_gather_ring_acquire(pass->adapters[a]->ring, layer, 0, pass->compute, &weights));
+        pass->lora_weights[a] = weights;
+    }
     return BL_OK;
+}
+
+/* The layer of the visit under way, with the adapter of a micro-batch. */
+static bl_block block_of(const bl_llama_pass *pass, const bl_pass_micro *micro, int64_t layer)
+{
+    const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
+    bl_block block = {.dims = &pass->weights->dims,
+                      .base = pass->base,
+                      .layer = layer,
+                      .norm1 = norms,
+                      .norm2 = norms + pass->hidden};
+    int a = 0;
+
+    if (!micro->adapter) return block;
+    while (pass->adapters[a] != micro->adapter) a++;
+    block.lora = micro->adapter->lora;
+    block.lora_weights = pass->lora_weights[a];
+    block.dropout = micro->adapter->dropout;
+    if (!micro->gradients) block.dropout.p = 0;
+    return block;
 }
 
 static bl_status end_visit(bl_llama_pass *pass, int64_t at)
@@ -286,22 +302,52 @@ static bl_status end_visit(bl_llama_pass *pass, int64_t at)
         next++;
     bool again = unit == visit_unit(pass, next); /* visited again at once: keep it */
     if (!again) BL_TRY(bl_base_release(pass->base, unit, pass->compute));
-    if ((!again || next >= pass->n_visits) && unit < pass->n_layers && pass->options.lora_ring)
-        BL_TRY(bl_gather_ring_release(pass->options.lora_ring, unit, pass->compute));
+    bool releases_lora = (!again || next >= pass->n_visits) && unit < pass->n_layers;
+    for (int a = 0; a < pass->n_adapters && releases_lora; a++)
+        BL_TRY(bl_gather_ring_release(pass->adapters[a]->ring, unit, pass->compute));
     return bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0);
 }
 
-/* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room for more tokens. */
-static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input, bool has_backward)
+/* The pass's adapters, each once, and whether it fits what create was told. */
+static bl_status collect_adapters(bl_llama_pass *pass, const bl_pass_input *input)
 {
-    for (int m = 0; m < input->n_micro; m++)
-        pass->first_row[m + 1] = pass->first_row[m] + bl_round_up(input->micro[m].T, ROW_ALIGN);
+    const bl_pass_options *o = &pass->options;
+
+    if (input->n_micro > o->max_group)
+        return BL_FAIL(BL_EINTERNAL, "%d micro-batches in a pass of %d", input->n_micro,
+                       o->max_group);
+    pass->n_adapters = 0;
+    for (int m = 0; m < input->n_micro; m++) {
+        const bl_pass_adapter *adapter = input->micro[m].adapter;
+        int a = 0;
+        if (input->micro[m].gradients && (!adapter || !o->training))
+            return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without adapter or training");
+        if (!adapter) continue;
+        bool drops = input->micro[m].gradients && adapter->dropout.p > 0;
+        if (adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout))
+            return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
+        while (a < pass->n_adapters && pass->adapters[a] != adapter) a++;
+        pass->adapters[a] = adapter;
+        if (a == pass->n_adapters) pass->n_adapters++;
+    }
+    return BL_OK;
+}
+
+/* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room for more tokens. */
+static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
+{
+    BL_TRY(collect_adapters(pass, input));
+    pass->has_backward = false;
+    for (int m = 0; m < input->n_micro; m++) {
+        pass->first_row[m + 1] =
+            pass->first_row[m] + bl_round_up(input->micro[m].batch->T, ROW_ALIGN);
+        pass->has_backward = pass->has_backward || input->micro[m].gradients;
+    }
     size_t row_bytes = (size_t)pass->first_row[input->n_micro] * sizeof(float);
 
-    pass->has_backward = has_backward;
-    pass->n_visits = has_backward ? 2 * pass->n_layers + 1 : pass->n_layers + 1;
-    BL_TRY(bl_spill_begin(pass->inputs, row_bytes * (size_t)pass->hidden, has_backward));
-    if (!has_backward) return BL_OK;
+    pass->n_visits = pass->has_backward ? 2 * pass->n_layers + 1 : pass->n_layers + 1;
+    BL_TRY(bl_spill_begin(pass->inputs, row_bytes * (size_t)pass->hidden, pass->has_backward));
+    if (!pass->has_backward) return BL_OK;
     return bl_spill_begin(pass->saved, row_bytes * (size_t)pass->saved_floats, true);
 }
 
@@ -311,7 +357,7 @@ static bl_status embed(bl_llama_pass *pass, const bl_pass_input *input)
 
     BL_TRY(bl_spill_reserve(pass->inputs, 0));
     for (int m = 0; m < input->n_micro; m++) {
-        const bl_micro_batch *b = &input->micro[m];
+        const bl_micro_batch *b = input->micro[m].batch;
         BL_TRY(bl_embedding(pass->compute, &(bl_embedding_args){.T = b->T,
                                                                 .H = pass->hidden,
                                                                 .dtype = host->embedding_dtype,
@@ -322,21 +368,20 @@ static bl_status embed(bl_llama_pass *pass, const bl_pass_input *input)
     return bl_spill_put(pass->inputs, 0);
 }
 
-static bl_status visit_forward(bl_llama_pass *pass, const bl_pass_input *input, int64_t at)
+static bl_status visit_forward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer)
 {
-    bl_block block;
-
-    BL_TRY(begin_visit(pass, input, at, &block));
-    BL_TRY(bl_spill_reserve(pass->inputs, block.layer + 1));
-    if (pass->has_backward) BL_TRY(bl_spill_reserve(pass->saved, block.layer));
+    BL_TRY(begin_visit(pass, input, layer));
+    BL_TRY(bl_spill_reserve(pass->inputs, layer + 1));
+    if (pass->has_backward) BL_TRY(bl_spill_reserve(pass->saved, layer));
     for (int m = 0; m < input->n_micro; m++) {
-        bl_block_tensors kept = kept_tensors(pass, input, block.layer, m);
-        BL_TRY(bl_block_forward(pass->compute, &block, &input->micro[m], &kept, &pass->workspace,
-                                boundary(pass, block.layer + 1, m)));
+        bl_block_tensors kept = kept_tensors(pass, input, layer, m);
+        bl_block block = block_of(pass, &input->micro[m], layer);
+        BL_TRY(bl_block_forward(pass->compute, &block, input->micro[m].batch, &kept,
+                                &pass->workspace, boundary(pass, layer + 1, m)));
     }
-    BL_TRY(bl_spill_put(pass->inputs, block.layer + 1));
-    if (pass->has_backward) BL_TRY(bl_spill_put(pass->saved, block.layer));
-    return end_visit(pass, at);
+    BL_TRY(bl_spill_put(pass->inputs, layer + 1));
+    if (pass->has_backward) BL_TRY(bl_spill_put(pass->saved, layer));
+    return end_visit(pass, layer);
 }
 
 /* Final norm, head, loss and, in training, the gradient of the last layer's output. */
@@ -346,16 +391,17 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
     const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
     bl_weight head;
 
-    BL_TRY(begin_visit(pass, input, pass->n_layers, NULL));
+    BL_TRY(begin_visit(pass, input, pass->n_layers));
     if (pass->has_backward) BL_TRY(bl_spill_take(pass->inputs, pass->n_layers));
     if (pass->weights->tied_head.rows > 0)
         head = pass->weights->tied_head;
     else
         BL_TRY(bl_base_acquire(pass->base, pass->n_layers, 0, pass->compute, &head));
     for (int m = 0; m < input->n_micro; m++) {
-        const bl_micro_batch *b = &input->micro[m];
+        const bl_pass_micro *micro = &input->micro[m];
+        const bl_micro_batch *b = micro->batch;
         const float *x = boundary(pass, pass->n_layers, m);
-        float *d = pass->has_backward ? boundary_gradient(pass, m) : NULL;
+        float *d = micro->gradients ? boundary_gradient(pass, m) : NULL;
         BL_TRY(bl_rmsnorm_forward(pass->compute,
                                   &(bl_rmsnorm_forward_args){.T = b->T,
                                                              .H = pass->hidden,
@@ -371,11 +417,11 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
                                                                 .x = pass->workspace.norm,
                                                                 .targets = b->targets,
                                                                 .weights = b->weights,
-                                                                .scale = input->loss_scale,
+                                                                .scale = micro->loss_scale,
                                                                 .logits = pass->logits,
                                                                 .dx = d,
-                                                                .loss_sum = input->loss_sum}));
-        if (pass->has_backward)
+                                                                .loss_sum = micro->loss_sum}));
+        if (d)
             BL_TRY(bl_rmsnorm_backward(pass->compute,
                                        &(bl_rmsnorm_backward_args){.T = b->T,
                                                                    .H = pass->hidden,
@@ -391,43 +437,37 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
 
 static bl_status visit_backward(bl_llama_pass *pass, const bl_pass_input *input, int64_t at)
 {
-    bl_block block;
+    int64_t layer = visit_unit(pass, at);
 
-    BL_TRY(begin_visit(pass, input, at, &block));
-    BL_TRY(bl_spill_take(pass->inputs, block.layer));
-    BL_TRY(bl_spill_take(pass->saved, block.layer));
+    BL_TRY(begin_visit(pass, input, at));
+    BL_TRY(bl_spill_take(pass->inputs, layer));
+    BL_TRY(bl_spill_take(pass->saved, layer));
     for (int m = 0; m < input->n_micro; m++) {
-        bl_block_tensors kept = kept_tensors(pass, input, block.layer, m);
+        const bl_gradient_sink *sink = input->micro[m].gradients;
+        if (!sink) continue;
+        bl_block_tensors kept = kept_tensors(pass, input, layer, m);
+        bl_block block = block_of(pass, &input->micro[m], layer);
         float *gradients;
-        BL_TRY(input->sink->begin(input->sink->user, block.layer, pass->compute, &gradients));
-        BL_TRY(bl_block_backward(pass->compute, &block, &input->micro[m], &kept, &pass->workspace,
-                                 boundary_gradient(pass, m), gradients));
-        BL_TRY(input->sink->end(input->sink->user, block.layer, pass->compute));
+        BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
+        BL_TRY(bl_block_backward(pass->compute, &block, input->micro[m].batch, &kept,
+                                 &pass->workspace, boundary_gradient(pass, m), gradients));
+        BL_TRY(sink->end(sink->user, layer, pass->compute));
     }
-    BL_TRY(bl_spill_drop(pass->inputs, block.layer));
-    BL_TRY(bl_spill_drop(pass->saved, block.layer));
+    BL_TRY(bl_spill_drop(pass->inputs, layer));
+    BL_TRY(bl_spill_drop(pass->saved, layer));
     return end_visit(pass, at);
 }
 
-bl_status bl_llama_pass_train(bl_llama_pass *pass, const bl_pass_input *input)
+bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
 {
-    BL_TRY(begin_pass(pass, input, true));
+    BL_TRY(begin_pass(pass, input));
     BL_TRY(embed(pass, input));
-    for (int64_t at = 0; at < pass->n_layers; at++) BL_TRY(visit_forward(pass, input, at));
+    for (int64_t layer = 0; layer < pass->n_layers; layer++)
+        BL_TRY(visit_forward(pass, input, layer));
     BL_TRY(visit_head(pass, input));
     for (int64_t at = pass->n_layers + 1; at < pass->n_visits; at++)
         BL_TRY(visit_backward(pass, input, at));
     return BL_OK;
-}
-
-bl_status bl_llama_pass_evaluate(bl_llama_pass *pass, const bl_pass_input *input)
-{
-    bl_pass_input plain = *input;
-    plain.dropout.p = 0;
-    BL_TRY(begin_pass(pass, &plain, false));
-    BL_TRY(embed(pass, &plain));
-    for (int64_t at = 0; at < pass->n_layers; at++) BL_TRY(visit_forward(pass, &plain, at));
-    return visit_head(pass, &plain);
 }
 
 static bool all_finite(const float *x, int64_t n)
@@ -447,7 +487,7 @@ bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *inpu
         if (!x) return false;
         for (*micro = 0; *micro < input->n_micro; ++*micro)
             if (!all_finite(x + pass->first_row[*micro] * pass->hidden,
-                            input->micro[*micro].T * pass->hidden))
+                            input->micro[*micro].batch->T * pass->hidden))
                 return true;
     }
     return false;

@@ -27,6 +27,23 @@ typedef struct bl_gradient_sink {
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
 } bl_gradient_sink;
 
+/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one item. */
+typedef struct bl_pass_adapter {
+    const bl_lora_layout *lora;
+    bl_gather_ring *ring;
+    bl_lora_dropout dropout; /* p, seed, step; of micro-batches with gradients alone */
+} bl_pass_adapter;
+
+/* A micro-batch, what it goes through and where its results go. Neighbours may differ in all of it: one visit serves
+ * several adapters, an evaluation and the frozen base alone, at one transfer of the weights. */
+typedef struct bl_pass_micro {
+    const bl_micro_batch *batch;    /* T = 0 is legal: the rank only takes part in the gathers */
+    const bl_pass_adapter *adapter; /* NULL: the frozen base alone */
+    double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
+    const bl_gradient_sink *gradients; /* NULL: forward and loss only */
+    double loss_scale;                 /* of the gradient: 1 / number of labels of the step */
+} bl_pass_micro;
+
 typedef struct bl_pass_options {
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
@@ -35,10 +52,9 @@ typedef struct bl_pass_options {
     bool training;  /* false: forward only, two layer inputs are kept */
     /* Layer inputs and saved tensors go to host memory and back; nothing without training. */
     bool offload_activations;
-    bool pin; /* that memory, where the system allows it (offload/arena.h) */
-    const bl_lora_layout *lora;
-    /* Unit i = layer i's flat vector, one item; NULL when there is no adapter. */
-    bl_gather_ring *lora_ring;
+    bool pin;          /* that memory, where the system allows it (offload/arena.h) */
+    int64_t lora_r;    /* the largest rank of its adapters; 0: it never has one */
+    bool lora_dropout; /* whether any of them drops */
     /* Carries what goes to host memory and back: not compute. NULL without offload_activations. */
     bl_stream *activations;
     /* May be NULL: a compute span for each visit, "forward", "head", "backward", in which it may
@@ -48,7 +64,7 @@ typedef struct bl_pass_options {
 
 typedef struct bl_llama_pass bl_llama_pass;
 
-/* Takes all the memory the pass will ever need. weights, base, streams, lora, ring and timeline are borrowed. */
+/* Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
 bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
                                bl_stream *compute, const bl_pass_options *options,
                                bl_llama_pass **out);
@@ -58,23 +74,18 @@ void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the streams are idle; 
 int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options);
 int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options);
 
+/* Borrowed for the call; the device memory behind it until the streams have run. */
 typedef struct bl_pass_input {
-    int n_micro; /* <= max_group; T = 0 is legal: the rank only takes part in the gathers */
-    const bl_micro_batch *micro;
-    double loss_scale;       /* of the gradient: 1 / number of labels of the step */
-    bl_lora_dropout dropout; /* p, seed, step */
-    double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
-    const bl_gradient_sink *sink;
+    int n_micro; /* <= max_group */
+    const bl_pass_micro *micro;
     /* Asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never. */
     bool (*stop)(void *user);
     void *stop_user;
 } bl_pass_input;
 
-/* Forward, loss and backward of one group. */
-bl_status bl_llama_pass_train(bl_llama_pass *pass, const bl_pass_input *input);
-
-/* Forward and loss only: no dropout, no gradients. */
-bl_status bl_llama_pass_evaluate(bl_llama_pass *pass, const bl_pass_input *input);
+/* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients. BL_EINTERNAL: more
+ * micro-batches, a larger LoRA rank, dropout or gradients than the options said. */
+bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
 
 /* After a loss that is not finite and with compute idle: the first layer of the group `input`, which must be the last, whose output
  * holds a NaN or infinity (-1: the embedding), and the micro-batch of the group. False: none of them does, or they cannot be read. */

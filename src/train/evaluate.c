@@ -30,8 +30,10 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     for (int64_t micro = 0; micro < bl_ceil_div(job->n_validation_rows, per_visit); micro++) {
         BL_TRY(fill(r, micro));
         labels += (double)r->evaluation->n_labels;
-        bl_pass_input input = {.n_micro = 1, .micro = r->evaluation->micro, .loss_sum = &sums[0]};
-        BL_TRY(bl_llama_pass_evaluate(r->pass, &input));
+        bl_pass_micro one = {.batch = r->evaluation->micro,
+                             .adapter = r->state ? &r->adapter : NULL,
+                             .loss_sum = &sums[0]};
+        BL_TRY(bl_llama_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
         BL_TRY(bl_stream_synchronize(r->compute)); /* the batch is about to be filled again */
     }
     BL_TRY(bl_stream_copy(r->compute, &sums[1], &labels, sizeof labels));

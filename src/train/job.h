@@ -97,9 +97,11 @@ struct bl_rank {
     bl_base *base;
     bl_adapter_state *state;
     bl_llama_pass *pass;
-    bl_batches *batches[2]; /* the step under way and the next one */
-    bl_batches *evaluation; /* one micro-batch; NULL without validation data */
-    int64_t *counts;        /* [4], device memory: labels, stop requests; sums of an evaluation */
+    bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
+    bl_pass_micro *micro;    /* [group]: of the pass under way */
+    bl_batches *batches[2];  /* the step under way and the next one */
+    bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
+    int64_t *counts;         /* [4], device memory: labels, stop requests; sums of an evaluation */
     /* [n_ranks], device memory: what the ranks have written into a checkpoint. */
     bl_checkpoint_file *files;
     bool start_differs;     /* from the checkpoint that was resumed: in its weights */

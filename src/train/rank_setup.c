@@ -72,7 +72,8 @@ bl_pass_options bl_job_pass_options(const bl_job *job)
         .ring_depth = (int)c->ring_depth,
         .save = job->save,
         .training = !job->evaluate_only,
-        .lora = &job->lora,
+        .lora_r = job->lora.options.r,
+        .lora_dropout = job->lora.options.dropout > 0,
         .offload_activations = c->activation_offload && !job->evaluate_only,
         .pin = true};
 }
@@ -133,7 +134,9 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(bl_rank_check_weights(r));
     BL_TRY(create_state(r));
     r->group = options.max_group;
-    options.lora_ring = r->state ? r->state->ring : NULL;
+    if (r->state) r->adapter = (bl_pass_adapter){.lora = &job->lora, .ring = r->state->ring};
+    r->micro = calloc((size_t)r->group, sizeof *r->micro);
+    if (!r->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
     options.activations = r->activations;
     options.timeline = r->timeline;
     BL_TRY(bl_llama_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
@@ -159,6 +162,7 @@ void bl_rank_free(bl_rank *r)
     if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->counts);
     if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->files);
     bl_llama_pass_destroy(r->pass);
+    free(r->micro);
     bl_adapter_state_destroy(r->state);
     bl_base_destroy(r->base);
     bl_llama_weights_free(r->weights);

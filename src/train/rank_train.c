@@ -44,25 +44,23 @@ static bool abandoned(void *user)
     return atomic_load(&((bl_rank *)user)->job->abandon) != 0;
 }
 
-static bl_pass_input step_input(bl_rank *r, int64_t step, int64_t n_labels)
+/* Leaves the last group in *input. */
+static bl_status run_groups(bl_rank *r, const bl_batches *batches, int64_t step, int64_t n_labels,
+                            bl_pass_input *input)
 {
-    const bl_train_config *c = r->job->config;
-    return (bl_pass_input){.loss_scale = 1.0 / (double)n_labels,
-                           .dropout = {.p = (float)r->job->lora.options.dropout,
-                                       .seed = (uint64_t)c->seed,
-                                       .step = (uint64_t)step},
-                           .loss_sum = &r->state->sums[0],
-                           .sink = &r->state->sink,
-                           .stop = abandoned,
-                           .stop_user = r};
-}
-
-static bl_status run_groups(bl_rank *r, const bl_batches *batches, bl_pass_input *input)
-{
-    for (int64_t m = 0; m < batches->n_micro; m += r->group) {
-        input->micro = batches->micro + m;
-        input->n_micro = (int)bl_min_i64(r->group, batches->n_micro - m);
-        BL_TRY(bl_llama_pass_train(r->pass, input));
+    r->adapter.dropout = (bl_lora_dropout){.p = (float)r->job->lora.options.dropout,
+                                           .seed = (uint64_t)r->job->config->seed,
+                                           .step = (uint64_t)step};
+    *input = (bl_pass_input){.micro = r->micro, .stop = abandoned, .stop_user = r};
+    for (int64_t first = 0; first < batches->n_micro; first += r->group) {
+        input->n_micro = (int)bl_min_i64(r->group, batches->n_micro - first);
+        for (int m = 0; m < input->n_micro; m++)
+            r->micro[m] = (bl_pass_micro){.batch = batches->micro + first + m,
+                                          .adapter = &r->adapter,
+                                          .loss_sum = &r->state->sums[0],
+                                          .gradients = &r->state->sink,
+                                          .loss_scale = 1.0 / (double)n_labels};
+        BL_TRY(bl_llama_pass_run(r->pass, input));
     }
     return BL_OK;
 }
@@ -81,10 +79,10 @@ static void name_bad_tensor(bl_rank *r, const bl_pass_input *input, char *name, 
                  "micro-batch");
     else if (layer < 0)
         snprintf(name, n_bytes, "the embedding, micro-batch %d",
-                 (int)(input->micro - first) + micro);
+                 (int)(input->micro->batch - first) + micro);
     else
         snprintf(name, n_bytes, "the output of layer %lld, micro-batch %d", (long long)layer,
-                 (int)(input->micro - first) + micro);
+                 (int)(input->micro->batch - first) + micro);
 }
 
 /* BL_ENUMERIC with the step, the samples and the first tensor at fault. */
@@ -175,8 +173,8 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
         return BL_FAIL(BL_EINPUT,
                        "%s: step %lld has no label that carries loss: all its labels are masked",
                        c->train_file, (long long)step + 1);
-    bl_pass_input input = step_input(r, step, totals[0]);
-    BL_TRY(run_groups(r, batches, &input));
+    bl_pass_input input;
+    BL_TRY(run_groups(r, batches, step, totals[0], &input));
     if (step + 1 < job->total_steps) BL_TRY(fill_step(r, step + 1, r->batches[(step + 1) & 1]));
     BL_TRY(bl_adapter_state_join(r->state));
     count_lanes(r, lanes);

@@ -60,7 +60,6 @@ static bl_status sum_nll(model *m, int32_t *ids, int64_t n, int64_t first, doubl
         weights[t] = 1;
     }
     options.T_max = n;
-    options.lora = &m->no_lora;
     BL_TRY(bl_llama_pass_create(m->device, m->weights, m->base, m->stream, &options, &pass));
     bl_micro_batch micro = {.T = n,
                             .n_documents = 1,
@@ -68,9 +67,10 @@ static bl_status sum_nll(model *m, int32_t *ids, int64_t n, int64_t first, doubl
                             .targets = targets,
                             .weights = weights,
                             .cu_seqlens = cu_seqlens};
-    bl_pass_input input = {.n_micro = 1, .micro = &micro, .loss_sum = sum};
+    bl_pass_micro one = {.batch = &micro, .loss_sum = sum};
+    bl_pass_input input = {.n_micro = 1, .micro = &one};
     *sum = 0;
-    bl_status st = bl_llama_pass_evaluate(pass, &input);
+    bl_status st = bl_llama_pass_run(pass, &input);
     bl_status end = bl_stream_synchronize(m->stream);
     bl_llama_pass_destroy(pass);
     return st != BL_OK ? st : end;

@@ -2,46 +2,11 @@
 /* The pass over all layers: how many micro-batches a visit takes, what is kept and where, how deep the rings
  * are and how many ranks share the weights changes no bit of the loss or of any gradient. What a layer computes
  * is test_block's, what a model does test_model's, what a spilling stack does test_spill's. */
-#include "ops_test.h"
-#include "test_ranks.h"
+#include "pass_model.h"
 
 #include <unistd.h>
 
-#include "model/pass.h"
-#include "ops/rope.h"
-
-enum {
-    LAYERS = 5, /* more than fit the slots of offloaded activations */
-    HIDDEN = 16,
-    INTER = 24,
-    HEADS = 2,
-    KV_HEADS = 1,
-    HEAD_DIM = 8,
-    VOCAB = 37,
-    MICROS = 4,
-    T_MAX = 9,
-    MAX_SPANS = 4096,
-    PAUSE_US = 400
-};
-
-static const int64_t tokens[MICROS] = {9, 0, 1,
-                                       6}; /* a rank without samples visits with no tokens */
-
-static const bl_llama_config config = {.vocab_size = VOCAB,
-                                       .hidden_size = HIDDEN,
-                                       .intermediate_size = INTER,
-                                       .n_layers = LAYERS,
-                                       .n_heads = HEADS,
-                                       .n_kv_heads = KV_HEADS,
-                                       .head_dim = HEAD_DIM,
-                                       .rms_norm_eps = 1e-5,
-                                       .rope_theta = 100.0};
-
-typedef struct variant {
-    int group, depth;
-    unsigned save;
-    bool offload;
-} variant;
+enum { PAUSE_US = 400 };
 
 /* What must not change. */
 typedef struct outcome {
@@ -50,153 +15,11 @@ typedef struct outcome {
     float *gradients;    /* [LAYERS][MICROS][n_gradients] */
 } outcome;
 
-typedef struct rank_model {
-    bl_llama_host host;
-    bl_llama_weights weights;
-    bl_base *base;
-    bl_lora_layout lora;
-    float *lora_shards;
-    bl_gather_ring *lora_ring;
-    bl_stream *gathers, *activations;
-    bl_timeline *timeline;
-    bl_micro_batch micro[MICROS];
-    int32_t ids[T_MAX], targets[T_MAX], position[T_MAX], cu_seqlens[MICROS][2];
-    float ones[T_MAX];
-    int64_t sample[T_MAX];
-    double *loss;
-} rank_model;
-
-/* Sharded float weights: element `byte / 4` of a row is a function of its place in the whole. */
-static void fill_shards(const bl_base_layout *layout, int shard, float *out)
-{
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++) {
-            const bl_base_part *part =
-                &layout->units[u].matrix[m].part[0]; /* all float: one part */
-            float *at = out + (layout->units[u].offset + part->shard_offset) / sizeof *out;
-            int64_t cols = part->row_bytes / (int64_t)sizeof *out, begin, end;
-            bl_base_part_rows(part, shard, &begin, &end);
-            for (int64_t i = 0; i < (end - begin) * cols; i++)
-                at[i] = 0.5f * test_value((int)(u * 8 + m), begin * cols + i, 1);
-        }
-}
-
-static bl_status make_base(test_rank *self, int depth, rank_model *m)
-{
-    bl_format formats[LAYERS * BL_PROJECTIONS];
-    bl_llama_weights *w = &m->weights;
-    double inverse[HEAD_DIM / 2];
-
-    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
-    m->host = (bl_llama_host){.config = config,
-                              .embedding_dtype = BL_F32,
-                              .n_positions = T_MAX,
-                              .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
-    *w = (bl_llama_weights){
-        .host = &m->host, .device = self->device, .dims = bl_block_dims_of(&config)};
-    BL_TRY(bl_llama_layout(&config, formats, BL_F32, self->n_ranks, &w->layout));
-    w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
-    fill_shards(&w->layout, self->rank, w->shards);
-    w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
-    w->rope_tables = test_floats(T_MAX * HEAD_DIM);
-    bl_llama_config_rope_inv_freq(&config, inverse);
-    bl_rope_fill_tables(T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
-                        w->rope_tables + T_MAX * HEAD_DIM / 2);
-    w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
-    BL_TRY(bl_stream_create(self->device, "gathers", &m->gathers));
-    if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
-    return bl_base_create_sharded(&w->layout, w->shards, self->device, self->comm, m->gathers,
-                                  depth, &m->base);
-}
-
-static bl_status make_lora(test_rank *self, int depth, rank_model *m)
-{
-    bl_lora_options options = {
-        .r = 3, .alpha = 6, .dropout = 0.2, .target = {true, false, true, true, false, true, true}};
-    bl_gather_unit units[LAYERS] = {0};
-
-    bl_lora_layout_init(&config, &options, &m->lora);
-    int64_t shard = bl_ceil_div(m->lora.n_floats, self->n_ranks);
-    m->lora_shards = test_floats(LAYERS * shard);
-    for (int l = 0; l < LAYERS; l++) {
-        for (int64_t i = 0; i < shard; i++)
-            m->lora_shards[l * shard + i] = 0.3f * test_value(100 + l, self->rank * shard + i, 1);
-        units[l] = (bl_gather_unit){.n_items = 1,
-                                    .item = {{.shard = m->lora_shards + l * shard,
-                                              .shard_bytes = (size_t)shard * sizeof(float)}}};
-    }
-    return bl_gather_ring_create(
-        &(bl_gather_ring_options){
-            .device = self->device, .comm = self->comm, .stream = m->gathers, .depth = depth},
-        LAYERS, units, &m->lora_ring);
-}
-
-static bl_status make_model(test_rank *self, int depth, rank_model *m)
-{
-    BL_TRY(bl_stream_create(self->device, "activations", &m->activations));
-    BL_TRY(bl_timeline_create(self->device, MAX_SPANS, NULL, NULL, &m->timeline));
-    BL_TRY(make_base(self, depth, m));
-    BL_TRY(make_lora(self, depth, m));
-    for (int t = 0; t < T_MAX; t++) {
-        m->ids[t] = (t * 7 + 3) % VOCAB;
-        m->targets[t] = (t * 5 + 1) % VOCAB;
-        m->position[t] = t;
-        m->sample[t] = 1;
-        m->ones[t] = 1;
-    }
-    for (int i = 0; i < MICROS; i++) {
-        m->cu_seqlens[i][1] = (int32_t)tokens[i];
-        m->micro[i] = (bl_micro_batch){tokens[i], tokens[i] > 0, m->ids,    m->targets,
-                                       m->ones,   m->position,   m->sample, m->cu_seqlens[i]};
-    }
-    m->loss = test_alloc(1, sizeof *m->loss);
-    return BL_OK;
-}
-
-static void close_model(test_rank *self, rank_model *m, bl_llama_pass *pass)
-{
-    (void)bl_stream_synchronize(self->stream);
-    if (m->gathers) (void)bl_stream_synchronize(m->gathers);
-    if (m->activations) (void)bl_stream_synchronize(m->activations);
-    bl_llama_pass_destroy(pass);
-    bl_gather_ring_destroy(m->lora_ring);
-    bl_base_destroy(m->base);
-    bl_base_layout_free(&m->weights.layout);
-    free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables),
-        free(m->host.embedding);
-    free(m->lora_shards), free(m->loss);
-    bl_timeline_destroy(m->timeline);
-    bl_stream_destroy(m->gathers);
-    bl_stream_destroy(m->activations);
-}
-
-static bl_status create_pass(test_rank *self, rank_model *m, const variant *v, bl_llama_pass **out)
-{
-    bl_pass_options options = {.T_max = T_MAX,
-                               .max_group = v->group,
-                               .ring_depth = v->depth,
-                               .save = v->save,
-                               .training = true,
-                               .offload_activations = v->offload,
-                               .lora = &m->lora,
-                               .lora_ring = m->lora_ring,
-                               .activations = v->offload ? m->activations : NULL,
-                               .timeline = m->timeline};
-    size_t before = bl_device_bytes(self->device);
-
-    TEST_CHECK((bl_llama_pass_host_bytes(&config, &options) > 0) == v->offload);
-    BL_TRY(bl_llama_pass_create(self->device, &m->weights, m->base, self->stream, &options, out));
-    TEST_CHECK((int64_t)(bl_device_bytes(self->device) - before) ==
-               bl_llama_pass_bytes(&config, &options));
-    return BL_OK;
-}
-
 /* ---- between visits: the stacks are in order, and both streams are now and then late ---- */
 
 typedef struct visit_state {
     test_rank *self;
-    rank_model *m;
+    pass_model *m;
     bl_llama_pass *pass;
     uint64_t random;
     bool is_valid;
@@ -261,7 +84,19 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
     return BL_OK;
 }
 
-static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int group, int fail_at,
+/* All through the model's adapter, their losses summed. sink NULL: an evaluation. */
+static void use_adapter(const pass_model *m, int first, int n, const bl_gradient_sink *sink,
+                        bl_pass_micro *micro)
+{
+    for (int i = 0; i < n; i++)
+        micro[i] = (bl_pass_micro){.batch = &m->micro[first + i],
+                                   .adapter = &m->lora.use,
+                                   .loss_sum = m->loss,
+                                   .gradients = sink,
+                                   .loss_scale = 1.0 / 16};
+}
+
+static bl_status train(test_rank *self, pass_model *m, bl_llama_pass *pass, int group, int fail_at,
                        outcome *out)
 {
     visit_state visits = {self, m, pass, 88172645463325252u + (uint64_t)self->rank, true, fail_at};
@@ -273,15 +108,11 @@ static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int 
                             .n_micro = (int)bl_min_i64(group, MICROS - first),
                             .in_order = true};
         bl_gradient_sink sink = {&state, sink_begin, sink_end};
-        bl_pass_input input = {.n_micro = state.n_micro,
-                               .micro = m->micro + first,
-                               .loss_scale = 1.0 / 16,
-                               .loss_sum = m->loss,
-                               .dropout = {.p = 0.2f, .seed = 3, .step = 4},
-                               .sink = &sink,
-                               .stop = before_visit,
-                               .stop_user = &visits};
-        BL_TRY(bl_llama_pass_train(pass, &input));
+        bl_pass_micro micro[MICROS];
+        bl_pass_input input = {
+            .n_micro = state.n_micro, .micro = micro, .stop = before_visit, .stop_user = &visits};
+        use_adapter(m, first, state.n_micro, &sink, micro);
+        BL_TRY(bl_llama_pass_run(pass, &input));
         BL_TRY(bl_llama_pass_validate(pass));
         TEST_CHECK(state.in_order && state.n_begun == LAYERS * state.n_micro);
     }
@@ -292,25 +123,28 @@ static bl_status train(test_rank *self, rank_model *m, bl_llama_pass *pass, int 
 }
 
 /* Once as it is called, once without the training's dropout: the same. */
-static bl_status evaluate(test_rank *self, rank_model *m, bl_llama_pass *pass, int group,
+static bl_status evaluate(test_rank *self, pass_model *m, bl_llama_pass *pass, int group,
                           outcome *out)
 {
     visit_state visits = {self, m, pass, 362436069u + (uint64_t)self->rank, true, -1};
+    float p = m->lora.use.dropout.p;
     double sums[2];
     for (int plain = 0; plain < 2; plain++) {
         *m->loss = 0;
+        m->lora.use.dropout.p = plain ? 0.0f : p;
         for (int first = 0; first < MICROS; first += group) {
+            bl_pass_micro micro[MICROS];
             bl_pass_input input = {.n_micro = (int)bl_min_i64(group, MICROS - first),
-                                   .micro = m->micro + first,
-                                   .loss_sum = m->loss,
-                                   .dropout = {.p = plain ? 0.0f : 0.2f, .seed = 3, .step = 4},
+                                   .micro = micro,
                                    .stop = before_visit,
                                    .stop_user = &visits};
-            BL_TRY(bl_llama_pass_evaluate(pass, &input));
+            use_adapter(m, first, input.n_micro, NULL, micro);
+            BL_TRY(bl_llama_pass_run(pass, &input));
         }
         BL_TRY(bl_stream_synchronize(self->stream));
         sums[plain] = *m->loss;
     }
+    m->lora.use.dropout.p = p;
     TEST_CHECK(sums[0] == sums[1] && visits.is_valid);
     out->evaluated = sums[0];
     return BL_OK;
@@ -330,11 +164,12 @@ static bl_status update_task(bl_stream *stream, const void *argument)
 }
 
 /* As the optimizer does: no visit after it may see older weights. */
-static bl_status update(test_rank *self, rank_model *m)
+static bl_status update(test_rank *self, pass_model *m)
 {
-    update_args args = {m->lora_shards, LAYERS * bl_ceil_div(m->lora.n_floats, self->n_ranks)};
+    update_args args = {m->lora.shards,
+                        LAYERS * bl_ceil_div(m->lora.layout.n_floats, self->n_ranks)};
     BL_TRY(bl_stream_call(self->stream, update_task, &args, sizeof args));
-    return bl_gather_ring_shards_changed(m->lora_ring, self->stream);
+    return bl_gather_ring_shards_changed(m->lora.use.ring, self->stream);
 }
 
 static bool stop_at(void *user)
@@ -346,30 +181,32 @@ static bool stop_at(void *user)
 /* Two steps with an evaluation after each, as a run has them, then a pass that is stopped before its first backward visit. */
 static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
 {
-    rank_model m = {.base = NULL};
+    pass_model m = {.base = NULL};
     bl_llama_pass *pass = NULL;
     bl_status st;
 
-    BL_TRY_GOTO(st, done, make_model(self, v->depth, &m));
-    out->n_gradients = m.lora.n_floats;
+    BL_TRY_GOTO(st, done, pass_model_create(self, v->depth, &m));
+    out->n_gradients = m.lora.layout.n_floats;
     out->gradients = test_floats(LAYERS * MICROS * out->n_gradients);
-    BL_TRY_GOTO(st, done, create_pass(self, &m, v, &pass));
+    BL_TRY_GOTO(st, done, pass_create(self, &m, v, &pass));
     int64_t allocations = bl_device_allocations(self->device);
     for (int step = 0; step < 2; step++) {
         BL_TRY_GOTO(st, done, train(self, &m, pass, v->group, -1, out));
-        BL_TRY_GOTO(st, done, bl_gather_ring_validate(m.lora_ring));
+        BL_TRY_GOTO(st, done, bl_gather_ring_validate(m.lora.use.ring));
         BL_TRY_GOTO(st, done, update(self, &m));
         BL_TRY_GOTO(st, done, evaluate(self, &m, pass, v->group, out));
     }
     TEST_CHECK_GOTO(st, done, bl_device_allocations(self->device) == allocations);
     int visits = LAYERS + 1;
-    bl_pass_input input = {
-        .n_micro = 1, .micro = m.micro, .loss_sum = m.loss, .stop = stop_at, .stop_user = &visits};
-    TEST_CHECK_GOTO(st, done, bl_llama_pass_train(pass, &input) == BL_ESTOPPED);
+    bl_gradient_sink never = {NULL};
+    bl_pass_micro micro;
+    use_adapter(&m, 0, 1, &never, &micro);
+    bl_pass_input input = {.n_micro = 1, .micro = &micro, .stop = stop_at, .stop_user = &visits};
+    TEST_CHECK_GOTO(st, done, bl_llama_pass_run(pass, &input) == BL_ESTOPPED);
     BL_TRY_GOTO(st, done, bl_llama_pass_validate(pass));
     st = bl_stream_synchronize(self->stream);
 done:
-    close_model(self, &m, pass);
+    pass_model_close(self, &m, pass);
     return st;
 }
 
@@ -442,7 +279,7 @@ typedef struct step_run {
 } step_run;
 
 typedef struct step_case {
-    rank_model m;
+    pass_model m;
     bl_llama_pass *pass;
     outcome out;
     int32_t rare_ids[T_MAX];
@@ -451,19 +288,19 @@ typedef struct step_case {
 static bl_status open_step(test_rank *self, const step_run *run, step_case *c)
 {
     *c = (step_case){.pass = NULL};
-    BL_TRY(make_model(self, run->v.depth, &c->m));
-    c->out.n_gradients = c->m.lora.n_floats;
+    BL_TRY(pass_model_create(self, run->v.depth, &c->m));
+    c->out.n_gradients = c->m.lora.layout.n_floats;
     c->out.gradients = test_floats(LAYERS * MICROS * c->out.n_gradients);
     for (int t = 0; t < T_MAX; t++) c->rare_ids[t] = VOCAB - 1;
     c->m.micro[MICROS - 1].ids = c->rare_ids;
     if (run->bad < 0) ((float *)c->m.host.embedding)[VOCAB * HIDDEN - 1] = NAN;
     if (run->bad >= 0 && run->bad < LAYERS) c->m.weights.norms[2 * run->bad * HIDDEN] = NAN;
-    return create_pass(self, &c->m, &run->v, &c->pass);
+    return pass_create(self, &c->m, &run->v, &c->pass);
 }
 
 static void close_step(test_rank *self, step_case *c)
 {
-    close_model(self, &c->m, c->pass);
+    pass_model_close(self, &c->m, c->pass);
     free(c->out.gradients);
 }
 
@@ -518,7 +355,9 @@ static bl_status find_planted(test_rank *self)
 
     BL_TRY_GOTO(st, done, open_step(self, run, &c));
     BL_TRY_GOTO(st, done, train(self, &c.m, c.pass, run->v.group, run->fail_at, &c.out));
-    bl_pass_input input = {.n_micro = MICROS, .micro = c.m.micro};
+    bl_pass_micro all[MICROS];
+    use_adapter(&c.m, 0, MICROS, NULL, all);
+    bl_pass_input input = {.n_micro = MICROS, .micro = all};
     bool is_found = bl_llama_pass_find_bad(c.pass, &input, &layer, &micro);
     TEST_CHECK_GOTO(st, done, is_found == (run->bad < LAYERS));
     TEST_CHECK_GOTO(st, done,

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pass_model.h"
+
+#include "ops/rope.h"
+
+enum { MAX_SPANS = 4096 };
+
+static const int64_t tokens[MICROS] = {9, 0, 1,
+                                       6}; /* a rank without samples visits with no tokens */
+
+const bl_llama_config pass_config = {.vocab_size = VOCAB,
+                                     .hidden_size = HIDDEN,
+                                     .intermediate_size = INTER,
+                                     .n_layers = LAYERS,
+                                     .n_heads = HEADS,
+                                     .n_kv_heads = KV_HEADS,
+                                     .head_dim = HEAD_DIM,
+                                     .rms_norm_eps = 1e-5,
+                                     .rope_theta = 100.0};
+
+/* Sharded float weights: element `byte / 4` of a row is a function of its place in the whole. */
+static void fill_shards(const bl_base_layout *layout, int shard, float *out)
+{
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++) {
+            const bl_base_part *part =
+                &layout->units[u].matrix[m].part[0]; /* all float: one part */
+            float *at = out + (layout->units[u].offset + part->shard_offset) / sizeof *out;
+            int64_t cols = part->row_bytes / (int64_t)sizeof *out, begin, end;
+            bl_base_part_rows(part, shard, &begin, &end);
+            for (int64_t i = 0; i < (end - begin) * cols; i++)
+                at[i] = 0.5f * test_value((int)(u * 8 + m), begin * cols + i, 1);
+        }
+}
+
+static bl_status make_base(test_rank *self, int depth, pass_model *m)
+{
+    bl_format formats[LAYERS * BL_PROJECTIONS];
+    bl_llama_weights *w = &m->weights;
+    double inverse[HEAD_DIM / 2];
+
+    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
+    m->host = (bl_llama_host){.config = pass_config,
+                              .embedding_dtype = BL_F32,
+                              .n_positions = T_MAX,
+                              .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
+    *w = (bl_llama_weights){
+        .host = &m->host, .device = self->device, .dims = bl_block_dims_of(&pass_config)};
+    BL_TRY(bl_llama_layout(&pass_config, formats, BL_F32, self->n_ranks, &w->layout));
+    w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
+    fill_shards(&w->layout, self->rank, w->shards);
+    w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
+    w->rope_tables = test_floats(T_MAX * HEAD_DIM);
+    bl_llama_config_rope_inv_freq(&pass_config, inverse);
+    bl_rope_fill_tables(T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
+                        w->rope_tables + T_MAX * HEAD_DIM / 2);
+    w->dims.cos_table = w->rope_tables;
+    w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
+    BL_TRY(bl_stream_create(self->device, "gathers", &m->gathers));
+    if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
+    return bl_base_create_sharded(&w->layout, w->shards, self->device, self->comm, m->gathers,
+                                  depth, &m->base);
+}
+
+bl_status pass_adapter_create(test_rank *self, bl_stream *gathers, int depth, int64_t r,
+                              float dropout, int number, pass_adapter *out)
+{
+    bl_lora_options options = {.r = r,
+                               .alpha = 6,
+                               .dropout = dropout,
+                               .target = {true, false, true, true, false, true, true}};
+    bl_gather_unit units[LAYERS] = {0};
+
+    bl_lora_layout_init(&pass_config, &options, &out->layout);
+    int64_t shard = bl_ceil_div(out->layout.n_floats, self->n_ranks);
+    out->shards = test_floats(LAYERS * shard);
+    for (int l = 0; l < LAYERS; l++) {
+        for (int64_t i = 0; i < shard; i++)
+            out->shards[l * shard + i] = 0.3f * test_value(number + l, self->rank * shard + i, 1);
+        units[l] = (bl_gather_unit){.n_items = 1,
+                                    .item = {{.shard = out->shards + l * shard,
+                                              .shard_bytes = (size_t)shard * sizeof(float)}}};
+    }
+    out->use =
+        (bl_pass_adapter){.lora = &out->layout, .dropout = {.p = dropout, .seed = 3, .step = 4}};
+    return bl_gather_ring_create(
+        &(bl_gather_ring_options){
+            .device = self->device, .comm = self->comm, .stream = gathers, .depth = depth},
+        LAYERS, units, &out->use.ring);
+}
+
+void pass_adapter_close(pass_adapter *adapter)
+{
+    bl_gather_ring_destroy(adapter->use.ring);
+    free(adapter->shards);
+}
+
+bl_status pass_model_create(test_rank *self, int depth, pass_model *m)
+{
+    BL_TRY(bl_stream_create(self->device, "activations", &m->activations));
+    BL_TRY(bl_timeline_create(self->device, MAX_SPANS, NULL, NULL, &m->timeline));
+    BL_TRY(make_base(self, depth, m));
+    BL_TRY(pass_adapter_create(self, m->gathers, depth, 3, 0.2f, 100, &m->lora));
+    for (int t = 0; t < T_MAX; t++) {
+        m->ids[t] = (t * 7 + 3) % VOCAB;
+        m->targets[t] = (t * 5 + 1) % VOCAB;
+        m->position[t] = t;
+        m->sample[t] = 1;
+        m->ones[t] = 1;
+    }
+    for (int i = 0; i < MICROS; i++) {
+        m->cu_seqlens[i][1] = (int32_t)tokens[i];
+        m->micro[i] = (bl_micro_batch){tokens[i], tokens[i] > 0, m->ids,    m->targets,
+                                       m->ones,   m->position,   m->sample, m->cu_seqlens[i]};
+    }
+    m->loss = test_alloc(MICROS, sizeof *m->loss);
+    return BL_OK;
+}
+
+void pass_model_close(test_rank *self, pass_model *m, bl_llama_pass *pass)
+{
+    (void)bl_stream_synchronize(self->stream);
+    if (m->gathers) (void)bl_stream_synchronize(m->gathers);
+    if (m->activations) (void)bl_stream_synchronize(m->activations);
+    bl_llama_pass_destroy(pass);
+    pass_adapter_close(&m->lora);
+    bl_base_destroy(m->base);
+    bl_base_layout_free(&m->weights.layout);
+    free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables),
+        free(m->host.embedding);
+    free(m->loss);
+    bl_timeline_destroy(m->timeline);
+    bl_stream_destroy(m->gathers);
+    bl_stream_destroy(m->activations);
+}
+
+bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_llama_pass **out)
+{
+    bl_pass_options options = {.T_max = T_MAX,
+                               .max_group = v->group,
+                               .ring_depth = v->depth,
+                               .save = v->save,
+                               .training = true,
+                               .offload_activations = v->offload,
+                               .lora_r = m->lora.layout.options.r,
+                               .lora_dropout = true,
+                               .activations = v->offload ? m->activations : NULL,
+                               .timeline = m->timeline};
+    size_t before = bl_device_bytes(self->device);
+
+    TEST_CHECK((bl_llama_pass_host_bytes(&pass_config, &options) > 0) == v->offload);
+    BL_TRY(bl_llama_pass_create(self->device, &m->weights, m->base, self->stream, &options, out));
+    TEST_CHECK((int64_t)(bl_device_bytes(self->device) - before) ==
+               bl_llama_pass_bytes(&pass_config, &options));
+    return BL_OK;
+}
