@@ -120,9 +120,14 @@ bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out)
     return device->backend->stream_create(device, name, out);
 }
 
+bl_status bl_stream_create_host(bl_device *device, const char *name, bl_stream **out)
+{
+    return device->backend->host_stream_create(device, name, out);
+}
+
 void bl_stream_destroy(bl_stream *stream)
 {
-    if (stream) stream->device->backend->stream_destroy(stream);
+    if (stream) stream->backend->destroy(stream);
 }
 
 bl_device *bl_stream_device(bl_stream *stream)
@@ -135,32 +140,32 @@ bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, s
     if (args_bytes > BL_STREAM_ARGS_BYTES)
         return BL_FAIL(BL_EINTERNAL, "a stream call with %zu bytes of arguments (%d at most)",
                        args_bytes, BL_STREAM_ARGS_BYTES);
-    return stream->device->backend->stream_call(stream, fn, args, args_bytes);
+    return stream->backend->call(stream, fn, args, args_bytes);
 }
 
 bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
 {
-    return size_bytes ? stream->device->backend->stream_copy(stream, dst, src, size_bytes) : BL_OK;
+    return size_bytes ? stream->backend->copy(stream, dst, src, size_bytes) : BL_OK;
 }
 
 bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
 {
-    return size_bytes ? stream->device->backend->stream_zero(stream, dst, size_bytes) : BL_OK;
+    return size_bytes ? stream->backend->zero(stream, dst, size_bytes) : BL_OK;
 }
 
 bl_status bl_stream_synchronize(bl_stream *stream)
 {
-    return stream->device->backend->stream_synchronize(stream);
+    return stream->backend->synchronize(stream);
 }
 
 bl_status bl_stream_status(bl_stream *stream)
 {
-    return stream->device->backend->stream_status(stream);
+    return stream->backend->status(stream);
 }
 
 bl_status bl_stream_wait(bl_stream *stream, bl_event *event)
 {
-    return stream->device->backend->stream_wait(stream, event);
+    return stream->backend->wait(stream, event);
 }
 
 bl_status bl_event_create(bl_device *device, bl_event **out)
@@ -175,7 +180,7 @@ void bl_event_destroy(bl_event *event)
 
 bl_status bl_event_record(bl_event *event, bl_stream *stream)
 {
-    return event->device->backend->event_record(event, stream);
+    return stream->backend->record(stream, event);
 }
 
 bl_status bl_event_synchronize(bl_event *event)
@@ -195,7 +200,7 @@ void bl_stamp_destroy(bl_stamp *stamp)
 
 bl_status bl_stamp_record(bl_stamp *stamp, bl_stream *stream)
 {
-    return stamp->device->backend->stamp_record(stamp, stream);
+    return stream->backend->stamp(stream, stamp);
 }
 
 double bl_stamp_seconds(const bl_stamp *stamp)

@@ -73,6 +73,13 @@ void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes);
 bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out);
 void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL is fine */
 
+/* A stream for work that waits (a disk, other processes), beside the device's own: its tasks run on a thread of the host, where waiting
+ * holds up nothing else. It takes calls, waits, events and stamps. Events join both kinds: a stream of the device waits for an event
+ * recorded here without occupying a thread, and the reverse; errors travel as between any two. On the CPU it is a stream like all
+ * others. On CUDA its tasks may wait for events and streams, copies and zeroing are BL_EINTERNAL (no task of it has device memory to
+ * touch), and it counts among the 32; a GPU's hardware queues must outnumber the streams that wait for it (CUDA_DEVICE_MAX_CONNECTIONS). */
+bl_status bl_stream_create_host(bl_device *device, const char *name, bl_stream **out);
+
 /* A stream of the caller's, a CUDA stream handle, for use as one of `device`, on whose GPU it lives. It is borrowed: destroying
  * *out waits for the work on it and leaves it alone. BL_EUSAGE for a device that is no GPU, BL_ELIMIT in a build without CUDA. */
 bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out);

@@ -10,6 +10,19 @@
 
 #include "device/device.h"
 
+/* What a kind of stream implements: where its tasks run. A device may have several. */
+typedef struct bl_stream_backend {
+    void (*destroy)(bl_stream *stream);
+    bl_status (*call)(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
+    bl_status (*copy)(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
+    bl_status (*zero)(bl_stream *stream, void *dst, size_t size_bytes);
+    bl_status (*wait)(bl_stream *stream, bl_event *event);
+    bl_status (*synchronize)(bl_stream *stream);
+    bl_status (*status)(bl_stream *stream);
+    bl_status (*record)(bl_stream *stream, bl_event *event);
+    bl_status (*stamp)(bl_stream *stream, bl_stamp *stamp);
+} bl_stream_backend;
+
 typedef struct bl_device_backend {
     bl_device_kind kind;
     void (*destroy)(bl_device *device);
@@ -24,23 +37,14 @@ typedef struct bl_device_backend {
     void (*unpin)(bl_device *device, void *memory, size_t size_bytes);
 
     bl_status (*stream_create)(bl_device *device, const char *name, bl_stream **out);
-    void (*stream_destroy)(bl_stream *stream);
-    bl_status (*stream_call)(bl_stream *stream, bl_stream_fn fn, const void *args,
-                             size_t args_bytes);
-    bl_status (*stream_copy)(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
-    bl_status (*stream_zero)(bl_stream *stream, void *dst, size_t size_bytes);
-    bl_status (*stream_wait)(bl_stream *stream, bl_event *event);
-    bl_status (*stream_synchronize)(bl_stream *stream);
-    bl_status (*stream_status)(bl_stream *stream);
+    bl_status (*host_stream_create)(bl_device *device, const char *name, bl_stream **out);
 
     bl_status (*event_create)(bl_device *device, bl_event **out);
     void (*event_destroy)(bl_event *event);
-    bl_status (*event_record)(bl_event *event, bl_stream *stream);
     bl_status (*event_synchronize)(bl_event *event);
 
     bl_status (*stamp_create)(bl_device *device, bl_stamp **out);
     void (*stamp_destroy)(bl_stamp *stamp);
-    bl_status (*stamp_record)(bl_stamp *stamp, bl_stream *stream);
     double (*stamp_seconds)(const bl_stamp *stamp);
     double (*stamp_elapsed_s)(const bl_stamp *begin, const bl_stamp *end);
 } bl_device_backend;
@@ -62,6 +66,7 @@ struct bl_device {
 
 struct bl_stream {
     bl_device *device;
+    const bl_stream_backend *backend;
 };
 
 struct bl_event {

@@ -6,6 +6,7 @@
  * the legacy one. */
 #include "fake_cudart.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/sizes.h"
 #include "device/device.h"
@@ -201,6 +203,59 @@ cudaError_t cudaHostUnregister(void *pointer)
 {
     ENTER();
     return find_range(registered, pointer, true) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* Another address than the host's, as a GPU may have: only what gives it back reads through it. */
+enum { DEVICE_SHIFT = 1 << 20 };
+
+cudaError_t cudaHostGetDevicePointer(void **out, void *pointer, unsigned int flags)
+{
+    ENTER();
+    if (flags != 0 || !find_range(registered, pointer, false)) return cudaErrorInvalidValue;
+    *out = (char *)pointer + DEVICE_SHIFT;
+    return cudaSuccess;
+}
+
+typedef struct value_wait {
+    const _Atomic uint32_t *at;
+    uint32_t value;
+} value_wait;
+
+static bl_status wait_for_value(bl_stream *stream, const void *args)
+{
+    static const struct timespec nap = {.tv_nsec = 10000};
+    const value_wait *w = args;
+    (void)stream;
+    while ((int32_t)(atomic_load_explicit(w->at, memory_order_acquire) - w->value) < 0)
+        nanosleep(&nap, NULL);
+    return BL_OK;
+}
+
+static CUresult stream_wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                                  unsigned int flags)
+{
+    const char *at = (const char *)(uintptr_t)address - DEVICE_SHIFT;
+    if (in_host_function) abort();
+    if (stream->device != current_device) return CUDA_ERROR_INVALID_HANDLE;
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 || !find_range(registered, at, false))
+        return CUDA_ERROR_INVALID_VALUE;
+    (void)bl_stream_call(stream->stream, wait_for_value,
+                         &(value_wait){(const _Atomic uint32_t *)(const void *)at, value},
+                         sizeof(value_wait));
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned int version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    CUresult (*function)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = stream_wait_value;
+    ENTER();
+    if (strcmp(symbol, "cuStreamWaitValue32") != 0 || version < 11070 || flags != cudaEnableDefault)
+        return cudaErrorInvalidValue;
+    memcpy(out, &function, sizeof *out);
+    *found = cudaDriverEntryPointSuccess;
+    return cudaSuccess;
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)

@@ -40,7 +40,8 @@ static int setup(void **state)
     assert_non_null(f);
     assert_ok(bl_device_create_cpu(2, &f->device));
     assert_ok(bl_stream_create(f->device, "stream a", &f->a));
-    assert_ok(bl_stream_create(f->device, "a stream with a long name", &f->b));
+    /* on the CPU a host stream is as any other */
+    assert_ok(bl_stream_create_host(f->device, "a stream with a long name", &f->b));
     assert_ok(bl_event_create(f->device, &f->event));
     *state = f;
     return 0;

@@ -122,28 +122,7 @@ static void give_task(cpu_stream *stream, bl_stream_fn fn, bool runs_after_failu
     bl_counter_advance(&stream->given, ++stream->n_given);
 }
 
-bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out)
-{
-    *out = NULL;
-    cpu_stream *stream = calloc(1, sizeof *stream);
-    if (!stream) return BL_FAIL(BL_ENOMEM, "stream %s", name);
-    stream->base.device = device;
-    atomic_init(&stream->n_references, 1);
-    atomic_init(&stream->failed_task, UINT64_MAX);
-    bl_counter_init(&stream->given);
-    bl_counter_init(&stream->done);
-    if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
-        free(stream);
-        return BL_FAIL(BL_ELIMIT, "stream %s: no more threads", name);
-    }
-    char thread_name[THREAD_NAME_BYTES] = {0};
-    strncpy(thread_name, name, sizeof thread_name - 1);
-    pthread_setname_np(stream->thread, thread_name);
-    *out = &stream->base;
-    return BL_OK;
-}
-
-void bl_cpu_stream_destroy(bl_stream *stream)
+static void stream_destroy(bl_stream *stream)
 {
     cpu_stream *self = (cpu_stream *)stream;
     give_task(self, NULL, true, NULL, 0);
@@ -151,7 +130,7 @@ void bl_cpu_stream_destroy(bl_stream *stream)
     stream_release(self);
 }
 
-bl_status bl_cpu_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
+static bl_status stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
                              size_t args_bytes)
 {
     give_task((cpu_stream *)stream, fn, false, args, args_bytes);
@@ -174,16 +153,16 @@ static bl_status zero_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-bl_status bl_cpu_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
+static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
 {
     move_args args = {.dst = dst, .src = src, .size_bytes = size_bytes};
-    return bl_cpu_stream_call(stream, copy_task, &args, sizeof args);
+    return stream_call(stream, copy_task, &args, sizeof args);
 }
 
-bl_status bl_cpu_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
+static bl_status stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
 {
     move_args args = {.dst = dst, .size_bytes = size_bytes};
-    return bl_cpu_stream_call(stream, zero_task, &args, sizeof args);
+    return stream_call(stream, zero_task, &args, sizeof args);
 }
 
 static bl_status wait_task(bl_stream *stream, const void *args)
@@ -195,7 +174,7 @@ static bl_status wait_task(bl_stream *stream, const void *args)
     return st;
 }
 
-bl_status bl_cpu_stream_wait(bl_stream *stream, bl_event *event)
+static bl_status stream_wait(bl_stream *stream, bl_event *event)
 {
     stream_point point = ((cpu_event *)event)->recorded;
     if (!stream_retain(point.stream)) return BL_OK;
@@ -203,13 +182,13 @@ bl_status bl_cpu_stream_wait(bl_stream *stream, bl_event *event)
     return BL_OK;
 }
 
-bl_status bl_cpu_stream_synchronize(bl_stream *stream)
+static bl_status stream_synchronize(bl_stream *stream)
 {
     cpu_stream *self = (cpu_stream *)stream;
     return wait_for_point(&(stream_point){.stream = self, .n_tasks = self->n_given});
 }
 
-bl_status bl_cpu_stream_status(bl_stream *stream)
+static bl_status stream_status(bl_stream *stream)
 {
     cpu_stream *self = (cpu_stream *)stream;
     if (atomic_load_explicit(&self->failed_task, memory_order_acquire) == UINT64_MAX) return BL_OK;
@@ -235,7 +214,7 @@ void bl_cpu_event_destroy(bl_event *event)
     free(self);
 }
 
-bl_status bl_cpu_event_record(bl_event *event, bl_stream *stream)
+static bl_status stream_record(bl_stream *stream, bl_event *event)
 {
     cpu_event *self = (cpu_event *)event;
     cpu_stream *recorded = stream_retain((cpu_stream *)stream);
@@ -276,7 +255,7 @@ static bl_status stamp_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-bl_status bl_cpu_stamp_record(bl_stamp *stamp, bl_stream *stream)
+static bl_status stream_stamp(bl_stream *stream, bl_stamp *stamp)
 {
     atomic_store_explicit(&((cpu_stamp *)stamp)->reached_s, 0, memory_order_relaxed);
     give_task((cpu_stream *)stream, stamp_task, true, &stamp, sizeof stamp);
@@ -292,4 +271,39 @@ double bl_cpu_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
 {
     double from_s = bl_cpu_stamp_seconds(begin), to_s = bl_cpu_stamp_seconds(end);
     return from_s > 0 && to_s > 0 ? to_s - from_s : 0;
+}
+
+/* ---- creation ---- */
+
+static const bl_stream_backend stream_backend = {
+    .destroy = stream_destroy,
+    .call = stream_call,
+    .copy = stream_copy,
+    .zero = stream_zero,
+    .wait = stream_wait,
+    .synchronize = stream_synchronize,
+    .status = stream_status,
+    .record = stream_record,
+    .stamp = stream_stamp,
+};
+
+bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out)
+{
+    *out = NULL;
+    cpu_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) return BL_FAIL(BL_ENOMEM, "stream %s", name);
+    stream->base = (bl_stream){.device = device, .backend = &stream_backend};
+    atomic_init(&stream->n_references, 1);
+    atomic_init(&stream->failed_task, UINT64_MAX);
+    bl_counter_init(&stream->given);
+    bl_counter_init(&stream->done);
+    if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
+        free(stream);
+        return BL_FAIL(BL_ELIMIT, "stream %s: no more threads", name);
+    }
+    char thread_name[THREAD_NAME_BYTES] = {0};
+    strncpy(thread_name, name, sizeof thread_name - 1);
+    pthread_setname_np(stream->thread, thread_name);
+    *out = &stream->base;
+    return BL_OK;
 }

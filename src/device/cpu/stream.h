@@ -6,23 +6,13 @@
 #include "device/device_internal.h"
 
 bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out);
-void bl_cpu_stream_destroy(bl_stream *stream);
-bl_status bl_cpu_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
-                             size_t args_bytes);
-bl_status bl_cpu_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
-bl_status bl_cpu_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);
-bl_status bl_cpu_stream_wait(bl_stream *stream, bl_event *event);
-bl_status bl_cpu_stream_synchronize(bl_stream *stream);
-bl_status bl_cpu_stream_status(bl_stream *stream);
 
 bl_status bl_cpu_event_create(bl_device *device, bl_event **out);
 void bl_cpu_event_destroy(bl_event *event);
-bl_status bl_cpu_event_record(bl_event *event, bl_stream *stream);
 bl_status bl_cpu_event_synchronize(bl_event *event);
 
 bl_status bl_cpu_stamp_create(bl_device *device, bl_stamp **out);
 void bl_cpu_stamp_destroy(bl_stamp *stamp);
-bl_status bl_cpu_stamp_record(bl_stamp *stamp, bl_stream *stream);
 double bl_cpu_stamp_seconds(const bl_stamp *stamp);
 double bl_cpu_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
 

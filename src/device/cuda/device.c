@@ -101,7 +101,7 @@ static bl_status register_pieces(char *memory, size_t size_bytes)
     return BL_OK;
 }
 
-static void *alloc_host(size_t size_bytes)
+void *cuda_alloc_host(size_t size_bytes)
 {
     void *memory =
         mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -111,6 +111,12 @@ static void *alloc_host(size_t size_bytes)
     if (register_pieces(memory, size_bytes) == BL_OK) return memory;
     munmap(memory, size_bytes);
     return NULL;
+}
+
+void cuda_free_host(void *memory, size_t size_bytes)
+{
+    unregister(memory, size_bytes);
+    munmap(memory, size_bytes);
 }
 
 static void *alloc_device(const cuda_device *self, size_t size_bytes)
@@ -133,7 +139,7 @@ static void *alloc_device(const cuda_device *self, size_t size_bytes)
 static void *cuda_alloc(bl_device *device, bl_space space, size_t size_bytes)
 {
     if (cuda_enter(device) != BL_OK) return NULL;
-    return space == BL_SPACE_HOST ? alloc_host(size_bytes)
+    return space == BL_SPACE_HOST ? cuda_alloc_host(size_bytes)
                                   : alloc_device((const cuda_device *)device, size_bytes);
 }
 
@@ -141,8 +147,7 @@ static void cuda_free(bl_device *device, bl_space space, void *memory, size_t si
 {
     if (cuda_enter(device) != BL_OK) return; /* the process is past using it */
     if (space == BL_SPACE_HOST) {
-        unregister(memory, size_bytes);
-        munmap(memory, size_bytes);
+        cuda_free_host(memory, size_bytes);
     } else if (cudaFree(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
@@ -178,6 +183,7 @@ static void cuda_destroy(bl_device *device)
     if (is_alive) {
         cuda_time_close(self);
         if (self->own_stream) cudaStreamDestroy(self->own_stream);
+        if (self->host_done) cuda_free_host(self->host_done, CUDA_LANES * sizeof *self->host_done);
     }
     pthread_mutex_destroy(&self->lock);
     bl_device_base_close(&self->base);
@@ -193,20 +199,12 @@ static const bl_device_backend cuda_backend = {
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .stream_create = cuda_stream_create,
-    .stream_destroy = cuda_stream_destroy,
-    .stream_call = cuda_stream_call,
-    .stream_copy = cuda_stream_copy,
-    .stream_zero = cuda_stream_zero,
-    .stream_wait = cuda_stream_wait,
-    .stream_synchronize = cuda_stream_synchronize,
-    .stream_status = cuda_stream_status,
+    .host_stream_create = cuda_host_stream_create,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
-    .event_record = cuda_event_record,
     .event_synchronize = cuda_event_synchronize,
     .stamp_create = cuda_stamp_create,
     .stamp_destroy = cuda_stamp_destroy,
-    .stamp_record = cuda_stamp_record,
     .stamp_seconds = cuda_stamp_seconds,
     .stamp_elapsed_s = cuda_stamp_elapsed_s,
 };

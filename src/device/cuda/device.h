@@ -6,6 +6,7 @@
 
 #include <stdatomic.h>
 
+#include "base/counter.h"
 #include "device/cuda/stream.h"
 #include "device/device_internal.h"
 
@@ -32,6 +33,31 @@ typedef struct cuda_time_base {
     double at_s; /* CLOCK_MONOTONIC */
 } cuda_time_base;
 
+/* What every stream of a GPU begins with, those on threads of the host too. */
+typedef struct cuda_stream_base {
+    bl_stream base;
+    int lane;
+    cuda_clock clock; /* of the stream's end; the own lane's entry is the number of tasks given */
+} cuda_stream_base;
+
+/* Where an event was last recorded. */
+typedef enum cuda_event_place { CUDA_NEVER, CUDA_ON_DEVICE, CUDA_ON_HOST } cuda_event_place;
+
+typedef struct cuda_event {
+    bl_event base;
+    void *handle;
+    cuda_event_place place;
+    int host_lane; /* ON_HOST: fires when that lane has done as many tasks as the clock says */
+    cuda_clock clock;
+} cuda_event;
+
+typedef struct cuda_stamp {
+    bl_stamp base;
+    void *handle;
+    cuda_event_place place;
+    _Atomic double reached_s; /* ON_HOST: 0 until then */
+} cuda_stamp;
+
 typedef struct cuda_device {
     bl_device base;
     bl_cuda_properties properties;
@@ -39,6 +65,10 @@ typedef struct cuda_device {
     pthread_mutex_t lock; /* guards is_taken and n_tasks_before of lanes, time, extension */
     cuda_lane lanes[CUDA_LANES];
     atomic_int n_failures;
+    /* [CUDA_LANES], pinned: what streams on threads of the host have done, for all who wait; NULL before the first of them. A GPU
+     * reads the low word of a value at host_done_on_device. */
+    bl_counter *host_done;
+    char *host_done_on_device;
     cuda_time_base time[2]; /* older, newer */
     void *extension;
     bl_cuda_extension_destroy destroy_extension;
@@ -53,24 +83,34 @@ bl_status cuda_enter(const bl_device *device);
  * multiples of this. */
 #define CUDA_PIECE_BYTES ((size_t)1 << 30)
 
-/* The vtable's streams, events and stamps: stream.c. */
+/* Pinned and mapped host memory, as BL_SPACE_HOST. */
+void *cuda_alloc_host(size_t size_bytes);
+void cuda_free_host(void *memory, size_t size_bytes);
+
+/* lanes.c */
+bl_status cuda_lane_take(cuda_device *device, const char *name, int *lane);
+/* n_tasks: as many as the stream was given, in the lane's count. */
+void cuda_lane_leave(cuda_device *device, int lane, uint64_t n_tasks);
+/* Notes that task number `task` failed with `st`, by the calling thread's error text; a lane's first failure alone counts. */
+void cuda_lane_fail(cuda_device *device, int lane, uint64_t task, bl_status st);
+/* The first error that comes before a point, or NULL; and as a status, with its text. */
+const cuda_lane *cuda_find_failure(const cuda_device *device, const cuda_clock *clock);
+bl_status cuda_status_at(const cuda_device *device, const cuda_clock *clock);
+void cuda_join_clocks(cuda_clock *clock, const cuda_clock *other);
+
+/* The device's streams, events and stamps: stream.c; streams on threads of the host: host_stream.c. */
 bl_status cuda_stream_create(bl_device *device, const char *name, bl_stream **out);
-void cuda_stream_destroy(bl_stream *stream);
-bl_status cuda_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
-bl_status cuda_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
-bl_status cuda_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);
-bl_status cuda_stream_wait(bl_stream *stream, bl_event *event);
-bl_status cuda_stream_synchronize(bl_stream *stream);
-bl_status cuda_stream_status(bl_stream *stream);
+bl_status cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out);
+
+/* Makes the CUDA stream `handle` wait for an event recorded on a host stream. */
+bl_status cuda_wait_for_host(void *handle, const cuda_event *event);
 
 bl_status cuda_event_create(bl_device *device, bl_event **out);
 void cuda_event_destroy(bl_event *event);
-bl_status cuda_event_record(bl_event *event, bl_stream *stream);
 bl_status cuda_event_synchronize(bl_event *event);
 
 bl_status cuda_stamp_create(bl_device *device, bl_stamp **out);
 void cuda_stamp_destroy(bl_stamp *stamp);
-bl_status cuda_stamp_record(bl_stamp *stamp, bl_stream *stream);
 double cuda_stamp_seconds(const bl_stamp *stamp);
 double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
 

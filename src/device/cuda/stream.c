@@ -48,14 +48,12 @@ typedef struct task {
 } task;
 
 typedef struct cuda_stream {
-    bl_stream base;
+    cuda_stream_base common;
     cudaStream_t handle;
     bool is_owned;
-    void *scratch; /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory */
-    int lane;
-    cudaEvent_t end;  /* for synchronize: a thread sleeps on an event, but spins on a stream */
-    cuda_clock clock; /* of the stream's end; the own lane's entry is the number of tasks given */
-    bl_counter done;  /* tasks that have run or been skipped */
+    void *scratch;   /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory */
+    cudaEvent_t end; /* for synchronize: a thread sleeps on an event, but spins on a stream */
+    bl_counter done; /* tasks that have run or been skipped */
     task ring[BL_STREAM_DEPTH];
 } cuda_stream;
 
@@ -64,75 +62,14 @@ typedef struct zero_args {
     size_t size_bytes;
 } zero_args;
 
-typedef struct cuda_event {
-    bl_event base;
-    cudaEvent_t handle;
-    bool is_recorded;
-    cuda_clock clock;
-} cuda_event;
-
-typedef struct cuda_stamp {
-    bl_stamp base;
-    cudaEvent_t handle;
-    bool is_recorded;
-} cuda_stamp;
-
 static cuda_device *device_of(const bl_stream *stream)
 {
     return (cuda_device *)stream->device;
 }
 
-/* The first error that comes before a point, or NULL. */
-static const cuda_lane *find_failure(const cuda_device *device, const cuda_clock *clock)
-{
-    const cuda_lane *first = NULL;
-    for (int i = 0; i < CUDA_LANES; i++) {
-        const cuda_lane *lane = &device->lanes[i];
-        if (atomic_load_explicit(&lane->failed_task, memory_order_acquire) >= clock->n_tasks[i])
-            continue;
-        if (!first || lane->failure < first->failure) first = lane;
-    }
-    return first;
-}
-
-static bl_status status_at(const cuda_device *device, const cuda_clock *clock)
-{
-    const cuda_lane *failed = find_failure(device, clock);
-    return failed ? bl_error_restore(&failed->error) : BL_OK;
-}
-
-static void join_clocks(cuda_clock *clock, const cuda_clock *other)
-{
-    for (int i = 0; i < CUDA_LANES; i++)
-        if (other->n_tasks[i] > clock->n_tasks[i]) clock->n_tasks[i] = other->n_tasks[i];
-}
-
 /* ---- streams ---- */
 
-static bl_status take_lane(cuda_device *device, const char *name, int *out)
-{
-    pthread_mutex_lock(&device->lock);
-    for (*out = 0; *out < CUDA_LANES; ++*out) {
-        cuda_lane *lane = &device->lanes[*out];
-        if (lane->is_taken ||
-            atomic_load_explicit(&lane->failed_task, memory_order_acquire) != UINT64_MAX)
-            continue;
-        lane->is_taken = true;
-        break;
-    }
-    pthread_mutex_unlock(&device->lock);
-    return *out < CUDA_LANES
-               ? BL_OK
-               : BL_FAIL(BL_ELIMIT, "stream %s: a CUDA device has at most %d", name, CUDA_LANES);
-}
-
-static void leave_lane(cuda_device *device, int index, uint64_t n_tasks)
-{
-    pthread_mutex_lock(&device->lock);
-    device->lanes[index].is_taken = false;
-    device->lanes[index].n_tasks_before = n_tasks;
-    pthread_mutex_unlock(&device->lock);
-}
+static const bl_stream_backend stream_backend;
 
 static void release(cuda_stream *stream)
 {
@@ -153,22 +90,23 @@ static bl_status make_stream(bl_device *device, const char *name, cudaStream_t h
         if (is_owned) cudaStreamDestroy(handle);
         return BL_FAIL(BL_ENOMEM, "stream %s", name);
     }
-    stream->base.device = device;
+    stream->common.base = (bl_stream){.device = device, .backend = &stream_backend};
     stream->handle = handle;
     stream->is_owned = is_owned;
     bl_status st = CHECK(
         cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
     if (st == BL_OK) st = CHECK(cudaMalloc(&stream->scratch, BL_CUDA_STREAM_SCRATCH_BYTES));
-    if (st == BL_OK) st = take_lane(owner, name, &stream->lane);
+    if (st == BL_OK) st = cuda_lane_take(owner, name, &stream->common.lane);
     if (st != BL_OK) {
         release(stream);
         return st;
     }
-    stream->clock.n_tasks[stream->lane] = owner->lanes[stream->lane].n_tasks_before;
+    stream->common.clock.n_tasks[stream->common.lane] =
+        owner->lanes[stream->common.lane].n_tasks_before;
     bl_counter_init(&stream->done);
-    bl_counter_advance(&stream->done, stream->clock.n_tasks[stream->lane]);
+    bl_counter_advance(&stream->done, stream->common.clock.n_tasks[stream->common.lane]);
     for (int i = 0; i < BL_STREAM_DEPTH; i++) stream->ring[i].stream = stream;
-    *out = &stream->base;
+    *out = &stream->common.base;
     return BL_OK;
 }
 
@@ -191,14 +129,15 @@ bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out)
     return make_stream(device, "wrapped", handle, false, out);
 }
 
-void cuda_stream_destroy(bl_stream *stream)
+static void stream_destroy(bl_stream *stream)
 {
     cuda_stream *self = (cuda_stream *)stream;
 
     if (cuda_enter(stream->device) == BL_OK)
         /* An error says that its host functions will not run any more: as good. */
         (void)cudaStreamSynchronize(self->handle);
-    leave_lane(device_of(stream), self->lane, self->clock.n_tasks[self->lane]);
+    cuda_lane_leave(device_of(stream), self->common.lane,
+                    self->common.clock.n_tasks[self->common.lane]);
     release(self);
     (void)cudaGetLastError();
 }
@@ -218,16 +157,11 @@ static void run_task(void *argument)
 {
     task *t = argument;
     cuda_stream *stream = t->stream;
-    cuda_device *device = device_of(&stream->base);
+    cuda_device *device = device_of(&stream->common.base);
 
-    if (!find_failure(device, &t->before)) {
-        bl_status st = t->fn(&stream->base, t->args);
-        if (st != BL_OK) {
-            cuda_lane *lane = &device->lanes[stream->lane];
-            bl_error_save(&lane->error, st);
-            lane->failure = atomic_fetch_add_explicit(&device->n_failures, 1, memory_order_relaxed);
-            atomic_store_explicit(&lane->failed_task, t->number, memory_order_release);
-        }
+    if (!cuda_find_failure(device, &t->before)) {
+        bl_status st = t->fn(&stream->common.base, t->args);
+        if (st != BL_OK) cuda_lane_fail(device, stream->common.lane, t->number, st);
     }
     bl_counter_advance(&stream->done, t->number + 1);
 }
@@ -249,20 +183,21 @@ static bl_status wait_for_slot(cuda_stream *stream, uint64_t number)
     return BL_OK;
 }
 
-bl_status cuda_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes)
+static bl_status stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
+                             size_t args_bytes)
 {
     cuda_stream *self = (cuda_stream *)stream;
-    uint64_t number = self->clock.n_tasks[self->lane];
+    uint64_t number = self->common.clock.n_tasks[self->common.lane];
     task *t = &self->ring[number % BL_STREAM_DEPTH];
 
     BL_TRY(cuda_enter(stream->device));
     BL_TRY(wait_for_slot(self, number));
     t->fn = fn;
     t->number = number;
-    t->before = self->clock;
+    t->before = self->common.clock;
     if (args_bytes) memcpy(t->args, args, args_bytes);
     BL_TRY(CHECK(cudaLaunchHostFunc(self->handle, run_task, t)));
-    self->clock.n_tasks[self->lane] = number + 1;
+    self->common.clock.n_tasks[self->common.lane] = number + 1;
     return BL_OK;
 }
 
@@ -275,7 +210,7 @@ static size_t copy_bytes(const void *dst, const void *src, size_t size_bytes)
     return rest < size_bytes ? rest : size_bytes;
 }
 
-bl_status cuda_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
+static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
 {
     cuda_stream *self = (cuda_stream *)stream;
 
@@ -297,7 +232,7 @@ static bl_status zero_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-bl_status cuda_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
+static bl_status stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
 {
     struct cudaPointerAttributes where;
 
@@ -305,22 +240,22 @@ bl_status cuda_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
     BL_TRY(CHECK(cudaPointerGetAttributes(&where, dst)));
     if (where.type == cudaMemoryTypeDevice || where.type == cudaMemoryTypeManaged)
         return CHECK(cudaMemsetAsync(dst, 0, size_bytes, ((cuda_stream *)stream)->handle));
-    return cuda_stream_call(stream, zero_task, &(zero_args){dst, size_bytes}, sizeof(zero_args));
+    return stream_call(stream, zero_task, &(zero_args){dst, size_bytes}, sizeof(zero_args));
 }
 
-bl_status cuda_stream_synchronize(bl_stream *stream)
+static bl_status stream_synchronize(bl_stream *stream)
 {
     cuda_stream *self = (cuda_stream *)stream;
 
     BL_TRY(cuda_enter(stream->device));
     BL_TRY(CHECK(cudaEventRecord(self->end, self->handle)));
     BL_TRY(CHECK(cudaEventSynchronize(self->end)));
-    return status_at(device_of(stream), &self->clock);
+    return cuda_status_at(device_of(stream), &self->common.clock);
 }
 
-bl_status cuda_stream_status(bl_stream *stream)
+static bl_status stream_status(bl_stream *stream)
 {
-    return status_at(device_of(stream), &((const cuda_stream *)stream)->clock);
+    return cuda_status_at(device_of(stream), &((const cuda_stream_base *)stream)->clock);
 }
 
 /* ---- events ---- */
@@ -332,7 +267,7 @@ bl_status cuda_event_create(bl_device *device, bl_event **out)
 
     *out = NULL;
     if (st == BL_OK)
-        st = CHECK(cudaEventCreateWithFlags(&event->handle,
+        st = CHECK(cudaEventCreateWithFlags((cudaEvent_t *)&event->handle,
                                             cudaEventDisableTiming | cudaEventBlockingSync));
     if (st != BL_OK) {
         free(event);
@@ -351,37 +286,45 @@ void cuda_event_destroy(bl_event *event)
     free(event);
 }
 
-bl_status cuda_event_record(bl_event *event, bl_stream *stream)
+static bl_status stream_record(bl_stream *stream, bl_event *event)
 {
     cuda_event *self = (cuda_event *)event;
 
     BL_TRY(cuda_enter(stream->device));
     BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
-    self->clock = ((cuda_stream *)stream)->clock;
-    self->is_recorded = true;
+    self->clock = ((cuda_stream *)stream)->common.clock;
+    self->place = CUDA_ON_DEVICE;
     return BL_OK;
 }
 
-bl_status cuda_stream_wait(bl_stream *stream, bl_event *event)
+static bl_status stream_wait(bl_stream *stream, bl_event *event)
 {
     cuda_stream *self = (cuda_stream *)stream;
     const cuda_event *what = (const cuda_event *)event;
 
-    if (!what->is_recorded) return BL_OK;
+    if (what->place == CUDA_NEVER) return BL_OK;
     BL_TRY(cuda_enter(stream->device));
-    BL_TRY(CHECK(cudaStreamWaitEvent(self->handle, what->handle, 0)));
-    if (event->device == stream->device) join_clocks(&self->clock, &what->clock);
+    if (what->place == CUDA_ON_HOST)
+        BL_TRY(cuda_wait_for_host(self->handle, what));
+    else
+        BL_TRY(CHECK(cudaStreamWaitEvent(self->handle, what->handle, 0)));
+    if (event->device == stream->device) cuda_join_clocks(&self->common.clock, &what->clock);
     return BL_OK;
 }
 
 bl_status cuda_event_synchronize(bl_event *event)
 {
     const cuda_event *self = (const cuda_event *)event;
+    const cuda_device *device = (const cuda_device *)event->device;
 
-    if (!self->is_recorded) return BL_OK;
-    BL_TRY(cuda_enter(event->device));
-    BL_TRY(CHECK(cudaEventSynchronize(self->handle)));
-    return status_at((const cuda_device *)event->device, &self->clock);
+    if (self->place == CUDA_NEVER) return BL_OK;
+    if (self->place == CUDA_ON_HOST) {
+        bl_counter_wait(&device->host_done[self->host_lane], self->clock.n_tasks[self->host_lane]);
+    } else {
+        BL_TRY(cuda_enter(event->device));
+        BL_TRY(CHECK(cudaEventSynchronize(self->handle)));
+    }
+    return cuda_status_at(device, &self->clock);
 }
 
 /* ---- stamps: events with times, laid onto the host's clock by a base event whose time is known ---- */
@@ -423,7 +366,8 @@ bl_status cuda_stamp_create(bl_device *device, bl_stamp **out)
     bl_status st = stamp ? cuda_enter(device) : BL_FAIL(BL_ENOMEM, "a stamp");
 
     *out = NULL;
-    if (st == BL_OK) st = CHECK(cudaEventCreateWithFlags(&stamp->handle, cudaEventDefault));
+    if (st == BL_OK)
+        st = CHECK(cudaEventCreateWithFlags((cudaEvent_t *)&stamp->handle, cudaEventDefault));
     if (st != BL_OK) {
         free(stamp);
         return st;
@@ -441,13 +385,13 @@ void cuda_stamp_destroy(bl_stamp *stamp)
     free(stamp);
 }
 
-bl_status cuda_stamp_record(bl_stamp *stamp, bl_stream *stream)
+static bl_status stream_stamp(bl_stream *stream, bl_stamp *stamp)
 {
     cuda_stamp *self = (cuda_stamp *)stamp;
 
     BL_TRY(cuda_enter(stream->device));
     BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
-    self->is_recorded = true;
+    self->place = CUDA_ON_DEVICE;
     return BL_OK;
 }
 
@@ -458,7 +402,9 @@ double cuda_stamp_seconds(const bl_stamp *stamp)
     double at_s = 0;
     float ms;
 
-    if (!self->is_recorded || cuda_enter(stamp->device) != BL_OK) return 0;
+    if (self->place == CUDA_ON_HOST)
+        return atomic_load_explicit(&self->reached_s, memory_order_relaxed);
+    if (self->place == CUDA_NEVER || cuda_enter(stamp->device) != BL_OK) return 0;
     pthread_mutex_lock(&device->lock);
     if (cudaEventQuery(self->handle) == cudaSuccess &&
         cudaEventElapsedTime(&ms, device->time[0].event, self->handle) == cudaSuccess)
@@ -481,9 +427,28 @@ double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
     const cuda_stamp *from = (const cuda_stamp *)begin, *to = (const cuda_stamp *)end;
     float ms;
 
-    if (!from->is_recorded || !to->is_recorded || cuda_enter(begin->device) != BL_OK) return 0;
+    if (from->place == CUDA_ON_HOST || to->place == CUDA_ON_HOST) {
+        double from_s = cuda_stamp_seconds(begin), to_s = cuda_stamp_seconds(end);
+        return from_s > 0 && to_s > 0 ? to_s - from_s : 0;
+    }
+    if (from->place == CUDA_NEVER || to->place == CUDA_NEVER || cuda_enter(begin->device) != BL_OK)
+        return 0;
     if (cudaEventElapsedTime(&ms, from->handle, to->handle) == cudaSuccess)
         return 1e-3 * (double)ms;
     (void)cudaGetLastError(); /* "not ready", or a dead device */
     return 0;
 }
+
+/* ---- the table ---- */
+
+static const bl_stream_backend stream_backend = {
+    .destroy = stream_destroy,
+    .call = stream_call,
+    .copy = stream_copy,
+    .zero = stream_zero,
+    .wait = stream_wait,
+    .synchronize = stream_synchronize,
+    .status = stream_status,
+    .record = stream_record,
+    .stamp = stream_stamp,
+};
