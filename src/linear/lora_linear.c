@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | on CUDA: the scratch of the products. u is made again in backward instead of
- * kept: its r K T multiplications are N / r times fewer than the layer's own.
+/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | the scratch of the products, where the device
+ * needs one. u is made again in backward instead of kept: its r K T multiplications are N / r times fewer
+ * than the layer's own.
  *
  * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that lie one behind the other are taken as
  * one, (r_1 + r_2 + ..., K), for these products, with u and du in columns side by side: the parts are a stack. Else each is its own.
@@ -17,7 +18,7 @@ enum { ALIGNMENT_BYTES = 256 };
 
 typedef struct workspace {
     void *u, *du, *masked, *scratch;
-    size_t scratch_bytes; /* 0 on the CPU */
+    size_t scratch_bytes; /* 0 where the device needs none */
 } workspace;
 
 typedef struct workspace_layout {
@@ -49,8 +50,9 @@ int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, boo
     return 2 * T * r_max + (dropout ? T * K : 0);
 }
 
-size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear,
-                                      int64_t T)
+/* Of the frozen product in both directions; 0 where a device needs none. */
+static size_t product_scratch_bytes(const bl_device *device, const bl_lora_linear *linear,
+                                    int64_t T)
 {
     bl_matmul_weight_args forward = {.forward = true,
                                      .mode = linear->mode,
@@ -60,21 +62,27 @@ size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_lin
     backward.forward = false;
     size_t y = bl_matmul_weight_scratch_bytes(device, &forward),
            dx = bl_matmul_weight_scratch_bytes(device, &backward);
-    return lay_out(linear, T).scratch + (y > dx ? y : dx);
+    return y > dx ? y : dx;
+}
+
+size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear,
+                                      int64_t T)
+{
+    return lay_out(linear, T).scratch + product_scratch_bytes(device, linear, T);
 }
 
 static workspace divide_workspace(bl_stream *stream, const bl_lora_linear *linear, int64_t T)
 {
     workspace_layout at = lay_out(linear, T);
     char *memory = linear->workspace;
-    bool is_cuda = bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA;
+    bool has_scratch = product_scratch_bytes(bl_stream_device(stream), linear, T) > 0;
 
     if (!memory) return (workspace){.scratch_bytes = 0}; /* a CPU's plain base needs none */
     return (workspace){.u = memory,
                        .du = memory + at.du,
                        .masked = memory + at.masked,
-                       .scratch = is_cuda ? memory + at.scratch : NULL,
-                       .scratch_bytes = is_cuda && linear->workspace_bytes > at.scratch
+                       .scratch = has_scratch ? memory + at.scratch : NULL,
+                       .scratch_bytes = has_scratch && linear->workspace_bytes > at.scratch
                                             ? linear->workspace_bytes - at.scratch
                                             : 0};
 }

@@ -7,7 +7,8 @@
 
 #include <math.h>
 
-#include "ops/cpu/attention_cpu.h"
+#include "ops/cpu/blas.h"
+#include "ops/cpu/ops_cpu.h"
 
 enum { QUERY_BLOCK = 128, KEY_BLOCK = 128 };
 
@@ -109,18 +110,10 @@ static void backward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status backward_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
-    bl_attention_backward_args a = *(const bl_attention_backward_args *)args;
+    bl_attention_backward_args a = *args;
     if (a.T == 0) return BL_OK;
     bl_pool_run(ops_pool(stream), a.n_documents * a.n_kv_heads, backward_item, &a);
     return BL_OK;
-}
-
-bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
-{
-    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
-                           args->kv_stride, args->o_stride));
-    return ops_launch(stream, backward_cpu, ops_cuda_attention_backward, args->act, args,
-                      sizeof *args);
 }

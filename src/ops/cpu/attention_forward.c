@@ -6,7 +6,8 @@
 
 #include <math.h>
 
-#include "ops/cpu/attention_cpu.h"
+#include "ops/cpu/blas.h"
+#include "ops/cpu/ops_cpu.h"
 
 enum { QUERY_BLOCK = 128, KEY_BLOCK = 512 };
 
@@ -102,22 +103,11 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status forward_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
 {
-    bl_attention_forward_args a = *(const bl_attention_forward_args *)args;
+    bl_attention_forward_args a = *args;
     if (a.T == 0) return BL_OK;
     bl_pool_run(ops_pool(stream), (a.T / QUERY_BLOCK + a.n_documents) * a.n_heads, forward_item,
                 &a);
     return BL_OK;
-}
-
-bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
-{
-    BL_TRY(attention_check(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
-                           args->kv_stride, args->o_stride));
-    if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
-        return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
-                       (long long)args->position_offset, (long long)args->n_documents);
-    return ops_launch(stream, forward_cpu, ops_cuda_attention_forward, args->act, args,
-                      sizeof *args);
 }

@@ -62,9 +62,9 @@ static void copy_item(void *arg, int64_t index, void *scratch)
            (size_t)((end - begin) * a->C) * sizeof(float));
 }
 
-static bl_status dropout_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_dropout(bl_stream *stream, const bl_dropout_args *args)
 {
-    dropout_job job = {.args = *(const bl_dropout_args *)args};
+    dropout_job job = {.args = *args};
     int64_t n_items = bl_ceil_div(job.args.T, ops_rows_per_item(job.args.C));
     if (job.args.p == 0.0f) {
         if (job.args.y != job.args.x) bl_pool_run(ops_pool(stream), n_items, copy_item, &job.args);
@@ -75,11 +75,4 @@ static bl_status dropout_cpu(bl_stream *stream, const void *args)
     job.scale = bl_dropout_scale(job.args.p);
     bl_pool_run(ops_pool(stream), n_items, dropout_item, &job);
     return BL_OK;
-}
-
-bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
-{
-    if (!(args->p >= 0.0f && args->p < 1.0f))
-        return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
-    return ops_launch(stream, dropout_cpu, ops_cuda_dropout, args->act, args, sizeof *args);
 }

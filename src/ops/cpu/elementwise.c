@@ -20,9 +20,9 @@ static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status swiglu_forward_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
 {
-    bl_swiglu_forward_args a = *(const bl_swiglu_forward_args *)args;
+    bl_swiglu_forward_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_forward_item,
                 &a);
     return BL_OK;
@@ -52,9 +52,9 @@ static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status swiglu_backward_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
 {
-    bl_swiglu_backward_args a = *(const bl_swiglu_backward_args *)args;
+    bl_swiglu_backward_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item,
                 &a);
     return BL_OK;
@@ -75,9 +75,9 @@ static void add_item(void *arg, int64_t index, void *scratch)
               (const float *)a->b + begin, (float *)a->y + begin);
 }
 
-static bl_status add_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_add(bl_stream *stream, const bl_add_args *args)
 {
-    bl_add_args a = *(const bl_add_args *)args;
+    bl_add_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), add_item, &a);
     return BL_OK;
 }
@@ -98,9 +98,9 @@ static void cast_item(void *arg, int64_t index, void *scratch)
             ((uint16_t *)(void *)y)[i] = bl_f32_to_bf16(((const float *)(const void *)x)[i]);
 }
 
-static bl_status cast_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_cast(bl_stream *stream, const bl_cast_args *args)
 {
-    bl_cast_args a = *(const bl_cast_args *)args;
+    bl_cast_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), cast_item, &a);
     return BL_OK;
 }
@@ -116,45 +116,9 @@ static void embedding_item(void *arg, int64_t index, void *scratch)
                         (float *)a->y + t * a->H, (size_t)a->H);
 }
 
-static bl_status embedding_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_embedding(bl_stream *stream, const bl_embedding_args *args)
 {
-    bl_embedding_args a = *(const bl_embedding_args *)args;
+    bl_embedding_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), embedding_item, &a);
     return BL_OK;
-}
-
-bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
-{
-    return ops_launch(stream, swiglu_forward_cpu, ops_cuda_swiglu_forward, args->act, args,
-                      sizeof *args);
-}
-
-bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
-{
-    return ops_launch(stream, swiglu_backward_cpu, ops_cuda_swiglu_backward, args->act, args,
-                      sizeof *args);
-}
-
-bl_status bl_add(bl_stream *stream, const bl_add_args *args)
-{
-    return ops_launch(stream, add_cpu, ops_cuda_add, args->act, args, sizeof *args);
-}
-
-bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
-{
-    bl_add_args sum = {.n = args->n, .act = args->act, .a = args->y, .b = args->x, .y = args->y};
-    return bl_add(stream, &sum);
-}
-
-bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
-{
-    return ops_launch(stream, cast_cpu, ops_cuda_cast, BL_ACT_F32, args, sizeof *args);
-}
-
-bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
-{
-    if (args->dtype != BL_F32 && args->dtype != BL_F16 && args->dtype != BL_BF16)
-        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
-                       bl_dtype_name(args->dtype));
-    return ops_launch(stream, embedding_cpu, ops_cuda_embedding, args->act, args, sizeof *args);
 }

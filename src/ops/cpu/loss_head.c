@@ -32,11 +32,10 @@ int64_t bl_loss_head_scratch_floats(int64_t V)
     return bl_max_i64(enough, V * CHUNK_TOKENS_MIN);
 }
 
-size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V)
+size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V)
 {
-    return bl_device_get_kind(device) == BL_DEVICE_CUDA
-               ? ops_cuda_loss_head_scratch_bytes(T, H, V)
-               : (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
+    (void)T, (void)H;
+    return (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
 }
 
 /* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
@@ -103,12 +102,8 @@ static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
     }
 }
 
-_Static_assert(sizeof(bl_loss_head_args) <= BL_STREAM_ARGS_BYTES,
-               "the head travels inside a task's arguments");
-
-static bl_status loss_head_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
 {
-    const bl_loss_head_args *a = args;
     chunk c = {.args = a};
     int64_t n_packed = 0, floats_per_token = a->dx ? a->V : a->V + a->H;
     int64_t n_max =
@@ -126,14 +121,4 @@ static bl_status loss_head_cpu(bl_stream *stream, const void *args)
     }
     if (a->dx) spread_rows(a, n_packed);
     return BL_OK;
-}
-
-bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
-{
-    if (args->head.rows != args->V || args->head.cols != args->H)
-        return BL_FAIL(BL_EINTERNAL,
-                       "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
-                       (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
-                       (long long)args->H);
-    return ops_launch(stream, loss_head_cpu, ops_cuda_loss_head, args->act, args, sizeof *args);
 }

@@ -25,9 +25,9 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status forward_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
-    bl_rmsnorm_forward_args a = *(const bl_rmsnorm_forward_args *)args;
+    bl_rmsnorm_forward_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), forward_item, &a);
     return BL_OK;
 }
@@ -80,20 +80,9 @@ static void backward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status backward_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
-    bl_rmsnorm_backward_args a = *(const bl_rmsnorm_backward_args *)args;
+    bl_rmsnorm_backward_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), backward_item, &a);
     return BL_OK;
-}
-
-bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
-{
-    return ops_launch(stream, forward_cpu, ops_cuda_rmsnorm_forward, args->act, args, sizeof *args);
-}
-
-bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
-{
-    return ops_launch(stream, backward_cpu, ops_cuda_rmsnorm_backward, args->act, args,
-                      sizeof *args);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cpu.h -- what the CPU kernels have in common: launching, splitting rows into items, vector loops.
+/* ops_cpu.h -- the ops on the CPU, and what their kernels have in common: splitting rows into items, vector loops.
  * Internal to ops/.
  *
  * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one order
@@ -14,7 +14,7 @@
 
 #include "base/sizes.h"
 #include "ops/element.h"
-#include "ops/cuda/ops_cuda.h"
+#include "ops/ops_internal.h"
 
 /* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
  * choice would run before their runtime is ready. For clang 14 such a function must be static, and still its
@@ -50,15 +50,13 @@ typedef double vd8 __attribute__((vector_size(64), aligned(8), may_alias));
 
 enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some microseconds of work */
 
-/* The one place where an op meets the kind of its device. `cpu` runs as a task of the stream; `cuda` queues
- * kernels, now. act: the type of the op's activations, BL_ACT_F32 where it has none or takes any. */
-static inline bl_status ops_launch(bl_stream *stream, bl_stream_fn cpu, bl_stream_fn cuda,
-                                   bl_act_type act, const void *args, size_t args_bytes)
-{
-    if (bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA) return cuda(stream, args);
-    if (act != BL_ACT_F32) return BL_FAIL(BL_EINTERNAL, "the CPU's activations are fp32");
-    return bl_stream_call(stream, cpu, args, args_bytes);
-}
+/* ops_cpu_<op>: the op's work, on the stream's thread and the device's pool; a task that table.c queues. */
+#define OPS_CPU_DECLARE(op) bl_status ops_cpu_##op(bl_stream *stream, const bl_##op##_args *args);
+OPS_LIST(OPS_CPU_DECLARE)
+#undef OPS_CPU_DECLARE
+
+size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V);
+size_t ops_cpu_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);
 
 static inline bl_pool *ops_pool(bl_stream *stream)
 {

@@ -30,9 +30,9 @@ static void adamw_item(void *arg, int64_t index, void *scratch)
     adamw_block(job, n, a->grad + begin, a->w + begin, a->m + begin, a->v + begin);
 }
 
-static bl_status adamw_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_adamw(bl_stream *stream, const bl_adamw_args *args)
 {
-    adamw_job job = {.args = *(const bl_adamw_args *)args};
+    adamw_job job = {.args = *args};
     const bl_adamw_args *a = &job.args;
     job.grad_scale = a->grad_scale ? *a->grad_scale : 1.0;
     job.factors = bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
@@ -59,9 +59,8 @@ static void sum_item(void *arg, int64_t index, void *scratch)
         ops_dot(job->x + begin, job->x + begin, bl_min_i64(job->per_item, job->n - begin));
 }
 
-static bl_status sum_squares_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_sum_squares(bl_stream *stream, const bl_sum_squares_args *a)
 {
-    const bl_sum_squares_args *a = args;
     sum_job job = {.x = a->x, .n = a->n};
     job.per_item = bl_round_up(bl_max_i64(OPS_ITEM_ELEMENTS, bl_ceil_div(a->n, SUM_ITEMS)), 16);
     int64_t n_items = bl_ceil_div(a->n, job.per_item);
@@ -72,29 +71,10 @@ static bl_status sum_squares_cpu(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-static bl_status clip_scale_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_clip_scale(bl_stream *stream, const bl_clip_scale_args *a)
 {
-    const bl_clip_scale_args *a = args;
     (void)stream;
     *a->norm = sqrt(*a->sum_squares);
     *a->grad_scale = bl_clip_factor(a->max_norm, *a->norm);
     return BL_OK;
-}
-
-bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
-{
-    if (args->step < 1)
-        return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
-    return ops_launch(stream, adamw_cpu, ops_cuda_adamw, BL_ACT_F32, args, sizeof *args);
-}
-
-bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
-{
-    return ops_launch(stream, sum_squares_cpu, ops_cuda_sum_squares, BL_ACT_F32, args,
-                      sizeof *args);
-}
-
-bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
-{
-    return ops_launch(stream, clip_scale_cpu, ops_cuda_clip_scale, BL_ACT_F32, args, sizeof *args);
 }

@@ -34,20 +34,12 @@ static void rope_item(void *arg, int64_t index, void *scratch)
     }
 }
 
-static bl_status rope_cpu(bl_stream *stream, const void *args)
+bl_status ops_cpu_rope(bl_stream *stream, const bl_rope_args *args)
 {
-    bl_rope_args a = *(const bl_rope_args *)args;
+    bl_rope_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.n_heads * a.d)), rope_item,
                 &a);
     return BL_OK;
-}
-
-bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
-{
-    if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
-        return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
-                       args->direction);
-    return ops_launch(stream, rope_cpu, ops_cuda_rope, args->act, args, sizeof *args);
 }
 
 void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq,

@@ -1,23 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The launchers of a build without CUDA. Its only device is the CPU, so that nobody gets here. */
-#include "ops/cuda/ops_cuda.h"
+/* The ops of CUDA in a build without it. Its only device is the CPU, so that nobody gets here. */
+#include "ops/ops_internal.h"
 
 #define REFUSE(op)                                                                                 \
-    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                   \
+    static bl_status refuse_##op(bl_stream *stream, const bl_##op##_args *args)                    \
     {                                                                                              \
         (void)stream, (void)args;                                                                  \
         return BL_FAIL(BL_ELIMIT, #op ": this build has no CUDA");                                 \
     }
-OPS_CUDA_LAUNCHERS(REFUSE)
+OPS_LIST(REFUSE)
 
-size_t ops_cuda_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V)
+static size_t no_loss_head_scratch(int64_t T, int64_t H, int64_t V)
 {
     (void)T, (void)H, (void)V;
     return 0;
 }
 
-size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
+static size_t no_matmul_weight_scratch(const bl_matmul_weight_args *args)
 {
     (void)args;
     return 0;
 }
+
+#define ENTRY(op) .op = refuse_##op,
+const ops_table ops_cuda_table = {.act = BL_ACT_BF16,
+                                  .loss_head_scratch_bytes = no_loss_head_scratch,
+                                  .matmul_weight_scratch_bytes = no_matmul_weight_scratch,
+                                  OPS_LIST(ENTRY)};

@@ -34,12 +34,6 @@ static bl_status plan_rows(const char *what, int64_t T, int64_t n_columns, bl_gr
     return BL_OK;
 }
 
-static bl_status need_bf16(const char *what, bl_act_type act)
-{
-    return act == BL_ACT_BF16 ? BL_OK
-                              : BL_FAIL(BL_EINTERNAL, "%s: CUDA's activations are bf16", what);
-}
-
 /* ---- SwiGLU ---- */
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
@@ -57,12 +51,10 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store(h + p.row * I + p.col, p.n_valid, aligned, g);
 }
 
-extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *a)
 {
-    const bl_swiglu_forward_args *a = (const bl_swiglu_forward_args *)args;
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
-    BL_TRY(need_bf16("swiglu_forward", a->act));
     BL_TRY(plan_rows("swiglu_forward", a->T, a->I, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->h) && a->I % BL_GROUP == 0;
     return bl_launch("swiglu_forward", stream, grid, swiglu_forward_kernel, a->I, aligned,
@@ -92,12 +84,10 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store(d_gate_up + at + I, p.n_valid, aligned, u);
 }
 
-extern "C" bl_status ops_cuda_swiglu_backward(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *a)
 {
-    const bl_swiglu_backward_args *a = (const bl_swiglu_backward_args *)args;
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
-    BL_TRY(need_bf16("swiglu_backward", a->act));
     BL_TRY(plan_rows("swiglu_backward", a->T, a->I, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->dh) &&
                    bl_is_aligned(a->d_gate_up) && a->I % BL_GROUP == 0;
@@ -122,9 +112,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store(y + i, n - i, aligned, sum);
 }
 
-extern "C" bl_status ops_cuda_add(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_add(bl_stream *stream, const bl_add_args *a)
 {
-    const bl_add_args *a = (const bl_add_args *)args;
     bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
     bool aligned = bl_is_aligned(a->a) && bl_is_aligned(a->b) && bl_is_aligned(a->y);
     if (a->act == BL_ACT_BF16)
@@ -145,9 +134,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store(y + i, n - i, aligned, values);
 }
 
-extern "C" bl_status ops_cuda_cast(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_cast(bl_stream *stream, const bl_cast_args *a)
 {
-    const bl_cast_args *a = (const bl_cast_args *)args;
     bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
     if (a->from == a->to) {
         return bl_copy("cast", stream, a->y, a->x, (size_t)a->n * bl_act_bytes(a->to));
@@ -195,9 +183,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store(y + at, p.n_valid, aligned, values);
 }
 
-extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const bl_dropout_args *a)
 {
-    const bl_dropout_args *a = (const bl_dropout_args *)args;
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
     BL_TRY(plan_rows("dropout", a->T, a->C, &grid, &blocks_per_row));
@@ -241,12 +228,10 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store_raw(y + p.row * H + p.col, p.n_valid, aligned, raw);
 }
 
-extern "C" bl_status ops_cuda_embedding(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_embedding(bl_stream *stream, const bl_embedding_args *a)
 {
-    const bl_embedding_args *a = (const bl_embedding_args *)args;
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
-    BL_TRY(need_bf16("embedding", a->act));
     BL_TRY(plan_rows("embedding", a->T, a->H, &grid, &blocks_per_row));
     bool aligned = bl_is_aligned(a->table) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
     return bl_launch("embedding", stream, grid, embedding_kernel, a->H, a->dtype, aligned,

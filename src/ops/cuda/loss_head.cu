@@ -292,14 +292,11 @@ static bl_status run_chunk(const head_chunk *c)
     return ops_cuda_cast(c->stream, &narrow);
 }
 
-extern "C" bl_status ops_cuda_loss_head(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_loss_head(bl_stream *stream, const bl_loss_head_args *a)
 {
-    const bl_loss_head_args *a = (const bl_loss_head_args *)args;
-    if (a->act != BL_ACT_BF16 || a->T < 0 || a->H < 1 || a->V < 1)
-        return BL_FAIL(
-            BL_EINTERNAL,
-            "loss_head: %lld tokens, %lld channels, vocabulary of %lld, activations of type %d",
-            (long long)a->T, (long long)a->H, (long long)a->V, (int)a->act);
+    if (a->T < 0 || a->H < 1 || a->V < 1)
+        return BL_FAIL(BL_EINTERNAL, "loss_head: %lld tokens, %lld channels, vocabulary of %lld",
+                       (long long)a->T, (long long)a->H, (long long)a->V);
     head_chunk c = {stream, a, lay_out(a->T, a->H, a->V), 0, 0};
     for (c.first = 0; c.first < a->T; c.first += c.at.chunk) {
         c.n_tokens = bl_min_i64(c.at.chunk, a->T - c.first);

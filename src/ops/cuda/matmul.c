@@ -28,11 +28,8 @@ static bl_status zero_rows(bl_stream *stream, const bl_matmul_args *a)
     return error == cudaSuccess ? BL_OK : bl_cuda_fail("cudaMemset2DAsync", (int)error);
 }
 
-bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
+bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
-    const bl_matmul_args *a = args;
-
-    if (a->act != BL_ACT_BF16) return BL_FAIL(BL_EINTERNAL, "matmul: fp32 operands on CUDA");
     if (a->M == 0 || a->N == 0) return BL_OK;
     if (a->K == 0 && a->beta == 0) return zero_rows(stream, a);
     if (a->K == 0 && a->beta == 1) return BL_OK;
@@ -182,14 +179,12 @@ static bl_status run_fp8(const weight_product *p)
     return ops_cuda_gemm(p->stream, &p->gemm);
 }
 
-bl_status ops_cuda_matmul_weight(bl_stream *stream, const void *args)
+bl_status ops_cuda_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *a)
 {
-    const bl_matmul_weight_args *a = args;
     ops_gemm_kind kind = ops_matmul_plan_kind(a);
     size_t needed = ops_cuda_matmul_weight_scratch_bytes(a);
     bool is_served = false;
 
-    if (a->act != BL_ACT_BF16) return BL_FAIL(BL_EINTERNAL, "matmul: fp32 activations on CUDA");
     if (a->T == 0 || a->weight.rows == 0 || a->weight.cols == 0) return BL_OK;
     if (!a->scratch || a->scratch_bytes < needed)
         return BL_FAIL(BL_EINTERNAL, "matmul: %zu bytes of scratch, %zu are needed",

@@ -1,61 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cuda.h -- the ops on CUDA: one launcher an op. Internal to ops/.
+/* ops_cuda.h -- the ops on CUDA: one launcher an op, the entries of ops_cuda_table. Internal to ops/.
  *
- * ops_cuda_<op>(stream, args) gets the op's own arguments (const bl_<op>_args *), checked as far as every device checks them, and queues
- * kernels on bl_cuda_stream_handle(stream) (device/cuda/stream.h). It allocates nothing, waits for nothing and returns
- * bl_cuda_launched("<op>") or BL_EINTERNAL for arguments that it has no kernel for. T = 0 and n = 0 queue nothing.
- * In a build without CUDA no_cuda.c defines all of them: they refuse.
+ * ops_cuda_<op>(stream, args) gets arguments that passed the checks of ops.c and queues kernels on
+ * bl_cuda_stream_handle(stream) (device/cuda/stream.h). It allocates nothing, waits for nothing and returns
+ * bl_cuda_launched("<op>") or BL_EINTERNAL for arguments that it has no kernel for. T = 0 and n = 0 queue
+ * nothing.
  *
- * Types. Activations and their gradients are bf16 (`act` is BL_ACT_BF16); arithmetic is fp32, sums that decide a result as wide as the
- * op's header says. Weights of norms, tables of angles, log-sum-exps, gradients of LoRA weights and all of the optimizer stay fp32. cast,
- * add and dropout take either type.
+ * Types. Activations and their gradients are bf16 (`act` is BL_ACT_BF16); arithmetic is fp32, sums that
+ * decide a result as wide as the op's header says. Weights of norms, tables of angles, log-sum-exps,
+ * gradients of LoRA weights and all of the optimizer stay fp32. cast, add and dropout take either type.
  *
- * loss_head: a target outside [0, V) of a token that counts makes logp and the loss NaN: a kernel has no status to return. */
+ * loss_head: a target outside [0, V) of a token that counts makes logp and the loss NaN: a kernel has no
+ * status to return. */
 #ifndef BALLAST_OPS_CUDA_OPS_CUDA_H
 #define BALLAST_OPS_CUDA_OPS_CUDA_H
 
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "ops/ops_internal.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#include "ops/attention.h"
-#include "ops/elementwise.h"
-#include "ops/loss_head.h"
-#include "ops/matmul.h"
-#include "ops/norm.h"
-#include "ops/optimizer.h"
-#include "ops/rope.h"
-
-#define OPS_CUDA_LAUNCHERS(X)                                                                      \
-    X(rmsnorm_forward)                                                                             \
-    X(rmsnorm_backward)                                                                            \
-    X(rope)                                                                                        \
-    X(attention_forward)                                                                           \
-    X(attention_backward)                                                                          \
-    X(swiglu_forward)                                                                              \
-    X(swiglu_backward)                                                                             \
-    X(add) /* bl_accumulate, too */                                                                \
-    X(cast)                                                                                        \
-    X(dropout)                                                                                     \
-    X(embedding)                                                                                   \
-    X(loss_head)                                                                                   \
-    X(adamw)                                                                                       \
-    X(sum_squares)                                                                                 \
-    X(clip_scale)                                                                                  \
-    X(matmul)                                                                                      \
-    X(matmul_weight)
-
-#define OPS_CUDA_DECLARE(op) bl_status ops_cuda_##op(bl_stream *stream, const void *args);
-OPS_CUDA_LAUNCHERS(OPS_CUDA_DECLARE)
+#define OPS_CUDA_DECLARE(op) bl_status ops_cuda_##op(bl_stream *stream, const bl_##op##_args *args);
+OPS_LIST(OPS_CUDA_DECLARE)
 #undef OPS_CUDA_DECLARE
 
-/* Bytes of the scratch that an op needs on CUDA; what the op's header says for each device comes here. */
 size_t ops_cuda_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V);
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);
 

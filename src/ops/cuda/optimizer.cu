@@ -30,9 +30,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS,
     __stwb((float4 *)(v + i), group[3]);
 }
 
-extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const bl_adamw_args *a)
 {
-    const bl_adamw_args *a = (const bl_adamw_args *)args;
     bl_adamw_factors factors =
         bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
     bool aligned =
@@ -84,9 +83,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     if (threadIdx.x == 0) *sum += mine;
 }
 
-extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const bl_sum_squares_args *a)
 {
-    const bl_sum_squares_args *a = (const bl_sum_squares_args *)args;
     if (a->n < 0) return BL_FAIL(BL_EINTERNAL, "sum_squares: %lld elements", (long long)a->n);
     if (a->n == 0) return BL_OK;
     int64_t per_slice = bl_blocks_for(bl_blocks_for(a->n, SLICES), STRIDE) * STRIDE;
@@ -107,9 +105,8 @@ __global__ void clip_scale_kernel(double max_norm, const double *sum_squares, do
     *grad_scale = bl_clip_factor(max_norm, *norm);
 }
 
-extern "C" bl_status ops_cuda_clip_scale(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_clip_scale(bl_stream *stream, const bl_clip_scale_args *a)
 {
-    const bl_clip_scale_args *a = (const bl_clip_scale_args *)args;
     return bl_launch("clip_scale", stream, {1, 1, 1}, clip_scale_kernel, a->max_norm,
                      a->sum_squares, a->norm, a->grad_scale);
 }

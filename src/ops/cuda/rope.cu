@@ -43,17 +43,14 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     }
 }
 
-extern "C" bl_status ops_cuda_rope(bl_stream *stream, const void *args)
+extern "C" bl_status ops_cuda_rope(bl_stream *stream, const bl_rope_args *a)
 {
-    const bl_rope_args *a = (const bl_rope_args *)args;
     int64_t half = a->d / 2;
-    if (a->act != BL_ACT_BF16 || a->T < 0 || a->n_heads < 0 || a->d < 0 ||
-        a->row_stride < a->n_heads * a->d || a->n_heads * (half + 1) > INT32_MAX)
-        return BL_FAIL(
-            BL_EINTERNAL,
-            "rope: %lld tokens, %lld heads of %lld, rows %lld apart, activations of type %d",
-            (long long)a->T, (long long)a->n_heads, (long long)a->d, (long long)a->row_stride,
-            (int)a->act);
+    if (a->T < 0 || a->n_heads < 0 || a->d < 0 || a->row_stride < a->n_heads * a->d ||
+        a->n_heads * (half + 1) > INT32_MAX)
+        return BL_FAIL(BL_EINTERNAL, "rope: %lld tokens, %lld heads of %lld, rows %lld apart",
+                       (long long)a->T, (long long)a->n_heads, (long long)a->d,
+                       (long long)a->row_stride);
     if (a->n_heads == 0 || half == 0) return BL_OK;
     rope_tables tables = {a->cu_seqlens, a->n_documents, a->position_offset,
                           a->cos_table,  a->sin_table,   (float)a->direction};

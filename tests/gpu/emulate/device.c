@@ -42,9 +42,8 @@ const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device)
     return &hopper;
 }
 
-bl_status ops_cuda_accumulate(bl_stream *stream, const void *args)
+bl_status ops_cuda_accumulate(bl_stream *stream, const bl_accumulate_args *a)
 {
-    const bl_accumulate_args *a = args;
     bl_add_args sum = {.n = a->n, .act = a->act, .a = a->y, .b = a->x, .y = a->y};
     return ops_cuda_add(stream, &sum);
 }
@@ -55,9 +54,8 @@ static double element(const void *matrix, int64_t i)
 }
 
 /* bf16 operands, sums in double, C in fp32: what the loss head asks for. */
-bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
+bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
-    const bl_matmul_args *a = args;
     (void)stream;
     if (a->act != BL_ACT_BF16 || a->c_act != BL_ACT_F32)
         return BL_FAIL(BL_EINTERNAL, "matmul: not emulated");
@@ -72,20 +70,4 @@ bl_status ops_cuda_matmul(bl_stream *stream, const void *args)
                          (a->beta != 0.0f ? (double)a->beta * (double)*c : 0.0));
         }
     return BL_OK;
-}
-
-#define NOT_EMULATED(op)                                                                           \
-    bl_status ops_cuda_##op(bl_stream *stream, const void *args)                                   \
-    {                                                                                              \
-        (void)stream, (void)args;                                                                  \
-        return BL_FAIL(BL_EINTERNAL, #op ": not emulated");                                        \
-    }
-NOT_EMULATED(attention_forward)
-NOT_EMULATED(attention_backward)
-NOT_EMULATED(matmul_weight)
-
-size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
-{
-    (void)args;
-    return 0;
 }

@@ -11,6 +11,6 @@ bl_status emulated_device_create(int index, bl_device **out);
 void emulated_forget_accesses(void);
 double emulated_share_of_sectors(void);
 
-bl_status ops_cuda_accumulate(bl_stream *stream, const void *args);
+bl_status ops_cuda_accumulate(bl_stream *stream, const bl_accumulate_args *args);
 
 #endif

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public ops: each checks what every device checks and calls the table of its stream's device. This is
+ * where ops tell the kinds of device apart; a new kind is a row of `tables`. */
+#include "ops/ops_internal.h"
+
+#include <limits.h>
+
+static const ops_table *table_of(const bl_device *device)
+{
+    static const ops_table *const tables[] = {
+        [BL_DEVICE_CPU] = &ops_cpu_table, [BL_DEVICE_CUDA] = &ops_cuda_table};
+    return tables[bl_device_get_kind(device)];
+}
+
+static const ops_table *ops_of(bl_stream *stream)
+{
+    return table_of(bl_stream_device(stream));
+}
+
+static const char *act_name(bl_act_type act)
+{
+    return act == BL_ACT_BF16 ? "bf16" : "fp32";
+}
+
+static bl_status check_act(const ops_table *ops, const char *what, bl_act_type act)
+{
+    return act == ops->act ? BL_OK
+                           : BL_FAIL(BL_EINTERNAL, "%s: the activations are %s, this device's %s",
+                                     what, act_name(act), act_name(ops->act));
+}
+
+/* For ops that take fp32 on every device. */
+static bl_status check_act_or_f32(const ops_table *ops, const char *what, bl_act_type act)
+{
+    return act == BL_ACT_F32 ? BL_OK : check_act(ops, what, act);
+}
+
+/* ---- norm.h, rope.h ---- */
+
+bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "rmsnorm_forward", args->act));
+    return ops->rmsnorm_forward(stream, args);
+}
+
+bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "rmsnorm_backward", args->act));
+    return ops->rmsnorm_backward(stream, args);
+}
+
+bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "rope", args->act));
+    if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
+        return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
+                       args->direction);
+    return ops->rope(stream, args);
+}
+
+/* ---- attention.h ---- */
+
+static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t q_stride,
+                                 int64_t kv_stride, int64_t o_stride)
+{
+    if (n_kv_heads < 1 || n_heads % n_kv_heads != 0 || d < 1 || d > 256)
+        return BL_FAIL(BL_EINTERNAL,
+                       "attention: %lld query heads on %lld key heads of dimension %lld",
+                       (long long)n_heads, (long long)n_kv_heads, (long long)d);
+    if (q_stride < d || q_stride > INT_MAX || kv_stride < d || kv_stride > INT_MAX ||
+        o_stride < d || o_stride > INT_MAX)
+        return BL_FAIL(BL_EINTERNAL, "attention: strides %lld, %lld, %lld", (long long)q_stride,
+                       (long long)kv_stride, (long long)o_stride);
+    return BL_OK;
+}
+
+bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "attention_forward", args->act));
+    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
+                           args->kv_stride, args->o_stride));
+    if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
+        return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
+                       (long long)args->position_offset, (long long)args->n_documents);
+    return ops->attention_forward(stream, args);
+}
+
+bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "attention_backward", args->act));
+    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
+                           args->kv_stride, args->o_stride));
+    return ops->attention_backward(stream, args);
+}
+
+/* ---- elementwise.h ---- */
+
+bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "swiglu_forward", args->act));
+    return ops->swiglu_forward(stream, args);
+}
+
+bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "swiglu_backward", args->act));
+    return ops->swiglu_backward(stream, args);
+}
+
+bl_status bl_add(bl_stream *stream, const bl_add_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act_or_f32(ops, "add", args->act));
+    return ops->add(stream, args);
+}
+
+bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
+{
+    bl_add_args sum = {.n = args->n, .act = args->act, .a = args->y, .b = args->x, .y = args->y};
+    return bl_add(stream, &sum);
+}
+
+bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
+{
+    return ops_of(stream)->cast(stream, args);
+}
+
+bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act_or_f32(ops, "dropout", args->act));
+    if (!(args->p >= 0.0f && args->p < 1.0f))
+        return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
+    return ops->dropout(stream, args);
+}
+
+bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "embedding", args->act));
+    if (args->dtype != BL_F32 && args->dtype != BL_F16 && args->dtype != BL_BF16)
+        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
+                       bl_dtype_name(args->dtype));
+    return ops->embedding(stream, args);
+}
+
+/* ---- loss_head.h ---- */
+
+bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "loss_head", args->act));
+    if (args->head.rows != args->V || args->head.cols != args->H)
+        return BL_FAIL(BL_EINTERNAL,
+                       "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
+                       (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
+                       (long long)args->H);
+    return ops->loss_head(stream, args);
+}
+
+size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V)
+{
+    return table_of(device)->loss_head_scratch_bytes(T, H, V);
+}
+
+/* ---- optimizer.h ---- */
+
+bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
+{
+    if (args->step < 1)
+        return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
+    return ops_of(stream)->adamw(stream, args);
+}
+
+bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
+{
+    return ops_of(stream)->sum_squares(stream, args);
+}
+
+bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
+{
+    return ops_of(stream)->clip_scale(stream, args);
+}
+
+/* ---- matmul.h ---- */
+
+bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "matmul", args->act));
+    BL_TRY(check_act_or_f32(ops, "matmul", args->c_act));
+    return ops->matmul(stream, args);
+}
+
+bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(check_act(ops, "matmul_weight", args->act));
+    return ops->matmul_weight(stream, args);
+}
+
+size_t bl_matmul_weight_scratch_bytes(const bl_device *device, const bl_matmul_weight_args *args)
+{
+    return table_of(device)->matmul_weight_scratch_bytes(args);
+}

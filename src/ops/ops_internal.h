@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ops_internal.h -- what a kind of device implements of the ops: one table, ops_<kind>_table, of functions
+ * with the ops' own arguments. ops.c checks what every device checks and calls the entry of the stream's
+ * device. Internal to ops/.
+ *
+ * A new op is a line of OPS_LIST, its public function in ops.c, and ops_<kind>_<op> for each kind. A missing
+ * one does not link, one of another prototype does not compile. */
+#ifndef BALLAST_OPS_OPS_INTERNAL_H
+#define BALLAST_OPS_OPS_INTERNAL_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/loss_head.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+
+/* Op X takes const bl_X_args *. bl_accumulate is an add. */
+#define OPS_LIST(X)                                                                                \
+    X(rmsnorm_forward)                                                                             \
+    X(rmsnorm_backward)                                                                            \
+    X(rope)                                                                                        \
+    X(attention_forward)                                                                           \
+    X(attention_backward)                                                                          \
+    X(swiglu_forward)                                                                              \
+    X(swiglu_backward)                                                                             \
+    X(add)                                                                                         \
+    X(cast)                                                                                        \
+    X(dropout)                                                                                     \
+    X(embedding)                                                                                   \
+    X(loss_head)                                                                                   \
+    X(adamw)                                                                                       \
+    X(sum_squares)                                                                                 \
+    X(clip_scale)                                                                                  \
+    X(matmul)                                                                                      \
+    X(matmul_weight)
+
+typedef struct ops_table {
+    bl_act_type act; /* of activations on this kind of device */
+    /* Bytes of an op's scratch, as the op's header says. */
+    size_t (*loss_head_scratch_bytes)(int64_t T, int64_t H, int64_t V);
+    size_t (*matmul_weight_scratch_bytes)(const bl_matmul_weight_args *args);
+    /* The arguments have passed ops.c's checks. The entry queues the op on the stream and returns. */
+#define OPS_MEMBER(op) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
+    OPS_LIST(OPS_MEMBER)
+#undef OPS_MEMBER
+} ops_table;
+
+extern const ops_table ops_cpu_table, ops_cuda_table;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
