@@ -78,8 +78,7 @@ static bl_status copy_from(bl_local_seat *seat, bl_stream *stream, int peer, voi
                                            : BL_OK;
 }
 
-bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                     void *recv)
+static bl_status all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
 {
     bl_status st = BL_OK;
 
@@ -93,8 +92,7 @@ bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_
     return leave(seat, stream, st);
 }
 
-bl_status bl_local_device_broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                    void *recv)
+static bl_status broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
 {
     bl_status st = BL_OK;
 
@@ -122,8 +120,8 @@ static bl_status sum_piece(bl_local_seat *seat, bl_stream *stream, bl_comm_eleme
     return st;
 }
 
-bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                         float *recv, int64_t n)
+static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                                float *recv, int64_t n)
 {
     const int64_t most = PIECE_BYTES / (int64_t)sizeof(float);
     bl_status st = BL_OK;
@@ -143,8 +141,8 @@ bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream,
     return leave(seat, stream, st);
 }
 
-bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                     void *values, int64_t n)
+static bl_status all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                            void *values, int64_t n)
 {
     bl_comm_element element = (bl_comm_element)call.what.detail;
     size_t total = (size_t)n * bl_sum_element_bytes(element);
@@ -159,4 +157,21 @@ bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_
         if (st == BL_OK) st = bl_stream_synchronize(stream);
     }
     return leave(seat, stream, st);
+}
+
+bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                              void *recv, int64_t n)
+{
+    switch (call.what.kind) {
+    case BL_COMM_ALL_GATHER:
+        return all_gather(seat, stream, call, recv);
+    case BL_COMM_BARRIER:
+        return all_gather(seat, stream, call, NULL); /* of no bytes */
+    case BL_COMM_BROADCAST:
+        return broadcast(seat, stream, call, recv);
+    case BL_COMM_REDUCE_SCATTER:
+        return reduce_scatter(seat, stream, call, recv, n);
+    default:
+        return all_reduce(seat, stream, call, recv, n);
+    }
 }

@@ -22,15 +22,9 @@ typedef struct bl_local_seat {
     bl_local_device *device;
 } bl_local_seat;
 
-/* call: `what` and `send` are set. */
-bl_status bl_local_device_all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                     void *recv); /* bytes 0: a barrier */
-bl_status bl_local_device_broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                    void *recv);
-bl_status bl_local_device_reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                         float *recv, int64_t n);
-bl_status bl_local_device_all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                     void *values, int64_t n);
+/* The collective call.what; `send` is set, too. recv, n: as bl_comm's backend gets them, n elements of a sum. */
+bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
+                              void *recv, int64_t n);
 
 /* Before the device that its streams belong to; NULL is fine. */
 void bl_local_device_destroy(bl_local_device *device);

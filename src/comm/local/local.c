@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers directly.
  * How ranks meet, and why nobody returns while its buffers are being read, is in group.h. Cancelling is
- * prompt where a rank waits for others; a collective whose ranks have all arrived is finished. Ranks on CUDA have their collectives in
- * device.c. */
+ * prompt where a rank waits for others; a collective whose ranks have all arrived is finished. Ranks on CUDA
+ * have their collectives in device.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -141,9 +141,27 @@ static bl_status barrier_task(bl_stream *stream, const void *args)
 _Static_assert(sizeof(local_task) <= BL_STREAM_ARGS_BYTES,
                "a collective's arguments fit into a stream's ring");
 
-static bool is_cuda(bl_stream *stream)
+static bl_status run_as_task(bl_stream *stream, const local_task *task)
 {
-    return bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA;
+    static const bl_stream_fn tasks[] = {[BL_COMM_ALL_GATHER] = all_gather_task,
+                                         [BL_COMM_REDUCE_SCATTER] = reduce_scatter_task,
+                                         [BL_COMM_ALL_REDUCE] = all_reduce_task,
+                                         [BL_COMM_BROADCAST] = broadcast_task,
+                                         [BL_COMM_BARRIER] = barrier_task};
+    return bl_stream_call(stream, tasks[task->call.what.kind], task, sizeof *task);
+}
+
+static bl_status run_between_devices(bl_stream *stream, const local_task *task)
+{
+    return bl_local_device_run(&task->comm->seat, stream, task->call, task->recv, task->n);
+}
+
+/* The place that tells the kinds of device apart. */
+static bl_status run(bl_stream *stream, const local_task *task)
+{
+    static bl_status (*const by_kind[])(bl_stream * stream, const local_task *task) = {
+        [BL_DEVICE_CPU] = run_as_task, [BL_DEVICE_CUDA] = run_between_devices};
+    return by_kind[bl_device_get_kind(bl_stream_device(stream))](stream, task);
 }
 
 static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
@@ -152,9 +170,7 @@ static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *
     local_task task = {.comm = (local_comm *)comm,
                        .call = {.what = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes}, .send = send},
                        .recv = recv};
-    if (is_cuda(stream))
-        return bl_local_device_all_gather(&task.comm->seat, stream, task.call, recv);
-    return bl_stream_call(stream, all_gather_task, &task, sizeof task);
+    return run(stream, &task);
 }
 
 static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
@@ -166,9 +182,7 @@ static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, cons
                  .send = send},
         .recv = recv,
         .n = n};
-    if (is_cuda(stream))
-        return bl_local_device_reduce_scatter(&task.comm->seat, stream, task.call, recv, n);
-    return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
+    return run(stream, &task);
 }
 
 static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
@@ -181,9 +195,7 @@ static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values
                                 .send = values},
                        .recv = values,
                        .n = n};
-    if (is_cuda(stream))
-        return bl_local_device_all_reduce(&task.comm->seat, stream, task.call, values, n);
-    return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
+    return run(stream, &task);
 }
 
 static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
@@ -193,17 +205,13 @@ static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer,
                        .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
                                 .send = buffer},
                        .recv = buffer};
-    if (is_cuda(stream))
-        return bl_local_device_broadcast(&task.comm->seat, stream, task.call, buffer);
-    return bl_stream_call(stream, broadcast_task, &task, sizeof task);
+    return run(stream, &task);
 }
 
 static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
 {
     local_task task = {.comm = (local_comm *)comm, .call = {.what = {.kind = BL_COMM_BARRIER}}};
-    if (is_cuda(stream))
-        return bl_local_device_all_gather(&task.comm->seat, stream, task.call, NULL);
-    return bl_stream_call(stream, barrier_task, &task, sizeof task);
+    return run(stream, &task);
 }
 
 static void local_abort(bl_comm *comm, const bl_error *error)
