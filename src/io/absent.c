@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* no_uring.c -- stands for engine_uring.c in a build without liburing. */
+/* The io_uring engine in a build without liburing. */
 #include "io/reader_internal.h"
 
 static bl_status start(bl_reader *reader)
