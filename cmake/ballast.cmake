@@ -31,6 +31,7 @@ function(ballast_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINKS;LABELS;ARGS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ballast_options ${ARG_LINKS} cmocka)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests) # skip.h
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 900) # a hang; a loaded machine and a sanitizer make the longest take minutes

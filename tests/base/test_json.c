@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
+#include "skip.h"
 
 static bl_status parse(const char *text, json_t **out)
 {
@@ -235,10 +236,7 @@ static void test_json_test_suite(void **state)
     int n_wrong = 0;
 
     (void)state;
-    if (!data) {
-        printf("skipped: BALLAST_TEST_DATA is not set\n");
-        skip();
-    }
+    TEST_SKIP_WITHOUT_DATA(data);
     assert_int_equal(bl_path_join(data, "suites/JSONTestSuite/test_parsing", &dir), BL_OK);
     assert_int_equal(bl_dir_list(dir, &names, &n_names), BL_OK);
     for (size_t i = 0; i < n_names; i++) {

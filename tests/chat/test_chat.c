@@ -14,6 +14,7 @@
 #include "base/sizes.h"
 #include "chat/template.h"
 #include "data/dataset.h"
+#include "skip.h"
 
 enum { M = BL_LABEL_MASKED };
 
@@ -171,7 +172,7 @@ static void test_real_data_sets(void **state)
     size_t i;
     const json_t *entry;
     (void)state;
-    if (!data_folder) skip();
+    TEST_SKIP_WITHOUT_DATA(data_folder);
     json_array_foreach(json_object_get(golden, "files"), i, entry)
     {
         char tokenizer_path[256], path[256], what[600];
@@ -283,7 +284,7 @@ static void test_recognition_of_real_texts(void **state)
     bl_tokenizer *tokenizer;
     char path[256];
     (void)state;
-    if (!data_folder) skip();
+    TEST_SKIP_WITHOUT_DATA(data_folder);
     for (size_t i = 0; i < BL_COUNT(files); i++) {
         void *bytes;
         size_t n;
@@ -596,7 +597,6 @@ int main(void)
         cmocka_unit_test(test_sharegpt_is_messages_spelled_otherwise),
         cmocka_unit_test(test_options_of_chat_rows),
     };
-    if (!(data_folder = getenv("BALLAST_TEST_DATA")))
-        puts("skip: BALLAST_TEST_DATA is not set: real data sets and tokenizers are not compared");
+    data_folder = getenv("BALLAST_TEST_DATA");
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

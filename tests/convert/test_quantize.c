@@ -17,6 +17,7 @@
 #include "base/sizes.h"
 #include "convert/quantize.h"
 #include "model/weights.h"
+#include "skip.h"
 
 static char folder[] = "/tmp/ballast-test-quantize.XXXXXX";
 static bl_pool *pool;
@@ -140,10 +141,7 @@ static void test_real_models(void **state)
 {
     (void)state;
     const char *data = getenv("BALLAST_TEST_DATA");
-    if (!data) {
-        print_message("skipped: BALLAST_TEST_DATA is not set\n");
-        skip();
-    }
+    TEST_SKIP_WITHOUT_DATA(data);
     for (size_t i = 0; i < BL_COUNT(stories); i++)
         check_model(join(join(data, "models"), stories[i]));
 }
@@ -180,7 +178,7 @@ static void test_resume(void **state)
     char source[512], target[512], shard[2][600], kept[600], tmp[608];
     struct stat before, after;
 
-    if (!data) skip();
+    TEST_SKIP_WITHOUT_DATA(data);
     snprintf(source, sizeof source, "%s/models/%s", data, stories[2]);
     snprintf(target, sizeof target, "%s/resumed", folder);
     for (int i = 0; i < 2; i++)

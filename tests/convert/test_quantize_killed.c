@@ -18,6 +18,7 @@
 
 #include "base/files.h"
 #include "convert/quantize.h"
+#include "skip.h"
 
 static char folder[] = "/tmp/ballast-test-quantize-killed.XXXXXX";
 
@@ -188,10 +189,7 @@ static void test_sharded_model(void **state)
     const char *data = getenv("BALLAST_TEST_DATA");
     char source[512];
 
-    if (!data) {
-        print_message("skipped: BALLAST_TEST_DATA is not set\n");
-        skip();
-    }
+    TEST_SKIP_WITHOUT_DATA(data);
     snprintf(source, sizeof source, "%s/models/stories260K-bf16-sharded", data);
     kill_before_each_call(source);
 }

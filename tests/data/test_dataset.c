@@ -16,6 +16,7 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "data/dataset.h"
+#include "skip.h"
 
 enum { EOS = 900, M = BL_LABEL_MASKED };
 
@@ -672,7 +673,7 @@ static void test_real_alpaca(void **state)
     const json_t *row;
 
     (void)state;
-    if (!data_folder) skip();
+    TEST_SKIP_WITHOUT_DATA(data_folder);
     assert_int_equal(bl_path_join(data_folder, "datasets/alpaca_5000.json", &file), BL_OK);
     assert_int_equal(bl_json_load(file, 1 << 24, &rows), BL_OK);
     for (int k = 0; k < 2; k++) {
@@ -703,7 +704,7 @@ static void test_real_files_open(void **state)
                  {"gsm8k_messages_1000.jsonl", BL_DATA_MESSAGES, 1000},
                  {"rasbt_messages_1100.jsonl", BL_DATA_MESSAGES, 1100}};
     (void)state;
-    if (!data_folder) skip();
+    TEST_SKIP_WITHOUT_DATA(data_folder);
     bl_tokenizer *real = load_real("models/stories260K");
     for (size_t i = 0; i < BL_COUNT(files); i++) {
         char relative[128], *file;
@@ -743,7 +744,6 @@ int main(void)
         cmocka_unit_test(test_real_alpaca),
         cmocka_unit_test(test_real_files_open),
     };
-    if (!(data_folder = getenv("BALLAST_TEST_DATA")))
-        puts("skip: BALLAST_TEST_DATA is not set: real data sets are not opened");
+    data_folder = getenv("BALLAST_TEST_DATA");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "llama/config.h"
+#include "skip.h"
 
 static char folder[] = "/tmp/ballast-config-XXXXXX";
 static char config_path[64];
@@ -319,10 +320,7 @@ static void test_real_config(void **state)
     char path[512];
 
     (void)state;
-    if (!data) {
-        printf("skipped: BALLAST_TEST_DATA is not set\n");
-        skip();
-    }
+    TEST_SKIP_WITHOUT_DATA(data);
     snprintf(path, sizeof path, "%s/models/stories260K", data);
     assert_int_equal(bl_llama_config_load(path, &c), BL_OK);
     assert_int_equal(c.n_layers, 5);

@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "model/generate.h"
 #include "model/pass.h"
+#include "skip.h"
 
 enum { PATH_BYTES = 512, MAX_TOKENS = 2048 };
 
@@ -255,10 +256,7 @@ static void test_stories(void **state)
                                         "stories260K-bf16-sharded"};
     const char *data = getenv("BALLAST_TEST_DATA");
     (void)state;
-    if (!data) {
-        print_message("skipped: stories260K models (BALLAST_TEST_DATA is not set)\n");
-        skip();
-    }
+    TEST_SKIP_WITHOUT_DATA(data);
     for (size_t i = 0; i < BL_COUNT(names); i++) {
         char dir[PATH_BYTES], path[PATH_BYTES + 16];
         snprintf(dir, sizeof dir, "%s/models/%s", data, names[i]);

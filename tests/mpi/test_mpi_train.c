@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
+#include "skip.h"
 
 /* 400 steps of two processes take 3 s, but minutes where thirty others want the same two cores and disk. */
 static const double LIMIT_S = 600;
@@ -202,10 +203,8 @@ static void test_one_machine_differs(void **state)
 
     (void)state;
     bl_cpu_gemm_describe(text);
-    if (strcmp(bl_cpu_gemm_library(), "onednn") != 0 || strstr(text, "sse41")) {
-        print_message("skipped: %s offers no other instruction set\n", text);
-        skip();
-    }
+    if (strcmp(bl_cpu_gemm_library(), "onednn") != 0 || strstr(text, "sse41"))
+        TEST_SKIP("%s offers no other instruction set", text);
     const char *path = runs_path("lesser-on-rank-1");
     snprintf(script, sizeof script,
              "#!/bin/sh\nif [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then export DNNL_MAX_CPU_ISA=SSE41; "

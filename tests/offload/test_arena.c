@@ -21,6 +21,7 @@
 #include "base/memory.h"
 #include "base/sizes.h"
 #include "offload/arena.h"
+#include "skip.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -147,15 +148,11 @@ static int count(const char *text, const char *part)
 }
 
 /* ThreadSanitizer takes several times as much as what is touched. */
-static bool has_shadow(void)
-{
 #ifdef __SANITIZE_THREAD__
-    print_message("skipped: ThreadSanitizer takes memory itself\n");
-    return true;
+enum { HAS_SHADOW = 1 };
 #else
-    return false;
+enum { HAS_SHADOW = 0 };
 #endif
-}
 
 /* ---- pieces ---- */
 
@@ -228,7 +225,7 @@ static long count_mapped_pages(void)
 static void test_addresses_are_given_back(void **state)
 {
     enum { N_ROUNDS = 50 };
-    if (has_shadow()) return;
+    if (HAS_SHADOW) TEST_SKIP("ThreadSanitizer takes memory itself");
     bl_arena_destroy(make(*state, 4096));
     long before = count_mapped_pages();
     for (int i = 0; i < N_ROUNDS; i++) bl_arena_destroy(make(*state, 4096));
@@ -268,7 +265,7 @@ static void check_touched(bl_device *device)
 
 static void test_touched(void **state)
 {
-    if (has_shadow()) return;
+    if (HAS_SHADOW) TEST_SKIP("ThreadSanitizer takes memory itself");
     check_touched(*state);
     has_no_pool = true;
     check_touched(*state);
@@ -286,19 +283,25 @@ static bool grants_huge_pages(void)
     return strstr(line, "[always]") || strstr(line, "[madvise]");
 }
 
+enum { SEVERAL_BYTES = 16 * HUGE_PAGE_BYTES + 4096 };
+
 static void test_huge_pages(void **state)
 {
-    enum { SIZE_BYTES = 16 * HUGE_PAGE_BYTES + 4096 };
-    bl_arena *arena = make(*state, SIZE_BYTES);
+    if (!grants_huge_pages()) TEST_SKIP("this system has no transparent huge pages");
+    bl_arena *arena = make(*state, SEVERAL_BYTES);
     size_t huge_bytes = get_info(arena).huge_bytes;
 
-    if (!grants_huge_pages()) {
-        print_message("skipped: this system has no transparent huge pages\n");
-    } else {
-        assert_int_equal((uintptr_t)bl_arena_memory(arena) % HUGE_PAGE_BYTES, 0);
-        assert_in_range(huge_bytes, HUGE_PAGE_BYTES, SIZE_BYTES - 4096);
-        assert_int_equal(huge_bytes % HUGE_PAGE_BYTES, 0);
-    }
+    assert_int_equal((uintptr_t)bl_arena_memory(arena) % HUGE_PAGE_BYTES, 0);
+    assert_in_range(huge_bytes, HUGE_PAGE_BYTES, SEVERAL_BYTES - 4096);
+    assert_int_equal(huge_bytes % HUGE_PAGE_BYTES, 0);
+    bl_arena_destroy(arena);
+}
+
+static void test_huge_pages_of_a_neighbour(void **state)
+{
+    bl_arena *arena = make(*state, SEVERAL_BYTES);
+    size_t huge_bytes = get_info(arena).huge_bytes;
+
     /* A neighbour's are not counted, whichever lies below the other and whether or not the system made one
      * mapping of both. */
     bl_arena *small = make(*state, HUGE_PAGE_BYTES);
@@ -342,10 +345,8 @@ static void test_pinned(void **state)
     int64_t before = bl_memory_locked_bytes();
 
     assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
-    if (geteuid() != 0 && limit.rlim_cur < SIZE_BYTES) {
-        print_message("skipped: RLIMIT_MEMLOCK is too small here\n");
-        return;
-    }
+    if (geteuid() != 0 && limit.rlim_cur < SIZE_BYTES)
+        TEST_SKIP("RLIMIT_MEMLOCK is too small here");
     locked_bytes = unlocked_bytes = 0;
     assert_ok(bl_arena_create(&options, &arena));
     assert_true(get_info(arena).is_pinned);
@@ -509,10 +510,7 @@ static void test_one_node(void **state)
 static bool has_two_cores(void)
 {
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set))
-        return true;
-    print_message("skipped: this needs cores 0 and 1\n");
-    return false;
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set);
 }
 
 static bool runs_on(int core)
@@ -581,13 +579,20 @@ static void test_binding(void **state)
     char text[TEXT_BYTES];
 
     (void)state;
-    if (!has_two_cores()) return;
-    assert_child_succeeds(bind_to_one_node, text);
+    if (!has_two_cores()) TEST_SKIP("this needs cores 0 and 1");
     assert_child_succeeds(bind_for_real, text);
-    if (strcmp(text, "node 0\n") != 0) {
-        assert_int_equal(count(text, "warning: near weights: "), 1);
-        print_message("skipped: this system does not bind memory: %s", text);
-    }
+    if (strcmp(text, "node 0\n") == 0) return;
+    assert_int_equal(count(text, "warning: near weights: "), 1);
+    TEST_SKIP("this system does not bind memory: %s", text);
+}
+
+static void test_binding_refused(void **state)
+{
+    char text[TEXT_BYTES];
+
+    (void)state;
+    if (!has_two_cores()) TEST_SKIP("this needs cores 0 and 1");
+    assert_child_succeeds(bind_to_one_node, text);
     assert_child_succeeds(bind_refused, text);
     assert_int_equal(
         count(text, "warning: far weights: its memory cannot be bound to NUMA node 63: "), 1);
@@ -602,6 +607,7 @@ int main(void)
         cmocka_unit_test(test_addresses_are_given_back),
         cmocka_unit_test(test_touched),
         cmocka_unit_test(test_huge_pages),
+        cmocka_unit_test(test_huge_pages_of_a_neighbour),
         cmocka_unit_test(test_more_than_there_is),
         cmocka_unit_test(test_pinned),
         cmocka_unit_test(test_unpinned_fallback),
@@ -610,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_nodes_without_cores),
         cmocka_unit_test(test_one_node),
         cmocka_unit_test(test_binding),
+        cmocka_unit_test(test_binding_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

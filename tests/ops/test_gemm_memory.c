@@ -18,6 +18,7 @@
 
 #include "base/sizes.h"
 #include "ops/gemm.h"
+#include "skip.h"
 
 enum { SIDE = 320, THREADS = 3 };
 
@@ -139,7 +140,7 @@ static void test_memory_that_ends(void **state)
 {
     (void)state;
     if (strcmp(bl_cpu_gemm_library(), "onednn") != 0)
-        skip(); /* OpenBLAS ends the process: docs/reliability.md */
+        TEST_SKIP("OpenBLAS ends a process that is out of memory");
     assert_int_equal(run_apart(prepare_without_addresses), 0);
     assert_int_equal(run_apart(multiply_without_memory), 0);
     assert_int_equal(run_apart(multiply_first_without_memory), 0);

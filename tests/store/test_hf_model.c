@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "store/hf_model.h"
+#include "skip.h"
 
 #define U8_TENSOR(name) "{\"" name "\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}"
 
@@ -410,10 +411,7 @@ static void test_real_models(void **state)
     char path[512];
 
     (void)state;
-    if (!data) {
-        printf("skipped: BALLAST_TEST_DATA is not set\n");
-        skip();
-    }
+    TEST_SKIP_WITHOUT_DATA(data);
     snprintf(path, sizeof path, "%s/models/stories260K-bf16", data);
     assert_int_equal(bl_hf_open(path, &whole), BL_OK);
     snprintf(path, sizeof path, "%s/models/stories260K-bf16-sharded", data);

@@ -13,6 +13,7 @@
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
 #include "store/safetensors.h"
+#include "skip.h"
 
 enum { STEPS = 8 };
 
@@ -458,10 +459,8 @@ static void test_another_machine(void **state)
     char *log = resume_elsewhere(whole, "stays");
     assert_string_equal(log, "");
     free(log);
-    if (strcmp(bl_cpu_gemm_library(), "onednn") != 0 || strstr(text, "sse41")) {
-        print_message("skipped: %s offers no other instruction set\n", text);
-        skip();
-    }
+    if (strcmp(bl_cpu_gemm_library(), "onednn") != 0 || strstr(text, "sse41"))
+        TEST_SKIP("%s offers no other instruction set", text);
     setenv("DNNL_MAX_CPU_ISA", "SSE41", 1);
     log = resume_elsewhere(whole, "moves");
     unsetenv("DNNL_MAX_CPU_ISA");
