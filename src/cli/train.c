@@ -33,6 +33,12 @@ static void leave_silently(int signal_number)
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 
+/* Another process of the job has failed, and ranks of this one still run. */
+static void leave_with(bl_status st)
+{
+    _exit(bl_status_exit_code(st));
+}
+
 static void take_requests_to_stop(void (*handler)(int))
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
@@ -52,7 +58,7 @@ static bl_status run_train(int argc, char *const *argv)
 
     take_requests_to_stop(leave_at_once);
     /* First: what is wrong with a configuration is told once, too. */
-    BL_TRY(bl_launch_open(&launch));
+    BL_TRY(bl_launch_open(leave_with, &launch));
     if (bl_launch_size(launch) > 1) take_requests_to_stop(leave_silently);
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_train_run(config, launch);
@@ -102,7 +108,7 @@ static bl_status run_eval(int argc, char *const *argv)
     bl_launch *launch;
     bl_eval_result result;
 
-    BL_TRY(bl_launch_open(&launch));
+    BL_TRY(bl_launch_open(leave_with, &launch));
     bool prints = bl_launch_rank(launch) == 0;
     bl_status st = bl_train_config_load(BL_CONFIG_EVAL, NULL, argc, argv, &config);
     if (st == BL_OK) st = bl_eval_run(config, launch, &result);

@@ -15,6 +15,7 @@
 
 struct bl_launch {
     bl_wire *wire;
+    bl_launch_leave_fn leave;
     double
         told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */
 };
@@ -76,7 +77,7 @@ static void warn_if_bound(const bl_launch_info *info)
                        info->launcher, online);
 }
 
-bl_status bl_launch_open(bl_launch **out)
+bl_status bl_launch_open(bl_launch_leave_fn leave, bl_launch **out)
 {
     bl_launch_info info;
 
@@ -85,6 +86,7 @@ bl_status bl_launch_open(bl_launch **out)
     if (info.n_processes == 1) return BL_OK;
     bl_launch *launch = calloc(1, sizeof *launch);
     if (!launch) return BL_FAIL(BL_ENOMEM, "the launch of %d processes", info.n_processes);
+    launch->leave = leave;
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a launcher that is killed cannot end us */
     if (info.rank > 0) bl_log_set_silent();
     bl_status st = bl_wire_open(info.rank, info.n_processes, report_error, &launch->wire);
@@ -137,7 +139,9 @@ static void block_sigterm(void)
 
 void bl_launch_leave(bl_launch *launch)
 {
-    _exit(bl_status_exit_code(bl_launch_close(launch, BL_ECANCELLED)));
+    bl_launch_leave_fn leave = launch->leave;
+
+    leave(bl_launch_close(launch, BL_ECANCELLED));
 }
 
 bl_status bl_launch_close(bl_launch *launch, bl_status st)

@@ -18,6 +18,10 @@
 
 typedef struct bl_launch bl_launch;
 
+/* Ends the process at once, with the exit code of `st` and without its exit handlers: threads of the process
+ * still run, and use what these would free. The program's own; it must not return. */
+typedef void (*bl_launch_leave_fn)(bl_status st);
+
 /* What a launcher's environment says: Open MPI's, that of PMI (MPICH, Intel MPI), or a Slurm step's. */
 typedef struct bl_launch_info {
     const char *launcher; /* "mpirun", "srun"; NULL: none */
@@ -28,10 +32,10 @@ typedef struct bl_launch_info {
 
 void bl_launch_read(bl_launch_info *out);
 
-/* *out = NULL when this process is alone. All processes of the job call it, once, before they start threads.
+/* *out = NULL when this process is alone. `leave` is for bl_launch_leave; NULL: nobody calls that. All processes of the job call it, once, before they start threads.
  * Every process but rank 0 logs no more (base/log.h). BL_EUSAGE: several processes, but a build without MPI,
  * or an MPI that the launcher does not know. */
-bl_status bl_launch_open(bl_launch **out);
+bl_status bl_launch_open(bl_launch_leave_fn leave, bl_launch **out);
 
 int bl_launch_rank(const bl_launch *launch); /* NULL: 0 */
 int bl_launch_size(const bl_launch *launch); /* NULL: 1 */
@@ -43,9 +47,9 @@ bl_status bl_launch_create_comm(bl_launch *launch, double deadline_s, bl_comm **
  * it should leave without waiting for them. */
 bool bl_launch_should_leave(bl_launch *launch);
 
-/* Ends the process with the job's exit code: what a main thread does while its ranks still run. No file
- * minds. */
-_Noreturn void bl_launch_leave(bl_launch *launch);
+/* Ends the job and then, by `leave`, the process, with the job's status: what a main thread does while its
+ * ranks still run. Files stay whole. Frees `launch`; does not return. */
+void bl_launch_leave(bl_launch *launch);
 
 /* Ends the job: waits until all processes have come here with BL_OK or BL_ESTOPPED, or one has failed. Frees
  * `launch`. Returns the job's status; this thread's error text is empty when the user has been told, by this

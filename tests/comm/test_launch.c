@@ -119,13 +119,13 @@ static void test_without_mpi(void **state)
 
     (void)state;
     set_environment(&two);
-    assert_int_equal(bl_launch_open(&launch), BL_EUSAGE);
+    assert_int_equal(bl_launch_open(NULL, &launch), BL_EUSAGE);
     assert_null(launch);
     assert_non_null(strstr(bl_error_text(), "no MPI"));
     assert_non_null(strstr(bl_error_text(), "2 processes"));
 
     set_environment(&alone);
-    assert_int_equal(bl_launch_open(&launch), BL_OK);
+    assert_int_equal(bl_launch_open(NULL, &launch), BL_OK);
     assert_null(launch);
     assert_int_equal(bl_launch_rank(launch), 0);
     assert_int_equal(bl_launch_size(launch), 1);

@@ -136,7 +136,7 @@ done:
 int main(int argc, char **argv)
 {
     bl_launch *launch = NULL;
-    bl_status st = bl_launch_open(&launch);
+    bl_status st = bl_launch_open(NULL, &launch);
 
     if (st == BL_OK && (!launch || argc != 2))
         st = BL_FAIL(BL_EUSAGE, "run it as: mpirun -n N mpi_ranks CASE");
