@@ -38,9 +38,9 @@ typedef struct bl_spill_options {
     bl_stream *copy;
     int64_t n_entries; /* at most, in a round */
     int64_t n_slots;   /* 1..n_entries */
-    /* Entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. Where
-     * it is more, the entries that are taken must not be written: their copies may be under way,
-     * and look finds them afterwards. */
+    /* Entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. In a
+     * round that puts fewer than n_host + n_slots, the entries that are taken must not be
+     * written: their copies may be under way, and look finds them afterwards. */
     int64_t n_host;
     size_t entry_bytes;
     void *slots;           /* [n_slots][entry_bytes] device memory, borrowed */

@@ -168,7 +168,8 @@ static void fall(fixture *f, unsigned round, int64_t from, int64_t to, size_t n_
         assert_ok(bl_spill_take(f->spill, e));
         valid(f);
         queue(f, check_task, e, round, n_bytes);
-        if (f->shape.n_host <= f->shape.n_entries - f->shape.n_slots)
+        if (f->shape.n_host + f->shape.n_slots <=
+            from) /* `from` were put: no way out is under way */
             queue(f, spoil_task, e, round, n_bytes);
         assert_ok(bl_spill_drop(f->spill, e));
         valid(f);

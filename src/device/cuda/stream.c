@@ -25,6 +25,7 @@
  * A host task's arguments lie in the stream's ring until it has run. Its slot is free when n_given - done <
  * BL_STREAM_DEPTH; only host tasks take slots. Host functions of several streams may run one after the other
  * on one thread of the driver: a task must not wait for a task of another stream. */
+#include <assert.h>
 #include <cuda_runtime_api.h>
 #include <stdalign.h>
 #include <stdlib.h>
@@ -144,6 +145,7 @@ static void stream_destroy(bl_stream *stream)
 
 void *bl_cuda_stream_handle(bl_stream *stream)
 {
+    assert(stream->backend == &stream_backend && "kernels do not run on a host stream");
     (void)cuda_enter(stream->device); /* a failure shows at the launch */
     return ((cuda_stream *)stream)->handle;
 }
