@@ -34,6 +34,11 @@ bl_pool *bl_device_pool(bl_device *device)
     return device->backend->pool(device);
 }
 
+bool bl_device_host_writes(const bl_device *device)
+{
+    return device->backend->host_writes(device);
+}
+
 /* Makes room for one more block, so that nothing can fail once the memory is there. Under the lock. */
 static bool reserve_block(bl_device *device)
 {

@@ -22,6 +22,7 @@
 #ifndef BALLAST_DEVICE_DEVICE_H
 #define BALLAST_DEVICE_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,7 +36,8 @@ extern "C" {
 typedef enum bl_device_kind { BL_DEVICE_CPU, BL_DEVICE_CUDA } bl_device_kind;
 
 /* BL_SPACE_DEVICE: where the device computes. BL_SPACE_HOST: host memory that the device copies from and to
- * at full speed (pinned where that means something). On the CPU both are ordinary memory. */
+ * at full speed (pinned where that means something). On the CPU both are ordinary memory, but host code
+ * touches the first in tasks of streams only: staging.h. */
 typedef enum bl_space { BL_SPACE_DEVICE, BL_SPACE_HOST } bl_space;
 
 typedef struct bl_device bl_device;
@@ -54,6 +56,11 @@ bl_status bl_device_create_cuda(int index, bl_device **out);
 void bl_device_destroy(bl_device *device); /* after its streams, events and memory; NULL is fine */
 bl_device_kind bl_device_get_kind(const bl_device *device);
 bl_pool *bl_device_pool(bl_device *device); /* CPU only: the rank's workers; borrowed */
+
+/* Whether host code may read and write BL_SPACE_DEVICE memory itself: on a CPU that is not guarded (guard.h).
+ * Only for ways that carry the whole base, where a staging buffer would cost time; all other code stages
+ * (staging.h), whatever the device. */
+bool bl_device_host_writes(const bl_device *device);
 
 /* Zero-filled memory, aligned to BL_DEVICE_ALIGNMENT_BYTES (a GPU's own memory: 256); size 0 gives a valid pointer. The caller frees it
  * with the same device and space. BL_ENOMEM names `what` and the bytes. Any thread may call these. */

@@ -27,6 +27,7 @@ typedef struct bl_device_backend {
     bl_device_kind kind;
     void (*destroy)(bl_device *device);
     bl_pool *(*pool)(bl_device *device);
+    bool (*host_writes)(const bl_device *device);
 
     /* Zero-filled and aligned, size_bytes >= 1; NULL when there is no memory. free gets the same size again.
      */

@@ -10,6 +10,7 @@
 
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "device/cpu/guard.h"
 #include "device/cpu/stream.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -25,6 +26,7 @@ enum { HUGE_PAGE_BYTES = 2 << 20 };
 typedef struct cpu_device {
     bl_device base;
     bl_pool *pool;
+    bl_cpu_guard *guard; /* has the device memory; NULL: ordinary memory */
 } cpu_device;
 
 static bl_pool *cpu_pool(bl_device *device)
@@ -37,30 +39,39 @@ static void cpu_destroy(bl_device *device)
     cpu_device *self = (cpu_device *)device;
     bl_pool_destroy(self->pool);
     bl_device_base_close(&self->base);
+    bl_cpu_guard_destroy(self->guard);
     free(self);
+}
+
+static bool cpu_host_writes(const bl_device *device)
+{
+    return !((const cpu_device *)device)->guard;
+}
+
+bl_cpu_guard *bl_cpu_device_guard(bl_device *device)
+{
+    return ((cpu_device *)device)->guard;
 }
 
 #ifdef USE_HEAP
 
-static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
+static void *take_memory(size_t size_bytes)
 {
-    (void)device, (void)space;
     void *memory = NULL;
     if (posix_memalign(&memory, BL_DEVICE_ALIGNMENT_BYTES, size_bytes) != 0) return NULL;
     return memset(memory, 0, size_bytes);
 }
 
-static void cpu_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+static void give_memory_back(void *memory, size_t size_bytes)
 {
-    (void)device, (void)space, (void)size_bytes;
+    (void)size_bytes;
     free(memory);
 }
 
 #else
 
-static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
+static void *take_memory(size_t size_bytes)
 {
-    (void)device, (void)space;
     void *memory =
         mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return NULL;
@@ -69,13 +80,28 @@ static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
     return memory;
 }
 
-static void cpu_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+static void give_memory_back(void *memory, size_t size_bytes)
 {
-    (void)device, (void)space;
     munmap(memory, size_bytes);
 }
 
 #endif
+
+static void *cpu_alloc(bl_device *device, bl_space space, size_t size_bytes)
+{
+    bl_cpu_guard *guard = bl_cpu_device_guard(device);
+    return guard && space == BL_SPACE_DEVICE ? bl_cpu_guard_alloc(guard, size_bytes)
+                                             : take_memory(size_bytes);
+}
+
+static void cpu_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+{
+    bl_cpu_guard *guard = bl_cpu_device_guard(device);
+    if (guard && space == BL_SPACE_DEVICE)
+        bl_cpu_guard_free(guard, memory, size_bytes);
+    else
+        give_memory_back(memory, size_bytes);
+}
 
 static bl_status cpu_pin(bl_device *device, void *memory, size_t size_bytes)
 {
@@ -106,6 +132,7 @@ static const bl_device_backend cpu_backend = {
     .kind = BL_DEVICE_CPU,
     .destroy = cpu_destroy,
     .pool = cpu_pool,
+    .host_writes = cpu_host_writes,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .pin = cpu_pin,
@@ -126,8 +153,10 @@ bl_status bl_device_create_cpu(int n_threads, bl_device **out)
     *out = NULL;
     cpu_device *self = calloc(1, sizeof *self);
     if (!self) return BL_FAIL(BL_ENOMEM, "a CPU device");
-    bl_status st = bl_pool_create(n_threads, &self->pool);
+    bl_status st = bl_cpu_guard_create(&self->guard);
+    if (st == BL_OK) st = bl_pool_create(n_threads, &self->pool);
     if (st != BL_OK) {
+        bl_cpu_guard_destroy(self->guard);
         free(self);
         return st;
     }

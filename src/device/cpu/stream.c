@@ -36,7 +36,8 @@ typedef struct cpu_stream {
     bl_stream base;
     pthread_t thread;
     atomic_int n_references;
-    uint64_t n_given; /* the giver's copy of `given` */
+    bl_cpu_guard *guard; /* the device's; NULL: none */
+    uint64_t n_given;    /* the giver's copy of `given` */
     bl_counter given, done;
     _Atomic uint64_t failed_task; /* index of the first task that failed; UINT64_MAX: none */
     bl_error error;
@@ -100,7 +101,9 @@ static void *stream_main(void *argument)
         if (!t->fn) return NULL;
         bool failed = self->error.status != BL_OK;
         if (!failed || t->runs_after_failure) {
+            bl_cpu_guard_open(self->guard);
             bl_status st = t->fn(&self->base, t->args);
+            bl_cpu_guard_close(self->guard);
             if (st != BL_OK && !failed) {
                 bl_error_save(&self->error, st);
                 atomic_store_explicit(&self->failed_task, index, memory_order_release);
@@ -120,6 +123,7 @@ static void give_task(cpu_stream *stream, bl_stream_fn fn, bool runs_after_failu
     t->runs_after_failure = runs_after_failure;
     if (args_bytes) memcpy(t->args, args, args_bytes);
     bl_counter_advance(&stream->given, ++stream->n_given);
+    if (stream->guard && fn) bl_counter_wait(&stream->done, stream->n_given);
 }
 
 static void stream_destroy(bl_stream *stream)
@@ -293,6 +297,7 @@ bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **
     cpu_stream *stream = calloc(1, sizeof *stream);
     if (!stream) return BL_FAIL(BL_ENOMEM, "stream %s", name);
     stream->base = (bl_stream){.device = device, .backend = &stream_backend};
+    stream->guard = bl_cpu_device_guard(device);
     atomic_init(&stream->n_references, 1);
     atomic_init(&stream->failed_task, UINT64_MAX);
     bl_counter_init(&stream->given);

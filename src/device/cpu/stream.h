@@ -3,7 +3,10 @@
 #ifndef BALLAST_DEVICE_CPU_STREAM_H
 #define BALLAST_DEVICE_CPU_STREAM_H
 
+#include "device/cpu/guard.h"
 #include "device/device_internal.h"
+
+bl_cpu_guard *bl_cpu_device_guard(bl_device *device); /* device.c; NULL: not guarded */
 
 bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out);
 

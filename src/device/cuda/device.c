@@ -167,6 +167,12 @@ static void cuda_unpin(bl_device *device, void *memory, size_t size_bytes)
 
 /* ---- the device ---- */
 
+static bool cuda_host_writes(const bl_device *device)
+{
+    (void)device;
+    return false;
+}
+
 static bl_pool *cuda_pool(bl_device *device)
 {
     (void)device;
@@ -194,6 +200,7 @@ static const bl_device_backend cuda_backend = {
     .kind = BL_DEVICE_CUDA,
     .destroy = cuda_destroy,
     .pool = cuda_pool,
+    .host_writes = cuda_host_writes,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .pin = cuda_pin,

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One reservation of addresses, from whose front blocks are taken; none is taken twice, so all are zero. The
+ * lock is held while the protection is changed, never while a task runs: collectives wait for one another. */
+#include "device/cpu/guard.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/sizes.h"
+#include "device/device.h"
+#include "device/guard.h"
+
+static const size_t ARENA_BYTES = (size_t)64 << 30;
+
+struct bl_cpu_guard {
+    char *memory; /* ARENA_BYTES */
+    pthread_mutex_t lock;
+    size_t used_bytes;
+    int n_running; /* tasks; the memory is closed while there are none */
+};
+
+/* The one switch of a process: whoever turns it on does not create the devices. */
+static atomic_bool is_on;
+
+void bl_device_guard_memory(bool guards)
+{
+    atomic_store(&is_on, guards);
+}
+
+bl_status bl_cpu_guard_create(bl_cpu_guard **out)
+{
+    *out = NULL;
+    if (!atomic_load(&is_on)) return BL_OK;
+    bl_cpu_guard *guard = calloc(1, sizeof *guard);
+    if (!guard) return BL_FAIL(BL_ENOMEM, "a guarded CPU device");
+    guard->memory =
+        mmap(NULL, ARENA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (guard->memory == MAP_FAILED) {
+        free(guard);
+        return BL_FAIL(BL_ENOMEM, "%zu addresses for a guarded CPU device", ARENA_BYTES);
+    }
+    pthread_mutex_init(&guard->lock, NULL);
+    *out = guard;
+    return BL_OK;
+}
+
+void bl_cpu_guard_destroy(bl_cpu_guard *guard)
+{
+    if (!guard) return;
+    munmap(guard->memory, ARENA_BYTES);
+    pthread_mutex_destroy(&guard->lock);
+    free(guard);
+}
+
+/* Under the lock. Only what is taken is opened: where the system counts what could be written, the rest of
+ * the reservation costs nothing. */
+static void protect(bl_cpu_guard *guard, int protection)
+{
+    if (mprotect(guard->memory, guard->used_bytes, protection) != 0)
+        abort(); /* the proof is void */
+}
+
+void *bl_cpu_guard_alloc(bl_cpu_guard *guard, size_t size_bytes)
+{
+    void *memory = NULL;
+
+    pthread_mutex_lock(&guard->lock);
+    if (size_bytes <= ARENA_BYTES - guard->used_bytes) {
+        memory = guard->memory + guard->used_bytes;
+        guard->used_bytes +=
+            (size_t)bl_round_up((int64_t)size_bytes, (int64_t)BL_DEVICE_ALIGNMENT_BYTES);
+        if (guard->n_running > 0) protect(guard, PROT_READ | PROT_WRITE);
+    }
+    pthread_mutex_unlock(&guard->lock);
+    return memory;
+}
+
+void bl_cpu_guard_free(bl_cpu_guard *guard, void *memory, size_t size_bytes)
+{
+    (void)guard;
+    madvise(memory, size_bytes, MADV_DONTNEED);
+}
+
+void bl_cpu_guard_open(bl_cpu_guard *guard)
+{
+    if (!guard) return;
+    pthread_mutex_lock(&guard->lock);
+    if (guard->n_running++ == 0) protect(guard, PROT_READ | PROT_WRITE);
+    pthread_mutex_unlock(&guard->lock);
+}
+
+void bl_cpu_guard_close(bl_cpu_guard *guard)
+{
+    if (!guard) return;
+    pthread_mutex_lock(&guard->lock);
+    if (--guard->n_running == 0) protect(guard, PROT_NONE);
+    pthread_mutex_unlock(&guard->lock);
+}
