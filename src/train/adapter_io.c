@@ -14,13 +14,18 @@ bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config 
 {
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
+    size_t n_bytes = (size_t)s->chunk * sizeof(float);
+    float *layer = malloc(n_bytes); /* of one: each factor of it is read once */
 
-    BL_TRY(bl_peft_open(dir, &base, &adapter));
-    bl_status st = BL_OK;
-    for (int64_t l = 0; st == BL_OK && l < s->n_layers; l++)
+    bl_status st = layer ? BL_OK : BL_FAIL(BL_ENOMEM, "%zu bytes of a layer's adapter", n_bytes);
+    if (st == BL_OK) st = bl_peft_open(dir, &base, &adapter);
+    for (int64_t l = 0; st == BL_OK && l < s->n_layers; l++) {
         st = bl_lora_read_range(s->layout, adapter, l, bl_comm_rank(s->world) * s->chunk, s->chunk,
-                                s->w + l * s->chunk);
+                                layer);
+        if (st == BL_OK) st = bl_staging_upload(s->staging, s->w + l * s->chunk, layer, n_bytes);
+    }
     bl_peft_close(adapter);
+    free(layer);
     return st;
 }
 
@@ -52,8 +57,8 @@ static bl_status fill_factor(void *user, int64_t layer, bl_peft_module module,
         layout->options.r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
 
     BL_TRY(gather_layer(e, layer));
-    memcpy(dst, e->state->full[0] + offset, (size_t)n * sizeof(float));
-    return BL_OK;
+    return bl_staging_download(e->state->staging, dst, e->state->full[0] + offset,
+                               (size_t)n * sizeof(float));
 }
 
 static int compare_numbers_as_text(const void *a, const void *b)

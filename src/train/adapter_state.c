@@ -86,10 +86,9 @@ static bl_status allocate(bl_adapter_state *s)
                            (void **)&s->partial));
     BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale",
                            (void **)&s->clip));
-    s->host_sums = calloc((size_t)n_sums(s), sizeof *s->host_sums);
-    if (!s->host_sums) return BL_FAIL(BL_ENOMEM, "adapter state");
-    return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_sums(s) * sizeof(double), "sums",
-                           (void **)&s->sums);
+    BL_TRY(bl_twin_create(s->device, (size_t)n_sums(s) * sizeof(double), "sums", &s->sums_twin));
+    s->sums = s->sums_twin->memory;
+    return bl_staging_create(s->device, BL_STAGING_BYTES, "staging of LoRA's state", &s->staging);
 }
 
 static bl_status create_ring(bl_adapter_state *s, int depth)
@@ -145,9 +144,9 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
     float *const blocks[] = {s->w, s->m, s->v, s->grad, s->full[0], s->full[1], s->partial};
     for (size_t i = 0; i < BL_COUNT(blocks); i++)
         bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
-    bl_device_free(s->device, BL_SPACE_DEVICE, s->sums);
     bl_device_free(s->device, BL_SPACE_DEVICE, s->clip);
-    free(s->host_sums);
+    bl_twin_destroy(s->sums_twin);
+    bl_staging_destroy(s->staging);
     for (int i = 0; i < 2; i++) {
         bl_event_destroy(s->written[i]);
         bl_event_destroy(s->reduced[i]);
@@ -161,14 +160,23 @@ int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, i
 {
     int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks);
     return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk + ring_depth * chunk * n_ranks) *
-           (int64_t)sizeof(float);
+               (int64_t)sizeof(float) +
+           BL_STAGING_BYTES;
 }
 
-void bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
+bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
 {
+    int64_t begin = bl_comm_rank(s->world) * s->chunk,
+            most = (int64_t)(s->staging->n_bytes / sizeof(float));
+
     for (int64_t l = 0; l < s->n_layers; l++)
-        bl_lora_layout_initialise(s->layout, seed, l, bl_comm_rank(s->world) * s->chunk, s->chunk,
-                                  s->w + l * s->chunk);
+        for (int64_t k = 0, n; k < s->chunk; k += n) {
+            n = bl_min_i64(most, s->chunk - k);
+            bl_lora_layout_initialise(s->layout, seed, l, begin + k, n, s->staging->bytes);
+            BL_TRY(bl_staging_upload(s->staging, s->w + l * s->chunk + k, s->staging->bytes,
+                                     (size_t)n * sizeof(float)));
+        }
+    return BL_OK;
 }
 
 bl_status bl_adapter_state_join(bl_adapter_state *s)
@@ -180,39 +188,41 @@ bl_status bl_adapter_state_join(bl_adapter_state *s)
 
 static void put_lanes(bl_adapter_state *s, const bl_lane_totals *lanes)
 {
-    double *stalls = s->host_sums + LANE_STALLS;
+    double *sums = s->sums_twin->host, *stalls = sums + LANE_STALLS;
 
     memset(stalls, 0, (size_t)(n_sums(s) - LANE_STALLS) * sizeof *stalls);
     for (int i = 0; i < BL_N_LANES; i++) {
-        s->host_sums[LANE_BYTES + i] = (double)lanes[i].n_bytes;
+        sums[LANE_BYTES + i] = (double)lanes[i].n_bytes;
         stalls[bl_comm_rank(s->world) * BL_N_LANES + i] = lanes[i].stall_s;
     }
 }
 
 static void take_lanes(const bl_adapter_state *s, bl_lane_totals *lanes)
 {
+    const double *sums = s->sums_twin->host;
+
     for (int i = 0; i < BL_N_LANES; i++) {
-        lanes[i].n_bytes = (int64_t)s->host_sums[LANE_BYTES + i];
+        lanes[i].n_bytes = (int64_t)sums[LANE_BYTES + i];
         for (int64_t at = LANE_STALLS + i; at < n_sums(s); at += BL_N_LANES)
-            lanes[i].stall_s = fmax(lanes[i].stall_s, s->host_sums[at]);
+            lanes[i].stall_s = fmax(lanes[i].stall_s, sums[at]);
     }
 }
 
 bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double *grad_norm,
                                   bl_lane_totals *lanes)
 {
-    size_t n_bytes = (size_t)n_sums(s) * sizeof(double), n_first = LANE_BYTES * sizeof(double);
+    size_t n_bytes = s->sums_twin->n_bytes, n_first = LANE_BYTES * sizeof(double);
+    const double *sums = s->sums_twin->host;
 
     put_lanes(s, lanes);
-    BL_TRY(bl_stream_copy(s->communication, s->sums + LANE_BYTES, s->host_sums + LANE_BYTES,
-                          n_bytes - n_first));
+    BL_TRY(bl_twin_upload(s->sums_twin, s->communication, n_first, n_bytes - n_first));
     BL_TRY(bl_sum_squares(s->communication, &(bl_sum_squares_args){s->n_layers * s->chunk, s->grad,
                                                                    &s->sums[SQUARES]}));
     BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, n_sums(s)));
-    BL_TRY(bl_stream_copy(s->communication, s->host_sums, s->sums, n_bytes));
+    BL_TRY(bl_twin_download(s->sums_twin, s->communication, 0, n_bytes));
     BL_TRY(bl_stream_synchronize(s->communication));
-    *loss_sum = s->host_sums[LOSS];
-    *grad_norm = sqrt(s->host_sums[SQUARES]);
+    *loss_sum = sums[LOSS];
+    *grad_norm = sqrt(sums[SQUARES]);
     take_lanes(s, lanes);
     return BL_OK;
 }

@@ -10,7 +10,7 @@
 #define BALLAST_TRAIN_ADAPTER_STATE_H
 
 #include "comm/comm.h"
-#include "device/device.h"
+#include "device/staging.h"
 #include "comm/gather_ring.h"
 #include "llama/lora.h"
 #include "model/pass.h"
@@ -28,8 +28,9 @@ typedef struct bl_adapter_state {
     int turn;
     double *
         sums; /* device memory: loss sum, sum of squared gradients; then what the ranks report of their lanes */
-    double *host_sums; /* the same in host memory */
-    double *clip;      /* [2], device memory: norm, clipping scale */
+    bl_twin *sums_twin;  /* of sums */
+    double *clip;        /* [2], device memory: norm, clipping scale */
+    bl_staging *staging; /* for what is read into the shards and written from them */
     bl_timeline *timeline;
     bl_gather_ring *ring;
     bl_gradient_sink sink;
@@ -47,7 +48,7 @@ int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, i
 
 /* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills its own
  * shard. */
-void bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
+bl_status bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
 bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_llama_config *config,
                                      const char *dir);
 

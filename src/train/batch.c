@@ -16,7 +16,13 @@ static int64_t micro_bytes(int64_t T_max)
 
 int64_t bl_batches_bytes(int n_micro, int64_t T_max)
 {
-    return n_micro * micro_bytes(T_max);
+    return 2 * n_micro * micro_bytes(T_max);
+}
+
+/* Where the host fills in what the device has at `memory`. */
+static void *on_host(const bl_batches *b, const void *memory)
+{
+    return (char *)b->twin->host + ((const char *)memory - (const char *)b->twin->memory);
 }
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out)
@@ -28,19 +34,17 @@ bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_ba
         free(b);
         return BL_FAIL(BL_ENOMEM, "%d micro-batches", n_micro);
     }
-    b->device = device;
     b->n_micro = n_micro;
     b->T_max = T_max;
     bl_status st =
-        bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)bl_batches_bytes(n_micro, T_max),
-                        "token batches", &b->memory);
+        bl_twin_create(device, (size_t)(n_micro * micro_bytes(T_max)), "token batches", &b->twin);
     if (st != BL_OK) {
         bl_batches_destroy(b);
         return st;
     }
     for (int m = 0; m < n_micro; m++) {
-        char *at =
-            (char *)b->memory + m * micro_bytes(T_max); /* widest type first: all are aligned */
+        char *at = (char *)b->twin->memory +
+                   m * micro_bytes(T_max); /* widest type first: all are aligned */
         b->micro[m].sample = (int64_t *)at;
         b->micro[m].ids = (int32_t *)(b->micro[m].sample + T_max);
         b->micro[m].targets = b->micro[m].ids + T_max;
@@ -55,7 +59,7 @@ bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_ba
 void bl_batches_destroy(bl_batches *batches)
 {
     if (!batches) return;
-    bl_device_free(batches->device, BL_SPACE_DEVICE, batches->memory);
+    bl_twin_destroy(batches->twin);
     free(batches->micro);
     free(batches);
 }
@@ -64,7 +68,7 @@ void bl_batches_clear(bl_batches *batches)
 {
     for (int m = 0; m < batches->n_micro; m++) {
         batches->micro[m].T = batches->micro[m].n_documents = 0;
-        batches->micro[m].cu_seqlens[0] = 0;
+        *(int32_t *)on_host(batches, batches->micro[m].cu_seqlens) = 0;
     }
     batches->n_tokens = batches->n_labels = 0;
 }
@@ -73,6 +77,10 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
                             int64_t sample)
 {
     bl_micro_batch *b = &batches->micro[index];
+    int32_t *ids = on_host(batches, b->ids), *targets = on_host(batches, b->targets),
+            *position = on_host(batches, b->position), *ends = on_host(batches, b->cu_seqlens);
+    float *weights = on_host(batches, b->weights);
+    int64_t *samples = on_host(batches, b->sample);
     bl_sample s;
 
     BL_TRY(bl_dataset_get(dataset, row, &s));
@@ -88,17 +96,40 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
                        : s.weights                        ? s.weights[t + 1]
                                                           : 1.0f;
         if (t > 0 && s.document_ids && s.document_ids[t] != s.document_ids[t - 1])
-            b->cu_seqlens[++b->n_documents] = (int32_t)(T + t);
-        b->ids[T + t] = s.ids[t];
-        b->targets[T + t] = weight != 0.0f ? s.labels[t + 1] : 0;
-        b->weights[T + t] = weight;
-        b->position[T + t] = (int32_t)t;
-        b->sample[T + t] = sample;
+            ends[++b->n_documents] = (int32_t)(T + t);
+        ids[T + t] = s.ids[t];
+        targets[T + t] = weight != 0.0f ? s.labels[t + 1] : 0;
+        weights[T + t] = weight;
+        position[T + t] = (int32_t)t;
+        samples[T + t] = sample;
         batches->n_labels += weight != 0.0f;
     }
     b->T += n;
-    if (n > 0) b->cu_seqlens[++b->n_documents] = (int32_t)b->T;
+    if (n > 0) ends[++b->n_documents] = (int32_t)b->T;
     batches->n_tokens += n;
     bl_sample_free(&s);
+    return BL_OK;
+}
+
+/* The first n_bytes at `memory`. */
+static bl_status upload(bl_batches *b, bl_stream *stream, const void *memory, int64_t n_bytes)
+{
+    size_t offset = (size_t)((const char *)memory - (const char *)b->twin->memory);
+    return bl_twin_upload(b->twin, stream, offset, (size_t)n_bytes);
+}
+
+bl_status bl_batches_upload(bl_batches *batches, bl_stream *stream)
+{
+    for (int m = 0; m < batches->n_micro; m++) {
+        const bl_micro_batch *b = &batches->micro[m];
+        int64_t n_int32 = b->T * (int64_t)sizeof(int32_t);
+        BL_TRY(upload(batches, stream, b->sample, b->T * (int64_t)sizeof *b->sample));
+        BL_TRY(upload(batches, stream, b->ids, n_int32));
+        BL_TRY(upload(batches, stream, b->targets, n_int32));
+        BL_TRY(upload(batches, stream, b->position, n_int32));
+        BL_TRY(upload(batches, stream, b->weights, b->T * (int64_t)sizeof *b->weights));
+        BL_TRY(upload(batches, stream, b->cu_seqlens,
+                      (b->n_documents + 1) * (int64_t)sizeof *b->cu_seqlens));
+    }
     return BL_OK;
 }

@@ -6,30 +6,32 @@
 #ifndef BALLAST_TRAIN_BATCH_H
 #define BALLAST_TRAIN_BATCH_H
 
-#include "device/device.h"
+#include "device/staging.h"
 #include "llama/block.h"
 #include "data/dataset.h"
 
 /* The micro-batches of one rank, filled again and again. */
 typedef struct bl_batches {
-    bl_device *device;
     int n_micro;
     int64_t T_max;         /* tokens a micro-batch has room for */
     bl_micro_batch *micro; /* [n_micro], device memory behind it */
-    void *memory;
+    bl_twin *twin;         /* of them all; filled on the host */
     int64_t n_tokens,
         n_labels; /* of what was filled in since bl_batches_clear; n_labels: labels with a weight other than 0 */
 } bl_batches;
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out);
-void bl_batches_destroy(bl_batches *batches); /* NULL is fine */
-int64_t bl_batches_bytes(int n_micro, int64_t T_max);
+void bl_batches_destroy(bl_batches *batches);         /* NULL is fine */
+int64_t bl_batches_bytes(int n_micro, int64_t T_max); /* device memory and the same on the host */
 
+/* Clear, append rows, upload: then tasks queued on `stream` see them. What was uploaded last must have arrived before the next clear. */
 void bl_batches_clear(bl_batches *batches); /* all micro-batches get T = 0 */
 
-/* Appends row `row` of the data set to micro-batch `index`, as sample number `sample` of the step. CPU device. BL_EINPUT: the row is bad;
+/* Appends row `row` of the data set to micro-batch `index`, as sample number `sample` of the step. BL_EINPUT: the row is bad;
  * BL_EINTERNAL: no room. */
 bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
                             int64_t sample);
+/* Queues the copies of what was appended. */
+bl_status bl_batches_upload(bl_batches *batches, bl_stream *stream);
 
 #endif

@@ -16,15 +16,16 @@ static bl_status fill(bl_rank *r, int64_t micro)
     bl_batches_clear(batches);
     for (int64_t row = first; row < bl_min_i64(first + b, job->n_validation_rows); row++)
         BL_TRY(bl_batches_append(batches, 0, job->validation, row, row));
-    return BL_OK;
+    return bl_batches_upload(batches, r->compute);
 }
 
 bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
 {
     const bl_job *job = r->job;
     int64_t per_visit = job->config->per_device_eval_batch_size * job->n_ranks;
-    double *sums = (double *)(r->counts + 2); /* loss, labels: labels are exact in a double */
-    double result[2], labels = 0.0;
+    enum { AT = 2 * sizeof(int64_t) };              /* of the sums in the twin */
+    double *sums = (double *)r->counts->memory + 2; /* loss, labels: exact in a double */
+    double *result = (double *)r->counts->host + 2, labels = 0.0;
 
     BL_TRY(bl_stream_zero(r->compute, sums, 2 * sizeof *sums));
     for (int64_t micro = 0; micro < bl_ceil_div(job->n_validation_rows, per_visit); micro++) {
@@ -36,10 +37,11 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
         BL_TRY(bl_llama_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
         BL_TRY(bl_stream_synchronize(r->compute)); /* the batch is about to be filled again */
     }
-    BL_TRY(bl_stream_copy(r->compute, &sums[1], &labels, sizeof labels));
+    result[1] = labels;
+    BL_TRY(bl_twin_upload(r->counts, r->compute, AT + sizeof labels, sizeof labels));
     BL_TRY(bl_stream_synchronize(r->compute));
     BL_TRY(bl_comm_all_reduce_f64(r->world, r->communication, sums, 2));
-    BL_TRY(bl_stream_copy(r->communication, result, sums, sizeof result));
+    BL_TRY(bl_twin_download(r->counts, r->communication, AT, 2 * sizeof *result));
     BL_TRY(bl_stream_synchronize(r->communication));
     if (result[1] == 0.0)
         return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");

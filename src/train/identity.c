@@ -108,15 +108,20 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
 static bl_status compare_ranks(bl_rank *r)
 {
     int n_ranks = r->job->n_ranks, other = 0;
-    uint64_t *all;
+    bl_twin *sums;
 
-    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)n_ranks * sizeof *all, "checksums",
-                           (void **)&all));
+    BL_TRY(bl_twin_create(r->device, (size_t)n_ranks * sizeof(uint64_t), "checksums", &sums));
+    uint64_t *all = sums->host, *shared = sums->memory;
+    all[r->index] = r->weights->checksum;
     bl_status st =
-        bl_comm_all_gather(r->world, r->communication, &r->weights->checksum, all, sizeof *all);
+        bl_twin_upload(sums, r->communication, (size_t)r->index * sizeof *all, sizeof *all);
+    if (st == BL_OK)
+        st = bl_comm_all_gather(r->world, r->communication, &shared[r->index], shared,
+                                sizeof *shared);
+    if (st == BL_OK) st = bl_twin_download(sums, r->communication, 0, sums->n_bytes);
     if (st == BL_OK) st = bl_stream_synchronize(r->communication);
     while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
-    bl_device_free(r->device, BL_SPACE_DEVICE, all);
+    bl_twin_destroy(sums);
     if (st != BL_OK || other == n_ranks) return st;
     return BL_FAIL(BL_EUSAGE, "the model's weights are not the same on rank 0 and on rank %d",
                    other);

@@ -101,12 +101,11 @@ struct bl_rank {
     bl_pass_micro *micro;    /* [group]: of the pass under way */
     bl_batches *batches[2];  /* the step under way and the next one */
     bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
-    int64_t *counts;         /* [4], device memory: labels, stop requests; sums of an evaluation */
-    /* [n_ranks], device memory: what the ranks have written into a checkpoint. */
-    bl_checkpoint_file *files;
-    bool start_differs;     /* from the checkpoint that was resumed: in its weights */
-    int64_t steps_done;     /* optimizer steps in `state` */
-    int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
+    bl_twin *counts;         /* int64_t [4]: labels, tokens, stop requests; sums of an evaluation */
+    bl_twin *files;     /* bl_checkpoint_file [n_ranks]: what they have written into a checkpoint */
+    bool start_differs; /* from the checkpoint that was resumed: in its weights */
+    int64_t steps_done; /* optimizer steps in `state` */
+    int64_t saved_step; /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step; /* of the newest evaluation; -1: none */
     int64_t group;          /* micro-batches of a visit */
     double peak_flops;

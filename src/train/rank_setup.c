@@ -88,8 +88,7 @@ static bl_status create_state(bl_rank *r)
     if (job->resume_dir) return bl_rank_load(r);
     if (job->init_adapter)
         return bl_adapter_state_read_peft(r->state, &job->host->config, job->init_adapter);
-    bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);
-    return BL_OK;
+    return bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);
 }
 
 /* What a plain GEMM of this rank reaches while the other ranks run theirs: the peak that mfu is a share of. */
@@ -144,10 +143,9 @@ bl_status bl_rank_setup(bl_rank *r)
         BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max,
                                  &r->batches[i]));
     if (job->validation) BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
-    BL_TRY(bl_device_alloc(r->device, BL_SPACE_DEVICE, (size_t)job->n_ranks * sizeof *r->files,
-                           "checkpoint files", (void **)&r->files));
-    return bl_device_alloc(r->device, BL_SPACE_DEVICE, 4 * sizeof(int64_t), "counters",
-                           (void **)&r->counts);
+    BL_TRY(bl_twin_create(r->device, (size_t)job->n_ranks * sizeof(bl_checkpoint_file),
+                          "checkpoint files", &r->files));
+    return bl_twin_create(r->device, 4 * sizeof(int64_t), "counters", &r->counts);
 }
 
 void bl_rank_free(bl_rank *r)
@@ -159,8 +157,8 @@ void bl_rank_free(bl_rank *r)
     if (r->activations) (void)bl_stream_synchronize(r->activations);
     for (int i = 0; i < 2; i++) bl_batches_destroy(r->batches[i]);
     bl_batches_destroy(r->evaluation);
-    if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->counts);
-    if (r->device) bl_device_free(r->device, BL_SPACE_DEVICE, r->files);
+    bl_twin_destroy(r->counts);
+    bl_twin_destroy(r->files);
     bl_llama_pass_destroy(r->pass);
     free(r->micro);
     bl_adapter_state_destroy(r->state);

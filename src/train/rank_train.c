@@ -26,17 +26,21 @@ static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
             int64_t row = bl_sampler_row(&sampler, step * bl_train_batch_rows(c) + sample);
             BL_TRY(bl_batches_append(batches, m, job->train, job->first_train_row + row, sample));
         }
-    return BL_OK;
+    return bl_batches_upload(batches, r->compute);
 }
 
 /* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
 static bl_status count_step(bl_rank *r, const bl_batches *batches, int64_t totals[3])
 {
     int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&r->job->stop)};
-    BL_TRY(bl_stream_copy(r->communication, r->counts, own, sizeof own));
-    BL_TRY(bl_comm_all_reduce_i64(r->world, r->communication, r->counts, 3));
-    BL_TRY(bl_stream_copy(r->communication, totals, r->counts, sizeof own));
-    return bl_stream_synchronize(r->communication);
+
+    memcpy(r->counts->host, own, sizeof own);
+    BL_TRY(bl_twin_upload(r->counts, r->communication, 0, sizeof own));
+    BL_TRY(bl_comm_all_reduce_i64(r->world, r->communication, r->counts->memory, 3));
+    BL_TRY(bl_twin_download(r->counts, r->communication, 0, sizeof own));
+    BL_TRY(bl_stream_synchronize(r->communication));
+    memcpy(totals, r->counts->host, sizeof own);
+    return BL_OK;
 }
 
 static bool abandoned(void *user)

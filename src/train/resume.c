@@ -45,6 +45,20 @@ static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
                      "validation_loss", job->final_result.loss);
 }
 
+/* Shard by shard through the staging buffer. */
+static bl_status append_array(bl_safetensors_writer *writer, const bl_adapter_state *s, int which)
+{
+    size_t total = (size_t)(s->n_layers * s->chunk) * sizeof(float), n;
+
+    for (size_t at = 0; at < total; at += n) {
+        n = (size_t)bl_min_i64((int64_t)s->staging->n_bytes, (int64_t)(total - at));
+        BL_TRY(bl_staging_download(s->staging, s->staging->bytes,
+                                   (const char *)state_array(s, which) + at, n));
+        BL_TRY(bl_safetensors_writer_append(writer, s->staging->bytes, n));
+    }
+    return BL_OK;
+}
+
 /* Writes a rank's file into the folder of the checkpoint of `step`, and says what is in it. */
 static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_state *s, int rank,
                             bl_checkpoint_file *out)
@@ -61,10 +75,7 @@ static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_st
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
     for (int i = 0; i < N_ARRAYS; i++)
-        BL_TRY_GOTO(st, done,
-                    bl_safetensors_writer_append(
-                        writer, state_array(s, (int)bl_safetensors_writer_order(writer)[i]),
-                        (size_t)(s->n_layers * s->chunk) * sizeof(float)));
+        BL_TRY_GOTO(st, done, append_array(writer, s, (int)bl_safetensors_writer_order(writer)[i]));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
     if (st == BL_OK) st = bl_checkpoint_describe_file(path, out);
@@ -133,11 +144,15 @@ bl_status bl_rank_save(bl_rank *r, int64_t step)
     BL_TRY(bl_stream_synchronize(r->compute));
     if (r->index == 0) BL_TRY(begin_save(job, step));
     BL_TRY(meet(r));
-    BL_TRY(write_rank(job, step, r->state, r->index, &r->files[r->index]));
-    BL_TRY(bl_comm_all_gather(r->world, r->communication, &r->files[r->index], r->files,
-                              sizeof *r->files));
+    bl_checkpoint_file *files = r->files->host, *shared = r->files->memory;
+    BL_TRY(write_rank(job, step, r->state, r->index, &files[r->index]));
+    BL_TRY(bl_twin_upload(r->files, r->communication, (size_t)r->index * sizeof *files,
+                          sizeof *files));
+    BL_TRY(
+        bl_comm_all_gather(r->world, r->communication, &shared[r->index], shared, sizeof *shared));
+    BL_TRY(bl_twin_download(r->files, r->communication, 0, r->files->n_bytes));
     BL_TRY(bl_stream_synchronize(r->communication));
-    if (r->index == 0) BL_TRY(commit_save(job, step, r->files));
+    if (r->index == 0) BL_TRY(commit_save(job, step, files));
     r->saved_step = step;
     return meet(r);
 }
@@ -145,13 +160,25 @@ bl_status bl_rank_save(bl_rank *r, int64_t step)
 bl_status bl_job_save_all(bl_job *job, int64_t step)
 {
     BL_TRY(begin_save(job, step));
-    bl_checkpoint_file *files = job->ranks[0].files;
+    bl_checkpoint_file *files = job->ranks[0].files->host;
     for (int i = 0; i < job->n_ranks; i++)
         BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
     return commit_save(job, step, files);
 }
 
 /* ---- loading ---- */
+
+/* Bytes [offset, offset + n_bytes) of a tensor's to device memory. */
+static bl_status load_bytes(bl_staging *staging, const bl_stored_tensor *t, int64_t offset,
+                            size_t n_bytes, char *memory)
+{
+    for (size_t at = 0, n; at < n_bytes; at += n) {
+        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(n_bytes - at));
+        BL_TRY(bl_stored_tensor_read(t, offset + (int64_t)at, n, staging->bytes));
+        BL_TRY(bl_staging_upload(staging, memory + at, staging->bytes, n));
+    }
+    return BL_OK;
+}
 
 /* The part of this rank's shard that old rank `old` of n_old holds. */
 static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file, int old,
@@ -169,10 +196,10 @@ static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file
                            bl_safetensors_path(file), array_names[i], (long long)s->n_layers,
                            (long long)old_chunk);
         for (int64_t l = 0; l < s->n_layers; l++)
-            BL_TRY(bl_stored_tensor_read(
-                t, (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
-                (size_t)(last - first) * sizeof(float),
-                state_array(s, i) + l * s->chunk + first - begin));
+            BL_TRY(load_bytes(s->staging, t,
+                              (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
+                              (size_t)(last - first) * sizeof(float),
+                              (char *)(state_array(s, i) + l * s->chunk + first - begin)));
     }
     return BL_OK;
 }
@@ -194,13 +221,13 @@ bl_status bl_rank_load(bl_rank *r)
         if (st != BL_OK) return st == BL_EINPUT ? BL_ECHECKPOINT : st;
     }
     /* Past the end of the flat vector another rank count has padding where this one has none. */
-    int64_t real =
-        bl_min_i64(r->state->chunk, bl_max_i64(0, job->lora.n_floats - r->index * r->state->chunk));
+    int64_t chunk = r->state->chunk,
+            real = bl_min_i64(chunk, bl_max_i64(0, job->lora.n_floats - r->index * chunk));
     for (int i = 0; i < N_ARRAYS; i++)
         for (int64_t l = 0; l < r->state->n_layers; l++)
-            for (int64_t k = real; k < r->state->chunk; k++)
-                state_array(r->state, i)[l * r->state->chunk + k] = 0.0f;
-    return BL_OK;
+            BL_TRY(bl_stream_zero(r->compute, state_array(r->state, i) + l * chunk + real,
+                                  (size_t)(chunk - real) * sizeof(float)));
+    return bl_stream_synchronize(r->compute);
 }
 
 /* ---- choosing ---- */
