@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_io.c -- the adapter between its shards and PEFT's files, a layer at a time; and which adapter a job trains. */
+/* adapter_io.c -- the adapter between its shards and PEFT's files, a layer at a time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,79 +177,4 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *s, const char *path
     BL_TRY(settle(s));
     BL_TRY(bl_comm_rank(s->world) == 0 ? write_gradient_file(&e, path) : follow(&e));
     return clear_padding(s);
-}
-
-/* ---- which adapter ---- */
-
-/* all-linear, names, or one regular expression. */
-static bl_status targets_of_config(const bl_train_config *c, int64_t n_layers, uint32_t *targets)
-{
-    static const char where[] = "lora_target_modules";
-    const bl_string_list *list = &c->lora_target_modules;
-
-    *targets = BL_PEFT_ALL;
-    if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
-    if (!bl_train_config_targets_by_pattern(c))
-        return bl_peft_match_names(BL_EUSAGE, where, (const char *const *)list->items,
-                                   (size_t)list->n_items, n_layers, targets);
-    BL_TRY(bl_peft_match_pattern(BL_EUSAGE, where, list->items[0], n_layers, targets));
-    return *targets
-               ? BL_OK
-               : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
-}
-
-static bl_status options_of_config(const bl_train_config *c, int64_t n_layers, bl_lora_options *out)
-{
-    bl_peft_config peft = {.r = c->lora_r,
-                           .alpha = c->lora_alpha,
-                           .use_rslora = c->use_rslora,
-                           .dropout = c->lora_dropout};
-
-    BL_TRY(targets_of_config(c, n_layers, &peft.targets));
-    bl_lora_options_of_peft(&peft, out);
-    return BL_OK;
-}
-
-/* init_adapter fixes r, alpha, rsLoRA and targets; keys that say otherwise are refused. */
-static bl_status check_given(const bl_train_config *c, const bl_lora_options *asked,
-                             const bl_lora_options *adapter)
-{
-    const char *key = NULL;
-    if (bl_train_config_given(c, "lora_r") && asked->r != adapter->r) key = "lora_r";
-    if (bl_train_config_given(c, "lora_alpha") && asked->alpha != adapter->alpha)
-        key = "lora_alpha";
-    if (bl_train_config_given(c, "use_rslora") && asked->use_rslora != adapter->use_rslora)
-        key = "use_rslora";
-    if (bl_train_config_given(c, "lora_target_modules") &&
-        memcmp(asked->target, adapter->target, sizeof asked->target) != 0)
-        key = "lora_target_modules";
-    if (!key) return BL_OK;
-    return BL_FAIL(BL_EUSAGE,
-                   "%s: differs from that of init_adapter %s, which fixes it; leave the key out",
-                   key, c->init_adapter);
-}
-
-bl_status bl_job_choose_lora(bl_job *job)
-{
-    const bl_train_config *c = job->config;
-    bl_lora_options options;
-
-    if (!c->init_adapter && job->evaluate_only) {
-        bl_lora_layout_init(&job->host->config, NULL, &job->lora);
-        return BL_OK;
-    }
-    BL_TRY(options_of_config(c, job->host->config.n_layers, &options));
-    if (c->init_adapter) {
-        bl_peft_config peft;
-        bl_lora_options adapter;
-        BL_TRY(bl_peft_load_config(c->init_adapter, job->host->config.n_layers, &peft));
-        bl_lora_options_of_peft(&peft, &adapter);
-        if (!job->evaluate_only) BL_TRY(check_given(c, &options, &adapter));
-        adapter.dropout = c->lora_dropout; /* the run's, not the old run's */
-        options = adapter;
-        job->init_adapter = strdup(c->init_adapter);
-        if (!job->init_adapter) return BL_FAIL(BL_ENOMEM, "a path");
-    }
-    bl_lora_layout_init(&job->host->config, &options, &job->lora);
-    return BL_OK;
 }

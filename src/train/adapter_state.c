@@ -155,15 +155,6 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
     free(s);
 }
 
-int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
-                               int ring_depth)
-{
-    int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks);
-    return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk + ring_depth * chunk * n_ranks) *
-               (int64_t)sizeof(float) +
-           BL_STAGING_BYTES;
-}
-
 bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
 {
     int64_t begin = bl_comm_rank(s->world) * s->chunk,

@@ -36,15 +36,13 @@ typedef struct bl_adapter_state {
     bl_gradient_sink sink;
 } bl_adapter_state;
 
-/* Everything zero. layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
+/* Everything zero; bl_plan_adapter_bytes says how much. layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
                                   bl_stream *communication, bl_timeline *timeline,
                                   const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
                                   bl_adapter_state **out);
 /* After both streams are idle; NULL is fine. */
 void bl_adapter_state_destroy(bl_adapter_state *state);
-int64_t bl_adapter_state_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
-                               int ring_depth);
 
 /* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills its own
  * shard. */

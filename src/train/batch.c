@@ -3,21 +3,9 @@
 
 #include <stdlib.h>
 
-#include "base/sizes.h"
+#include "plan/memory.h"
 
 enum { IGNORED = -100 };
-
-static int64_t micro_bytes(int64_t T_max)
-{
-    int64_t per_token =
-        4 * (int64_t)sizeof(int32_t) + (int64_t)sizeof(float) + (int64_t)sizeof(int64_t);
-    return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
-}
-
-int64_t bl_batches_bytes(int n_micro, int64_t T_max)
-{
-    return 2 * n_micro * micro_bytes(T_max);
-}
 
 /* Where the host fills in what the device has at `memory`. */
 static void *on_host(const bl_batches *b, const void *memory)
@@ -27,6 +15,8 @@ static void *on_host(const bl_batches *b, const void *memory)
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out)
 {
+    int64_t micro_bytes = bl_plan_micro_batch_bytes(T_max);
+
     *out = NULL;
     bl_batches *b = calloc(1, sizeof *b);
     if (b) b->micro = calloc((size_t)n_micro, sizeof *b->micro);
@@ -37,14 +27,14 @@ bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_ba
     b->n_micro = n_micro;
     b->T_max = T_max;
     bl_status st =
-        bl_twin_create(device, (size_t)(n_micro * micro_bytes(T_max)), "token batches", &b->twin);
+        bl_twin_create(device, (size_t)(n_micro * micro_bytes), "token batches", &b->twin);
     if (st != BL_OK) {
         bl_batches_destroy(b);
         return st;
     }
     for (int m = 0; m < n_micro; m++) {
-        char *at = (char *)b->twin->memory +
-                   m * micro_bytes(T_max); /* widest type first: all are aligned */
+        char *at =
+            (char *)b->twin->memory + m * micro_bytes; /* widest type first: all are aligned */
         b->micro[m].sample = (int64_t *)at;
         b->micro[m].ids = (int32_t *)(b->micro[m].sample + T_max);
         b->micro[m].targets = b->micro[m].ids + T_max;

@@ -21,8 +21,7 @@ typedef struct bl_batches {
 } bl_batches;
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out);
-void bl_batches_destroy(bl_batches *batches);         /* NULL is fine */
-int64_t bl_batches_bytes(int n_micro, int64_t T_max); /* device memory and the same on the host */
+void bl_batches_destroy(bl_batches *batches); /* NULL is fine */
 
 /* Clear, append rows, upload: then tasks queued on `stream` see them. What was uploaded last must have arrived before the next clear. */
 void bl_batches_clear(bl_batches *batches); /* all micro-batches get T = 0 */

@@ -15,6 +15,7 @@
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
 #include "data/dataset.h"
+#include "plan/plan.h"
 #include "train/adapter_state.h"
 #include "train/batch.h"
 #include "train/metrics.h"
@@ -37,11 +38,9 @@ typedef struct bl_job {
     int64_t longest_train_row,
         longest_validation_row; /* tokens, of these rows; 0: there are none */
     bl_lora_layout lora;
-    char *init_adapter; /* NULL: a fresh one */
     bool evaluate_only;
-    bl_llama_placement placement; /* of the frozen base; index is filled in by each rank */
-    unsigned save;                /* bl_save: what layers keep for their backward pass */
-    bl_launch *launch;            /* NULL: all ranks are this process's */
+    bl_plan plan;
+    bl_launch *launch; /* NULL: all ranks are this process's */
     /* Of the one rank of this process, until that rank has it; NULL without launch. */
     bl_comm *world;
     int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
@@ -98,7 +97,7 @@ struct bl_rank {
     bl_adapter_state *state;
     bl_llama_pass *pass;
     bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
-    bl_pass_micro *micro;    /* [group]: of the pass under way */
+    bl_pass_micro *micro;    /* [plan.pass.max_group]: of the pass under way */
     bl_batches *batches[2];  /* the step under way and the next one */
     bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
     bl_twin *counts;         /* int64_t [4]: labels, tokens, stop requests; sums of an evaluation */
@@ -107,7 +106,6 @@ struct bl_rank {
     int64_t steps_done; /* optimizer steps in `state` */
     int64_t saved_step; /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step; /* of the newest evaluation; -1: none */
-    int64_t group;          /* micro-batches of a visit */
     double peak_flops;
 };
 
@@ -117,6 +115,10 @@ struct bl_rank {
 bl_status bl_job_place_ranks(bl_job *job);
 /* Model, tokenizer, data and LoRA's layout, by job->config. */
 bl_status bl_job_open(bl_job *job);
+/* job->plan is chosen from this. */
+bl_plan_input bl_job_plan_input(const bl_job *job);
+/* After bl_job_open; makes offload_dir for the disk tier. BL_EUSAGE: it is not a directory. */
+bl_status bl_job_choose_plan(bl_job *job);
 void bl_job_close(bl_job *job);
 
 /* ranks.c: runs the ranks of this process to their end and returns the failure that came first. While they run, signals stop a training.
@@ -124,7 +126,6 @@ void bl_job_close(bl_job *job);
 bl_status bl_job_run_ranks(bl_job *job, int64_t *peak_bytes);
 
 /* rank_setup.c: everything a rank needs, and its end. Free after the thread has ended. */
-bl_pass_options bl_job_pass_options(const bl_job *job); /* without the LoRA ring */
 bl_status bl_rank_setup(bl_rank *rank);
 void bl_rank_free(bl_rank *rank);
 
@@ -172,9 +173,6 @@ bl_status bl_job_compare_machines(const bl_job *job);
 bl_status bl_job_record_machine(json_t *state);
 bl_status bl_job_compare_machine(const bl_job *job, const json_t *state);
 
-/* adapter_io.c: job->lora and init_adapter, by the configuration or by the adapter that it starts from. */
-bl_status bl_job_choose_lora(bl_job *job);
-
 /* paths.c: BL_EUSAGE when a path that the job writes is one that it reads, another one of its own, or not what can be written:
  * before anything is. */
 bl_status bl_job_check_paths(const bl_job *job);
@@ -188,24 +186,5 @@ bl_status bl_job_trace_path(const bl_job *job,
 
 /* output.c: README.md beside the adapter. */
 bl_status bl_job_write_readme(const bl_job *job, const char *dir);
-
-/* ledger.c: predicted and measured memory, bytes. */
-typedef struct bl_memory_ledger {
-    int64_t frozen, ring, embedding, adapter, activations, batches, scratch, other,
-        total;    /* total: of the whole process */
-    int64_t host; /* of frozen: what lies in the host tier */
-    int64_t disk; /* page files, a rank; not in total */
-} bl_memory_ledger;
-bl_status bl_job_predict_memory(const bl_job *job, bl_memory_ledger *out);
-/* job->save as configured, and job->placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into
- * memory. Makes offload_dir for the disk tier; BL_EUSAGE: it is not a directory. */
-bl_status bl_job_choose_placement(bl_job *job);
-/* After it: activation_checkpointing auto keeps the most with which this host's processes are predicted to take at
- * most half of the memory that is available. Bits do not depend on it. */
-bl_status bl_job_choose_saving(bl_job *job);
-/* Says what this process will take, and what will lie where. */
-void bl_job_print_memory(const bl_job *job, const bl_memory_ledger *ledger);
-/* BL_ENOMEM when this machine has less: the numbers, and the keys that would help. */
-bl_status bl_job_check_memory(const bl_job *job, const bl_memory_ledger *ledger);
 
 #endif

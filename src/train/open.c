@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "plan/lora.h"
 #include "train/job.h"
 
 static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **out)
@@ -170,9 +171,51 @@ bl_status bl_job_open(bl_job *job)
                        (long long)c->max_seq_length,
                        (long long)job->host->config.max_position_embeddings);
     BL_TRY(open_data(job));
-    BL_TRY(bl_job_choose_lora(job));
+    BL_TRY(bl_plan_choose_lora(c, &job->host->config, !job->evaluate_only, &job->lora));
     print_base_formats(job);
     return BL_OK;
+}
+
+bl_plan_input bl_job_plan_input(const bl_job *job)
+{
+    const bl_llama_host *host = job->host;
+    bl_topology topology = {.n_ranks = job->n_ranks,
+                            .first_here = job->first_here,
+                            .n_here = job->n_here,
+                            .first_on_host = job->first_on_host,
+                            .n_on_host = job->n_on_host};
+    return (bl_plan_input){.config = job->config,
+                           .model = &host->config,
+                           .formats = host->formats,
+                           .embedding_dtype = host->embedding_dtype,
+                           .head_dtype = host->head_dtype,
+                           .n_positions = host->n_positions,
+                           .load_bytes =
+                               bl_llama_load_bytes(host, bl_plan_n_shards(job->config, &topology)),
+                           .lora = &job->lora,
+                           .topology = topology,
+                           .is_training = !job->evaluate_only,
+                           .longest_train_row = job->longest_train_row,
+                           .longest_validation_row = job->longest_validation_row};
+}
+
+/* As output_dir, it is made with its parents. */
+static bl_status make_offload_dir(const bl_train_config *c)
+{
+    if (!c->offload_dir) return BL_OK;
+    if (c->offload_tier != BL_OFFLOAD_DISK) {
+        bl_log_info("offload_dir %s is not used: offload_tier is host", c->offload_dir);
+        return BL_OK;
+    }
+    bl_status st = bl_dir_create(c->offload_dir);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "offload_dir");
+}
+
+bl_status bl_job_choose_plan(bl_job *job)
+{
+    BL_TRY(make_offload_dir(job->config));
+    bl_plan_input input = bl_job_plan_input(job);
+    return bl_plan_choose(&input, &job->plan);
 }
 
 bl_status bl_job_check_lock(const bl_job *job)
@@ -201,7 +244,6 @@ void bl_job_close(bl_job *job)
     bl_dataset_close(job->train);
     bl_tokenizer_destroy(job->tokenizer);
     bl_llama_host_close(job->host);
-    free(job->init_adapter);
     free(job->resume_dir);
     free(job->checkpoint_dir);
     bl_dir_lock_release(job->lock);

@@ -8,27 +8,6 @@
 #include "ops/gemm.h"
 #include "train/job.h"
 
-/* Tokens of the largest micro-batch that training can make of its rows; and of the largest of an evaluation. */
-static int64_t train_tokens(const bl_job *job)
-{
-    return job->config->per_device_train_batch_size * job->longest_train_row;
-}
-
-static int64_t evaluation_tokens(const bl_job *job)
-{
-    return job->config->per_device_eval_batch_size * job->longest_validation_row;
-}
-
-/* Micro-batches a visit: visit_tokens, or as many as make a gather worth its while. The same on all ranks, whose data are the same. */
-static int64_t visit_group(const bl_job *job)
-{
-    enum { AUTO_TOKENS = 256 };
-    const bl_train_config *c = job->config;
-    int64_t micro_tokens = bl_max_i64(1, train_tokens(job));
-    int64_t wanted = c->visit_tokens == BL_OPTION_AUTO ? AUTO_TOKENS : c->visit_tokens;
-    return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), c->gradient_accumulation_steps);
-}
-
 static int index_on_host(const bl_rank *r)
 {
     return r->job->first_on_host + r->index - r->job->first_here;
@@ -45,7 +24,7 @@ static bl_status create_base(bl_rank *r)
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline,
                                      .hooks = c->hooks};
-    bl_llama_placement placement = r->job->placement;
+    bl_llama_placement placement = r->job->plan.placement;
 
     placement.index = index_on_host(r);
     BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->gather, &placement,
@@ -62,22 +41,6 @@ static bl_status create_timeline(bl_rank *r)
     return bl_timeline_create(r->device, (int)n_spans, sink, &r->trace_lane, &r->timeline);
 }
 
-bl_pass_options bl_job_pass_options(const bl_job *job)
-{
-    const bl_train_config *c = job->config;
-    return (bl_pass_options){
-        .T_max =
-            bl_max_i64(train_tokens(job), evaluation_tokens(job)), /* 0 without rows of the kind */
-        .max_group = job->evaluate_only ? 1 : (int)visit_group(job),
-        .ring_depth = (int)c->ring_depth,
-        .save = job->save,
-        .training = !job->evaluate_only,
-        .lora_r = job->lora.options.r,
-        .lora_dropout = job->lora.options.dropout > 0,
-        .offload_activations = c->activation_offload && !job->evaluate_only,
-        .pin = true};
-}
-
 static bl_status create_state(bl_rank *r)
 {
     const bl_job *job = r->job;
@@ -86,8 +49,8 @@ static bl_status create_state(bl_rank *r)
                                    &job->lora, job->host->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
     if (job->resume_dir) return bl_rank_load(r);
-    if (job->init_adapter)
-        return bl_adapter_state_read_peft(r->state, &job->host->config, job->init_adapter);
+    if (job->config->init_adapter)
+        return bl_adapter_state_read_peft(r->state, &job->host->config, job->config->init_adapter);
     return bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);
 }
 
@@ -113,7 +76,7 @@ bl_status bl_rank_setup(bl_rank *r)
 {
     bl_job *job = r->job;
     const bl_train_config *c = job->config;
-    bl_pass_options options = bl_job_pass_options(job);
+    bl_pass_options options = job->plan.pass;
 
     BL_TRY(bl_llama_bind_rank(index_on_host(r),
                               job->n_on_host)); /* before the device starts its threads */
@@ -132,9 +95,8 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(create_base(r));
     BL_TRY(bl_rank_check_weights(r));
     BL_TRY(create_state(r));
-    r->group = options.max_group;
     if (r->state) r->adapter = (bl_pass_adapter){.lora = &job->lora, .ring = r->state->ring};
-    r->micro = calloc((size_t)r->group, sizeof *r->micro);
+    r->micro = calloc((size_t)options.max_group, sizeof *r->micro);
     if (!r->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
     options.activations = r->activations;
     options.timeline = r->timeline;

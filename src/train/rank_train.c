@@ -52,12 +52,14 @@ static bool abandoned(void *user)
 static bl_status run_groups(bl_rank *r, const bl_batches *batches, int64_t step, int64_t n_labels,
                             bl_pass_input *input)
 {
+    int64_t group = r->job->plan.pass.max_group;
+
     r->adapter.dropout = (bl_lora_dropout){.p = (float)r->job->lora.options.dropout,
                                            .seed = (uint64_t)r->job->config->seed,
                                            .step = (uint64_t)step};
     *input = (bl_pass_input){.micro = r->micro, .stop = abandoned, .stop_user = r};
-    for (int64_t first = 0; first < batches->n_micro; first += r->group) {
-        input->n_micro = (int)bl_min_i64(r->group, batches->n_micro - first);
+    for (int64_t first = 0; first < batches->n_micro; first += group) {
+        input->n_micro = (int)bl_min_i64(group, batches->n_micro - first);
         for (int m = 0; m < input->n_micro; m++)
             r->micro[m] = (bl_pass_micro){.batch = batches->micro + first + m,
                                           .adapter = &r->adapter,

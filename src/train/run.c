@@ -8,6 +8,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "plan/lora.h"
 #include "train/job.h"
 
 static void print_model(const bl_job *job)
@@ -70,8 +71,7 @@ static bl_status close_trace(bl_job *job)
 }
 
 /* Evaluates the adapter that was written, on the formats that job->host now has, if that takes no more than training has taken. */
-static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training,
-                                  bl_eval_result *out)
+static bl_status evaluate_written(bl_job *job, bl_eval_result *out)
 {
     bl_train_config config = *job->config;
     config.base_format = BL_BASE_STORED;
@@ -88,65 +88,63 @@ static bl_status evaluate_written(bl_job *job, const bl_memory_ledger *training,
                      .n_ranks = job->n_ranks,
                      .n_here = job->n_here,
                      .n_on_host = job->n_on_host};
-    bl_memory_ledger memory;
     int64_t peak_bytes;
-    bl_status st = BL_OK;
 
-    BL_TRY_GOTO(st, done, bl_job_choose_lora(&stored));
-    BL_TRY_GOTO(st, done, bl_job_choose_placement(&stored));
-    BL_TRY_GOTO(st, done, bl_job_predict_memory(&stored, &memory));
-    if (memory.total > training->total) {
+    BL_TRY(bl_plan_choose_lora(&config, &job->host->config, false, &stored.lora));
+    BL_TRY(bl_job_choose_plan(&stored));
+    if (stored.plan.memory.total > job->plan.memory.total) {
         bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory "
                     "than training did; "
                     "ballast eval --base_format stored does it");
-        goto done;
+        return BL_OK;
     }
     bl_log_info("evaluating the adapter on the base as stored, too (eval_stored_base)");
-    BL_TRY_GOTO(st, done, bl_job_run_ranks(&stored, &peak_bytes));
+    BL_TRY(bl_job_run_ranks(&stored, &peak_bytes));
     *out = stored.final_result;
     bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored",
                 job->final_result.loss, out->loss);
-done:
-    free(stored.init_adapter);
-    return st;
+    return BL_OK;
 }
 
 /* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
-static bl_status evaluate_stored_base(bl_job *job, const bl_memory_ledger *training)
+static bl_status evaluate_stored_base(bl_job *job)
 {
     if (!job->config->eval_stored_base || !job->validation || job->launch ||
         !bl_llama_base_is_quantized(&job->base_formats))
         return BL_OK;
     bl_status st = bl_llama_host_set_format(job->host, BL_BASE_STORED);
-    if (st == BL_OK) st = evaluate_written(job, training, &job->stored_result);
+    if (st == BL_OK) st = evaluate_written(job, &job->stored_result);
     if (st == BL_OK && job->stored_result.rows > 0)
         st = bl_job_write_readme(job, job->config->output_dir);
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "the adapter is written; eval_stored_base");
 }
 
+static bl_status announce_plan(const bl_job *job)
+{
+    bl_plan_input input = bl_job_plan_input(job);
+    bl_plan_print(&input, &job->plan);
+    return bl_plan_check(&input, &job->plan);
+}
+
 static bl_status train_locked(bl_job *job)
 {
-    bl_memory_ledger memory;
     int64_t peak_bytes = 0;
 
     BL_TRY(bl_job_open(job));
     BL_TRY(prepare_output(job));
     BL_TRY(open_trace(job));
-    BL_TRY(bl_job_choose_placement(job));
-    BL_TRY(bl_job_choose_saving(job));
-    BL_TRY(bl_job_predict_memory(job, &memory));
+    BL_TRY(bl_job_choose_plan(job));
     print_model(job);
-    bl_job_print_memory(job, &memory);
-    BL_TRY(bl_job_check_memory(job, &memory));
+    BL_TRY(announce_plan(job));
     bl_status st = bl_job_run_ranks(job, &peak_bytes);
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
-                (double)peak_bytes / (1 << 20), (double)memory.total / (1 << 20));
+                (double)peak_bytes / (1 << 20), (double)job->plan.memory.total / (1 << 20));
     if (st == BL_OK) st = close_trace(job);
     if (st != BL_OK || job->first_here > 0) return st;
     BL_TRY(bl_job_check_lock(job));
     BL_TRY(bl_job_write_readme(job, job->config->output_dir));
     bl_log_info("adapter written to %s", job->config->output_dir);
-    return evaluate_stored_base(job, &memory);
+    return evaluate_stored_base(job);
 }
 
 /* output_dir is the business of rank 0's process, which holds its lock for all. */
@@ -173,16 +171,6 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
-static bl_status plan_evaluation(bl_job *job)
-{
-    bl_memory_ledger memory;
-
-    BL_TRY(bl_job_choose_placement(job));
-    BL_TRY(bl_job_predict_memory(job, &memory));
-    bl_job_print_memory(job, &memory);
-    return bl_job_check_memory(job, &memory);
-}
-
 bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_result *out)
 {
     bl_job job = {.config = config, .launch = launch, .evaluate_only = true};
@@ -194,7 +182,8 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     if (st == BL_OK) st = bl_job_identify(&job);
     if (st == BL_OK && job.launch) st = bl_job_check_processes(&job);
-    if (st == BL_OK) st = plan_evaluation(&job);
+    if (st == BL_OK) st = bl_job_choose_plan(&job);
+    if (st == BL_OK) st = announce_plan(&job);
     if (st == BL_OK) st = bl_job_run_ranks(&job, &peak_bytes);
     *out = job.final_result;
     out->base = job.base_formats;

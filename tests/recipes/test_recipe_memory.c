@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_recipe_memory.c -- each recipe fits the host that its head declares, by the trainer's own
- * prediction.
+ * plan.
  *
  * Two lines in the head of a recipe are read:
  *
@@ -13,7 +13,7 @@
  * starts one process per rank. A tenth of each memory is left free, as `offload_ratio: auto` does.
  * Rows are as long as max_seq_length, checkpoints are bf16.
  *
- * Device memory: the ledger's rows (src/train/ledger.c) without their part in host memory, and the
+ * Device memory: the ledger's rows (src/plan/memory.c) without their part in host memory, and the
  * bf16 copy of a decoded gate_up (docs/gpu.md). Activations are in this version's fp32.
  * Host memory: offloaded base and activations, scratch, and the embedding once per process.
  * On CPUs both are host memory: the ledger's total. */
@@ -32,7 +32,8 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "config/config.h"
-#include "train/job.h"
+#include "plan/lora.h"
+#include "plan/plan.h"
 
 #define GB        1e9
 #define PART_USED 0.9 /* of a memory */
@@ -65,15 +66,6 @@ typedef struct recipe_needs {
     int64_t host;   /* bytes per host, beside the devices' */
     int64_t cpu;    /* bytes per host where the ranks compute on CPUs */
 } recipe_needs;
-
-int64_t __wrap_bl_llama_load_bytes(const bl_llama_host *host, int n_shards);
-
-int64_t __wrap_bl_llama_load_bytes(const bl_llama_host *host, int n_shards)
-{
-    (void)host;
-    (void)n_shards;
-    return LOADING_BYTES;
-}
 
 static bool read_head(const char *path, recipe_head *head)
 {
@@ -152,66 +144,66 @@ static bool has_its_ranks(const char *path, const char *sbatch, const bl_train_c
     return false;
 }
 
-static unsigned saving_of(bl_activation_checkpointing key)
-{
-    return key == BL_CHECKPOINT_NONE        ? BL_SAVE_S4
-           : key == BL_CHECKPOINT_SELECTIVE ? BL_SAVE_S2
-                                            : BL_SAVE_S0;
-}
+/* What the trainer plans with, without model and data. */
+typedef struct plan_case {
+    bl_llama_config model;
+    bl_format *formats;
+    bl_lora_layout lora;
+    bl_plan_input input;
+} plan_case;
 
-/* A job as the trainer has it when it predicts, without model and data. */
-static void make_job(const recipe_head *head, bl_train_config *c, bl_llama_host *host, bl_job *job)
+static void make_input(const recipe_head *head, bl_train_config *c, plan_case *p)
 {
-    int64_t n_formats;
     bool has_validation = c->validation_file || c->validation_split_percentage > 0;
 
-    *host = (bl_llama_host){
-        .embedding_dtype = BL_BF16, .head_dtype = BL_BF16, .n_positions = c->max_seq_length};
+    *p = (plan_case){0};
     assert_non_null(preset_of(c->model_name_or_path));
-    assert_int_equal(bl_llama_config_preset(preset_of(c->model_name_or_path), &host->config),
-                     BL_OK);
+    assert_int_equal(bl_llama_config_preset(preset_of(c->model_name_or_path), &p->model), BL_OK);
     assert_true(c->base_format == BL_BASE_AUTO || c->base_format == BL_BASE_FP8_ROW);
-    n_formats = host->config.n_layers * BL_PROJECTIONS;
-    host->formats = calloc((size_t)n_formats, sizeof *host->formats);
-    assert_non_null(host->formats);
-    for (int64_t i = 0; i < n_formats; i++) host->formats[i] = BL_FORMAT_FP8_ROW;
+    int64_t n_formats = p->model.n_layers * BL_PROJECTIONS;
+    p->formats = calloc((size_t)n_formats, sizeof *p->formats);
+    assert_non_null(p->formats);
+    for (int64_t i = 0; i < n_formats; i++) p->formats[i] = BL_FORMAT_FP8_ROW;
 
     if (!bl_train_config_given(c, "shard_size")) c->shard_size = head->n_hosts * head->n_devices;
     c->ranks = head->n_hosts * head->n_devices;
     c->threads = THREADS;
     assert_int_equal(bl_train_config_validate(BL_CONFIG_TRAIN, c), BL_OK);
-    *job = (bl_job){.config = c,
-                    .host = host,
-                    .longest_train_row = c->max_seq_length,
-                    .longest_validation_row = has_validation ? c->max_seq_length : 0,
-                    .save = saving_of(c->activation_checkpointing),
-                    .n_ranks = (int)c->ranks,
-                    .n_here = head->n_hosts == 1 ? (int)c->ranks : 1,
-                    .n_on_host = head->n_devices};
-    job->placement = (bl_llama_placement){
-        .ratio = c->offload_ratio == (double)BL_OPTION_AUTO ? 0.0 : c->offload_ratio,
-        .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
-        .dir = c->offload_dir,
-        .n = job->n_on_host};
-    assert_int_equal(bl_job_choose_lora(job), BL_OK);
+    assert_int_equal(bl_plan_choose_lora(c, &p->model, true, &p->lora), BL_OK);
+    p->input = (bl_plan_input){.config = c,
+                               .model = &p->model,
+                               .formats = p->formats,
+                               .embedding_dtype = BL_BF16,
+                               .head_dtype = BL_BF16,
+                               .n_positions = c->max_seq_length,
+                               .load_bytes = LOADING_BYTES,
+                               .lora = &p->lora,
+                               .topology = {.n_ranks = (int)c->ranks,
+                                            .n_here = head->n_hosts == 1 ? (int)c->ranks : 1,
+                                            .n_on_host = head->n_devices},
+                               .is_training = true,
+                               .longest_train_row = c->max_seq_length,
+                               .longest_validation_row = has_validation ? c->max_seq_length : 0,
+                               .available_bytes = -1};
 }
 
-static void predict(const bl_job *job, recipe_needs *needs)
+static void predict(const plan_case *p, recipe_needs *needs)
 {
-    const bl_llama_config *m = &job->host->config;
-    bl_pass_options options = bl_job_pass_options(job);
-    int64_t n_processes = job->n_on_host / job->n_here;
-    int64_t kept_on_host = bl_llama_pass_host_bytes(m, &options);
+    const bl_llama_config *m = &p->model;
+    const bl_topology *t = &p->input.topology;
+    int64_t n_processes = t->n_on_host / t->n_here;
     int64_t decoded = 2 * m->intermediate_size * m->hidden_size * 2;
-    bl_memory_ledger l;
+    bl_plan plan;
 
-    assert_int_equal(bl_job_predict_memory(job, &l), BL_OK);
-    needs->n_ranks = job->n_ranks;
-    needs->device =
-        l.frozen - l.host + l.ring + l.adapter + l.activations - kept_on_host + l.batches + decoded;
-    needs->host = job->n_on_host * (l.host + kept_on_host + l.scratch) +
-                  n_processes * (l.embedding + l.other);
-    needs->cpu = n_processes * l.total;
+    assert_int_equal(bl_plan_choose(&p->input, &plan), BL_OK);
+    const bl_memory_ledger *l = &plan.memory;
+    int64_t kept_on_host = bl_llama_pass_host_bytes(m, &plan.pass);
+    needs->n_ranks = t->n_ranks;
+    needs->device = l->frozen - l->host + l->ring + l->adapter + l->activations - kept_on_host +
+                    l->batches + decoded;
+    needs->host = t->n_on_host * (l->host + kept_on_host + l->scratch) +
+                  n_processes * (l->embedding + l->other);
+    needs->cpu = n_processes * l->total;
 }
 
 static bool is_near(double stated, double computed)
@@ -246,18 +238,17 @@ static unsigned compare(const char *path, const recipe_head *head, const recipe_
 static unsigned find_faults(const char *path, const char *sbatch)
 {
     bl_train_config *c = NULL;
-    bl_llama_host host;
-    bl_job job;
+    plan_case p;
     recipe_head head;
     recipe_needs needs;
 
     if (!read_head(path, &head)) return BAD_HEAD;
     assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, path, 0, NULL, &c), BL_OK);
     unsigned faults = has_its_ranks(path, sbatch, c, &head) ? 0 : BAD_RANKS;
-    make_job(&head, c, &host, &job);
-    predict(&job, &needs);
+    make_input(&head, c, &p);
+    predict(&p, &needs);
     faults |= compare(path, &head, &needs);
-    free(host.formats);
+    free(p.formats);
     bl_train_config_free(c);
     return faults;
 }

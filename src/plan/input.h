@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* input.h -- what a plan is made of: the configuration, the model's sizes, the ranks, the rows. No
+ * checkpoint needs to be open, and nothing is read or written. */
+#ifndef BALLAST_PLAN_INPUT_H
+#define BALLAST_PLAN_INPUT_H
+
+#include "config/config.h"
+#include "llama/lora.h"
+#include "plan/topology.h"
+
+/* Borrowed: what the pointers point to outlives the input and the plan. */
+typedef struct bl_plan_input {
+    const bl_train_config *config; /* resolved and valid */
+
+    const bl_llama_config *model;
+    const bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
+    bl_dtype embedding_dtype, head_dtype;
+    int64_t n_positions; /* of the RoPE tables */
+    /* Taken by a rank while it loads, beside what it loads into (bl_llama_load_bytes). */
+    int64_t load_bytes;
+    const bl_lora_layout *lora; /* n_floats 0: no adapter */
+
+    bl_topology topology;
+    bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */
+    int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
+
+    /* Memory of the host that the plan is for, bytes; -1: not known. 0: what is available on this
+     * one, asked when a choice depends on it. */
+    int64_t available_bytes;
+} bl_plan_input;
+
+#endif

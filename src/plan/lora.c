@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/lora.h"
+
+#include <string.h>
+
+#include "model/lora_io.h"
+
+/* all-linear, names, or one regular expression. */
+static bl_status targets_of_config(const bl_train_config *c, int64_t n_layers, uint32_t *targets)
+{
+    static const char where[] = "lora_target_modules";
+    const bl_string_list *list = &c->lora_target_modules;
+
+    *targets = BL_PEFT_ALL;
+    if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
+    if (!bl_train_config_targets_by_pattern(c))
+        return bl_peft_match_names(BL_EUSAGE, where, (const char *const *)list->items,
+                                   (size_t)list->n_items, n_layers, targets);
+    BL_TRY(bl_peft_match_pattern(BL_EUSAGE, where, list->items[0], n_layers, targets));
+    return *targets
+               ? BL_OK
+               : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
+}
+
+static bl_status options_of_config(const bl_train_config *c, int64_t n_layers, bl_lora_options *out)
+{
+    bl_peft_config peft = {.r = c->lora_r,
+                           .alpha = c->lora_alpha,
+                           .use_rslora = c->use_rslora,
+                           .dropout = c->lora_dropout};
+
+    BL_TRY(targets_of_config(c, n_layers, &peft.targets));
+    bl_lora_options_of_peft(&peft, out);
+    return BL_OK;
+}
+
+/* init_adapter fixes r, alpha, rsLoRA and targets; keys that say otherwise are refused. */
+static bl_status check_given(const bl_train_config *c, const bl_lora_options *asked,
+                             const bl_lora_options *adapter)
+{
+    const char *key = NULL;
+    if (bl_train_config_given(c, "lora_r") && asked->r != adapter->r) key = "lora_r";
+    if (bl_train_config_given(c, "lora_alpha") && asked->alpha != adapter->alpha)
+        key = "lora_alpha";
+    if (bl_train_config_given(c, "use_rslora") && asked->use_rslora != adapter->use_rslora)
+        key = "use_rslora";
+    if (bl_train_config_given(c, "lora_target_modules") &&
+        memcmp(asked->target, adapter->target, sizeof asked->target) != 0)
+        key = "lora_target_modules";
+    if (!key) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: differs from that of init_adapter %s, which fixes it; leave the key out",
+                   key, c->init_adapter);
+}
+
+bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_llama_config *model,
+                              bool is_training, bl_lora_layout *out)
+{
+    bl_lora_options options;
+
+    if (!c->init_adapter && !is_training) {
+        bl_lora_layout_init(model, NULL, out);
+        return BL_OK;
+    }
+    BL_TRY(options_of_config(c, model->n_layers, &options));
+    if (c->init_adapter) {
+        bl_peft_config peft;
+        bl_lora_options adapter;
+        BL_TRY(bl_peft_load_config(c->init_adapter, model->n_layers, &peft));
+        bl_lora_options_of_peft(&peft, &adapter);
+        if (is_training) BL_TRY(check_given(c, &options, &adapter));
+        adapter.dropout = c->lora_dropout; /* the run's, not the old run's */
+        options = adapter;
+    }
+    bl_lora_layout_init(model, &options, out);
+    return BL_OK;
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan.h -- what is decided before a weight is loaded: where the frozen base is stored, which
+ * activations are saved, and the memory that this takes. Results never depend on it. */
+#ifndef BALLAST_PLAN_PLAN_H
+#define BALLAST_PLAN_PLAN_H
+
+#include "plan/memory.h"
+
+typedef struct bl_plan {
+    bl_llama_placement placement; /* of the frozen base; index is a rank's own */
+    bl_pass_options pass;         /* as bl_plan_pass_options: pass.save is what was chosen */
+    bl_memory_ledger memory;
+} bl_plan;
+
+/* Placement by offload_ratio, offload_tier and offload_dir: auto offloads nothing that fits into
+ * memory. Saved activations by activation_checkpointing: auto, in a training, saves the most with
+ * which this host's processes are predicted to take at most half of its memory. Logs what auto has
+ * chosen. BL_ENOMEM. */
+bl_status bl_plan_choose(const bl_plan_input *input, bl_plan *out);
+
+/* Logs what this process will take and where it will be stored. */
+void bl_plan_print(const bl_plan_input *input, const bl_plan *plan);
+
+/* BL_ENOMEM when the host has less: the numbers, and the keys that would help. */
+bl_status bl_plan_check(const bl_plan_input *input, const bl_plan *plan);
+
+#endif
