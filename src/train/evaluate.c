@@ -10,7 +10,7 @@ static bl_status fill(bl_rank *r, int64_t micro)
 {
     const bl_job *job = r->job;
     int64_t b = job->config->per_device_eval_batch_size,
-            first = (micro * job->n_ranks + r->index) * b;
+            first = (micro * job->topology.n_ranks + r->index) * b;
     bl_batches *batches = r->evaluation;
 
     bl_batches_clear(batches);
@@ -22,7 +22,7 @@ static bl_status fill(bl_rank *r, int64_t micro)
 bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
 {
     const bl_job *job = r->job;
-    int64_t per_visit = job->config->per_device_eval_batch_size * job->n_ranks;
+    int64_t per_visit = job->config->per_device_eval_batch_size * job->topology.n_ranks;
     enum { AT = 2 * sizeof(int64_t) };              /* of the sums in the twin */
     double *sums = (double *)r->counts->memory + 2; /* loss, labels: exact in a double */
     double *result = (double *)r->counts->host + 2, labels = 0.0;

@@ -107,7 +107,7 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
 /* Each shard group has read a copy of the base, and each rank the norms and the embedding, of its host's files. */
 static bl_status compare_ranks(bl_rank *r)
 {
-    int n_ranks = r->job->n_ranks, other = 0;
+    int n_ranks = r->job->topology.n_ranks, other = 0;
     bl_twin *sums;
 
     BL_TRY(bl_twin_create(r->device, (size_t)n_ranks * sizeof(uint64_t), "checksums", &sums));
@@ -131,7 +131,7 @@ bl_status bl_rank_check_weights(bl_rank *r)
 {
     const bl_job *job = r->job;
 
-    if (job->n_ranks > 1) BL_TRY(compare_ranks(r));
+    if (job->topology.n_ranks > 1) BL_TRY(compare_ranks(r));
     if (!job->resume_dir || !job->resume_has_weights || job->resume_weights == r->weights->checksum)
         return BL_OK;
     r->start_differs = true;

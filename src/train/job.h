@@ -43,9 +43,7 @@ typedef struct bl_job {
     bl_launch *launch; /* NULL: all ranks are this process's */
     /* Of the one rank of this process, until that rank has it; NULL without launch. */
     bl_comm *world;
-    int n_ranks, n_here, first_here; /* of the job; of this process, from first_here on */
-    int first_on_host,
-        n_on_host; /* the same among the ranks of this host, whose processes share its memory, disks and cores */
+    bl_topology topology;
     bl_rank *ranks; /* [n_here] */
 
     int64_t total_steps, start_step, metrics_keep_bytes;

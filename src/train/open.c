@@ -25,7 +25,7 @@ static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
     options.no_tokenizer = job->tokenizer_error.status == BL_OK ? NULL : &job->tokenizer_error;
-    options.n_threads = (int)(c->threads * job->n_ranks);
+    options.n_threads = (int)(c->threads * job->topology.n_ranks);
     BL_TRY(bl_dataset_open(&options, job->tokenizer, out));
     bl_dataset_get_stats(*out, &stats);
     bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path,
@@ -133,20 +133,21 @@ bl_status bl_job_place_ranks(bl_job *job)
 {
     const bl_train_config *c = job->config;
     int n_processes = bl_launch_size(job->launch);
+    bl_topology *t = &job->topology;
     bl_launch_info info;
 
-    job->n_ranks = job->n_here = job->n_on_host = (int)c->ranks;
+    t->n_ranks = t->n_here = t->n_on_host = (int)c->ranks;
     if (!job->launch) return BL_OK;
     if (c->ranks != n_processes)
         return BL_FAIL(
             BL_EUSAGE,
             "ranks: %lld, but %d processes were started, and each is a rank: leave the key out",
             (long long)c->ranks, n_processes);
-    job->n_here = 1;
-    job->first_here = bl_launch_rank(job->launch);
+    t->n_here = 1;
+    t->first_here = bl_launch_rank(job->launch);
     bl_launch_read(&info);
-    job->first_on_host = info.local_rank;
-    job->n_on_host = info.n_local;
+    t->first_on_host = info.local_rank;
+    t->n_on_host = info.n_local;
     return bl_launch_create_comm(job->launch, c->step_deadline_s, &job->world);
 }
 
@@ -179,24 +180,19 @@ bl_status bl_job_open(bl_job *job)
 bl_plan_input bl_job_plan_input(const bl_job *job)
 {
     const bl_llama_host *host = job->host;
-    bl_topology topology = {.n_ranks = job->n_ranks,
-                            .first_here = job->first_here,
-                            .n_here = job->n_here,
-                            .first_on_host = job->first_on_host,
-                            .n_on_host = job->n_on_host};
-    return (bl_plan_input){.config = job->config,
-                           .model = &host->config,
-                           .formats = host->formats,
-                           .embedding_dtype = host->embedding_dtype,
-                           .head_dtype = host->head_dtype,
-                           .n_positions = host->n_positions,
-                           .load_bytes =
-                               bl_llama_load_bytes(host, bl_plan_n_shards(job->config, &topology)),
-                           .lora = &job->lora,
-                           .topology = topology,
-                           .is_training = !job->evaluate_only,
-                           .longest_train_row = job->longest_train_row,
-                           .longest_validation_row = job->longest_validation_row};
+    return (bl_plan_input){
+        .config = job->config,
+        .model = &host->config,
+        .formats = host->formats,
+        .embedding_dtype = host->embedding_dtype,
+        .head_dtype = host->head_dtype,
+        .n_positions = host->n_positions,
+        .load_bytes = bl_llama_load_bytes(host, bl_plan_n_shards(job->config, &job->topology)),
+        .lora = &job->lora,
+        .topology = job->topology,
+        .is_training = !job->evaluate_only,
+        .longest_train_row = job->longest_train_row,
+        .longest_validation_row = job->longest_validation_row};
 }
 
 /* As output_dir, it is made with its parents. */

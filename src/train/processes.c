@@ -129,24 +129,26 @@ static bl_status compare_views(const bl_job *job, const view *views)
         snprintf(folder, sizeof folder,
                  "output_dir %.400s (it must lie on a file system that all hosts share) is",
                  job->config->output_dir);
-        BL_TRY(compare(views, job->n_ranks, offsetof(view, folder), folder));
+        BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, folder), folder));
     }
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, config), "the configuration is"));
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, model),
+    BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
+    BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, weights), "the model's weights are"));
-    BL_TRY(compare(views, job->n_ranks, offsetof(view, train), "the training data are"));
-    return compare(views, job->n_ranks, offsetof(view, validation), "the validation data are");
+    BL_TRY(
+        compare(views, job->topology.n_ranks, offsetof(view, weights), "the model's weights are"));
+    BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, train), "the training data are"));
+    return compare(views, job->topology.n_ranks, offsetof(view, validation),
+                   "the validation data are");
 }
 
 bl_status bl_job_check_processes(bl_job *job)
 {
     bl_status st = BL_OK;
     talk t;
-    view own, *views = calloc((size_t)job->n_ranks, sizeof *views);
+    view own, *views = calloc((size_t)job->topology.n_ranks, sizeof *views);
     char *probe = NULL;
 
-    if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->n_ranks);
+    if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->topology.n_ranks);
     if ((st = talk_open(job, &t)) != BL_OK) goto done;
     if (!job->evaluate_only)
         BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
@@ -156,7 +158,7 @@ bl_status bl_job_check_processes(bl_job *job)
     st = compare_views(job, views);
 closed:
     talk_close(&t);
-    if (job->first_here == 0 && probe && st == BL_OK) st = bl_tree_remove(probe);
+    if (job->topology.first_here == 0 && probe && st == BL_OK) st = bl_tree_remove(probe);
 done:
     free(probe);
     free(views);
@@ -192,7 +194,7 @@ bl_status bl_job_share_start(bl_job *job)
     BL_TRY(talk_open(job, &t));
     bl_status st = broadcast(&t, &s, sizeof s);
     talk_close(&t);
-    if (st != BL_OK || job->first_here == 0) return st;
+    if (st != BL_OK || job->topology.first_here == 0) return st;
     job->start_step = s.step;
     job->start_evaluated_step = s.evaluated_step;
     job->resume_ranks = s.resume_ranks;
@@ -227,17 +229,18 @@ static void warn_of_machines(const machine *machines, int n_ranks)
 
 bl_status bl_job_compare_machines(const bl_job *job)
 {
-    machine own = {0}, *machines = calloc((size_t)job->n_ranks, sizeof *machines);
+    machine own = {0}, *machines = calloc((size_t)job->topology.n_ranks, sizeof *machines);
     bl_status st;
     talk t;
 
-    if (!machines) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->n_ranks);
+    if (!machines) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->topology.n_ranks);
     BL_TRY_GOTO(st, done, talk_open(job, &t));
     bl_cpu_gemm_describe(own.products);
     st = bl_comm_all_gather(t.world, t.stream, &own, machines, sizeof own);
     if (st == BL_OK) st = bl_stream_synchronize(t.stream);
     talk_close(&t);
-    if (st == BL_OK && job->first_here == 0) warn_of_machines(machines, job->n_ranks);
+    if (st == BL_OK && job->topology.first_here == 0)
+        warn_of_machines(machines, job->topology.n_ranks);
 done:
     free(machines);
     return st;

@@ -10,7 +10,7 @@
 
 static int index_on_host(const bl_rank *r)
 {
-    return r->job->first_on_host + r->index - r->job->first_here;
+    return r->job->topology.first_on_host + r->index - r->job->topology.first_here;
 }
 
 static bl_status create_base(bl_rank *r)
@@ -20,7 +20,8 @@ static bl_status create_base(bl_rank *r)
                                      .copy = r->copy,
                                      .gather = r->gather,
                                      .ring_depth = (int)c->ring_depth,
-                                     .queue_depth = bl_llama_pager_queue_depth(r->job->n_on_host),
+                                     .queue_depth =
+                                         bl_llama_pager_queue_depth(r->job->topology.n_on_host),
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline,
                                      .hooks = c->hooks};
@@ -79,7 +80,7 @@ bl_status bl_rank_setup(bl_rank *r)
     bl_pass_options options = job->plan.pass;
 
     BL_TRY(bl_llama_bind_rank(index_on_host(r),
-                              job->n_on_host)); /* before the device starts its threads */
+                              job->topology.n_on_host)); /* before the device starts its threads */
     BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
@@ -105,7 +106,7 @@ bl_status bl_rank_setup(bl_rank *r)
         BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max,
                                  &r->batches[i]));
     if (job->validation) BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
-    BL_TRY(bl_twin_create(r->device, (size_t)job->n_ranks * sizeof(bl_checkpoint_file),
+    BL_TRY(bl_twin_create(r->device, (size_t)job->topology.n_ranks * sizeof(bl_checkpoint_file),
                           "checkpoint files", &r->files));
     return bl_twin_create(r->device, 4 * sizeof(int64_t), "counters", &r->counts);
 }

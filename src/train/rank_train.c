@@ -17,7 +17,7 @@ static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
     const bl_job *job = r->job;
     const bl_train_config *c = job->config;
     bl_sampler sampler = {job->n_train_rows, (uint64_t)c->seed, c->shuffle};
-    int64_t per_micro = c->per_device_train_batch_size * job->n_ranks;
+    int64_t per_micro = c->per_device_train_batch_size * job->topology.n_ranks;
 
     bl_batches_clear(batches);
     for (int m = 0; m < batches->n_micro; m++)
@@ -161,7 +161,7 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
                                .label_tokens = totals[0],
                                .step_s = bl_now_s() - started,
                                .flops = step_flops(r, totals[1], totals[0]),
-                               .peak_flops = r->peak_flops * job->n_ranks};
+                               .peak_flops = r->peak_flops * job->topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     BL_TRY(bl_job_check_lock(job));
     return bl_metrics_step(job->metrics, &metrics);

@@ -120,7 +120,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
 static bl_status create_comms(bl_job *job, bl_comm **comms)
 {
     if (!job->launch)
-        return bl_comm_create_local(job->n_ranks, job->config->step_deadline_s, comms);
+        return bl_comm_create_local(job->topology.n_ranks, job->config->step_deadline_s, comms);
     comms[0] = job->world;
     job->world = NULL;
     return BL_OK;
@@ -128,23 +128,25 @@ static bl_status create_comms(bl_job *job, bl_comm **comms)
 
 static bl_status start_ranks(bl_job *job)
 {
-    bl_comm **comms = calloc((size_t)job->n_here, sizeof *comms);
-    job->ranks = calloc((size_t)job->n_here, sizeof *job->ranks);
-    bl_status st = comms && job->ranks ? BL_OK : BL_FAIL(BL_ENOMEM, "%d ranks", job->n_here);
+    bl_comm **comms = calloc((size_t)job->topology.n_here, sizeof *comms);
+    job->ranks = calloc((size_t)job->topology.n_here, sizeof *job->ranks);
+    bl_status st =
+        comms && job->ranks ? BL_OK : BL_FAIL(BL_ENOMEM, "%d ranks", job->topology.n_here);
 
     if (st == BL_OK) st = create_comms(job, comms);
-    for (int i = 0; st == BL_OK && i < job->n_here; i++) {
+    for (int i = 0; st == BL_OK && i < job->topology.n_here; i++) {
         job->ranks[i].job = job;
-        job->ranks[i].index = job->first_here + i;
+        job->ranks[i].index = job->topology.first_here + i;
         job->ranks[i].world = comms[i];
     }
-    for (int i = 0; st == BL_OK && i < job->n_here; i++) {
+    for (int i = 0; st == BL_OK && i < job->topology.n_here; i++) {
         atomic_fetch_add(&job->n_running, 1);
         job->ranks[i].started =
             pthread_create(&job->ranks[i].thread, NULL, rank_main, &job->ranks[i]) == 0;
         if (job->ranks[i].started) continue;
         atomic_fetch_sub(&job->n_running, 1);
-        st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", job->first_here + i);
+        st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started",
+                     job->topology.first_here + i);
         bl_error error;
         bl_error_save(&error, st);
         bl_comm_abort(comms[0], &error);
@@ -163,11 +165,11 @@ static int failure_weight(const bl_rank *r)
 static bl_status first_failure(const bl_job *job)
 {
     const bl_rank *best = &job->ranks[0];
-    for (int i = 1; i < job->n_here; i++)
+    for (int i = 1; i < job->topology.n_here; i++)
         if (failure_weight(&job->ranks[i]) > failure_weight(best)) best = &job->ranks[i];
     if (best->status == BL_OK) return BL_OK;
     bl_status st = bl_error_restore(&best->error);
-    if (job->n_here > 1 && st != BL_ESTOPPED && st != BL_EINPUT)
+    if (job->topology.n_here > 1 && st != BL_ESTOPPED && st != BL_EINPUT)
         bl_error_prefix(st, "rank %d", best->index);
     return st;
 }
@@ -179,7 +181,7 @@ static bl_status save_abandoned(bl_job *job)
     int64_t step = job->ranks[0].steps_done;
     bool agreed = !job->launch;
 
-    for (int i = 0; agreed && i < job->n_ranks; i++)
+    for (int i = 0; agreed && i < job->topology.n_ranks; i++)
         agreed = job->ranks[i].state && job->ranks[i].pass && job->ranks[i].steps_done == step;
     if (!agreed)
         return BL_FAIL(BL_ESTOPPED,
@@ -187,7 +189,7 @@ static bl_status save_abandoned(bl_job *job)
                        "%s stands: resume with "
                        "--resume_from_checkpoint true",
                        job->checkpoint_dir);
-    for (int i = 0; i < job->n_ranks; i++) {
+    for (int i = 0; i < job->topology.n_ranks; i++) {
         const bl_rank *r = &job->ranks[i];
         /* Its error is the abandoned step's; AdamW of `step` ran before it. */
         (void)bl_stream_synchronize(r->compute);
@@ -209,14 +211,14 @@ bl_status bl_job_run_ranks(bl_job *job, int64_t *peak_bytes)
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = start_ranks(job);
     *peak_bytes = job->ranks ? watch(job, &signals) : 0;
-    for (int i = 0; job->ranks && i < job->n_here; i++)
+    for (int i = 0; job->ranks && i < job->topology.n_here; i++)
         if (job->ranks[i].started) pthread_join(job->ranks[i].thread, NULL);
     if (st == BL_OK) st = first_failure(job);
     if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
         st = save_abandoned(job);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
-    for (int i = 0; job->ranks && i < job->n_here; i++) bl_rank_free(&job->ranks[i]);
+    for (int i = 0; job->ranks && i < job->topology.n_here; i++) bl_rank_free(&job->ranks[i]);
     free(job->ranks);
     job->ranks = NULL;
     swallow_repeated(&signals);

@@ -37,12 +37,12 @@ static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
 static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
 {
     return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step,
-                     "ranks", job->n_ranks, "n_layers", (json_int_t)job->host->config.n_layers,
-                     "floats_per_layer", (json_int_t)job->lora.n_floats, "metrics_bytes",
-                     (json_int_t)metrics_bytes, "evaluated_step",
-                     (json_int_t)job->ranks[0].evaluated_step, "first_loss", job->first_loss,
-                     "last_loss", job->last_loss, "base_loss", job->base_result.loss,
-                     "validation_loss", job->final_result.loss);
+                     "ranks", job->topology.n_ranks, "n_layers",
+                     (json_int_t)job->host->config.n_layers, "floats_per_layer",
+                     (json_int_t)job->lora.n_floats, "metrics_bytes", (json_int_t)metrics_bytes,
+                     "evaluated_step", (json_int_t)job->ranks[0].evaluated_step, "first_loss",
+                     job->first_loss, "last_loss", job->last_loss, "base_loss",
+                     job->base_result.loss, "validation_loss", job->final_result.loss);
 }
 
 /* Shard by shard through the staging buffer. */
@@ -68,7 +68,7 @@ static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_st
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
 
-    rank_file_name(rank, job->n_ranks, name);
+    rank_file_name(rank, job->topology.n_ranks, name);
     for (int i = 0; i < N_ARRAYS; i++)
         specs[i] = (bl_stored_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(job->checkpoint_dir, step, &folder));
@@ -112,9 +112,9 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
     int64_t metrics_bytes;
 
     BL_TRY(bl_job_check_lock(job));
-    for (int i = 0; i < job->n_ranks; i++) {
+    for (int i = 0; i < job->topology.n_ranks; i++) {
         char name[NAME_BYTES];
-        rank_file_name(i, job->n_ranks, name);
+        rank_file_name(i, job->topology.n_ranks, name);
         BL_TRY(bl_checkpoint_add_described(job->saving, name, &files[i]));
     }
     BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
@@ -161,7 +161,7 @@ bl_status bl_job_save_all(bl_job *job, int64_t step)
 {
     BL_TRY(begin_save(job, step));
     bl_checkpoint_file *files = job->ranks[0].files->host;
-    for (int i = 0; i < job->n_ranks; i++)
+    for (int i = 0; i < job->topology.n_ranks; i++)
         BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
     return commit_save(job, step, files);
 }
@@ -413,6 +413,6 @@ bl_status bl_job_prepare_resume(bl_job *job)
     BL_TRY(bl_job_identify(job));
     if (job->launch) BL_TRY(bl_job_check_processes(job));
     if (job->launch) BL_TRY(bl_job_compare_machines(job));
-    if (job->first_here == 0) BL_TRY(prepare_folder(job));
+    if (job->topology.first_here == 0) BL_TRY(prepare_folder(job));
     return job->launch ? bl_job_share_start(job) : BL_OK;
 }

@@ -22,8 +22,8 @@ static void print_model(const bl_job *job)
                 "%lld threads, shards of %lld",
                 (double)bl_llama_config_n_params(&job->host->config) * 1e-6,
                 (long long)job->host->config.n_layers, (long long)job->lora.options.r,
-                (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6, job->n_ranks,
-                (long long)c->threads, (long long)c->shard_size);
+                (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6,
+                job->topology.n_ranks, (long long)c->threads, (long long)c->shard_size);
 }
 
 static bl_status prepare_output(bl_job *job)
@@ -34,7 +34,7 @@ static bl_status prepare_output(bl_job *job)
 
     BL_TRY(bl_job_prepare_resume(job));
     job->total_steps = bl_train_total_steps(c, job->n_train_rows);
-    if (job->first_here > 0) return BL_OK;
+    if (job->topology.first_here > 0) return BL_OK;
     BL_TRY(bl_path_join(c->output_dir, "config.resolved.yaml", &path));
     st = bl_train_config_write_resolved(c, path);
     free(path);
@@ -49,7 +49,7 @@ static bl_status prepare_output(bl_job *job)
 bl_status bl_job_trace_path(const bl_job *job, char **path)
 {
     if (!job->launch) return bl_text_format(path, "%s", job->config->trace);
-    return bl_text_format(path, "%s.rank%d", job->config->trace, job->first_here);
+    return bl_text_format(path, "%s.rank%d", job->config->trace, job->topology.first_here);
 }
 
 static bl_status open_trace(bl_job *job)
@@ -58,7 +58,7 @@ static bl_status open_trace(bl_job *job)
 
     if (!job->config->trace) return BL_OK;
     BL_TRY(bl_job_trace_path(job, &path));
-    bl_status st = bl_trace_open(path, job->first_here, job->n_here, &job->trace);
+    bl_status st = bl_trace_open(path, job->topology.first_here, job->topology.n_here, &job->trace);
     free(path);
     return st;
 }
@@ -85,9 +85,7 @@ static bl_status evaluate_written(bl_job *job, bl_eval_result *out)
                      .evaluate_only = true,
                      .n_validation_rows = job->n_validation_rows,
                      .longest_validation_row = job->longest_validation_row,
-                     .n_ranks = job->n_ranks,
-                     .n_here = job->n_here,
-                     .n_on_host = job->n_on_host};
+                     .topology = job->topology};
     int64_t peak_bytes;
 
     BL_TRY(bl_plan_choose_lora(&config, &job->host->config, false, &stored.lora));
@@ -140,7 +138,7 @@ static bl_status train_locked(bl_job *job)
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
                 (double)peak_bytes / (1 << 20), (double)job->plan.memory.total / (1 << 20));
     if (st == BL_OK) st = close_trace(job);
-    if (st != BL_OK || job->first_here > 0) return st;
+    if (st != BL_OK || job->topology.first_here > 0) return st;
     BL_TRY(bl_job_check_lock(job));
     BL_TRY(bl_job_write_readme(job, job->config->output_dir));
     bl_log_info("adapter written to %s", job->config->output_dir);
@@ -150,7 +148,7 @@ static bl_status train_locked(bl_job *job)
 /* output_dir is the business of rank 0's process, which holds its lock for all. */
 static bl_status take_output_dir(bl_job *job)
 {
-    if (job->first_here > 0) return BL_OK;
+    if (job->topology.first_here > 0) return BL_OK;
     bl_status st = bl_dir_create(job->config->output_dir);
     if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "output_dir");
     return bl_dir_lock_acquire(job->config->output_dir, &job->lock);

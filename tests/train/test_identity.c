@@ -150,7 +150,7 @@ static void test_a_mismatch_is_allowed(void **state)
 static bl_status check_as_rank(test_rank *self)
 {
     const uint64_t *checksums = self->arg;
-    bl_job job = {.n_ranks = self->n_ranks};
+    bl_job job = {.topology.n_ranks = self->n_ranks};
     bl_llama_weights weights = {.checksum = checksums[self->rank]};
     bl_rank rank = {.job = &job,
                     .index = self->rank,
