@@ -14,8 +14,8 @@ static bl_status fill(bl_rank *r, int64_t micro)
     bl_batches *batches = r->evaluation;
 
     bl_batches_clear(batches);
-    for (int64_t row = first; row < bl_min_i64(first + b, job->n_validation_rows); row++)
-        BL_TRY(bl_batches_append(batches, 0, job->validation, row, row));
+    for (int64_t row = first; row < bl_min_i64(first + b, job->data.validation.n); row++)
+        BL_TRY(bl_batches_append(batches, 0, job->data.validation.set, row, row));
     return bl_batches_upload(batches, r->compute);
 }
 
@@ -28,7 +28,7 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     double *result = (double *)r->counts->host + 2, labels = 0.0;
 
     BL_TRY(bl_stream_zero(r->compute, sums, 2 * sizeof *sums));
-    for (int64_t micro = 0; micro < bl_ceil_div(job->n_validation_rows, per_visit); micro++) {
+    for (int64_t micro = 0; micro < bl_ceil_div(job->data.validation.n, per_visit); micro++) {
         BL_TRY(fill(r, micro));
         labels += (double)r->evaluation->n_labels;
         bl_pass_micro one = {.batch = r->evaluation->micro,
@@ -47,7 +47,7 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
         return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");
     *out = (bl_eval_result){.loss = result[0] / result[1],
                             .label_tokens = (int64_t)result[1],
-                            .rows = job->n_validation_rows};
+                            .rows = job->data.validation.n};
     if (!isfinite(out->loss)) return BL_FAIL(BL_ENUMERIC, "the validation loss is not finite");
     return BL_OK;
 }

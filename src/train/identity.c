@@ -19,8 +19,9 @@ static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
 
 bl_status bl_job_identify(bl_job *job)
 {
-    job->train_fingerprint = job->train ? bl_dataset_fingerprint(job->train) : 0;
-    job->validation_fingerprint = job->validation ? bl_dataset_fingerprint(job->validation) : 0;
+    job->train_fingerprint = job->data.train.set ? bl_dataset_fingerprint(job->data.train.set) : 0;
+    job->validation_fingerprint =
+        job->data.validation.set ? bl_dataset_fingerprint(job->data.validation.set) : 0;
     return bl_llama_fingerprint(job->host, 0, &job->model_fingerprint);
 }
 

@@ -14,10 +14,10 @@
 #include "model/pass.h"
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
-#include "data/dataset.h"
 #include "plan/plan.h"
 #include "train/adapter_state.h"
 #include "train/batch.h"
+#include "train/data.h"
 #include "train/metrics.h"
 #include "train/sampler.h"
 #include "train/trace.h"
@@ -30,13 +30,7 @@ typedef struct bl_job {
     const bl_train_config *config;
     bl_llama_host *host;
     bl_llama_base_formats base_formats; /* of the base that is trained on */
-    bl_tokenizer *tokenizer;            /* NULL: there is none, or none that can be read */
-    bl_error tokenizer_error;           /* why not; rows of tokens need none */
-    bl_dataset *train, *validation;     /* validation may be train itself (a split), or NULL */
-    int64_t first_train_row, n_train_rows,
-        n_validation_rows; /* validation rows are the first of their data set */
-    int64_t longest_train_row,
-        longest_validation_row; /* tokens, of these rows; 0: there are none */
+    bl_run_data data;
     bl_lora_layout lora;
     bool evaluate_only;
     bl_plan plan;

@@ -10,124 +10,6 @@
 #include "plan/lora.h"
 #include "train/job.h"
 
-static bl_status open_dataset(const bl_job *job, const char *path, bl_dataset **out)
-{
-    const bl_train_config *c = job->config;
-    bl_dataset_options options = bl_dataset_default_options(path);
-    bl_dataset_stats stats;
-
-    options.format = c->data_format;
-    options.max_seq_length = c->max_seq_length;
-    options.overlong = c->overlong;
-    options.train_on_inputs = c->train_on_inputs;
-    options.skip_bad = c->skip_bad;
-    options.vocab_size = (int32_t)job->host->config.vocab_size;
-    options.chat_template = c->chat_template;
-    options.template_date = c->template_date;
-    options.no_tokenizer = job->tokenizer_error.status == BL_OK ? NULL : &job->tokenizer_error;
-    options.n_threads = (int)(c->threads * job->topology.n_ranks);
-    BL_TRY(bl_dataset_open(&options, job->tokenizer, out));
-    bl_dataset_get_stats(*out, &stats);
-    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path,
-                (long long)bl_dataset_count(*out), (long long)stats.n_tokens,
-                (long long)stats.n_label_tokens);
-    return BL_OK;
-}
-
-/* Whether a tokenizer is needed is known once a data set's format is; one that cannot be used stops nothing
- * before. */
-static bl_status open_tokenizer(bl_job *job)
-{
-    const bl_train_config *c = job->config;
-    char *path = NULL;
-    bool present;
-
-    BL_TRY(bl_path_join(c->model_name_or_path, "tokenizer.json", &path));
-    bl_status st = bl_path_exists(path, &present);
-    free(path);
-    if (st != BL_OK) return st;
-    if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO))
-        return BL_OK;
-    st = bl_tokenizer_load(c->model_name_or_path, &job->tokenizer);
-    if (st == BL_EINPUT) {
-        bl_error_save(&job->tokenizer_error, st);
-        return BL_OK;
-    }
-    BL_TRY(st);
-    int64_t tokens = bl_tokenizer_vocab_size(job->tokenizer);
-    if (tokens > job->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
-        bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows",
-                       (long long)tokens, (long long)job->host->config.vocab_size);
-    return BL_OK;
-}
-
-/* From here on the rows of both data sets are packed ones. A split is made before, of samples. */
-static bl_status pack_data(bl_job *job)
-{
-    const bl_train_config *c = job->config;
-    bl_dataset *rows;
-
-    if (job->validation) {
-        BL_TRY(bl_dataset_pack(job->validation, c->packing, c->max_seq_length, 0,
-                               job->n_validation_rows, &rows));
-        if (job->validation != job->train) bl_dataset_close(job->validation);
-        job->validation = rows;
-        job->n_validation_rows = bl_dataset_count(rows);
-    }
-    if (job->train) {
-        BL_TRY(bl_dataset_pack(job->train, c->packing, c->max_seq_length, job->first_train_row,
-                               job->n_train_rows, &rows));
-        bl_dataset_close(job->train);
-        job->train = rows;
-        job->first_train_row = 0;
-        job->n_train_rows = bl_dataset_count(rows);
-    }
-    return BL_OK;
-}
-
-static int64_t longest_row(const bl_dataset *rows, int64_t first, int64_t n)
-{
-    int64_t longest = 0;
-    for (int64_t row = first; rows && row < first + n; row++)
-        longest = bl_max_i64(longest, bl_dataset_n_tokens(rows, row));
-    return longest;
-}
-
-/* What buffers are sized by: max_seq_length may be far above what the data have. */
-static void measure_rows(bl_job *job)
-{
-    job->longest_train_row = longest_row(job->train, job->first_train_row, job->n_train_rows);
-    job->longest_validation_row = longest_row(job->validation, 0, job->n_validation_rows);
-    job->host->n_positions =
-        bl_max_i64(1, bl_max_i64(job->longest_train_row, job->longest_validation_row));
-}
-
-static bl_status open_data(bl_job *job)
-{
-    const bl_train_config *c = job->config;
-
-    BL_TRY(open_tokenizer(job));
-    if (c->train_file && !job->evaluate_only) {
-        BL_TRY(open_dataset(job, c->train_file, &job->train));
-        job->n_train_rows = bl_dataset_count(job->train);
-    }
-    if (c->validation_file) {
-        BL_TRY(open_dataset(job, c->validation_file, &job->validation));
-        job->n_validation_rows = bl_dataset_count(job->validation);
-    } else if (job->train && c->validation_split_percentage > 0) {
-        BL_TRY(bl_dataset_split(job->n_train_rows, c->validation_split_percentage,
-                                &job->n_validation_rows));
-        job->validation = job->train;
-        job->first_train_row = job->n_validation_rows;
-        job->n_train_rows -= job->n_validation_rows;
-    }
-    if (job->tokenizer_error.status != BL_OK)
-        bl_log_warning("%s; rows of tokens need no tokenizer", job->tokenizer_error.text);
-    if (c->packing != BL_PACKING_NONE) BL_TRY(pack_data(job));
-    measure_rows(job);
-    return BL_OK;
-}
-
 /* Which ranks there are, and which of them are this process's. */
 bl_status bl_job_place_ranks(bl_job *job)
 {
@@ -157,6 +39,18 @@ static void print_base_formats(const bl_job *job)
     bl_llama_base_formats_describe(&job->base_formats, job->evaluate_only ? "memory" : "training",
                                    text);
     bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
+}
+
+static bl_status open_data(bl_job *job)
+{
+    bl_run_data *data = &job->data;
+    int n_threads = (int)(job->config->threads * job->topology.n_ranks);
+
+    BL_TRY(job->evaluate_only ? bl_run_data_open_evaluation(job->config, job->host, n_threads, data)
+                              : bl_run_data_open_training(job->config, job->host, n_threads, data));
+    job->host->n_positions =
+        bl_max_i64(1, bl_max_i64(data->train.longest, data->validation.longest));
+    return BL_OK;
 }
 
 bl_status bl_job_open(bl_job *job)
@@ -191,8 +85,8 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .lora = &job->lora,
         .topology = job->topology,
         .is_training = !job->evaluate_only,
-        .longest_train_row = job->longest_train_row,
-        .longest_validation_row = job->longest_validation_row};
+        .longest_train_row = job->data.train.longest,
+        .longest_validation_row = job->data.validation.longest};
 }
 
 /* As output_dir, it is made with its parents. */
@@ -236,9 +130,7 @@ void bl_job_close(bl_job *job)
     bl_metrics_close(job->metrics);
     (void)bl_trace_close(job->trace);
     bl_job_abort_saving(job);
-    if (job->validation != job->train) bl_dataset_close(job->validation);
-    bl_dataset_close(job->train);
-    bl_tokenizer_destroy(job->tokenizer);
+    bl_run_data_close(&job->data);
     bl_llama_host_close(job->host);
     free(job->resume_dir);
     free(job->checkpoint_dir);

@@ -24,7 +24,7 @@ static bl_status write_losses(const bl_job *job, char **text)
 {
     char stored[128] = "";
 
-    if (!job->validation)
+    if (!job->data.validation.set)
         return bl_text_format(
             text, "| | training loss |\n|---|---|\n| first step | %.4f |\n| last step | %.4f |\n",
             job->first_loss, job->last_loss);

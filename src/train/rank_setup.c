@@ -105,7 +105,8 @@ bl_status bl_rank_setup(bl_rank *r)
     for (int i = 0; i < 2 && !job->evaluate_only; i++)
         BL_TRY(bl_batches_create(r->device, (int)c->gradient_accumulation_steps, options.T_max,
                                  &r->batches[i]));
-    if (job->validation) BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
+    if (job->data.validation.set)
+        BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
     BL_TRY(bl_twin_create(r->device, (size_t)job->topology.n_ranks * sizeof(bl_checkpoint_file),
                           "checkpoint files", &r->files));
     return bl_twin_create(r->device, 4 * sizeof(int64_t), "counters", &r->counts);

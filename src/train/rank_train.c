@@ -16,7 +16,7 @@ static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
 {
     const bl_job *job = r->job;
     const bl_train_config *c = job->config;
-    bl_sampler sampler = {job->n_train_rows, (uint64_t)c->seed, c->shuffle};
+    bl_sampler sampler = {job->data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t per_micro = c->per_device_train_batch_size * job->topology.n_ranks;
 
     bl_batches_clear(batches);
@@ -24,7 +24,8 @@ static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
         for (int64_t j = 0; j < c->per_device_train_batch_size; j++) {
             int64_t sample = m * per_micro + r->index * c->per_device_train_batch_size + j;
             int64_t row = bl_sampler_row(&sampler, step * bl_train_batch_rows(c) + sample);
-            BL_TRY(bl_batches_append(batches, m, job->train, job->first_train_row + row, sample));
+            BL_TRY(bl_batches_append(batches, m, job->data.train.set, job->data.train.first + row,
+                                     sample));
         }
     return bl_batches_upload(batches, r->compute);
 }
@@ -96,7 +97,7 @@ static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double
                                    const bl_pass_input *input)
 {
     const bl_train_config *c = r->job->config;
-    bl_sampler sampler = {r->job->n_train_rows, (uint64_t)c->seed, c->shuffle};
+    bl_sampler sampler = {r->job->data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t n = bl_train_batch_rows(c);
     char rows[160] = "", tensor[128];
     int used = 0;
@@ -104,9 +105,9 @@ static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double
     BL_TRY(bl_stream_synchronize(r->compute));
     name_bad_tensor(r, input, tensor, sizeof tensor);
     for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
-        used +=
-            snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
-                     (long long)(r->job->first_train_row + bl_sampler_row(&sampler, step * n + i)));
+        used += snprintf(
+            rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
+            (long long)(r->job->data.train.first + bl_sampler_row(&sampler, step * n + i)));
     return BL_FAIL(
         BL_ENUMERIC,
         "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
@@ -156,7 +157,7 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
                                .grad_norm = grad_norm,
                                .learning_rate = bl_train_learning_rate(c, step, job->total_steps),
                                .epoch = (double)((step + 1) * bl_train_batch_rows(c)) /
-                                        (double)job->n_train_rows,
+                                        (double)job->data.train.n,
                                .tokens = totals[1],
                                .label_tokens = totals[0],
                                .step_s = bl_now_s() - started,
@@ -205,9 +206,9 @@ static bool due(int64_t step, int64_t every)
 static bool evaluation_is_due(const bl_job *job, int64_t step)
 {
     const bl_train_config *c = job->config;
-    int64_t rows = job->n_train_rows, batch = bl_train_batch_rows(c);
+    int64_t rows = job->data.train.n, batch = bl_train_batch_rows(c);
 
-    if (!job->validation) return false;
+    if (!job->data.validation.set) return false;
     if (step == 0 || step == job->total_steps) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
     return c->eval_strategy == BL_EVAL_EPOCH && step * batch / rows != (step - 1) * batch / rows;

@@ -33,7 +33,7 @@ static bl_status prepare_output(bl_job *job)
     bl_status st = BL_OK;
 
     BL_TRY(bl_job_prepare_resume(job));
-    job->total_steps = bl_train_total_steps(c, job->n_train_rows);
+    job->total_steps = bl_train_total_steps(c, job->data.train.n);
     if (job->topology.first_here > 0) return BL_OK;
     BL_TRY(bl_path_join(c->output_dir, "config.resolved.yaml", &path));
     st = bl_train_config_write_resolved(c, path);
@@ -81,10 +81,8 @@ static bl_status evaluate_written(bl_job *job, bl_eval_result *out)
     config.offload_dir = NULL;
     bl_job stored = {.config = &config,
                      .host = job->host,
-                     .validation = job->validation,
+                     .data.validation = job->data.validation,
                      .evaluate_only = true,
-                     .n_validation_rows = job->n_validation_rows,
-                     .longest_validation_row = job->longest_validation_row,
                      .topology = job->topology};
     int64_t peak_bytes;
 
@@ -107,7 +105,7 @@ static bl_status evaluate_written(bl_job *job, bl_eval_result *out)
 /* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
 static bl_status evaluate_stored_base(bl_job *job)
 {
-    if (!job->config->eval_stored_base || !job->validation || job->launch ||
+    if (!job->config->eval_stored_base || !job->data.validation.set || job->launch ||
         !bl_llama_base_is_quantized(&job->base_formats))
         return BL_OK;
     bl_status st = bl_llama_host_set_format(job->host, BL_BASE_STORED);
@@ -177,7 +175,8 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     bl_status st = bl_cpu_gemm_prepare();
     if (st == BL_OK) st = bl_job_place_ranks(&job);
     if (st == BL_OK) st = bl_job_open(&job);
-    if (st == BL_OK && !job.validation) st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
+    if (st == BL_OK && !job.data.validation.set)
+        st = BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     if (st == BL_OK) st = bl_job_identify(&job);
     if (st == BL_OK && job.launch) st = bl_job_check_processes(&job);
     if (st == BL_OK) st = bl_job_choose_plan(&job);

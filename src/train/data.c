@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/data.h"
+
+#include <stdlib.h>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/sizes.h"
+
+typedef struct opening {
+    const bl_train_config *config;
+    const bl_llama_host *host;
+    int n_threads;
+    bl_run_data *data;
+} opening;
+
+static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
+{
+    const bl_train_config *c = o->config;
+    const bl_run_data *data = o->data;
+    bl_dataset_options options = bl_dataset_default_options(path);
+    bl_dataset_stats stats;
+
+    options.format = c->data_format;
+    options.max_seq_length = c->max_seq_length;
+    options.overlong = c->overlong;
+    options.train_on_inputs = c->train_on_inputs;
+    options.skip_bad = c->skip_bad;
+    options.vocab_size = (int32_t)o->host->config.vocab_size;
+    options.chat_template = c->chat_template;
+    options.template_date = c->template_date;
+    options.no_tokenizer = data->tokenizer_error.status == BL_OK ? NULL : &data->tokenizer_error;
+    options.n_threads = o->n_threads;
+    BL_TRY(bl_dataset_open(&options, data->tokenizer, &out->set));
+    bl_dataset_get_stats(out->set, &stats);
+    out->n = bl_dataset_count(out->set);
+    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path, (long long)out->n,
+                (long long)stats.n_tokens, (long long)stats.n_label_tokens);
+    return BL_OK;
+}
+
+/* Whether a tokenizer is needed is known once a data set's format is; one that cannot be used stops nothing
+ * before. */
+static bl_status open_tokenizer(const opening *o)
+{
+    const bl_train_config *c = o->config;
+    bl_run_data *data = o->data;
+    char *path = NULL;
+    bool present;
+
+    BL_TRY(bl_path_join(c->model_name_or_path, "tokenizer.json", &path));
+    bl_status st = bl_path_exists(path, &present);
+    free(path);
+    if (st != BL_OK) return st;
+    if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO))
+        return BL_OK;
+    st = bl_tokenizer_load(c->model_name_or_path, &data->tokenizer);
+    if (st == BL_EINPUT) {
+        bl_error_save(&data->tokenizer_error, st);
+        return BL_OK;
+    }
+    BL_TRY(st);
+    int64_t tokens = bl_tokenizer_vocab_size(data->tokenizer);
+    if (tokens > o->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
+        bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows",
+                       (long long)tokens, (long long)o->host->config.vocab_size);
+    return BL_OK;
+}
+
+/* Of the rows alone that are used: a split was made before, of samples. */
+static bl_status pack(const bl_train_config *c, bl_rows *rows)
+{
+    bl_dataset *packed;
+
+    BL_TRY(
+        bl_dataset_pack(rows->set, c->packing, c->max_seq_length, rows->first, rows->n, &packed));
+    *rows = (bl_rows){.set = packed, .n = bl_dataset_count(packed)};
+    return BL_OK;
+}
+
+/* From here on the rows of both data sets are packed ones. */
+static bl_status pack_data(const bl_train_config *c, bl_run_data *data)
+{
+    bl_dataset *train = data->train.set, *validation = data->validation.set;
+
+    if (validation) {
+        BL_TRY(pack(c, &data->validation));
+        if (validation != train) bl_dataset_close(validation);
+    }
+    if (train) {
+        BL_TRY(pack(c, &data->train));
+        bl_dataset_close(train);
+    }
+    return BL_OK;
+}
+
+/* What buffers are sized by: max_seq_length may be far above what the data have. */
+static void measure(bl_rows *rows)
+{
+    for (int64_t row = rows->first; rows->set && row < rows->first + rows->n; row++)
+        rows->longest = bl_max_i64(rows->longest, bl_dataset_n_tokens(rows->set, row));
+}
+
+static bl_status finish(const opening *o)
+{
+    bl_run_data *data = o->data;
+
+    if (data->tokenizer_error.status != BL_OK)
+        bl_log_warning("%s; rows of tokens need no tokenizer", data->tokenizer_error.text);
+    if (o->config->packing != BL_PACKING_NONE) BL_TRY(pack_data(o->config, data));
+    measure(&data->train);
+    measure(&data->validation);
+    return BL_OK;
+}
+
+/* The first rows of the training data are validated on, the others trained on. */
+static bl_status split(const bl_train_config *c, bl_run_data *data)
+{
+    int64_t n;
+
+    BL_TRY(bl_dataset_split(data->train.n, c->validation_split_percentage, &n));
+    data->validation = (bl_rows){.set = data->train.set, .n = n};
+    data->train.first = n;
+    data->train.n -= n;
+    return BL_OK;
+}
+
+bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_host *host,
+                                    int n_threads, bl_run_data *data)
+{
+    opening o = {c, host, n_threads, data};
+
+    BL_TRY(open_tokenizer(&o));
+    if (c->train_file) BL_TRY(open_dataset(&o, c->train_file, &data->train));
+    if (c->validation_file)
+        BL_TRY(open_dataset(&o, c->validation_file, &data->validation));
+    else if (data->train.set && c->validation_split_percentage > 0)
+        BL_TRY(split(c, data));
+    return finish(&o);
+}
+
+bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_host *host,
+                                      int n_threads, bl_run_data *data)
+{
+    opening o = {c, host, n_threads, data};
+
+    BL_TRY(open_tokenizer(&o));
+    if (c->validation_file) BL_TRY(open_dataset(&o, c->validation_file, &data->validation));
+    return finish(&o);
+}
+
+void bl_run_data_close(bl_run_data *data)
+{
+    if (data->validation.set != data->train.set) bl_dataset_close(data->validation.set);
+    bl_dataset_close(data->train.set);
+    bl_tokenizer_destroy(data->tokenizer);
+    *data = (bl_run_data){0};
+}

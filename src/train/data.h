@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data.h -- the rows of a run: its tokenizer, its data sets, and which of their rows are trained on
+ * and evaluated. */
+#ifndef BALLAST_TRAIN_DATA_H
+#define BALLAST_TRAIN_DATA_H
+
+#include "config/config.h"
+#include "data/dataset.h"
+#include "model/weights.h"
+
+/* Rows [first, first + n) of a data set; packed ones, if the run packs. */
+typedef struct bl_rows {
+    bl_dataset *set; /* NULL: there are none */
+    int64_t first, n;
+    int64_t longest; /* tokens of the longest of them */
+} bl_rows;
+
+typedef struct bl_run_data {
+    bl_tokenizer *tokenizer;   /* NULL: there is none, or none that can be read */
+    bl_error tokenizer_error;  /* why not; rows of tokens need none */
+    bl_rows train, validation; /* validation.set may be train.set: a split */
+} bl_run_data;
+
+/* Opens what `config` names for a training, or for an evaluation: without training rows. `host` is
+ * borrowed for the call. n_threads tokenize. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
+bl_status bl_run_data_open_training(const bl_train_config *config, const bl_llama_host *host,
+                                    int n_threads, bl_run_data *data);
+bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_llama_host *host,
+                                      int n_threads, bl_run_data *data);
+void bl_run_data_close(bl_run_data *data); /* one that is all zero is fine */
+
+#endif
