@@ -19,10 +19,10 @@ static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
 
 bl_status bl_job_identify(bl_job *job)
 {
-    job->train_fingerprint = job->data.train.set ? bl_dataset_fingerprint(job->data.train.set) : 0;
-    job->validation_fingerprint =
+    job->identity.train = job->data.train.set ? bl_dataset_fingerprint(job->data.train.set) : 0;
+    job->identity.validation =
         job->data.validation.set ? bl_dataset_fingerprint(job->data.validation.set) : 0;
-    return bl_llama_fingerprint(job->host, 0, &job->model_fingerprint);
+    return bl_llama_fingerprint(job->host, 0, &job->identity.model);
 }
 
 bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
@@ -33,10 +33,10 @@ bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
 
     BL_TRY(bl_llama_config_describe(&job->host->config, &config));
     json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model",
-                            hash_text(job->model_fingerprint, model), "weights",
+                            hash_text(job->identity.model, model), "weights",
                             hash_text(job->ranks[0].weights->checksum, weights), "data",
-                            hash_text(job->train_fingerprint, data), "validation_data",
-                            hash_text(job->validation_fingerprint, validation));
+                            hash_text(job->identity.train, data), "validation_data",
+                            hash_text(job->identity.validation, validation));
     bool is_done = own && json_object_update(state, own) == 0;
     json_decref(own);
     return is_done ? BL_OK : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
@@ -86,8 +86,8 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
     const char *weights = json_string_value(json_object_get(state, "weights"));
     json_t *config;
 
-    job->resume_has_weights = weights != NULL;
-    job->resume_weights = weights ? strtoull(weights, NULL, 16) : 0;
+    job->start.has_weights = weights != NULL;
+    job->start.weights = weights ? strtoull(weights, NULL, 16) : 0;
     if (!weights) { /* an earlier build's */
         fputs("it does not say which model and data it was made with; ", out);
         return BL_OK;
@@ -95,10 +95,10 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
     BL_TRY(bl_llama_config_describe(&job->host->config, &config));
     bool differ = list_config(json_object_get(state, "model_config"), config, out);
     json_decref(config);
-    if (!differ && !is_same(state, "model", job->model_fingerprint))
+    if (!differ && !is_same(state, "model", job->identity.model))
         fputs("the model's tensors differ; ", out);
-    if (!is_same(state, "data", job->train_fingerprint)) fputs("the training data differ; ", out);
-    if (!is_same(state, "validation_data", job->validation_fingerprint))
+    if (!is_same(state, "data", job->identity.train)) fputs("the training data differ; ", out);
+    if (!is_same(state, "validation_data", job->identity.validation))
         fputs("the validation data differ; ", out);
     return BL_OK;
 }
@@ -133,7 +133,7 @@ bl_status bl_rank_check_weights(bl_rank *r)
     const bl_job *job = r->job;
 
     if (job->topology.n_ranks > 1) BL_TRY(compare_ranks(r));
-    if (!job->resume_dir || !job->resume_has_weights || job->resume_weights == r->weights->checksum)
+    if (!job->start.dir || !job->start.has_weights || job->start.weights == r->weights->checksum)
         return BL_OK;
     r->start_differs = true;
     if (!job->config->allow_resume_mismatch)
@@ -141,10 +141,10 @@ bl_status bl_rank_check_weights(bl_rank *r)
                        "%s was made by another run: the model's weights differ "
                        "(allow_resume_mismatch true resumes it, not "
                        "bit-identically)",
-                       job->resume_dir);
+                       job->start.dir);
     if (r->index == 0)
         bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's "
                        "weights differ",
-                       job->resume_dir);
+                       job->start.dir);
     return BL_OK;
 }

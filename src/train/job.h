@@ -25,6 +25,47 @@
 
 typedef struct bl_rank bl_rank;
 
+/* Where a run starts: at its beginning, or after the last step of a checkpoint. */
+typedef struct bl_start {
+    int64_t step;           /* steps that are done */
+    int64_t metrics_bytes;  /* of the log that are kept */
+    int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
+    bool is_saved;          /* this run's newest checkpoint is that of `step` */
+    char *dir;              /* of the checkpoint; NULL: from the beginning */
+    int n_ranks;            /* of the run that made it */
+    /* bl_llama_weights.checksum of that run, if it says so. */
+    bool has_weights;
+    uint64_t weights;
+} bl_start;
+
+/* Fingerprints of what results depend on; 0: no such data. */
+typedef struct bl_identity {
+    uint64_t model, train, validation;
+} bl_identity;
+
+/* What a run was worth. */
+typedef struct bl_outcome {
+    double first_loss, last_loss; /* of training */
+    bl_eval_result base, trained; /* before the first step; newest */
+    bl_eval_result stored;        /* of the adapter on the base as stored; rows 0: not measured */
+} bl_outcome;
+
+/* What rank 0 alone writes, and its process before and after. */
+typedef struct bl_output {
+    bl_dir_lock *lock; /* of output_dir; NULL in other processes and without an output */
+    /* The checkpoint under construction: all ranks add to it between two barriers. */
+    bl_checkpoint *saving;
+    bl_metrics *metrics;
+    bl_outcome outcome;
+} bl_output;
+
+/* Between the threads of a process, while the ranks run. */
+typedef struct bl_control {
+    atomic_int stop;    /* a signal came: end after the step */
+    atomic_int abandon; /* the grace is over: end inside the step */
+    atomic_int n_running;
+} bl_control;
+
 /* Read-only while the ranks run, but for the atomics and what is said to belong to rank 0. */
 typedef struct bl_job {
     const bl_train_config *config;
@@ -40,30 +81,13 @@ typedef struct bl_job {
     bl_topology topology;
     bl_rank *ranks; /* [n_here] */
 
-    int64_t total_steps, start_step, metrics_keep_bytes;
-    /* The newest evaluation in the part of the log that is kept; -1: none. */
-    int64_t start_evaluated_step;
-    bool start_is_saved;  /* this run's newest checkpoint is that of start_step */
-    char *resume_dir;     /* NULL: from the start */
-    int resume_ranks;     /* of the run that made it */
+    int64_t total_steps;
+    bl_start start;
     char *checkpoint_dir; /* output_dir/checkpoints */
-    uint64_t model_fingerprint, train_fingerprint, validation_fingerprint;
-    /* bl_llama_weights.checksum of the run that made resume_dir, if it says so. */
-    uint64_t resume_weights;
-    bool resume_has_weights;
-
-    atomic_int stop;    /* a signal came: end after the step */
-    atomic_int abandon; /* the grace is over: end inside the step */
-    atomic_int n_running;
-
-    bl_dir_lock *lock; /* of output_dir; rank 0's process, NULL elsewhere and without an output */
-    /* The checkpoint under construction; rank 0 makes it, all add to it between two barriers. */
-    bl_checkpoint *saving;
-    bl_metrics *metrics;                      /* rank 0 */
-    bl_trace *trace;                          /* NULL: none; ranks write to it as they please */
-    bl_eval_result base_result, final_result; /* rank 0 */
-    bl_eval_result stored_result; /* of the adapter on the base as stored; rows 0: not measured */
-    double first_loss, last_loss; /* rank 0 */
+    bl_identity identity;
+    bl_trace *trace; /* NULL: none; ranks write to it as they please */
+    bl_control control;
+    bl_output output;
 } bl_job;
 
 struct bl_rank {

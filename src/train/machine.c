@@ -24,10 +24,10 @@ bl_status bl_job_compare_machine(const bl_job *job, const json_t *state)
     char text[BL_CPU_GEMM_TEXT_BYTES];
     const char *old = NULL; /* of checkpoints made before this key was */
 
-    BL_TRY(bl_json_get_string(job->resume_dir, state, KEY, BL_JSON_OPTIONAL, &old));
+    BL_TRY(bl_json_get_string(job->start.dir, state, KEY, BL_JSON_OPTIONAL, &old));
     bl_cpu_gemm_describe(text);
     if (old && strcmp(old, text) != 0)
         bl_log_warning("not bit-identical: checkpoint %s was made with %s, this machine has %s",
-                       job->resume_dir, old, text);
+                       job->start.dir, old, text);
     return BL_OK;
 }

@@ -110,29 +110,29 @@ bl_status bl_job_choose_plan(bl_job *job)
 
 bl_status bl_job_check_lock(const bl_job *job)
 {
-    if (!job->lock) return BL_OK;
-    bl_status st = bl_dir_lock_check(job->lock);
+    if (!job->output.lock) return BL_OK;
+    bl_status st = bl_dir_lock_check(job->output.lock);
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
 }
 
 void bl_job_abort_saving(bl_job *job)
 {
     if (bl_job_check_lock(job) == BL_OK)
-        bl_checkpoint_abort(job->saving);
+        bl_checkpoint_abort(job->output.saving);
     else
-        bl_checkpoint_leave(job->saving);
-    job->saving = NULL;
+        bl_checkpoint_leave(job->output.saving);
+    job->output.saving = NULL;
 }
 
 void bl_job_close(bl_job *job)
 {
     bl_comm_destroy(job->world);
-    bl_metrics_close(job->metrics);
+    bl_metrics_close(job->output.metrics);
     (void)bl_trace_close(job->trace);
     bl_job_abort_saving(job);
     bl_run_data_close(&job->data);
     bl_llama_host_close(job->host);
-    free(job->resume_dir);
+    free(job->start.dir);
     free(job->checkpoint_dir);
-    bl_dir_lock_release(job->lock);
+    bl_dir_lock_release(job->output.lock);
 }

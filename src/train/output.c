@@ -27,16 +27,16 @@ static bl_status write_losses(const bl_job *job, char **text)
     if (!job->data.validation.set)
         return bl_text_format(
             text, "| | training loss |\n|---|---|\n| first step | %.4f |\n| last step | %.4f |\n",
-            job->first_loss, job->last_loss);
-    if (job->stored_result.rows > 0)
+            job->output.outcome.first_loss, job->output.outcome.last_loss);
+    if (job->output.outcome.stored.rows > 0)
         snprintf(stored, sizeof stored, "| base as stored + adapter | %.4f | %.3f |\n",
-                 job->stored_result.loss, exp(job->stored_result.loss));
+                 job->output.outcome.stored.loss, exp(job->output.outcome.stored.loss));
     return bl_text_format(
         text,
         "| | validation loss | perplexity |\n|---|---|---|\n| base | %.4f | %.3f |\n| base "
         "+ adapter | %.4f | %.3f |\n%s",
-        job->base_result.loss, exp(job->base_result.loss), job->final_result.loss,
-        exp(job->final_result.loss), stored);
+        job->output.outcome.base.loss, exp(job->output.outcome.base.loss),
+        job->output.outcome.trained.loss, exp(job->output.outcome.trained.loss), stored);
 }
 
 /* Which base the losses are those of, and how to have the other's. */
@@ -47,7 +47,7 @@ static bl_status write_base(const bl_job *job, const char *dir, char **text)
     bl_llama_base_formats_describe(&job->base_formats, "training", formats);
     if (!bl_llama_base_is_quantized(&job->base_formats))
         return bl_text_format(text, "Frozen base: %s.\n", formats);
-    if (job->stored_result.rows > 0)
+    if (job->output.outcome.stored.rows > 0)
         return bl_text_format(
             text,
             "Frozen base: %s. The losses are those of the base as trained; the last row is "

@@ -100,9 +100,9 @@ static bl_status look_at_folder(const talk *t, const char *probe, view *own)
 
 static bl_status look(const bl_job *job, const talk *t, const char *probe, view *own)
 {
-    *own = (view){.model = job->model_fingerprint,
-                  .train = job->train_fingerprint,
-                  .validation = job->validation_fingerprint};
+    *own = (view){.model = job->identity.model,
+                  .train = job->identity.train,
+                  .validation = job->identity.validation};
     if (probe) BL_TRY(look_at_folder(t, probe, own));
     BL_TRY(bl_llama_fingerprint(job->host, PROBE_BYTES, &own->weights));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
@@ -179,29 +179,29 @@ typedef struct start {
 
 bl_status bl_job_share_start(bl_job *job)
 {
-    start s = {.step = job->start_step,
-               .evaluated_step = job->start_evaluated_step,
-               .resume_ranks = job->resume_ranks,
-               .resume_weights = job->resume_weights,
-               .is_saved = job->start_is_saved,
-               .has_weights = job->resume_has_weights};
+    start s = {.step = job->start.step,
+               .evaluated_step = job->start.evaluated_step,
+               .resume_ranks = job->start.n_ranks,
+               .resume_weights = job->start.weights,
+               .is_saved = job->start.is_saved,
+               .has_weights = job->start.has_weights};
     talk t;
 
-    if (job->resume_dir && strlen(job->resume_dir) >= MAX_PATH_BYTES)
-        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", job->resume_dir,
+    if (job->start.dir && strlen(job->start.dir) >= MAX_PATH_BYTES)
+        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", job->start.dir,
                        MAX_PATH_BYTES - 1);
-    if (job->resume_dir) memcpy(s.resume_dir, job->resume_dir, strlen(job->resume_dir));
+    if (job->start.dir) memcpy(s.resume_dir, job->start.dir, strlen(job->start.dir));
     BL_TRY(talk_open(job, &t));
     bl_status st = broadcast(&t, &s, sizeof s);
     talk_close(&t);
     if (st != BL_OK || job->topology.first_here == 0) return st;
-    job->start_step = s.step;
-    job->start_evaluated_step = s.evaluated_step;
-    job->resume_ranks = s.resume_ranks;
-    job->resume_weights = s.resume_weights;
-    job->resume_has_weights = s.has_weights;
-    job->start_is_saved = s.is_saved;
-    if (s.resume_dir[0] && !(job->resume_dir = strdup(s.resume_dir)))
+    job->start.step = s.step;
+    job->start.evaluated_step = s.evaluated_step;
+    job->start.n_ranks = s.resume_ranks;
+    job->start.weights = s.resume_weights;
+    job->start.has_weights = s.has_weights;
+    job->start.is_saved = s.is_saved;
+    if (s.resume_dir[0] && !(job->start.dir = strdup(s.resume_dir)))
         return BL_FAIL(BL_ENOMEM, "a path");
     return BL_OK;
 }

@@ -49,7 +49,7 @@ static bl_status create_state(bl_rank *r)
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
                                    &job->lora, job->host->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
-    if (job->resume_dir) return bl_rank_load(r);
+    if (job->start.dir) return bl_rank_load(r);
     if (job->config->init_adapter)
         return bl_adapter_state_read_peft(r->state, &job->host->config, job->config->init_adapter);
     return bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);

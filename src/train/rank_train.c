@@ -33,7 +33,7 @@ static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
 /* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
 static bl_status count_step(bl_rank *r, const bl_batches *batches, int64_t totals[3])
 {
-    int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&r->job->stop)};
+    int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&r->job->control.stop)};
 
     memcpy(r->counts->host, own, sizeof own);
     BL_TRY(bl_twin_upload(r->counts, r->communication, 0, sizeof own));
@@ -46,7 +46,7 @@ static bl_status count_step(bl_rank *r, const bl_batches *batches, int64_t total
 
 static bool abandoned(void *user)
 {
-    return atomic_load(&((bl_rank *)user)->job->abandon) != 0;
+    return atomic_load(&((bl_rank *)user)->job->control.abandon) != 0;
 }
 
 /* Leaves the last group in *input. */
@@ -149,8 +149,8 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
 {
     const bl_train_config *c = r->job->config;
     bl_job *job = r->job;
-    if (step == 0) job->first_loss = loss;
-    job->last_loss = loss;
+    if (step == 0) job->output.outcome.first_loss = loss;
+    job->output.outcome.last_loss = loss;
     bl_step_metrics metrics = {.step = step + 1,
                                .total_steps = job->total_steps,
                                .loss = loss,
@@ -165,7 +165,7 @@ static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_
                                .peak_flops = r->peak_flops * job->topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     BL_TRY(bl_job_check_lock(job));
-    return bl_metrics_step(job->metrics, &metrics);
+    return bl_metrics_step(job->output.metrics, &metrics);
 }
 
 static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
@@ -189,7 +189,7 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
     double loss = loss_sum / (double)totals[0];
     if (!isfinite(loss) || !isfinite(grad_norm))
         return report_not_finite(r, step, loss, grad_norm, &input);
-    if (c->dump_gradients && step == job->start_step)
+    if (c->dump_gradients && step == job->start.step)
         BL_TRY(bl_adapter_state_write_gradients(r->state, c->dump_gradients));
     BL_TRY(bl_adapter_state_update(
         r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1,
@@ -225,10 +225,10 @@ static bl_status evaluate_if_due(bl_rank *r, int64_t step)
     BL_TRY(bl_rank_evaluate(r, &result));
     count_lanes(r, of_no_step);
     if (r->index == 0) {
-        if (step == 0) job->base_result = result;
-        job->final_result = result;
+        if (step == 0) job->output.outcome.base = result;
+        job->output.outcome.trained = result;
         BL_TRY(bl_job_check_lock(job));
-        BL_TRY(bl_metrics_eval(job->metrics, step, result.loss, result.label_tokens,
+        BL_TRY(bl_metrics_eval(job->output.metrics, step, result.loss, result.label_tokens,
                                bl_now_s() - started));
     }
     r->evaluated_step = step;
@@ -259,14 +259,14 @@ bl_status bl_rank_train(bl_rank *r)
     bl_job *job = r->job;
     int64_t totals[3];
 
-    r->steps_done = job->start_step;
-    r->saved_step = job->start_is_saved && !r->start_differs ? job->start_step : -1;
-    r->evaluated_step = job->start_evaluated_step;
+    r->steps_done = job->start.step;
+    r->saved_step = job->start.is_saved && !r->start_differs ? job->start.step : -1;
+    r->evaluated_step = job->start.evaluated_step;
     /* Before the first step; or one that a stop cut short. */
-    BL_TRY(evaluate_if_due(r, job->start_step));
-    if (job->start_step < job->total_steps)
-        BL_TRY(fill_step(r, job->start_step, r->batches[job->start_step & 1]));
-    for (int64_t step = job->start_step; step < job->total_steps; step++) {
+    BL_TRY(evaluate_if_due(r, job->start.step));
+    if (job->start.step < job->total_steps)
+        BL_TRY(fill_step(r, job->start.step, r->batches[job->start.step & 1]));
+    for (int64_t step = job->start.step; step < job->total_steps; step++) {
         BL_TRY(count_step(r, r->batches[step & 1], totals));
         if (totals[2] > 0) {
             BL_TRY(verify_base(r));

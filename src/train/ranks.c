@@ -27,7 +27,7 @@ static void *rank_main(void *argument)
     if (r->status == BL_OK && job->evaluate_only) {
         bl_eval_result result;
         r->status = bl_rank_evaluate(r, &result);
-        if (r->status == BL_OK && r->index == 0) job->final_result = result;
+        if (r->status == BL_OK && r->index == 0) job->output.outcome.trained = result;
     } else if (r->status == BL_OK) {
         r->status = bl_rank_train(r);
     }
@@ -35,7 +35,7 @@ static void *rank_main(void *argument)
     if (r->status != BL_OK) bl_error_save(&r->error, r->status);
     if (r->status != BL_OK && r->status != BL_ESTOPPED)
         bl_comm_abort(r->world, &r->error); /* to stop is agreed on */
-    atomic_fetch_sub(&job->n_running, 1);
+    atomic_fetch_sub(&job->control.n_running, 1);
     return NULL;
 }
 
@@ -45,7 +45,7 @@ static void abandon(bl_job *job)
     bl_error error = {.status = BL_ESTOPPED};
     snprintf(error.text, sizeof error.text,
              "stopped inside a step; the newest checkpoint in %s stands", job->checkpoint_dir);
-    atomic_store(&job->abandon, 1);
+    atomic_store(&job->control.abandon, 1);
     bl_comm_abort(job->ranks[0].world, &error);
 }
 
@@ -99,7 +99,7 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
     double asked = 0.0;
     int64_t peak = 0;
 
-    while (atomic_load(&job->n_running) > 0) {
+    while (atomic_load(&job->control.n_running) > 0) {
         if (bl_launch_should_leave(job->launch)) bl_launch_leave(job->launch);
         int signal_number = sigtimedwait(signals, NULL, &tick);
         peak = bl_max_i64(peak, bl_memory_anonymous_bytes());
@@ -109,9 +109,10 @@ static int64_t watch(bl_job *job, const sigset_t *signals)
             if (signal_number == SIGINT) bl_log_note_echo();
             bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once",
                         strsignal(signal_number), job->config->grace_s);
-            atomic_store(&job->stop, 1);
+            atomic_store(&job->control.stop, 1);
         }
-        if (asked > 0.0 && bl_now_s() - asked > job->config->grace_s && !atomic_load(&job->abandon))
+        if (asked > 0.0 && bl_now_s() - asked > job->config->grace_s &&
+            !atomic_load(&job->control.abandon))
             abandon(job);
     }
     return peak;
@@ -140,11 +141,11 @@ static bl_status start_ranks(bl_job *job)
         job->ranks[i].world = comms[i];
     }
     for (int i = 0; st == BL_OK && i < job->topology.n_here; i++) {
-        atomic_fetch_add(&job->n_running, 1);
+        atomic_fetch_add(&job->control.n_running, 1);
         job->ranks[i].started =
             pthread_create(&job->ranks[i].thread, NULL, rank_main, &job->ranks[i]) == 0;
         if (job->ranks[i].started) continue;
-        atomic_fetch_sub(&job->n_running, 1);
+        atomic_fetch_sub(&job->control.n_running, 1);
         st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started",
                      job->topology.first_here + i);
         bl_error error;
@@ -214,7 +215,8 @@ bl_status bl_job_run_ranks(bl_job *job, int64_t *peak_bytes)
     for (int i = 0; job->ranks && i < job->topology.n_here; i++)
         if (job->ranks[i].started) pthread_join(job->ranks[i].thread, NULL);
     if (st == BL_OK) st = first_failure(job);
-    if (st != BL_OK && atomic_load(&job->abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
+    if (st != BL_OK && atomic_load(&job->control.abandon) &&
+        (st == BL_ESTOPPED || st == BL_ECANCELLED))
         st = save_abandoned(job);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);

@@ -41,8 +41,9 @@ static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
                      (json_int_t)job->host->config.n_layers, "floats_per_layer",
                      (json_int_t)job->lora.n_floats, "metrics_bytes", (json_int_t)metrics_bytes,
                      "evaluated_step", (json_int_t)job->ranks[0].evaluated_step, "first_loss",
-                     job->first_loss, "last_loss", job->last_loss, "base_loss",
-                     job->base_result.loss, "validation_loss", job->final_result.loss);
+                     job->output.outcome.first_loss, "last_loss", job->output.outcome.last_loss,
+                     "base_loss", job->output.outcome.base.loss, "validation_loss",
+                     job->output.outcome.trained.loss);
 }
 
 /* Shard by shard through the staging buffer. */
@@ -98,10 +99,11 @@ static bl_status begin_save(bl_job *job, int64_t step)
     char *path = NULL;
 
     BL_TRY(bl_job_check_lock(job));
-    BL_TRY(bl_checkpoint_begin(job->checkpoint_dir, step, checkpoint_bytes(job), &job->saving));
-    BL_TRY(bl_path_join(bl_checkpoint_path(job->saving), "config.yaml", &path));
+    BL_TRY(
+        bl_checkpoint_begin(job->checkpoint_dir, step, checkpoint_bytes(job), &job->output.saving));
+    BL_TRY(bl_path_join(bl_checkpoint_path(job->output.saving), "config.yaml", &path));
     bl_status st = bl_train_config_write_resolved(job->config, path);
-    if (st == BL_OK) st = bl_checkpoint_add_file(job->saving, "config.yaml");
+    if (st == BL_OK) st = bl_checkpoint_add_file(job->output.saving, "config.yaml");
     free(path);
     return st;
 }
@@ -115,16 +117,16 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
     for (int i = 0; i < job->topology.n_ranks; i++) {
         char name[NAME_BYTES];
         rank_file_name(i, job->topology.n_ranks, name);
-        BL_TRY(bl_checkpoint_add_described(job->saving, name, &files[i]));
+        BL_TRY(bl_checkpoint_add_described(job->output.saving, name, &files[i]));
     }
-    BL_TRY(bl_metrics_sync(job->metrics, &metrics_bytes));
+    BL_TRY(bl_metrics_sync(job->output.metrics, &metrics_bytes));
     json_t *state = describe(job, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, state)
                          : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
     if (st == BL_OK) st = bl_job_record_machine(state);
     if (st == BL_OK) {
-        st = bl_checkpoint_commit(job->saving, state);
-        job->saving = NULL;
+        st = bl_checkpoint_commit(job->output.saving, state);
+        job->output.saving = NULL;
     }
     json_decref(state);
     if (st != BL_OK) return st;
@@ -207,13 +209,13 @@ static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file
 bl_status bl_rank_load(bl_rank *r)
 {
     const bl_job *job = r->job;
-    int64_t old_chunk = bl_ceil_div(job->lora.n_floats, job->resume_ranks);
+    int64_t old_chunk = bl_ceil_div(job->lora.n_floats, job->start.n_ranks);
 
-    for (int old = 0; old < job->resume_ranks; old++) {
+    for (int old = 0; old < job->start.n_ranks; old++) {
         char name[NAME_BYTES], *path = NULL;
         bl_safetensors *file = NULL;
-        rank_file_name(old, job->resume_ranks, name);
-        BL_TRY(bl_path_join(job->resume_dir, name, &path));
+        rank_file_name(old, job->start.n_ranks, name);
+        BL_TRY(bl_path_join(job->start.dir, name, &path));
         bl_status st = bl_safetensors_open(path, &file);
         if (st == BL_OK) st = load_from(r->state, file, old, old_chunk);
         bl_safetensors_close(file);
@@ -270,7 +272,7 @@ static bl_status list_differences(bl_job *job, const json_t *state, char **text)
     size_t n_bytes = 0;
     bl_status st = BL_OK;
 
-    BL_TRY(bl_path_join(job->resume_dir, "config.yaml", &path));
+    BL_TRY(bl_path_join(job->start.dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_load(BL_CONFIG_TRAIN, path, 0, NULL, &before));
     BL_TRY_GOTO(st, done, bl_train_config_diff(before, job->config, BL_EFFECT_RESULT, &keys));
     FILE *out = open_memstream(text, &n_bytes);
@@ -298,41 +300,41 @@ static bl_status check_state(bl_job *job, const json_t *state)
     int64_t ranks, layers, floats;
     char *differences = NULL;
 
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX,
+    BL_TRY(bl_json_get_int(job->start.dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
+    BL_TRY(bl_json_get_int(job->start.dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX,
                            &layers));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1,
+    BL_TRY(bl_json_get_int(job->start.dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1,
                            INT64_MAX, &floats));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX,
-                           &job->metrics_keep_bytes));
-    BL_TRY(bl_json_get_int(job->resume_dir, state, "evaluated_step", BL_JSON_REQUIRED, -1,
-                           INT64_MAX, &job->start_evaluated_step));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300,
-                            &job->first_loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300,
-                            &job->last_loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
-                            &job->base_result.loss));
-    BL_TRY(bl_json_get_real(job->resume_dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300,
-                            1e300, &job->final_result.loss));
-    job->resume_ranks = (int)ranks;
+    BL_TRY(bl_json_get_int(job->start.dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX,
+                           &job->start.metrics_bytes));
+    BL_TRY(bl_json_get_int(job->start.dir, state, "evaluated_step", BL_JSON_REQUIRED, -1, INT64_MAX,
+                           &job->start.evaluated_step));
+    BL_TRY(bl_json_get_real(job->start.dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &job->output.outcome.first_loss));
+    BL_TRY(bl_json_get_real(job->start.dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &job->output.outcome.last_loss));
+    BL_TRY(bl_json_get_real(job->start.dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &job->output.outcome.base.loss));
+    BL_TRY(bl_json_get_real(job->start.dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300,
+                            1e300, &job->output.outcome.trained.loss));
+    job->start.n_ranks = (int)ranks;
     if (layers != job->host->config.n_layers || floats != job->lora.n_floats)
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
-                       job->resume_dir, (long long)layers, (long long)floats,
+                       job->start.dir, (long long)layers, (long long)floats,
                        (long long)job->host->config.n_layers, (long long)job->lora.n_floats);
     BL_TRY(list_differences(job, state, &differences));
     bl_status st = BL_OK;
     if (differences[0] != '\0') {
-        job->start_is_saved = false;
+        job->start.is_saved = false;
         if (job->config->allow_resume_mismatch)
             bl_log_warning("resuming %s although this run differs, so not bit-identical: %s",
-                           job->resume_dir, differences);
+                           job->start.dir, differences);
         else
             st = BL_FAIL(BL_ECHECKPOINT,
                          "%s was made by another run: %s (allow_resume_mismatch true resumes it, "
                          "not bit-identically)",
-                         job->resume_dir, differences);
+                         job->start.dir, differences);
     }
     free(differences);
     return st;
@@ -341,13 +343,13 @@ static bl_status check_state(bl_job *job, const json_t *state)
 static bl_status find_checkpoint(bl_job *job, json_t **state)
 {
     if (bl_train_config_resume(job->config) == BL_RESUME_PATH) {
-        job->resume_dir = strdup(job->config->resume_from_checkpoint);
-        if (!job->resume_dir) return BL_FAIL(BL_ENOMEM, "a path");
-        return bl_checkpoint_verify(job->resume_dir, &job->start_step, state);
+        job->start.dir = strdup(job->config->resume_from_checkpoint);
+        if (!job->start.dir) return BL_FAIL(BL_ENOMEM, "a path");
+        return bl_checkpoint_verify(job->start.dir, &job->start.step, state);
     }
-    BL_TRY(bl_checkpoint_latest(job->checkpoint_dir, &job->resume_dir, &job->start_step, state));
-    job->start_is_saved = job->resume_dir != NULL;
-    if (job->resume_dir) return BL_OK;
+    BL_TRY(bl_checkpoint_latest(job->checkpoint_dir, &job->start.dir, &job->start.step, state));
+    job->start.is_saved = job->start.dir != NULL;
+    if (job->start.dir) return BL_OK;
     int64_t *steps;
     size_t n_steps;
     bl_error reason; /* why the last of them was passed over */
@@ -369,16 +371,16 @@ static bl_status choose_start(bl_job *job)
 
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
         bl_status st = find_checkpoint(job, &state);
-        if (st == BL_OK && job->resume_dir) st = check_state(job, state);
-        if (st == BL_OK && job->resume_dir) st = bl_job_compare_machine(job, state);
+        if (st == BL_OK && job->start.dir) st = check_state(job, state);
+        if (st == BL_OK && job->start.dir) st = bl_job_compare_machine(job, state);
         json_decref(state);
         if (st != BL_OK) return st;
-        if (job->resume_dir) {
-            bl_log_info("resuming %s after step %lld", job->resume_dir, (long long)job->start_step);
+        if (job->start.dir) {
+            bl_log_info("resuming %s after step %lld", job->start.dir, (long long)job->start.step);
             return BL_OK;
         }
         bl_log_info("%s has no checkpoint to resume: starting over", c->output_dir);
-        job->start_step = 0;
+        job->start.step = 0;
         return start_over(job);
     }
     BL_TRY(holds_a_run(job, &holds));
@@ -408,7 +410,7 @@ static bl_status prepare_folder(bl_job *job)
 
 bl_status bl_job_prepare_resume(bl_job *job)
 {
-    job->start_evaluated_step = -1;
+    job->start.evaluated_step = -1;
     BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
     BL_TRY(bl_job_identify(job));
     if (job->launch) BL_TRY(bl_job_check_processes(job));

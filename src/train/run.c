@@ -40,7 +40,7 @@ static bl_status prepare_output(bl_job *job)
     free(path);
     if (st != BL_OK) return st;
     BL_TRY(bl_path_join(c->output_dir, "metrics.jsonl", &path));
-    st = bl_metrics_open(path, job->metrics_keep_bytes, c->logging_steps, &job->metrics);
+    st = bl_metrics_open(path, job->start.metrics_bytes, c->logging_steps, &job->output.metrics);
     free(path);
     return st;
 }
@@ -96,9 +96,9 @@ static bl_status evaluate_written(bl_job *job, bl_eval_result *out)
     }
     bl_log_info("evaluating the adapter on the base as stored, too (eval_stored_base)");
     BL_TRY(bl_job_run_ranks(&stored, &peak_bytes));
-    *out = stored.final_result;
+    *out = stored.output.outcome.trained;
     bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored",
-                job->final_result.loss, out->loss);
+                job->output.outcome.trained.loss, out->loss);
     return BL_OK;
 }
 
@@ -109,8 +109,8 @@ static bl_status evaluate_stored_base(bl_job *job)
         !bl_llama_base_is_quantized(&job->base_formats))
         return BL_OK;
     bl_status st = bl_llama_host_set_format(job->host, BL_BASE_STORED);
-    if (st == BL_OK) st = evaluate_written(job, &job->stored_result);
-    if (st == BL_OK && job->stored_result.rows > 0)
+    if (st == BL_OK) st = evaluate_written(job, &job->output.outcome.stored);
+    if (st == BL_OK && job->output.outcome.stored.rows > 0)
         st = bl_job_write_readme(job, job->config->output_dir);
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "the adapter is written; eval_stored_base");
 }
@@ -149,7 +149,7 @@ static bl_status take_output_dir(bl_job *job)
     if (job->topology.first_here > 0) return BL_OK;
     bl_status st = bl_dir_create(job->config->output_dir);
     if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "output_dir");
-    return bl_dir_lock_acquire(job->config->output_dir, &job->lock);
+    return bl_dir_lock_acquire(job->config->output_dir, &job->output.lock);
 }
 
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
@@ -182,7 +182,7 @@ bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_
     if (st == BL_OK) st = bl_job_choose_plan(&job);
     if (st == BL_OK) st = announce_plan(&job);
     if (st == BL_OK) st = bl_job_run_ranks(&job, &peak_bytes);
-    *out = job.final_result;
+    *out = job.output.outcome.trained;
     out->base = job.base_formats;
     bl_error error;
     bl_error_save(&error, st);

@@ -175,7 +175,7 @@ static void test_ranks_compare_their_copies(void **state)
 static void test_a_checkpoint_that_names_no_model(void **state)
 {
     json_t *empty = json_object();
-    bl_job job = {.resume_has_weights = true};
+    bl_job job = {.start.has_weights = true};
     char *text = NULL;
     size_t n_bytes;
 
@@ -184,7 +184,7 @@ static void test_a_checkpoint_that_names_no_model(void **state)
     assert_int_equal(bl_job_list_identity(&job, empty, out), BL_OK);
     fclose(out);
     assert_string_equal(text, "it does not say which model and data it was made with; ");
-    assert_false(job.resume_has_weights);
+    assert_false(job.start.has_weights);
     free(text);
     json_decref(empty);
 }
