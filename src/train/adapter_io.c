@@ -7,7 +7,7 @@
 #include "base/sizes.h"
 #include "model/lora_io.h"
 #include "store/safetensors.h"
-#include "train/job.h"
+#include "train/adapter_internal.h"
 
 bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config *config,
                                      const char *dir)

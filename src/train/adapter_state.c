@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/adapter_state.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
 #include "ops/optimizer.h"
+#include "train/adapter_internal.h"
 
 /* sums: BL_N_LANES numbers of bytes, added up; BL_N_LANES stalls of each rank, which leaves the others' zero: a sum is enough. */
 enum { LOSS, SQUARES, LANE_BYTES, LANE_STALLS = LANE_BYTES + BL_N_LANES };
@@ -168,6 +167,21 @@ bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
                                      (size_t)n * sizeof(float)));
         }
     return BL_OK;
+}
+
+bl_pass_adapter bl_adapter_state_adapter(const bl_adapter_state *s)
+{
+    return (bl_pass_adapter){.lora = s->layout, .ring = s->ring};
+}
+
+const bl_gradient_sink *bl_adapter_state_sink(const bl_adapter_state *s)
+{
+    return &s->sink;
+}
+
+double *bl_adapter_state_loss_sum(const bl_adapter_state *s)
+{
+    return &s->sums[LOSS];
 }
 
 bl_status bl_adapter_state_join(bl_adapter_state *s)

@@ -10,31 +10,12 @@
 #define BALLAST_TRAIN_ADAPTER_STATE_H
 
 #include "comm/comm.h"
-#include "device/staging.h"
+#include "device/device.h"
 #include "comm/gather_ring.h"
 #include "llama/lora.h"
 #include "model/pass.h"
 
-typedef struct bl_adapter_state {
-    const bl_lora_layout *layout;
-    bl_device *device;
-    bl_comm *world;
-    bl_stream *compute, *communication;
-    int64_t n_layers, chunk;  /* chunk: floats of a layer on this rank */
-    float *w, *m, *v, *grad;  /* [n_layers * chunk]; device memory */
-    float *full[2], *partial; /* a layer's whole gradient, twice; this rank's part of its sum */
-    bl_event *written[2], *reduced[2]; /* full[i] complete / free again */
-    bl_event *joined;
-    int turn;
-    double *
-        sums; /* device memory: loss sum, sum of squared gradients; then what the ranks report of their lanes */
-    bl_twin *sums_twin;  /* of sums */
-    double *clip;        /* [2], device memory: norm, clipping scale */
-    bl_staging *staging; /* for what is read into the shards and written from them */
-    bl_timeline *timeline;
-    bl_gather_ring *ring;
-    bl_gradient_sink sink;
-} bl_adapter_state;
+typedef struct bl_adapter_state bl_adapter_state;
 
 /* Everything zero; bl_plan_adapter_bytes says how much. layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
@@ -49,6 +30,12 @@ void bl_adapter_state_destroy(bl_adapter_state *state);
 bl_status bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
 bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_llama_config *config,
                                      const char *dir);
+
+/* What a pass takes micro-batches through; dropout is left zero. Where it puts their gradients, and
+ * the sum of their losses (one double, device memory): until update. All live as long as the state. */
+bl_pass_adapter bl_adapter_state_adapter(const bl_adapter_state *state);
+const bl_gradient_sink *bl_adapter_state_sink(const bl_adapter_state *state);
+double *bl_adapter_state_loss_sum(const bl_adapter_state *state);
 
 /* Returns when what is queued of the step has run, its gradients are summed and its spans can be collected. */
 bl_status bl_adapter_state_join(bl_adapter_state *state);
@@ -69,5 +56,18 @@ bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double 
 bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_llama_config *config,
                                       const char *dir, const char *base_model, bool bf16);
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
+
+/* adapter_shards.c: the state as a checkpoint keeps it, a file for each rank, without communication. */
+
+enum { BL_SHARD_NAME_BYTES = 64 };
+/* "state-00000-of-00002.safetensors" */
+void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES]);
+/* Of the files of all ranks, without their headers. */
+int64_t bl_adapter_shards_bytes(const bl_lora_layout *layout, int64_t n_layers);
+/* Weights and moments of this rank into `path`; after compute is idle. */
+bl_status bl_adapter_state_write_shard(bl_adapter_state *state, const char *path);
+/* This rank's part of the files that n_ranks ranks have written into `dir`. BL_ECHECKPOINT: one of
+ * them is not such a file. */
+bl_status bl_adapter_state_read_shards(bl_adapter_state *state, const char *dir, int n_ranks);
 
 #endif

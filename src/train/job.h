@@ -172,7 +172,6 @@ bl_status bl_job_prepare_resume(bl_job *job);
 bl_status bl_rank_save(bl_rank *rank, int64_t step);
 /* The same by one thread for all ranks, after their threads have ended, without communication. */
 bl_status bl_job_save_all(bl_job *job, int64_t step);
-bl_status bl_rank_load(bl_rank *rank);
 
 /* processes.c: what a job of several processes, with a rank each, agrees on before its ranks start. Collective over the processes. */
 

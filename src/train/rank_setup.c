@@ -49,7 +49,8 @@ static bl_status create_state(bl_rank *r)
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
                                    &job->lora, job->host->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
-    if (job->start.dir) return bl_rank_load(r);
+    if (job->start.dir)
+        return bl_adapter_state_read_shards(r->state, job->start.dir, job->start.n_ranks);
     if (job->config->init_adapter)
         return bl_adapter_state_read_peft(r->state, &job->host->config, job->config->init_adapter);
     return bl_adapter_state_initialise(r->state, (uint64_t)job->config->seed);
@@ -96,7 +97,7 @@ bl_status bl_rank_setup(bl_rank *r)
     BL_TRY(create_base(r));
     BL_TRY(bl_rank_check_weights(r));
     BL_TRY(create_state(r));
-    if (r->state) r->adapter = (bl_pass_adapter){.lora = &job->lora, .ring = r->state->ring};
+    if (r->state) r->adapter = bl_adapter_state_adapter(r->state);
     r->micro = calloc((size_t)options.max_group, sizeof *r->micro);
     if (!r->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
     options.activations = r->activations;

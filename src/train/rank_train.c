@@ -64,8 +64,8 @@ static bl_status run_groups(bl_rank *r, const bl_batches *batches, int64_t step,
         for (int m = 0; m < input->n_micro; m++)
             r->micro[m] = (bl_pass_micro){.batch = batches->micro + first + m,
                                           .adapter = &r->adapter,
-                                          .loss_sum = &r->state->sums[0],
-                                          .gradients = &r->state->sink,
+                                          .loss_sum = bl_adapter_state_loss_sum(r->state),
+                                          .gradients = bl_adapter_state_sink(r->state),
                                           .loss_scale = 1.0 / (double)n_labels};
         BL_TRY(bl_llama_pass_run(r->pass, input));
     }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* resume.c -- training checkpoints: what is in one, how it is written by all ranks together, and when it may be resumed.
  *
- *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: m, v, w, F32 [n_layers, c]; row l holds floats
- *                                                         [R c, (R+1) c) of layer l's flat vector (llama/lora.h)
+ *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter_shards.c
  *   checkpoints/step-N/config.yaml                        the resolved configuration
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step, ranks, layout, fingerprints, log length
  *
@@ -18,20 +17,6 @@
 #include "base/sizes.h"
 #include "train/job.h"
 
-enum { NAME_BYTES = 64, N_ARRAYS = 3 };
-
-static const char *const array_names[N_ARRAYS] = {"m", "v", "w"};
-
-static float *state_array(const bl_adapter_state *s, int which)
-{
-    return which == 0 ? s->m : which == 1 ? s->v : s->w;
-}
-
-static void rank_file_name(int rank, int n_ranks, char name[NAME_BYTES])
-{
-    snprintf(name, NAME_BYTES, "state-%05d-of-%05d.safetensors", rank, n_ranks);
-}
-
 /* ---- saving ---- */
 
 static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
@@ -46,42 +31,19 @@ static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
                      job->output.outcome.trained.loss);
 }
 
-/* Shard by shard through the staging buffer. */
-static bl_status append_array(bl_safetensors_writer *writer, const bl_adapter_state *s, int which)
-{
-    size_t total = (size_t)(s->n_layers * s->chunk) * sizeof(float), n;
-
-    for (size_t at = 0; at < total; at += n) {
-        n = (size_t)bl_min_i64((int64_t)s->staging->n_bytes, (int64_t)(total - at));
-        BL_TRY(bl_staging_download(s->staging, s->staging->bytes,
-                                   (const char *)state_array(s, which) + at, n));
-        BL_TRY(bl_safetensors_writer_append(writer, s->staging->bytes, n));
-    }
-    return BL_OK;
-}
-
 /* Writes a rank's file into the folder of the checkpoint of `step`, and says what is in it. */
-static bl_status write_rank(const bl_job *job, int64_t step, const bl_adapter_state *s, int rank,
+static bl_status write_rank(const bl_job *job, int64_t step, bl_adapter_state *state, int rank,
                             bl_checkpoint_file *out)
 {
-    char name[NAME_BYTES], *folder = NULL, *path = NULL;
-    bl_stored_tensor_spec specs[N_ARRAYS];
-    bl_safetensors_writer *writer = NULL;
+    char name[BL_SHARD_NAME_BYTES], *folder = NULL, *path = NULL;
     bl_status st = BL_OK;
 
-    rank_file_name(rank, job->topology.n_ranks, name);
-    for (int i = 0; i < N_ARRAYS; i++)
-        specs[i] = (bl_stored_tensor_spec){array_names[i], BL_F32, 2, {s->n_layers, s->chunk}};
+    bl_adapter_shard_name(rank, job->topology.n_ranks, name);
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(job->checkpoint_dir, step, &folder));
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
-    BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
-    for (int i = 0; i < N_ARRAYS; i++)
-        BL_TRY_GOTO(st, done, append_array(writer, s, (int)bl_safetensors_writer_order(writer)[i]));
-    st = bl_safetensors_writer_commit(writer);
-    writer = NULL;
-    if (st == BL_OK) st = bl_checkpoint_describe_file(path, out);
+    BL_TRY_GOTO(st, done, bl_adapter_state_write_shard(state, path));
+    st = bl_checkpoint_describe_file(path, out);
 done:
-    bl_safetensors_writer_abort(writer);
     free(path);
     free(folder);
     return st;
@@ -90,8 +52,7 @@ done:
 static int64_t checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    return N_ARRAYS * job->host->config.n_layers * job->lora.n_floats * (int64_t)sizeof(float) +
-           SLACK_BYTES;
+    return bl_adapter_shards_bytes(&job->lora, job->host->config.n_layers) + SLACK_BYTES;
 }
 
 static bl_status begin_save(bl_job *job, int64_t step)
@@ -115,8 +76,8 @@ static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file
 
     BL_TRY(bl_job_check_lock(job));
     for (int i = 0; i < job->topology.n_ranks; i++) {
-        char name[NAME_BYTES];
-        rank_file_name(i, job->topology.n_ranks, name);
+        char name[BL_SHARD_NAME_BYTES];
+        bl_adapter_shard_name(i, job->topology.n_ranks, name);
         BL_TRY(bl_checkpoint_add_described(job->output.saving, name, &files[i]));
     }
     BL_TRY(bl_metrics_sync(job->output.metrics, &metrics_bytes));
@@ -166,70 +127,6 @@ bl_status bl_job_save_all(bl_job *job, int64_t step)
     for (int i = 0; i < job->topology.n_ranks; i++)
         BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
     return commit_save(job, step, files);
-}
-
-/* ---- loading ---- */
-
-/* Bytes [offset, offset + n_bytes) of a tensor's to device memory. */
-static bl_status load_bytes(bl_staging *staging, const bl_stored_tensor *t, int64_t offset,
-                            size_t n_bytes, char *memory)
-{
-    for (size_t at = 0, n; at < n_bytes; at += n) {
-        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(n_bytes - at));
-        BL_TRY(bl_stored_tensor_read(t, offset + (int64_t)at, n, staging->bytes));
-        BL_TRY(bl_staging_upload(staging, memory + at, staging->bytes, n));
-    }
-    return BL_OK;
-}
-
-/* The part of this rank's shard that old rank `old` of n_old holds. */
-static bl_status load_from(const bl_adapter_state *s, const bl_safetensors *file, int old,
-                           int64_t old_chunk)
-{
-    int64_t begin = bl_comm_rank(s->world) * s->chunk, old_begin = old * old_chunk;
-    int64_t first = bl_max_i64(begin, old_begin),
-            last = bl_min_i64(begin + s->chunk, old_begin + old_chunk);
-
-    for (int i = 0; i < N_ARRAYS && first < last; i++) {
-        const bl_stored_tensor *t = bl_safetensors_find(file, array_names[i]);
-        if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != s->n_layers ||
-            t->shape[1] != old_chunk)
-            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]",
-                           bl_safetensors_path(file), array_names[i], (long long)s->n_layers,
-                           (long long)old_chunk);
-        for (int64_t l = 0; l < s->n_layers; l++)
-            BL_TRY(load_bytes(s->staging, t,
-                              (l * old_chunk + first - old_begin) * (int64_t)sizeof(float),
-                              (size_t)(last - first) * sizeof(float),
-                              (char *)(state_array(s, i) + l * s->chunk + first - begin)));
-    }
-    return BL_OK;
-}
-
-bl_status bl_rank_load(bl_rank *r)
-{
-    const bl_job *job = r->job;
-    int64_t old_chunk = bl_ceil_div(job->lora.n_floats, job->start.n_ranks);
-
-    for (int old = 0; old < job->start.n_ranks; old++) {
-        char name[NAME_BYTES], *path = NULL;
-        bl_safetensors *file = NULL;
-        rank_file_name(old, job->start.n_ranks, name);
-        BL_TRY(bl_path_join(job->start.dir, name, &path));
-        bl_status st = bl_safetensors_open(path, &file);
-        if (st == BL_OK) st = load_from(r->state, file, old, old_chunk);
-        bl_safetensors_close(file);
-        free(path);
-        if (st != BL_OK) return st == BL_EINPUT ? BL_ECHECKPOINT : st;
-    }
-    /* Past the end of the flat vector another rank count has padding where this one has none. */
-    int64_t chunk = r->state->chunk,
-            real = bl_min_i64(chunk, bl_max_i64(0, job->lora.n_floats - r->index * chunk));
-    for (int i = 0; i < N_ARRAYS; i++)
-        for (int64_t l = 0; l < r->state->n_layers; l++)
-            BL_TRY(bl_stream_zero(r->compute, state_array(r->state, i) + l * chunk + real,
-                                  (size_t)(chunk - real) * sizeof(float)));
-    return bl_stream_synchronize(r->compute);
 }
 
 /* ---- choosing ---- */

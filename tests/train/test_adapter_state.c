@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "test_ranks.h"
-#include "train/adapter_state.h"
+#include "train/adapter_internal.h" /* its gradients, to be filled in */
 
 enum { N_LAYERS = 3, DEPTH = 2, LATE_US = 100 * 1000 };
 
@@ -84,7 +84,8 @@ static bl_status reduce_twice(state_case *c)
         double loss, norm, own = rank + step;
         for (int i = 0; i < BL_N_LANES; i++) lanes[i] = lane_of(rank, n, i);
         for (int64_t i = 0; i < N_LAYERS * c->state->chunk; i++) c->state->grad[i] = 2.0f;
-        BL_TRY(bl_stream_copy(c->self->stream, c->state->sums, &own, sizeof own));
+        BL_TRY(
+            bl_stream_copy(c->self->stream, bl_adapter_state_loss_sum(c->state), &own, sizeof own));
         BL_TRY(bl_adapter_state_join(c->state));
         BL_TRY(bl_adapter_state_reduce(c->state, &loss, &norm, lanes));
         TEST_CHECK(loss == n * (n - 1) / 2 + n * step);
@@ -128,17 +129,19 @@ static bl_status be_late(bl_stream *stream, const void *args)
 static bl_status use_weights_and_gradients(state_case *c)
 {
     bl_adapter_state *s = c->state;
+    bl_gather_ring *ring = bl_adapter_state_adapter(s).ring;
+    const bl_gradient_sink *sink = bl_adapter_state_sink(s);
     const void *weights;
     float *gradients;
 
     if (c->self->rank == 0) BL_TRY(bl_stream_call(c->communication, be_late, NULL, 0));
-    BL_TRY(bl_gather_ring_acquire(s->ring, 0, 0, c->self->stream, &weights));
-    BL_TRY(bl_gather_ring_release(s->ring, 0, c->self->stream));
+    BL_TRY(bl_gather_ring_acquire(ring, 0, 0, c->self->stream, &weights));
+    BL_TRY(bl_gather_ring_release(ring, 0, c->self->stream));
     for (int64_t layer = N_LAYERS - 1; layer >= 0; layer--) {
-        BL_TRY(s->sink.begin(s->sink.user, layer, c->self->stream, &gradients));
+        BL_TRY(sink->begin(sink->user, layer, c->self->stream, &gradients));
         if (c->self->rank == 0 && layer == 0)
             BL_TRY(bl_stream_call(c->self->stream, be_late, NULL, 0));
-        BL_TRY(s->sink.end(s->sink.user, layer, c->self->stream));
+        BL_TRY(sink->end(sink->user, layer, c->self->stream));
     }
     return bl_adapter_state_join(s);
 }

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* adapter_internal.h -- the state of adapter_state.h, for the files that make it up. */
+#ifndef BALLAST_TRAIN_ADAPTER_INTERNAL_H
+#define BALLAST_TRAIN_ADAPTER_INTERNAL_H
+
+#include "device/staging.h"
+#include "train/adapter_state.h"
+
+struct bl_adapter_state {
+    const bl_lora_layout *layout;
+    bl_device *device;
+    bl_comm *world;
+    bl_stream *compute, *communication;
+    int64_t n_layers, chunk;  /* chunk: floats of a layer on this rank */
+    float *w, *m, *v, *grad;  /* [n_layers * chunk]; device memory */
+    float *full[2], *partial; /* a layer's whole gradient, twice; this rank's part of its sum */
+    bl_event *written[2], *reduced[2]; /* full[i] complete / free again */
+    bl_event *joined;
+    int turn;
+    double *
+        sums; /* device memory: loss sum, sum of squared gradients; then what the ranks report of their lanes */
+    bl_twin *sums_twin;  /* of sums */
+    double *clip;        /* [2], device memory: norm, clipping scale */
+    bl_staging *staging; /* for what is read into the shards and written from them */
+    bl_timeline *timeline;
+    bl_gather_ring *ring;
+    bl_gradient_sink sink;
+};
+
+#endif
