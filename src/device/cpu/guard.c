@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -19,6 +20,7 @@ struct bl_cpu_guard {
     pthread_mutex_t lock;
     size_t used_bytes;
     int n_running; /* tasks; the memory is closed while there are none */
+    bool is_void;  /* the system did not change a protection: what runs on proves nothing */
 };
 
 /* The one switch of a process: whoever turns it on does not create the devices. */
@@ -58,8 +60,7 @@ void bl_cpu_guard_destroy(bl_cpu_guard *guard)
  * the reservation costs nothing. */
 static void protect(bl_cpu_guard *guard, int protection)
 {
-    if (mprotect(guard->memory, guard->used_bytes, protection) != 0)
-        abort(); /* the proof is void */
+    if (mprotect(guard->memory, guard->used_bytes, protection) != 0) guard->is_void = true;
 }
 
 void *bl_cpu_guard_alloc(bl_cpu_guard *guard, size_t size_bytes)
@@ -83,12 +84,14 @@ void bl_cpu_guard_free(bl_cpu_guard *guard, void *memory, size_t size_bytes)
     madvise(memory, size_bytes, MADV_DONTNEED);
 }
 
-void bl_cpu_guard_open(bl_cpu_guard *guard)
+bl_status bl_cpu_guard_open(bl_cpu_guard *guard)
 {
-    if (!guard) return;
+    if (!guard) return BL_OK;
     pthread_mutex_lock(&guard->lock);
     if (guard->n_running++ == 0) protect(guard, PROT_READ | PROT_WRITE);
+    bool is_void = guard->is_void;
     pthread_mutex_unlock(&guard->lock);
+    return is_void ? BL_FAIL(BL_ELIMIT, "a guarded CPU device: mprotect failed") : BL_OK;
 }
 
 void bl_cpu_guard_close(bl_cpu_guard *guard)

@@ -17,8 +17,9 @@ void bl_cpu_guard_destroy(bl_cpu_guard *guard); /* NULL is fine */
 void *bl_cpu_guard_alloc(bl_cpu_guard *guard, size_t size_bytes);
 void bl_cpu_guard_free(bl_cpu_guard *guard, void *memory, size_t size_bytes);
 
-/* Around each task; tasks of several streams may overlap. NULL is fine. */
-void bl_cpu_guard_open(bl_cpu_guard *guard);
+/* Around each task; tasks of several streams may overlap. NULL is fine. BL_ELIMIT: the system has refused to open or close the
+ * memory, once and for good; close is due all the same. */
+bl_status bl_cpu_guard_open(bl_cpu_guard *guard);
 void bl_cpu_guard_close(bl_cpu_guard *guard);
 
 #endif

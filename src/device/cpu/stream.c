@@ -101,8 +101,8 @@ static void *stream_main(void *argument)
         if (!t->fn) return NULL;
         bool failed = self->error.status != BL_OK;
         if (!failed || t->runs_after_failure) {
-            bl_cpu_guard_open(self->guard);
-            bl_status st = t->fn(&self->base, t->args);
+            bl_status st = bl_cpu_guard_open(self->guard);
+            if (st == BL_OK) st = t->fn(&self->base, t->args);
             bl_cpu_guard_close(self->guard);
             if (st != BL_OK && !failed) {
                 bl_error_save(&self->error, st);
