@@ -111,36 +111,36 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
     return t;
 }
 
-/* Waits (on the stream) for one fused matrix and joins it with its adapters. */
-static bl_status need(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
-                      const bl_micro_batch *batch, const bl_block_workspace *ws, float *gradients,
-                      bl_lora_linear *out)
+/* One fused matrix with its adapters. */
+static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
+                                const bl_micro_batch *batch, const bl_block_workspace *ws,
+                                float *gradients)
 {
-    *out = (bl_lora_linear){.workspace = ws->lora, .dropout = block->dropout};
-    out->dropout.layer = (int32_t)block->layer;
-    out->dropout.matrix = (int32_t)matrix;
-    out->dropout.sample = batch->sample;
-    out->dropout.position = batch->position;
-    if (block->lora) bl_lora_layout_bind(block->lora, matrix, block->lora_weights, gradients, out);
-    return bl_base_acquire(block->base, block->layer, (int)matrix, stream, &out->weight);
+    bl_linear_use use = {.base = block->base,
+                         .unit = block->layer,
+                         .matrix = (int)matrix,
+                         .lora = {.workspace = ws->lora, .dropout = block->dropout}};
+    use.lora.dropout.sample = batch->sample;
+    use.lora.dropout.position = batch->position;
+    if (block->lora)
+        bl_lora_layout_bind(block->lora, matrix, block->lora_weights, gradients, &use.lora);
+    return use;
 }
 
 static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
                                 const float *x, float *y)
 {
-    bl_lora_linear linear;
-    BL_TRY(need(stream, block, matrix, batch, ws, NULL, &linear));
-    return bl_lora_linear_forward(stream, &linear, batch->T, x, y);
+    bl_linear_use use = use_matrix(block, matrix, batch, ws, NULL);
+    return bl_linear_apply(stream, &use, batch->T, x, y);
 }
 
 static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
                                  float *gradients, const float *x, const float *dy, float *dx)
 {
-    bl_lora_linear linear;
-    BL_TRY(need(stream, block, matrix, batch, ws, gradients, &linear));
-    return bl_lora_linear_backward(stream, &linear, batch->T, x, dy, dx);
+    bl_linear_use use = use_matrix(block, matrix, batch, ws, gradients);
+    return bl_linear_pull_back(stream, &use, batch->T, x, dy, dx);
 }
 
 /* ws->norm, ws->rstd = norm of x */

@@ -8,8 +8,7 @@
 #ifndef BALLAST_LLAMA_BLOCK_H
 #define BALLAST_LLAMA_BLOCK_H
 
-#include "linear/base.h"
-#include "linear/lora_linear.h"
+#include "linear/apply.h"
 #include "llama/config.h"
 #include "llama/lora.h"
 

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "linear/apply.h"
+
+static bl_status bind(bl_stream *stream, const bl_linear_use *use, bl_lora_linear *out)
+{
+    *out = use->lora;
+    out->dropout.layer = (int32_t)use->unit;
+    out->dropout.matrix = use->matrix;
+    return bl_base_acquire(use->base, use->unit, use->matrix, stream, &out->weight);
+}
+
+bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T, const void *x,
+                          void *y)
+{
+    bl_lora_linear linear;
+    BL_TRY(bind(stream, use, &linear));
+    return bl_lora_linear_forward(stream, &linear, T, x, y);
+}
+
+bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T, const void *x,
+                              const void *dy, void *dx)
+{
+    bl_lora_linear linear;
+    BL_TRY(bind(stream, use, &linear));
+    return bl_lora_linear_backward(stream, &linear, T, x, dy, dx);
+}
