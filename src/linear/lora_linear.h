@@ -59,6 +59,11 @@ typedef struct bl_lora_linear {
     size_t workspace_bytes;
 } bl_lora_linear;
 
+/* out[i] = element begin + i of A's first values, i < count, A (r,K) row-major: uniform in [-1/sqrt(K), 1/sqrt(K)) (PEFT's
+ * kaiming_uniform with a = sqrt 5), a function of (seed, layer, projection, element) alone. Host memory. */
+void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K, int64_t begin,
+                        int64_t count, float *out);
+
 /* r_max: the largest r of a part; dropout: whether p > 0. */
 int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout);
 

@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#include "ops/philox.h"
-
 void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
@@ -45,28 +43,17 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, c
     }
 }
 
-/* Uniform in [-1, 1), 24 bits. */
-static float uniform(uint64_t seed, int64_t layer, int projection, int64_t index)
-{
-    uint32_t words[4] = {(uint32_t)index, (uint32_t)((uint64_t)index >> 32), (uint32_t)layer,
-                         (uint32_t)projection};
-    bl_philox_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32) ^
-                                              0x4c6f5241u}}; /* "LoRA": apart from dropout's keys */
-    bl_philox_4x32_10(words, key);
-    return (float)(words[0] >> 8) * 0x1p-23f - 1.0f;
-}
-
 void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
                                int64_t begin, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if (layout->a_offset[p] < 0) continue;
-        float bound = (float)(1.0 / sqrt((double)layout->a_cols[p]));
         int64_t a_begin = layout->a_offset[p], a_end = layout->b_offset[p];
         int64_t first = begin > a_begin ? begin : a_begin,
                 last = begin + count < a_end ? begin + count : a_end;
-        for (int64_t i = first; i < last; i++)
-            out[i - begin] = bound * uniform(seed, layer, p, i - a_begin);
+        if (first < last)
+            bl_lora_initialize(seed, layer, p, layout->a_cols[p], first - a_begin, last - first,
+                               out + (first - begin));
     }
 }
