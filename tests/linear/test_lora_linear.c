@@ -9,7 +9,7 @@
 #include "ops_test.h"
 
 #include "linear/lora_linear.h"
-#include "ops/philox.h"
+#include "lora_reference.h"
 
 enum { MAX_PARTS = BL_LORA_PARTS };
 
@@ -208,87 +208,16 @@ static void free_problem(problem *p)
 
 /* ---- the reference ---- */
 
-typedef struct reference {
-    double *y, *dx, *dA[MAX_PARTS], *dB[MAX_PARTS];
-} reference;
-
-/* The mask's factor, from the words that ops/philox.h documents. */
-static double mask(const bl_lora_dropout *d, int64_t t, int64_t c)
+static lora_reference compute_reference(const problem *p, bool sizes)
 {
-    uint32_t words[4];
-    if (d->p == 0) return 1;
-    bl_dropout_words(bl_dropout_key(d->seed, d->step, d->layer, d->matrix), d->sample[t],
-                     d->position[t], (uint32_t)(c / 4), words);
-    return words[c % 4] >= (uint32_t)floor((double)d->p * 4294967296.0) ? 1.0 / (1.0 - (double)d->p)
-                                                                        : 0.0;
-}
-
-static double size_if(bool sizes, double value)
-{
-    return sizes ? fabs(value) : value;
-}
-
-static void reference_part(const problem *p, int i, bool sizes, const double *masked,
-                           reference *out)
-{
-    const bl_lora_part *part = &p->linear.part[i];
-    int64_t T = p->T, K = p->K, N = p->N, r = part->r;
-    double *dxd = test_doubles(T * K), s = part->scale;
-
-    out->dA[i] = test_doubles(r * K);
-    out->dB[i] = test_doubles(part->rows * r);
-    for (int64_t t = 0; t < T; t++)
-        for (int64_t q = 0; q < r; q++) {
-            double u = 0, du = 0;
-            for (int64_t k = 0; k < K; k++)
-                u += masked[t * K + k] * size_if(sizes, ((const float *)part->A)[q * K + k]);
-            for (int64_t n = 0; n < part->rows; n++) {
-                double b = size_if(sizes, ((const float *)part->B)[n * r + q]),
-                       dy = size_if(sizes, p->dy[t * N + part->row_begin + n]);
-                out->y[t * N + part->row_begin + n] += s * u * b;
-                out->dB[i][n * r + q] += s * dy * u;
-                du += s * dy * b;
-            }
-            for (int64_t k = 0; k < K; k++) {
-                out->dA[i][q * K + k] += du * masked[t * K + k];
-                dxd[t * K + k] += du * size_if(sizes, ((const float *)part->A)[q * K + k]);
-            }
-        }
-    for (int64_t t = 0; t < T; t++)
-        for (int64_t k = 0; k < K; k++)
-            out->dx[t * K + k] += mask(&p->linear.dropout, t, k) * dxd[t * K + k];
-    free(dxd);
-}
-
-static reference compute_reference(const problem *p, bool sizes)
-{
-    int64_t T = p->T, K = p->K, N = p->N;
-    reference out = {.y = test_doubles(T * N), .dx = test_doubles(T * K)};
-    double *masked = test_doubles(T * K);
-
-    for (int64_t t = 0; t < T; t++) {
-        for (int64_t n = 0; n < N; n++)
-            for (int64_t k = 0; k < K; k++) {
-                double w = size_if(sizes, p->w[n * K + k]);
-                out.y[t * N + n] += size_if(sizes, p->x[t * K + k]) * w;
-                out.dx[t * K + k] += size_if(sizes, p->dy[t * N + n]) * w;
-            }
-        for (int64_t k = 0; k < K; k++)
-            masked[t * K + k] = mask(&p->linear.dropout, t, k) * size_if(sizes, p->x[t * K + k]);
-    }
-    for (int i = 0; i < p->linear.n_parts; i++) reference_part(p, i, sizes, masked, &out);
-    free(masked);
-    return out;
-}
-
-static void free_reference(reference *r)
-{
-    free(r->y);
-    free(r->dx);
-    for (int i = 0; i < MAX_PARTS; i++) {
-        free(r->dA[i]);
-        free(r->dB[i]);
-    }
+    return lora_reference_compute(&(lora_inputs){.linear = &p->linear,
+                                                 .T = p->T,
+                                                 .K = p->K,
+                                                 .N = p->N,
+                                                 .w = p->w,
+                                                 .x = p->x,
+                                                 .dy = p->dy},
+                                  sizes);
 }
 
 static int64_t largest_rank(const problem *p)
@@ -332,7 +261,7 @@ static void test_against_reference(void **state)
 
     for (size_t i = 0; i < BL_COUNT(shapes) * BL_COUNT(dropouts); i++) {
         problem p = create_problem(&shapes[i / 2], bl_device_pool(d.device), dropouts[i % 2], i);
-        reference want = compute_reference(&p, false), sizes = compute_reference(&p, true);
+        lora_reference want = compute_reference(&p, false), sizes = compute_reference(&p, true);
         run(d, &p);
         check_close(&p, "y", p.y, want.y, sizes.y, p.T * p.N);
         check_close(&p, "dx", p.dx, want.dx, sizes.dx, p.T * p.K);
@@ -341,8 +270,8 @@ static void test_against_reference(void **state)
             check_close(&p, "dA", part->dA, want.dA[q], sizes.dA[q], part->r * p.K);
             check_close(&p, "dB", part->dB, want.dB[q], sizes.dB[q], part->rows * part->r);
         }
-        free_reference(&want);
-        free_reference(&sizes);
+        lora_reference_free(&want);
+        lora_reference_free(&sizes);
         free_problem(&p);
     }
     test_device_destroy(d);
@@ -478,7 +407,7 @@ static void test_finite_differences(void **state)
     for (int i = 0; i < 10; i++) {
         problem p = create_problem(&shapes[chosen[i / 2]], bl_device_pool(d.device),
                                    i % 2 ? 0.3f : 0.0f, 60 + (uint64_t)i);
-        reference sizes = compute_reference(&p, true);
+        lora_reference sizes = compute_reference(&p, true);
         double noise = 0, y_error = (double)(p.K + largest_rank(&p) + 8) * U;
 
         loss(d, &p);
@@ -492,7 +421,7 @@ static void test_finite_differences(void **state)
             check_direction(d, &p, "A", (float *)part->A, part->dA, part->r * p.K, noise);
             check_direction(d, &p, "B", (float *)part->B, part->dB, part->rows * part->r, noise);
         }
-        free_reference(&sizes);
+        lora_reference_free(&sizes);
         free_problem(&p);
     }
     test_device_destroy(d);

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layer.c -- stacks of layers: creation, the order in which weights are gathered, and calls.
+ *
+ * Which units the ring holds is decided at each call from the calls so far: those that the calls to
+ * come are expected to need, beginning with its own. The others are released, by the stream of this
+ * call, which comes after their last use. */
+#include "linear/layer.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/sizes.h"
+#include "base/xxh3.h"
+#include "linear/layer_internal.h"
+#include "offload/pager.h"
+#include "ops/elementwise.h"
+
+/* ---- the order of gathers ---- */
+
+/* The layer expected after `unit`: up and down, or around. */
+static int64_t next_unit(const bl_linear_stack *stack, int64_t unit, int *direction)
+{
+    if (stack->options.forward_only) return (unit + 1) % stack->n_layers;
+    if (unit + *direction < 0 || unit + *direction >= stack->n_layers) *direction = -*direction;
+    return bl_min_i64(bl_max_i64(unit + *direction, 0), stack->n_layers - 1);
+}
+
+static bool is_among(const int64_t *units, int64_t n, int64_t unit)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (units[i] == unit) return true;
+    return false;
+}
+
+/* The next n distinct units, from `unit` on. Turning at one end, n units are met within 2 n steps;
+ * when turning at both, all of them. */
+static int64_t expect(const bl_linear_stack *stack, int64_t unit, int64_t n, int64_t *units)
+{
+    int direction = stack->direction;
+    int64_t n_units = 0;
+
+    for (int64_t step = 0; step < 2 * n && n_units < n; step++) {
+        if (!is_among(units, n_units, unit)) units[n_units++] = unit;
+        unit = next_unit(stack, unit, &direction);
+    }
+    return n_units;
+}
+
+/* Has the ring hold what is expected from `layer` on. */
+static bl_status turn_ring(bl_linear_stack *stack, int64_t layer, bl_stream *stream)
+{
+    int64_t n = bl_min_i64(stack->ring_depth, stack->n_layers), *wanted = stack->wanted, *held;
+
+    if (stack->last_layer >= 0 && layer != stack->last_layer)
+        stack->direction = layer > stack->last_layer ? 1 : -1;
+    stack->last_layer = layer;
+    n = expect(stack, layer, n, wanted);
+    for (int64_t i = 0; i < stack->n_held; i++)
+        if (!is_among(wanted, n, stack->held[i]))
+            BL_TRY(bl_base_release(stack->base, stack->held[i], stream));
+    for (int64_t i = 0; i < n; i++) BL_TRY(bl_base_prefetch(stack->base, wanted[i]));
+    held = stack->held;
+    stack->held = wanted;
+    stack->wanted = held;
+    stack->n_held = n;
+    return BL_OK;
+}
+
+/* ---- calls ---- */
+
+bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer)
+{
+    const bl_linear_stack *stack = layer->stack;
+    bool is_cuda = bl_device_get_kind(stack->options.device) == BL_DEVICE_CUDA;
+    bl_linear_use use = {.base = stack->base,
+                         .unit = layer->index,
+                         .lora = {.act = is_cuda ? BL_ACT_BF16 : BL_ACT_F32,
+                                  .workspace = stack->work,
+                                  .workspace_bytes = stack->work_bytes}};
+
+    if (layer->r == 0) return use;
+    bl_linear_lora_view view = bl_linear_layer_lora(layer);
+    use.lora.n_parts = 1;
+    use.lora.part[0] =
+        (bl_lora_part){.r = layer->r,
+                       .rows = stack->layout.units[layer->index].matrix[0].weight.rows,
+                       .scale = layer->scale,
+                       .A = view.A,
+                       .B = view.B,
+                       .dA = view.dA,
+                       .dB = view.dB};
+    if (stack->copies) {
+        use.lora.part[0].A = (uint16_t *)stack->copies + layer->a_offset;
+        use.lora.part[0].B = (uint16_t *)stack->copies + layer->b_offset;
+    }
+    use.lora.dropout =
+        (bl_lora_dropout){.p = layer->dropout,
+                          .seed = stack->options.seed,
+                          .step = stack->step,
+                          .sample = stack->sample ? stack->sample : stack->no_sample,
+                          .position = stack->position ? stack->position : stack->token};
+    return use;
+}
+
+static bl_status begin_call(const bl_linear_layer *layer, bl_stream *stream, int64_t T)
+{
+    bl_linear_stack *stack = layer->stack;
+
+    if (T < 0 || T > stack->options.max_tokens)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": %" PRId64 " tokens, max_tokens is %" PRId64,
+                       layer->index, T, stack->options.max_tokens);
+    BL_TRY(turn_ring(stack, layer->index, stream));
+    if (layer->r == 0 || !stack->copies) return BL_OK;
+    int64_t n = layer->b_offset - layer->a_offset +
+                layer->r * stack->layout.units[layer->index].matrix[0].weight.rows;
+    return bl_cast(stream, &(bl_cast_args){.n = n,
+                                           .from = BL_ACT_F32,
+                                           .to = BL_ACT_BF16,
+                                           .x = stack->weights + layer->a_offset,
+                                           .y = (uint16_t *)stack->copies + layer->a_offset});
+}
+
+bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
+                                  const void *x, void *y)
+{
+    BL_TRY(begin_call(layer, stream, T));
+    bl_linear_use use = bl_linear_layer_use(layer);
+    return bl_linear_apply(stream, &use, T, x, y);
+}
+
+bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
+                                   const void *x, const void *dy, void *dx)
+{
+    if (layer->stack->options.forward_only)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": backward of a forward_only stack",
+                       layer->index);
+    BL_TRY(begin_call(layer, stream, T));
+    bl_linear_use use = bl_linear_layer_use(layer);
+    return bl_linear_pull_back(stream, &use, T, x, dy, dx);
+}
+
+/* ---- what a stack has ---- */
+
+bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer)
+{
+    return &stack->layers[layer];
+}
+
+float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats)
+{
+    *n_floats = stack->n_floats;
+    return stack->weights;
+}
+
+float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_floats)
+{
+    *n_floats = stack->n_floats;
+    return stack->gradients;
+}
+
+bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer)
+{
+    float *w = layer->stack->weights, *g = layer->stack->gradients;
+
+    if (layer->r == 0) return (bl_linear_lora_view){0};
+    return (bl_linear_lora_view){.r = layer->r,
+                                 .A = w ? w + layer->a_offset : NULL,
+                                 .B = w ? w + layer->b_offset : NULL,
+                                 .dA = g ? g + layer->a_offset : NULL,
+                                 .dB = g ? g + layer->b_offset : NULL};
+}
+
+void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step, const int64_t *sample,
+                                 const int32_t *position)
+{
+    stack->step = step;
+    stack->sample = sample;
+    stack->position = position;
+}
+
+bl_status bl_linear_stack_verify(bl_linear_stack *stack)
+{
+    return bl_base_verify(stack->base);
+}
+
+/* ---- creation ---- */
+
+/* What has to be equal on all ranks. */
+static uint64_t hash_stack(const bl_linear_stack *stack)
+{
+    const bl_linear_options *o = &stack->options;
+    int64_t common[] = {stack->n_layers, stack->ring_depth, o->forward_only, (int64_t)o->seed};
+    uint64_t hash = XXH3_64bits(common, sizeof common);
+
+    for (int64_t i = 0; i < stack->n_layers; i++) {
+        const bl_linear_spec *s = &stack->specs[i];
+        const bl_linear_layer *layer = &stack->layers[i];
+        int64_t shape[] = {s->rows, s->cols, s->format, layer->r};
+        float factors[] = {layer->scale, layer->dropout};
+        hash = XXH3_64bits_withSeed(shape, sizeof shape, hash);
+        hash = XXH3_64bits_withSeed(factors, sizeof factors, hash);
+    }
+    return hash;
+}
+
+/* BL_EUSAGE names the first rank whose layers differ from rank 0's. */
+static bl_status compare_ranks(const bl_linear_stack *stack)
+{
+    bl_device *device = stack->options.device;
+    size_t n_bytes = (size_t)stack->n_ranks * sizeof(uint64_t);
+    uint64_t *host = calloc((size_t)stack->n_ranks, sizeof *host), mine = hash_stack(stack);
+    uint64_t *all = NULL;
+    bl_status st = host ? BL_OK : BL_FAIL(BL_ENOMEM, "linear stack");
+
+    if (st != BL_OK) goto done;
+    host[stack->rank] = mine;
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "linear stack", (void **)&all));
+    BL_TRY_GOTO(st, done, bl_stream_copy(stack->gather, all, host, n_bytes));
+    BL_TRY_GOTO(
+        st, done,
+        bl_comm_all_gather(stack->comm, stack->gather, all + stack->rank, all, sizeof *all));
+    BL_TRY_GOTO(st, done, bl_stream_copy(stack->gather, host, all, n_bytes));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(stack->gather));
+    for (int r = 1; r < stack->n_ranks && st == BL_OK; r++)
+        if (host[r] != host[0])
+            st = BL_FAIL(BL_EUSAGE,
+                         "linear stack: layers, seed or ring depth of rank %d differ from rank 0's",
+                         r);
+done:
+    if (st != BL_OK && stack->gather) (void)bl_stream_synchronize(stack->gather);
+    if (all) bl_device_free(device, BL_SPACE_DEVICE, all);
+    free(host);
+    return st;
+}
+
+static bl_status take(const bl_linear_stack *stack, size_t n_bytes, const char *what, void **out)
+{
+    if (n_bytes == 0) return BL_OK;
+    return bl_device_alloc(stack->options.device, BL_SPACE_DEVICE, n_bytes, what, out);
+}
+
+static bl_status take_memory(bl_linear_stack *stack)
+{
+    size_t n_floats = (size_t)stack->n_floats, T = (size_t)stack->options.max_tokens;
+    bool is_cuda = bl_device_get_kind(stack->options.device) == BL_DEVICE_CUDA;
+
+    BL_TRY(take(stack, stack->memory.scales, "scales", (void **)&stack->scales));
+    BL_TRY(take(stack, n_floats * sizeof(float), "LoRA weights", (void **)&stack->weights));
+    if (!stack->options.forward_only)
+        BL_TRY(take(stack, n_floats * sizeof(float), "LoRA gradients", (void **)&stack->gradients));
+    if (is_cuda) BL_TRY(take(stack, n_floats * sizeof(uint16_t), "LoRA copies", &stack->copies));
+    BL_TRY(take(stack, stack->work_bytes, "linear workspace", &stack->work));
+    if (!stack->has_dropout) return BL_OK;
+    BL_TRY(take(stack, T * sizeof(int64_t), "dropout keys", (void **)&stack->no_sample));
+    return take(stack, T * sizeof(int32_t), "dropout keys", (void **)&stack->token);
+}
+
+/* A's first values and the tokens' numbers. */
+static bl_status fill_memory(const bl_linear_stack *stack)
+{
+    float *weights = calloc((size_t)stack->n_floats + 1, sizeof *weights);
+    int32_t *token = calloc((size_t)stack->options.max_tokens, sizeof *token);
+    bl_status st = weights && token ? BL_OK : BL_FAIL(BL_ENOMEM, "LoRA weights");
+
+    for (int64_t i = 0; st == BL_OK && i < stack->n_layers; i++)
+        bl_lora_initialize(stack->options.seed, i, 0, stack->layout.units[i].matrix[0].weight.cols,
+                           0, stack->layers[i].r * stack->layout.units[i].matrix[0].weight.cols,
+                           weights + stack->layers[i].a_offset);
+    for (int64_t t = 0; st == BL_OK && t < stack->options.max_tokens; t++) token[t] = (int32_t)t;
+    if (st == BL_OK && stack->n_floats > 0)
+        st = bl_stream_copy(stack->copy, stack->weights, weights,
+                            (size_t)stack->n_floats * sizeof(float));
+    if (st == BL_OK && stack->token)
+        st = bl_stream_copy(stack->copy, stack->token, token,
+                            (size_t)stack->options.max_tokens * sizeof *token);
+    bl_status synced = bl_stream_synchronize(stack->copy); /* in any case: they are freed */
+    free(token);
+    free(weights);
+    return st != BL_OK ? st : synced;
+}
+
+static bl_status create_base(bl_linear_stack *stack)
+{
+    bl_pager_options options = {.device = stack->options.device,
+                                .comm = stack->comm,
+                                .copy = stack->copy,
+                                .gather = stack->gather,
+                                .ring_depth = stack->ring_depth};
+
+    for (int64_t i = 0; i < stack->n_layers; i++)
+        if (stack->layers[i].n_scales > 0)
+            stack->layout.units[i].matrix[0].weight.segment[0].scales =
+                stack->scales + stack->layers[i].scale_offset;
+    return bl_base_create_paged(&stack->layout, stack->pages, &options, &stack->base);
+}
+
+static bl_status create(bl_linear_stack *stack, const bl_linear_options *options, int64_t n_layers,
+                        const bl_linear_spec *specs)
+{
+    BL_TRY(bl_linear_stack_outline(stack, options, n_layers, specs));
+    BL_TRY(bl_stream_create(options->device, "linear gather", &stack->gather));
+    BL_TRY(bl_stream_create(options->device, "linear copy", &stack->copy));
+    if (stack->n_ranks > 1) {
+        BL_TRY(bl_comm_split(options->comm, 0, &stack->comm));
+        BL_TRY(compare_ranks(stack));
+    }
+    BL_TRY(take_memory(stack));
+    BL_TRY(fill_memory(stack));
+    BL_TRY(bl_linear_stack_load(stack));
+    stack->specs = NULL;
+    return create_base(stack);
+}
+
+bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,
+                               const bl_linear_spec *specs, bl_linear_memory *out)
+{
+    bl_linear_stack *stack = calloc(1, sizeof *stack);
+
+    *out = (bl_linear_memory){0};
+    if (!stack) return BL_FAIL(BL_ENOMEM, "linear stack");
+    bl_status st = bl_linear_stack_outline(stack, options, n_layers, specs);
+    if (st == BL_OK) *out = stack->memory;
+    bl_linear_stack_destroy(stack);
+    return st;
+}
+
+bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_layers,
+                                 const bl_linear_spec *specs, bl_linear_stack **out)
+{
+    bl_linear_stack *stack = calloc(1, sizeof *stack);
+    bl_error error;
+
+    *out = NULL;
+    bl_status st =
+        stack ? create(stack, options, n_layers, specs) : BL_FAIL(BL_ENOMEM, "linear stack");
+    if (st == BL_OK) {
+        *out = stack;
+        return BL_OK;
+    }
+    bl_error_save(&error, st);
+    if (options->comm && bl_comm_size(options->comm) > 1) bl_comm_abort(options->comm, &error);
+    bl_linear_stack_destroy(stack);
+    return bl_error_restore(&error);
+}
+
+void bl_linear_stack_destroy(bl_linear_stack *stack)
+{
+    if (!stack) return;
+    bl_device *device = stack->options.device;
+    void *const memory[] = {stack->scales, stack->weights,   stack->gradients, stack->copies,
+                            stack->work,   stack->no_sample, stack->token};
+
+    if (stack->gather) (void)bl_stream_synchronize(stack->gather);
+    if (stack->copy) (void)bl_stream_synchronize(stack->copy);
+    bl_base_destroy(stack->base);
+    bl_pages_destroy(stack->pages);
+    bl_stream_destroy(stack->copy);
+    bl_stream_destroy(stack->gather);
+    bl_comm_destroy(stack->comm);
+    for (size_t i = 0; i < BL_COUNT(memory); i++)
+        if (memory[i]) bl_device_free(device, BL_SPACE_DEVICE, memory[i]);
+    free(stack->layout.units);
+    free(stack->wanted);
+    free(stack->held);
+    free(stack->tiers);
+    free(stack->layers);
+    free(stack);
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layer_plan.c -- what a stack of layers is, before memory is taken: which options make sense, where
+ * each layer is stored, and how many bytes that takes. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/sizes.h"
+#include "linear/layer_internal.h"
+#include "offload/arena.h"
+
+enum {
+    FLOAT_ALIGN = 64, /* tensors start on 256-byte boundaries */
+    DEFAULT_RING_DEPTH = 2,
+    MAX_RING_DEPTH = 1024,
+    MAX_R = 1 << 20
+};
+
+static const int64_t MAX_TOKENS = INT64_C(1) << 30;
+
+static bl_status check_options(const bl_linear_options *o, int64_t n_layers)
+{
+    if (n_layers < 1 || n_layers > INT32_MAX)
+        return BL_FAIL(BL_EUSAGE, "linear stack: %" PRId64 " layers", n_layers);
+    if (!(o->ratio >= 0 && o->ratio <= 1))
+        return BL_FAIL(BL_EUSAGE, "linear stack: ratio %g is not in [0, 1]", o->ratio);
+    if (o->tier == BL_TIER_DISK && o->ratio > 0 && !o->dir)
+        return BL_FAIL(BL_EUSAGE, "linear stack: the disk tier needs a directory (dir)");
+    if (o->ring_depth < 0 || o->ring_depth > MAX_RING_DEPTH)
+        return BL_FAIL(BL_EUSAGE, "linear stack: ring_depth %d is not in [0, %d]", o->ring_depth,
+                       MAX_RING_DEPTH);
+    if (o->max_tokens < 1 || o->max_tokens > MAX_TOKENS)
+        return BL_FAIL(BL_EUSAGE, "linear stack: max_tokens %" PRId64 " is not in [1, 2^30]",
+                       o->max_tokens);
+    return BL_OK;
+}
+
+static bl_status check_spec(const bl_linear_spec *s, int64_t layer)
+{
+    if (s->rows < 1 || s->cols < 1)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": a weight of %" PRId64 " x %" PRId64, layer,
+                       s->rows, s->cols);
+    if ((int)s->format < 0 || s->format >= BL_FORMAT_COUNT)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": unknown format %d", layer, (int)s->format);
+    if (s->dtype != BL_F32 && s->dtype != BL_F16 && s->dtype != BL_BF16)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": rows are F32, F16 or BF16, not %s", layer,
+                       (int)s->dtype >= 0 && s->dtype < BL_DTYPE_COUNT ? bl_dtype_name(s->dtype)
+                                                                       : "of an unknown dtype");
+    if (!s->weight && !s->read_rows)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": neither weight nor read_rows", layer);
+    if (s->lora.r < 0 || s->lora.r > MAX_R)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": LoRA rank %" PRId64 " is not in [0, 2^20]",
+                       layer, s->lora.r);
+    if (s->lora.r > 0 && !(s->lora.dropout >= 0 && s->lora.dropout < 1))
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": dropout %g is not in [0, 1)", layer,
+                       s->lora.dropout);
+    if (s->lora.r > 0 && !isfinite(s->lora.alpha))
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": alpha %g is not finite", layer,
+                       s->lora.alpha);
+    return BL_OK;
+}
+
+static bl_status too_large(int64_t layer)
+{
+    return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": its LoRA weights or activations are too large",
+                   layer);
+}
+
+/* Before any size is made of them: (r + T) (rows + cols) with room for a few factors below 2^63. */
+static bl_status check_sizes(const bl_linear_options *o, const bl_linear_spec *s, int64_t layer)
+{
+    int64_t sum, product;
+
+    if (__builtin_add_overflow(s->rows, s->cols, &sum) ||
+        bl_mul_i64_overflows(sum, 64 * (s->lora.r + o->max_tokens), &product))
+        return too_large(layer);
+    return BL_OK;
+}
+
+static bl_status place_layer(bl_linear_stack *stack, int64_t i)
+{
+    const bl_linear_spec *s = &stack->specs[i];
+    bl_linear_layer *layer = &stack->layers[i];
+    bl_base_unit *unit = &stack->layout.units[i];
+    size_t code_bytes, n_scales;
+    double r = (double)s->lora.r;
+
+    BL_TRY(check_spec(s, i));
+    BL_TRY(check_sizes(&stack->options, s, i));
+    unit->n_matrices = 1;
+    unit->matrix[0].weight = (bl_weight){.rows = s->rows,
+                                         .cols = s->cols,
+                                         .n_segments = 1,
+                                         .segment = {{.format = s->format, .rows = s->rows}}};
+    if (!bl_format_sizes(s->format, s->rows, s->cols, &code_bytes, &n_scales))
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": its weight is too large", i);
+    *layer = (bl_linear_layer){
+        .stack = stack, .index = i, .scale_offset = stack->n_scales, .n_scales = (int64_t)n_scales};
+    stack->n_scales += (int64_t)n_scales;
+    if (s->lora.r == 0) return BL_OK;
+    layer->r = s->lora.r;
+    layer->scale = (float)(s->lora.alpha / (s->lora.use_rslora ? sqrt(r) : r));
+    layer->dropout = stack->options.forward_only ? 0.0f : (float)s->lora.dropout;
+    layer->a_offset = stack->n_floats;
+    layer->b_offset = layer->a_offset + bl_round_up(s->lora.r * s->cols, FLOAT_ALIGN);
+    if (__builtin_add_overflow(layer->b_offset, bl_round_up(s->lora.r * s->rows, FLOAT_ALIGN),
+                               &stack->n_floats) ||
+        stack->n_floats > INT64_MAX / 64)
+        return too_large(i);
+    stack->has_dropout = stack->has_dropout || layer->dropout > 0;
+    return BL_OK;
+}
+
+/* Whole layers go to a tier. */
+static bl_status place_tiers(bl_linear_stack *stack)
+{
+    const bl_linear_options *o = &stack->options;
+    size_t *n_bytes = calloc((size_t)stack->n_layers, sizeof *n_bytes);
+
+    if (!n_bytes) return BL_FAIL(BL_ENOMEM, "linear stack");
+    for (int64_t i = 0; i < stack->n_layers; i++)
+        n_bytes[i] = stack->layout.units[i].matrix[0].part[0].shard_bytes;
+    bl_tier_spread(n_bytes, stack->n_layers, o->ratio, o->tier, stack->tiers);
+    free(n_bytes);
+    return BL_OK;
+}
+
+static void count_tiers(bl_linear_stack *stack)
+{
+    bl_linear_memory *m = &stack->memory;
+
+    for (int64_t i = 0; i < stack->n_layers; i++) {
+        size_t n_bytes = bl_arena_piece_bytes(stack->layout.units[i].matrix[0].part[0].shard_bytes);
+        *(stack->tiers[i] == BL_TIER_DEVICE ? &m->frozen
+          : stack->tiers[i] == BL_TIER_HOST ? &m->host
+                                            : &m->disk) += n_bytes;
+    }
+    if (m->disk > 0) m->disk += bl_arena_piece_bytes((size_t)stack->n_scales * sizeof(float));
+}
+
+/* What the base takes to gather its layers. */
+static bl_status count_ring(bl_linear_stack *stack)
+{
+    bool bounces = bl_device_get_kind(stack->options.device) == BL_DEVICE_CUDA;
+    bool *is = calloc((size_t)stack->n_layers, sizeof *is);
+
+    if (!is) return BL_FAIL(BL_ENOMEM, "linear stack");
+    for (int64_t i = 0; i < stack->n_layers; i++) is[i] = stack->tiers[i] == BL_TIER_DEVICE;
+    stack->memory.ring = bl_base_paged_ring_bytes(&stack->layout, is, stack->ring_depth);
+    for (int64_t i = 0; i < stack->n_layers; i++) is[i] = stack->tiers[i] == BL_TIER_DISK;
+    stack->memory.reader = bl_base_paged_reader_bytes(&stack->layout, is, bounces, 0);
+    free(is);
+    if (stack->memory.ring == SIZE_MAX || stack->memory.reader == SIZE_MAX)
+        return BL_FAIL(BL_EUSAGE, "linear stack: a ring of %d layers is too large",
+                       stack->ring_depth);
+    return BL_OK;
+}
+
+static void count_work(bl_linear_stack *stack)
+{
+    const bl_linear_options *o = &stack->options;
+    bool is_cuda = bl_device_get_kind(o->device) == BL_DEVICE_CUDA;
+    size_t vectors = o->forward_only ? 1 : 2;
+
+    for (int64_t i = 0; i < stack->n_layers; i++) {
+        bl_linear_use use = bl_linear_layer_use(&stack->layers[i]);
+        use.lora.weight = stack->layout.units[i].matrix[0].weight;
+        size_t n_bytes = bl_lora_linear_workspace_bytes(o->device, &use.lora, o->max_tokens);
+        if (n_bytes > stack->work_bytes) stack->work_bytes = n_bytes;
+    }
+    stack->memory.work =
+        stack->work_bytes +
+        (stack->has_dropout ? (size_t)o->max_tokens * (sizeof(int64_t) + sizeof(int32_t)) : 0);
+    stack->memory.lora =
+        (size_t)stack->n_floats * (vectors * sizeof(float) + (is_cuda ? sizeof(uint16_t) : 0));
+    stack->memory.scales = (size_t)stack->n_scales * sizeof(float);
+}
+
+bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_options *options,
+                                  int64_t n_layers, const bl_linear_spec *specs)
+{
+    BL_TRY(check_options(options, n_layers));
+    stack->options = *options;
+    stack->specs = specs;
+    stack->n_layers = n_layers;
+    stack->n_ranks = options->comm ? bl_comm_size(options->comm) : 1;
+    stack->rank = options->comm ? bl_comm_rank(options->comm) : 0;
+    stack->ring_depth = options->ring_depth > 0 ? options->ring_depth : DEFAULT_RING_DEPTH;
+    stack->last_layer = -1;
+    stack->direction = 1;
+    stack->layers = calloc((size_t)n_layers, sizeof *stack->layers);
+    stack->tiers = calloc((size_t)n_layers, sizeof *stack->tiers);
+    stack->held = calloc((size_t)stack->ring_depth, sizeof *stack->held);
+    stack->wanted = calloc((size_t)stack->ring_depth, sizeof *stack->wanted);
+    stack->layout =
+        (bl_base_layout){.n_shards = stack->n_ranks,
+                         .n_units = n_layers,
+                         .units = calloc((size_t)n_layers, sizeof *stack->layout.units)};
+    if (!stack->layers || !stack->tiers || !stack->held || !stack->wanted || !stack->layout.units)
+        return BL_FAIL(BL_ENOMEM, "linear stack of %" PRId64 " layers", n_layers);
+    for (int64_t i = 0; i < n_layers; i++) BL_TRY(place_layer(stack, i));
+    BL_TRY(bl_base_layout_finish(&stack->layout));
+    BL_TRY(place_tiers(stack));
+    count_tiers(stack);
+    BL_TRY(count_ring(stack));
+    count_work(stack);
+    return BL_OK;
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stacks of LoRA linear layers: y, dx, dA and dB against the double reference of lora_reference.h
+ * (the head of test_lora_linear.c derives the tolerance), the same bits for any number of ranks, tier,
+ * ratio, ring depth and order of calls, and the memory that was planned. */
+#include "layer_problem.h"
+#include "test_ranks.h"
+
+#include <limits.h>
+
+#include "../store/tmp_dir.h"
+#include "lora_reference.h"
+
+enum { STEP = 7, MAX_RANKS = 3 };
+
+static const uint64_t seed = 0x123456789abcull;
+
+/* ---- one run ---- */
+
+typedef struct run_case {
+    const problem *problem;
+    bl_linear_options options; /* device and comm are the rank's */
+    bool is_read;              /* rows in bf16, through read_rows */
+    const int *order;          /* of calls, see below; ends with INT_MIN */
+    outputs *out;              /* rank 0's; NULL: all ranks compare with the problem's first */
+} run_case;
+
+/* Calls of a pass: l is the forward of layer l, ~l its backward. */
+static const int training[] = {0, 1, 2, ~2, ~1, ~0, 0, 1, 2, ~2, ~1, ~0, INT_MIN};
+static const int recomputing[] = {0, 1, 2, ~2, 1, ~1, 0, ~0, INT_MIN};
+static const int jumping[] = {2, 0, 0, ~2, 1, ~0, 0, 2, ~2, 0, ~1, 1, 1, INT_MIN};
+
+static bl_status run_calls(test_rank *self, const run_case *c, bl_linear_stack *stack,
+                           const outputs *out)
+{
+    const problem *p = c->problem;
+
+    for (const int *call = c->order; *call != INT_MIN; call++) {
+        int l = *call < 0 ? ~*call : *call;
+        bl_linear_layer *layer = bl_linear_stack_layer(stack, l);
+        if (*call < 0)
+            BL_TRY(bl_linear_layer_backward(layer, self->stream, T, p->x[l], p->dy[l], out->dx[l]));
+        else
+            BL_TRY(bl_linear_layer_forward(layer, self->stream, T, p->x[l], out->y[l]));
+    }
+    BL_TRY(bl_stream_synchronize(self->stream));
+    for (int l = 0; l < LAYERS && lora_r(p, l) > 0; l++) {
+        bl_linear_lora_view view = bl_linear_layer_lora(bl_linear_stack_layer(stack, l));
+        TEST_CHECK(view.r == lora_r(p, l));
+        memcpy(out->dA[l], view.dA, (size_t)(view.r * shapes[l].cols) * sizeof(float));
+        memcpy(out->dB[l], view.dB, (size_t)(view.r * shapes[l].rows) * sizeof(float));
+    }
+    return BL_OK;
+}
+
+static bl_status compare(const problem *p, const outputs *got)
+{
+    const outputs *want = &p->first;
+
+    for (int l = 0; l < LAYERS; l++) {
+        size_t N = (size_t)shapes[l].rows * sizeof(float),
+               K = (size_t)shapes[l].cols * sizeof(float), r = (size_t)lora_r(p, l);
+        TEST_CHECK(memcmp(got->y[l], want->y[l], T * N) == 0);
+        TEST_CHECK(memcmp(got->dx[l], want->dx[l], T * K) == 0);
+        TEST_CHECK(memcmp(got->dA[l], want->dA[l], r * K) == 0);
+        TEST_CHECK(memcmp(got->dB[l], want->dB[l], r * N) == 0);
+    }
+    return BL_OK;
+}
+
+static bl_status check_memory(test_rank *self, const run_case *c, const bl_linear_options *options,
+                              const bl_linear_spec *specs, size_t before)
+{
+    bl_linear_memory m;
+
+    BL_TRY(bl_linear_stack_plan(options, LAYERS, specs, &m));
+    TEST_CHECK(bl_device_bytes(self->device) - before ==
+               m.frozen + m.ring + m.scales + m.lora + m.work);
+    TEST_CHECK((m.host > 0) == (options->tier == BL_TIER_HOST && options->ratio > 0));
+    TEST_CHECK((m.disk > 0) == (options->tier == BL_TIER_DISK && options->ratio > 0));
+    TEST_CHECK((m.frozen > 0) == (options->tier == BL_TIER_DEVICE || options->ratio < 1));
+    TEST_CHECK((m.lora > 0) == (c->problem->kind != PLAIN));
+    return BL_OK;
+}
+
+static bl_status run_rank(test_rank *self)
+{
+    const run_case *c = self->arg;
+    const problem *p = c->problem;
+    bl_linear_options options = c->options;
+    bl_linear_spec specs[LAYERS];
+    bl_linear_stack *stack = NULL;
+    outputs mine = create_outputs(p);
+    size_t before = bl_device_bytes(self->device);
+    bl_status st;
+
+    memcpy(specs, p->specs, sizeof specs);
+    for (int l = 0; l < LAYERS && c->is_read; l++) {
+        specs[l].dtype = BL_BF16;
+        specs[l].weight = NULL;
+        specs[l].read_rows = read_bf16;
+        specs[l].user = (void *)&p->bf16_specs[l];
+    }
+    options.device = self->device;
+    options.comm = self->comm;
+    BL_TRY_GOTO(st, done, bl_linear_stack_create(&options, LAYERS, specs, &stack));
+    memset(specs, 0x55, sizeof specs); /* no longer looked at */
+    memcpy(specs, p->specs, sizeof specs);
+    BL_TRY_GOTO(st, done, check_memory(self, c, &options, specs, before));
+    for (int l = 0; l < LAYERS; l++) set_B(stack, p, l);
+    bl_linear_stack_set_dropout(stack, STEP, p->sample, p->position);
+    int64_t allocations = bl_device_allocations(self->device);
+    BL_TRY_GOTO(st, done, run_calls(self, c, stack, c->out && self->rank == 0 ? c->out : &mine));
+    TEST_CHECK_GOTO(st, done, bl_device_allocations(self->device) == allocations);
+    if (!c->out) BL_TRY_GOTO(st, done, compare(p, &mine));
+    st = bl_linear_stack_verify(stack);
+done:
+    (void)bl_stream_synchronize(self->stream);
+    bl_linear_stack_destroy(stack);
+    free_outputs(&mine);
+    return st;
+}
+
+static void run(int n_ranks, run_case *c)
+{
+    bl_status st = test_ranks_run(n_ranks, 1, 60, run_rank, c, NULL);
+    if (st != BL_OK)
+        print_error("%s, kind %d, %d ranks, %s, ratio %g, depth %d: %s\n",
+                    bl_format_name(c->problem->format), c->problem->kind, n_ranks,
+                    bl_tier_name(c->options.tier), c->options.ratio, c->options.ring_depth,
+                    bl_error_text());
+    assert_int_equal(st, BL_OK);
+}
+
+/* ---- against the reference ---- */
+
+static double *decode(const problem *p, int l, bl_pool *pool)
+{
+    int64_t N = shapes[l].rows, K = shapes[l].cols;
+    size_t bytes, n_scales;
+    assert_true(bl_format_sizes(p->format, N, K, &bytes, &n_scales));
+    uint8_t *codes = test_alloc((int64_t)bytes, 1);
+    float *scales = test_floats((int64_t)n_scales), *values = test_floats(N * K);
+    double *w = test_doubles(N * K);
+
+    memcpy(values, p->w[l], (size_t)(N * K) * sizeof *values);
+    if (p->format == BL_FORMAT_FP8_ROW)
+        assert_int_equal(bl_fp8_row_quantise(pool, BL_F32, values, 0, N, K, codes, scales), BL_OK);
+    if (p->format == BL_FORMAT_FP8_BLOCK)
+        assert_int_equal(bl_fp8_block_quantise(pool, BL_F32, values, N, K, codes, scales), BL_OK);
+    if (bl_format_is_fp8(p->format))
+        bl_fp8_dequantise(pool, p->format, codes, scales, N, K, values);
+    for (int64_t i = 0; i < N * K; i++)
+        w[i] = p->format == BL_FORMAT_F16 ? bl_f16_to_f32(bl_f32_to_f16(values[i])) : values[i];
+    free(values);
+    free(scales);
+    free(codes);
+    return w;
+}
+
+static void check_close(const char *what, int l, const float *got, const double *want,
+                        const double *sizes, int64_t n, double error)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs((double)got[i] - want[i]) <= error * sizes[i])) {
+            print_error("layer %d: %s[%lld]: %.9g, not %.9g, allowed %.3g\n", l, what, (long long)i,
+                        (double)got[i], want[i], error * sizes[i]);
+            fail();
+        }
+}
+
+static void check_layer(const problem *p, int l, bl_pool *pool)
+{
+    int64_t N = shapes[l].rows, K = shapes[l].cols, r = lora_r(p, l);
+    double *w = decode(p, l, pool), error = (double)(T + K + N + r + 8) * U;
+    float *A = test_floats(r * K);
+    bl_lora_linear linear = {
+        .n_parts = r > 0,
+        .part = {{.r = r, .rows = N, .scale = 12.0f / (float)r, .A = A, .B = p->B[l]}},
+        .dropout = {.p = p->kind == DROPOUT ? 0.3f : 0,
+                    .seed = seed,
+                    .step = STEP,
+                    .layer = l,
+                    .sample = p->sample,
+                    .position = p->position}};
+    lora_inputs inputs = {
+        .linear = &linear, .T = T, .K = K, .N = N, .w = w, .x = p->x[l], .dy = p->dy[l]};
+
+    if (r > 0) bl_lora_initialize(seed, l, 0, K, 0, r * K, A);
+    lora_reference want = lora_reference_compute(&inputs, false),
+                   sizes = lora_reference_compute(&inputs, true);
+    check_close("y", l, p->first.y[l], want.y, sizes.y, T * N, error);
+    check_close("dx", l, p->first.dx[l], want.dx, sizes.dx, T * K, error);
+    if (r > 0) {
+        check_close("dA", l, p->first.dA[l], want.dA[0], sizes.dA[0], r * K, error);
+        check_close("dB", l, p->first.dB[l], want.dB[0], sizes.dB[0], N * r, error);
+    }
+    lora_reference_free(&want);
+    lora_reference_free(&sizes);
+    free(A);
+    free(w);
+}
+
+static run_case case_of(problem *p)
+{
+    return (run_case){.problem = p,
+                      .options = {.tier = BL_TIER_HOST, .max_tokens = T, .seed = seed},
+                      .order = training};
+}
+
+/* The first run is alone with everything in device memory; it is right, and all others give its bits. */
+static void test_every_way_is_right(void **state)
+{
+    static const bl_format formats[] = {BL_FORMAT_F32, BL_FORMAT_BF16, BL_FORMAT_F16,
+                                        BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
+    static const double ratios[] = {0, 0.5, 1};
+    test_device d = test_device_create(1);
+    (void)state;
+
+    for (size_t f = 0; f < BL_COUNT(formats); f++)
+        for (int kind = PLAIN; kind < N_KINDS; kind++) {
+            problem p;
+            create_problem(&p, formats[f], kind);
+            run_case c = case_of(&p);
+            c.out = &p.first;
+            run(1, &c);
+            for (int l = 0; l < LAYERS; l++) check_layer(&p, l, bl_device_pool(d.device));
+            c.out = NULL;
+            for (int i = 0; i < MAX_RANKS * 3 * (int)BL_COUNT(ratios); i++) {
+                c.options.tier = (bl_tier)(i / MAX_RANKS % 3);
+                c.options.ratio = ratios[i / MAX_RANKS / 3];
+                c.options.ring_depth = (i + kind) % 5;
+                c.options.dir = c.options.tier == BL_TIER_DISK ? tmp_subdir("pages") : NULL;
+                c.is_read = (i + kind) % 2;
+                run(1 + i % MAX_RANKS, &c);
+            }
+            free_problem(&p);
+        }
+    test_device_destroy(d);
+}
+
+static void test_any_order_of_calls(void **state)
+{
+    static const int *const orders[] = {recomputing, jumping};
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_BLOCK, DROPOUT);
+    run_case c = case_of(&p);
+    c.out = &p.first;
+    run(1, &c);
+    c.out = NULL;
+    c.options.ratio = 1;
+    for (int i = 0; i < 2 * 2 * 4; i++) {
+        c.order = orders[i % 2];
+        c.options.ring_depth = 1 + i / 4;
+        run(i / 2 % 2 ? 3 : 1, &c);
+    }
+    free_problem(&p);
+}
+
+/* ---- forward only; masks ---- */
+
+static void test_forward_only(void **state)
+{
+    test_device d = test_device_create(2);
+    float *y = test_floats(T * shapes[0].rows), *with = test_floats(T * shapes[0].rows);
+    problem plain, p;
+    bl_linear_stack *stack;
+    int64_t n;
+    (void)state;
+
+    create_problem(&plain, BL_FORMAT_BF16, LORA);
+    create_problem(&p, BL_FORMAT_BF16, DROPOUT);
+    bl_linear_options o = {.device = d.device, .max_tokens = T, .seed = seed};
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, plain.specs, &stack), BL_OK);
+    set_B(stack, &p, 0);
+    forward_once(d, stack, &p, with);
+    bl_linear_stack_destroy(stack);
+
+    o.forward_only = true;
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+    set_B(stack, &p, 0);
+    assert_null(bl_linear_stack_gradients(stack, &n));
+    assert_null(bl_linear_layer_lora(bl_linear_stack_layer(stack, 2)).dA);
+    for (int pass = 0; pass < 2; pass++)
+        for (int l = 0; l < LAYERS; l++) {
+            float *out = test_floats(T * shapes[l].rows);
+            assert_int_equal(bl_linear_layer_forward(bl_linear_stack_layer(stack, l), d.stream, T,
+                                                     p.x[l], l == 0 ? y : out),
+                             BL_OK);
+            test_finish(d);
+            free(out);
+        }
+    test_same_bits("y without dropout", y, with, T * shapes[0].rows);
+    assert_int_equal(bl_linear_layer_backward(bl_linear_stack_layer(stack, 0), d.stream, T, p.x[0],
+                                              p.dy[0], NULL),
+                     BL_EUSAGE);
+    assert_error_has("forward_only");
+    bl_linear_stack_destroy(stack);
+    free_problem(&plain);
+    free_problem(&p);
+    free(y);
+    free(with);
+    test_device_destroy(d);
+}
+
+/* A mask depends on the step and the tokens' keys; without keys tokens are numbered. */
+static void test_masks(void **state)
+{
+    test_device d = test_device_create(1);
+    int64_t n = T * shapes[0].rows, sample[T] = {0};
+    int32_t position[T];
+    float *y[4];
+    problem p;
+    bl_linear_stack *stack;
+    (void)state;
+
+    for (int t = 0; t < T; t++) position[t] = t;
+    for (size_t i = 0; i < BL_COUNT(y); i++) y[i] = test_floats(n);
+    create_problem(&p, BL_FORMAT_F32, DROPOUT);
+    bl_linear_options o = {.device = d.device, .max_tokens = T, .seed = seed};
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+    set_B(stack, &p, 0);
+    forward_once(d, stack, &p, y[0]);
+    bl_linear_stack_set_dropout(stack, 0, sample, position);
+    forward_once(d, stack, &p, y[1]);
+    bl_linear_stack_set_dropout(stack, 1, NULL, NULL);
+    forward_once(d, stack, &p, y[2]);
+    bl_linear_stack_set_dropout(stack, 0, p.sample, p.position);
+    forward_once(d, stack, &p, y[3]);
+    test_same_bits("numbered tokens", y[0], y[1], n);
+    assert_memory_not_equal(y[0], y[2], (size_t)n * sizeof(float));
+    assert_memory_not_equal(y[0], y[3], (size_t)n * sizeof(float));
+    bl_linear_stack_destroy(stack);
+    free_problem(&p);
+    for (size_t i = 0; i < BL_COUNT(y); i++) free(y[i]);
+    test_device_destroy(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_way_is_right),
+        cmocka_unit_test(test_any_order_of_calls),
+        cmocka_unit_test(test_forward_only),
+        cmocka_unit_test(test_masks),
+    };
+    return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
+}

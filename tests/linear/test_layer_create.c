@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a stack of LoRA linear layers comes about: its page files, and what is rejected, by one rank or
+ * by some of them. */
+#include "layer_problem.h"
+#include "test_ranks.h"
+
+#include "../store/tmp_dir.h"
+
+/* ---- page files ---- */
+
+typedef struct counted {
+    const bl_linear_spec *spec;
+    int n_calls;
+} counted;
+
+static bl_status read_counted(void *user, int64_t begin, int64_t end, void *out)
+{
+    counted *c = user;
+    c->n_calls++;
+    return read_bf16((void *)c->spec, begin, end, out);
+}
+
+/* The first start writes the file; the second reads it: with a key without a look at the rows. Other rows are
+ * another file, unless the key says that they are the same. */
+static void test_page_files(void **state)
+{
+    test_device d = test_device_create(1);
+    int64_t n = T * shapes[0].rows;
+    float *y[4];
+    problem p;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(y); i++) y[i] = test_floats(n);
+    create_problem(&p, BL_FORMAT_FP8_BLOCK, PLAIN);
+    for (int keyed = 0; keyed < 2; keyed++) {
+        bl_linear_options o = {.device = d.device,
+                               .max_tokens = T,
+                               .tier = BL_TIER_DISK,
+                               .ratio = 1,
+                               .dir = tmp_subdir("kept"),
+                               .key = keyed ? 77 : 0};
+        for (int start = 0; start < 3; start++) {
+            counted rows = {.spec = &p.bf16_specs[0]};
+            bl_linear_spec specs[LAYERS];
+            bl_linear_stack *stack;
+            memcpy(specs, p.bf16_specs, sizeof specs);
+            specs[0].weight = NULL;
+            specs[0].read_rows = read_counted;
+            specs[0].user = &rows;
+            if (start == 2) p.bf16[0][5] ^= 0x8000; /* a sign */
+            assert_int_equal(bl_linear_stack_create(&o, LAYERS, specs, &stack), BL_OK);
+            assert_int_equal(rows.n_calls, keyed ? (start == 0) : 1 + (start != 1));
+            forward_once(d, stack, &p, y[start]);
+            bl_linear_stack_destroy(stack);
+            if (start == 2) p.bf16[0][5] ^= 0x8000;
+        }
+        test_same_bits("from the file", y[0], y[1], n);
+        if (keyed)
+            test_same_bits("the same key", y[0], y[2], n);
+        else
+            assert_memory_not_equal(y[0], y[2], (size_t)n * sizeof(float));
+    }
+    free_problem(&p);
+    for (size_t i = 0; i < BL_COUNT(y); i++) free(y[i]);
+    test_device_destroy(d);
+}
+
+/* ---- what is rejected ---- */
+
+static void expect_failure(bl_device *device, const bl_linear_options *changes,
+                           const bl_linear_spec *specs, int64_t n_layers, bl_status status,
+                           const char *text)
+{
+    bl_linear_stack *stack = (bl_linear_stack *)device;
+    bl_linear_options o = *changes;
+
+    o.device = device;
+    assert_int_equal(bl_linear_stack_create(&o, n_layers, specs, &stack), status);
+    assert_null(stack);
+    assert_error_has(text);
+}
+
+static void test_rejected_options(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options good = {.max_tokens = T}, o;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_F32, DROPOUT);
+    expect_failure(d.device, &good, p.specs, 0, BL_EUSAGE, "0 layers");
+    o = good, o.ratio = NAN;
+    expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "ratio");
+    o = good, o.max_tokens = 0;
+    expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "max_tokens");
+    o = good, o.ring_depth = -1;
+    expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "ring_depth");
+    o = good, o.tier = BL_TIER_DISK, o.ratio = 1;
+    expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "directory");
+    o.dir = "/nonexistent/pages";
+    expect_failure(d.device, &o, p.specs, LAYERS, BL_EINPUT, "/nonexistent/pages");
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+static void test_rejected_specs(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options good = {.max_tokens = T};
+    bl_linear_spec s;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_F32, DROPOUT);
+    s = p.specs[0], s.rows = 0;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "layer 0: a weight of 0 x 131");
+    s = p.specs[0], s.rows = INT64_MAX / 2;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "too large");
+    s = p.specs[0], s.dtype = BL_I32;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "I32");
+    s = p.specs[0], s.weight = NULL;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "read_rows");
+    s = p.specs[0], s.lora.r = -1;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "LoRA rank");
+    s = p.specs[0], s.lora.dropout = 1;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "dropout");
+    s = p.specs[0], s.lora.alpha = INFINITY;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "alpha");
+    s = p.specs[0], s.format = BL_FORMAT_COUNT;
+    expect_failure(d.device, &good, &s, 1, BL_EUSAGE, "format");
+    for (bl_format f = 0; f < BL_FORMAT_COUNT; f++) {
+        s = p.specs[0], s.format = f;
+        p.w[0][140 * 131 + 7] = NAN;
+        expect_failure(d.device, &good, &s, 1, BL_EINPUT, "row 140");
+    }
+    p.w[0][140 * 131 + 7] = 1e6f; /* beyond f16 */
+    s = p.specs[0], s.format = BL_FORMAT_F16;
+    expect_failure(d.device, &good, &s, 1, BL_EINPUT, "row 140, column 7 is not finite in f16");
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+static void test_too_many_tokens(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options o = {.device = d.device, .max_tokens = T - 1};
+    bl_linear_stack *stack;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_F32, PLAIN);
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+    assert_int_equal(
+        bl_linear_layer_forward(bl_linear_stack_layer(stack, 1), d.stream, T, p.x[1], p.first.y[1]),
+        BL_EUSAGE);
+    assert_error_has("layer 1: 9 tokens, max_tokens is 8");
+    bl_linear_stack_destroy(stack);
+    bl_linear_stack_destroy(NULL);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+/* ---- ranks that differ, and ranks that fail ---- */
+
+typedef struct failing_case {
+    const problem *problem;
+    int what;
+} failing_case;
+
+static bl_status fail_to_read(void *user, int64_t begin, int64_t end, void *out)
+{
+    (void)user, (void)out;
+    return BL_FAIL(BL_EIO, "no rows %lld to %lld", (long long)begin, (long long)end);
+}
+
+/* Rank 1 is different; all end, none hangs. */
+static bl_status create_differently(test_rank *self)
+{
+    const failing_case *c = self->arg;
+    bl_linear_options o = {.device = self->device, .comm = self->comm, .max_tokens = T};
+    bl_linear_spec specs[LAYERS];
+    bl_linear_stack *stack = NULL;
+    bool differs = self->rank == 1;
+
+    memcpy(specs, c->problem->specs, sizeof specs);
+    if (differs && c->what == 0) specs[2].rows--;
+    if (differs && c->what == 1) o.ring_depth = 3;
+    if (differs && c->what == 2) o.seed++;
+    if (differs && c->what == 3) specs[0].lora.r++;
+    if (differs && c->what == 4) specs[1].weight = NULL, specs[1].read_rows = fail_to_read;
+    if (differs && c->what == 5) o.tier = BL_TIER_DISK, o.ratio = 1, o.dir = "/nonexistent/pages";
+    bl_status st = bl_linear_stack_create(&o, LAYERS, specs, &stack);
+    bl_linear_stack_destroy(stack);
+    return st;
+}
+
+static void test_ranks_that_differ(void **state)
+{
+    static const struct {
+        bl_status status;
+        const char *text;
+    } want[] = {{BL_EUSAGE, "rank 1 differ"},        {BL_EUSAGE, "rank 1 differ"},
+                {BL_EUSAGE, "rank 1 differ"},        {BL_EUSAGE, "rank 1 differ"},
+                {BL_EIO, "layer 1: no rows 1 to 2"}, {BL_EINPUT, "/nonexistent/pages"}};
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_ROW, LORA);
+    for (int what = 0; what < (int)BL_COUNT(want); what++) {
+        failing_case c = {&p, what};
+        bl_error errors[2];
+        assert_int_equal(test_ranks_run(2, 1, 60, create_differently, &c, errors),
+                         want[what].status);
+        assert_error_has(want[what].text);
+        for (int r = 0; r < 2; r++) assert_int_not_equal(errors[r].status, BL_OK);
+    }
+    free_problem(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_page_files),        cmocka_unit_test(test_rejected_options),
+        cmocka_unit_test(test_rejected_specs),    cmocka_unit_test(test_too_many_tokens),
+        cmocka_unit_test(test_ranks_that_differ),
+    };
+    return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
+}
