@@ -62,6 +62,12 @@ void bl_comm_destroy(bl_comm *comm); /* NULL is fine */
  * deadline_s: how long a rank waits for another inside one collective (0 = for ever). */
 bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out);
 
+/* Runs fn as each of n_ranks ranks, on a thread of its own, with a communicator that it borrows, and waits
+ * for all. A rank whose fn fails aborts the others. Returns the first such error, or BL_OK. BL_ELIMIT: a
+ * thread could not be started. */
+typedef bl_status (*bl_rank_fn)(bl_comm *comm, void *user);
+bl_status bl_comm_run_local(int n_ranks, double deadline_s, bl_rank_fn fn, void *user);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,65 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test_ranks.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-
-typedef struct rank_thread {
-    test_rank self;
+typedef struct test_run {
     test_rank_fn fn;
     int n_threads;
-    pthread_t thread;
-} rank_thread;
+    void *arg;
+    bl_error *errors;
+} test_run;
 
-static void *rank_main(void *argument)
+static bl_status run_rank(bl_comm *comm, void *user)
 {
-    rank_thread *t = argument;
-    test_rank *self = &t->self;
+    const test_run *run = user;
+    test_rank self = {
+        .rank = bl_comm_rank(comm), .n_ranks = bl_comm_size(comm), .comm = comm, .arg = run->arg};
     bl_status st;
 
-    BL_TRY_GOTO(st, done, bl_device_create_cpu(t->n_threads, &self->device));
-    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "test", &self->stream));
-    BL_TRY_GOTO(st, done, t->fn(self));
-    st = bl_stream_synchronize(self->stream);
+    BL_TRY_GOTO(st, done, bl_device_create_cpu(run->n_threads, &self.device));
+    BL_TRY_GOTO(st, done, bl_stream_create(self.device, "test", &self.stream));
+    BL_TRY_GOTO(st, done, run->fn(&self));
+    st = bl_stream_synchronize(self.stream);
 done:
-    bl_error_save(&self->error, st);
-    if (st != BL_OK) bl_comm_abort(self->comm, &self->error);
-    bl_stream_destroy(self->stream);
-    bl_device_destroy(self->device);
-    return NULL;
+    bl_error_save(&self.error, st);
+    if (run->errors) run->errors[self.rank] = self.error;
+    if (st != BL_OK) bl_comm_abort(comm, &self.error); /* before its stream waits for others */
+    bl_stream_destroy(self.stream);
+    bl_device_destroy(self.device);
+    return bl_error_restore(&self.error);
 }
 
 bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_rank_fn fn, void *arg,
                          bl_error *errors)
 {
-    rank_thread *threads = calloc((size_t)n_ranks, sizeof *threads);
-    bl_comm **comms = calloc((size_t)n_ranks, sizeof *comms);
-    bl_error first = {.status = BL_OK};
-    bl_status st = BL_OK;
-
-    if (!threads || !comms) {
-        st = BL_FAIL(BL_ENOMEM, "%d test ranks", n_ranks);
-        goto done;
-    }
-    BL_TRY_GOTO(st, done, bl_comm_create_local(n_ranks, deadline_s, comms));
-    for (int i = 0; i < n_ranks; i++) {
-        threads[i] =
-            (rank_thread){.self = {.rank = i, .n_ranks = n_ranks, .comm = comms[i], .arg = arg},
-                          .fn = fn,
-                          .n_threads = n_threads};
-        if (pthread_create(&threads[i].thread, NULL, rank_main, &threads[i]) != 0) abort();
-    }
-    for (int i = 0; i < n_ranks; i++) {
-        pthread_join(threads[i].thread, NULL);
-        if (errors) errors[i] = threads[i].self.error;
-    }
-    bl_comm_first_error(comms[0], &first);
-    st = first.status == BL_OK ? BL_OK : bl_error_restore(&first);
-done:
-    for (int i = 0; comms && i < n_ranks; i++) bl_comm_destroy(comms[i]);
-    free(comms);
-    free(threads);
-    return st;
+    test_run run = {fn, n_threads, arg, errors};
+    return bl_comm_run_local(n_ranks, deadline_s, run_rank, &run);
 }
 
 float test_value(int rank, int64_t index, uint64_t seed)
