@@ -1,109 +1,96 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* linear.c -- one quantised LoRA linear layer, forward and backward, with libballast alone.
+/* linear.c -- LoRA linear layers whose frozen weights are quantized, sharded over ranks and stored out
+ * of device memory, forward and backward, with libballast alone.
  *
- *   cc -std=c17 linear.c $(pkg-config --cflags --libs ballast) -o linear && ./linear
+ *   cc -std=c17 linear.c $(pkg-config --cflags --libs ballast) -o linear && ./linear [DIR]
  *
- * A random weight (N,K) becomes FP8 with one scale a row; an adapter of rank r is laid over it; y, dx, dA and dB are computed on two
- * threads, and y is compared with a plain double loop over the dequantised weight. */
-#include <math.h>
+ * Four layers run on two ranks, threads of this process. Each stores half of every FP8 weight, in host
+ * memory or, with DIR (which must exist), in page files there; calls gather a layer's weight just in
+ * time. One rank with all weights in device memory gives the same bits. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "device/device.h"
-#include "fp8/fp8.h"
-#include "linear/lora_linear.h"
+#include "comm/comm.h"
+#include "linear/layer.h"
 
-enum { T = 24, K = 320, N = 192, R = 8 };
+enum { LAYERS = 4, T = 24, N = 320, R = 8 };
 
-static const float SCALE = 2.0f; /* alpha / r */
+typedef struct pass {
+    bl_linear_options options;
+    float x[LAYERS + 1][T * N], dx[LAYERS + 1][T * N]; /* layer i turns x[i] into x[i + 1] */
+    float gradients[LAYERS * 2 * N * R];               /* dA and dB */
+} pass;
 
-/* Uniform in [-1, 1). */
-static float uniform(unsigned long long *state)
+/* Rows of a weight: from a file, say. */
+static bl_status read_rows(void *user, int64_t begin, int64_t end, void *out)
 {
-    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
-    return (float)(*state >> 40) * 0x1p-23f - 1.0f;
+    (void)user;
+    for (int64_t i = 0; i < (end - begin) * N; i++)
+        ((float *)out)[i] = (float)((begin * N + i) * 7919 % 2003 - 1001) * 5e-5f;
+    return BL_OK;
 }
 
-static float *random_matrix(int rows, int cols, float size, unsigned long long *state)
+static bl_status run_layers(bl_linear_stack *stack, bl_stream *stream, pass *p)
 {
-    float *x = malloc(sizeof *x * (size_t)rows * (size_t)cols);
-    for (int i = 0; x && i < rows * cols; i++) x[i] = size * uniform(state);
-    return x;
+    for (int i = 0; i < LAYERS; i++)
+        BL_TRY(bl_linear_layer_forward(bl_linear_stack_layer(stack, i), stream, T, p->x[i],
+                                       p->x[i + 1]));
+    for (int i = LAYERS - 1; i >= 0; i--)
+        BL_TRY(bl_linear_layer_backward(bl_linear_stack_layer(stack, i), stream, T, p->x[i],
+                                        p->dx[i + 1], p->dx[i]));
+    BL_TRY(bl_stream_synchronize(stream));
+    memcpy(p->gradients, bl_linear_stack_gradients(stack, NULL), sizeof p->gradients);
+    return BL_OK;
 }
 
-/* The largest |y - (x W^T + s (x A^T) B^T)|, W dequantised. */
-static double largest_error(const bl_weight *w, const float *x, const float *A, const float *B,
-                            const float *y)
+static bl_status run_rank(bl_comm *comm, void *user)
 {
-    static float dense[N * K];
-    double worst = 0.0;
-    bl_fp8_dequantise_tile(BL_FORMAT_FP8_ROW, w->segment[0].codes, w->segment[0].scales, K, 0, N, 0,
-                           K, dense, K);
-    for (int t = 0; t < T; t++)
-        for (int n = 0; n < N; n++) {
-            double sum = 0.0;
-            for (int k = 0; k < K; k++) sum += (double)x[t * K + k] * dense[n * K + k];
-            for (int r = 0; r < R; r++) {
-                double u = 0.0;
-                for (int k = 0; k < K; k++) u += (double)x[t * K + k] * A[r * K + k];
-                sum += SCALE * u * B[n * R + r];
-            }
-            worst = fmax(worst, fabs(sum - y[t * N + n]));
-        }
-    return worst;
-}
-
-static bl_status run(bl_stream *stream, const bl_lora_linear *linear, const float *x,
-                     const float *dy, float *y, float *dx)
-{
-    BL_TRY(bl_lora_linear_forward(stream, linear, T, x, y));
-    BL_TRY(bl_lora_linear_backward(stream, linear, T, x, dy, dx));
-    return bl_stream_synchronize(stream);
-}
-
-int main(void)
-{
-    unsigned long long state = 7;
-    bl_device *device = NULL;
+    pass *all = user, mine = *all; /* each rank computes everything */
+    bl_linear_spec specs[LAYERS];
+    bl_linear_stack *stack = NULL;
     bl_stream *stream = NULL;
-    static unsigned char codes[N * K];
-    static float scales[N], y[T * N], dx[T * K], dA[R * K], dB[N * R];
-    float *w = random_matrix(N, K, 0.1f, &state), *x = random_matrix(T, K, 1.0f, &state),
-          *dy = random_matrix(T, N, 1.0f, &state);
-    float *A = random_matrix(R, K, 0.05f, &state), *B = random_matrix(N, R, 0.05f, &state);
-    float *workspace =
-        malloc(sizeof(float) * (size_t)bl_lora_linear_workspace_floats(T, K, R, false));
-    bl_status st =
-        w && x && dy && A && B && workspace ? BL_OK : BL_FAIL(BL_ENOMEM, "a few matrices");
+    bl_status st;
 
-    if (st == BL_OK) st = bl_device_create_cpu(2, &device);
-    if (st == BL_OK) st = bl_stream_create(device, "compute", &stream);
-    if (st == BL_OK)
-        st = bl_fp8_row_quantise(bl_device_pool(device), BL_F32, w, 0, N, K, codes, scales);
-    bl_lora_linear linear = {
-        .weight = {.rows = N,
-                   .cols = K,
-                   .n_segments = 1,
-                   .segment = {{BL_FORMAT_FP8_ROW, codes, scales, N}}},
-        .n_parts = 1,
-        .part = {{.r = R, .rows = N, .scale = SCALE, .A = A, .B = B, .dA = dA, .dB = dB}},
-        .workspace = workspace,
-    };
-    if (st == BL_OK) st = run(stream, &linear, x, dy, y, dx);
-
-    double error = st == BL_OK ? largest_error(&linear.weight, x, A, B, y) : INFINITY;
-    if (st != BL_OK)
-        fprintf(stderr, "linear: %s\n", bl_error_text());
-    else
-        printf("y (%d,%d) = x W^T + s (x A^T) B^T, W in FP8: %d bytes for %d weights; largest "
-               "error %.1e\n",
-               T, N, (int)(sizeof codes + sizeof scales), N * K, error);
-
-    free(workspace);
-    float *const blocks[] = {w, x, dy, A, B};
-    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) free(blocks[i]);
+    for (int i = 0; i < LAYERS; i++)
+        specs[i] = (bl_linear_spec){.rows = N,
+                                    .cols = N,
+                                    .format = BL_FORMAT_FP8_ROW,
+                                    .dtype = BL_F32,
+                                    .read_rows = read_rows,
+                                    .lora = {.r = R, .alpha = 16}};
+    mine.options.comm = comm;
+    BL_TRY_GOTO(st, done, bl_device_create_cpu(1, &mine.options.device));
+    BL_TRY_GOTO(st, done, bl_stream_create(mine.options.device, "compute", &stream));
+    BL_TRY_GOTO(st, done, bl_linear_stack_create(&mine.options, LAYERS, specs, &stack));
+    BL_TRY_GOTO(st, done, run_layers(stack, stream, &mine));
+    if (bl_comm_rank(comm) == 0) *all = mine;
+done:
+    if (stream) (void)bl_stream_synchronize(stream);
+    bl_linear_stack_destroy(stack);
     bl_stream_destroy(stream);
-    bl_device_destroy(device);
-    return error < 1e-4 ? 0 : 1; /* 320 products of size up to 0.1, in fp32: far below */
+    bl_device_destroy(mine.options.device);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    static pass alone = {.options = {.max_tokens = T}}, sharded;
+
+    for (int i = 0; i < T * N; i++) {
+        alone.x[0][i] = (float)(i % 31 - 15) / 16;
+        alone.dx[LAYERS][i] = (float)(i % 17 - 8) / 8;
+    }
+    sharded = alone;
+    sharded.options.tier = argc > 1 ? BL_TIER_DISK : BL_TIER_HOST;
+    sharded.options.dir = argc > 1 ? argv[1] : NULL;
+    sharded.options.ratio = 1;
+    bl_status st = bl_comm_run_local(1, 0, run_rank, &alone);
+    if (st == BL_OK) st = bl_comm_run_local(2, 0, run_rank, &sharded);
+    if (st != BL_OK) return fprintf(stderr, "linear: %s\n", bl_error_text()), 1;
+    int same = !memcmp(alone.x, sharded.x, sizeof alone.x) &&
+               !memcmp(alone.dx, sharded.dx, sizeof alone.dx) &&
+               !memcmp(alone.gradients, sharded.gradients, sizeof alone.gradients);
+    printf("%d layers of %d x %d in FP8 on 2 ranks, from %s: %s bits as on one, from device\n",
+           LAYERS, N, N, bl_tier_name(sharded.options.tier), same ? "the same" : "other");
+    return same ? 0 : 1;
 }

@@ -148,13 +148,13 @@ bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer)
 
 float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats)
 {
-    *n_floats = stack->n_floats;
+    if (n_floats) *n_floats = stack->n_floats;
     return stack->weights;
 }
 
 float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_floats)
 {
-    *n_floats = stack->n_floats;
+    if (n_floats) *n_floats = stack->n_floats;
     return stack->gradients;
 }
 

@@ -103,7 +103,8 @@ void bl_linear_stack_destroy(bl_linear_stack *stack);
 bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer);
 
 /* All layers' LoRA weights, A before B in order of layers, each from a multiple of 64 floats on with
- * zeros between: *n_floats of device memory. Gradients likewise; NULL with forward_only. */
+ * zeros between: *n_floats (may be NULL) of device memory. Gradients likewise; NULL with
+ * forward_only. */
 float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats);
 float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_floats);
 
