@@ -379,8 +379,7 @@ bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes
 bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t index)
 {
     const held_page *page = &pages->page[index];
-    bool readable =
-        page->spec.tier == BL_TIER_HOST || bl_device_get_kind(pages->device) == BL_DEVICE_CPU;
+    bool readable = page->spec.tier == BL_TIER_HOST || bl_device_host_writes(pages->device);
 
     return page->memory && readable ? bl_pages_check(pages, index, page->memory) : BL_OK;
 }
