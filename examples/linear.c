@@ -38,9 +38,9 @@ static bl_status run_layers(bl_linear_stack *stack, bl_stream *stream, pass *p)
     for (int i = LAYERS - 1; i >= 0; i--)
         BL_TRY(bl_linear_layer_backward(bl_linear_stack_layer(stack, i), stream, T, p->x[i],
                                         p->dx[i + 1], p->dx[i]));
-    BL_TRY(bl_stream_synchronize(stream));
-    memcpy(p->gradients, bl_linear_stack_gradients(stack, NULL), sizeof p->gradients);
-    return BL_OK;
+    BL_TRY(bl_stream_copy(stream, p->gradients, bl_linear_stack_gradients(stack, NULL),
+                          sizeof p->gradients));
+    return bl_stream_synchronize(stream);
 }
 
 static bl_status run_rank(bl_comm *comm, void *user)

@@ -206,21 +206,18 @@ static uint64_t hash_stack(const bl_linear_stack *stack)
 /* BL_EUSAGE names the first rank whose layers differ from rank 0's. */
 static bl_status compare_ranks(const bl_linear_stack *stack)
 {
-    bl_device *device = stack->options.device;
     size_t n_bytes = (size_t)stack->n_ranks * sizeof(uint64_t);
-    uint64_t *host = calloc((size_t)stack->n_ranks, sizeof *host), mine = hash_stack(stack);
-    uint64_t *all = NULL;
-    bl_status st = host ? BL_OK : BL_FAIL(BL_ENOMEM, "linear stack");
+    bl_twin *twin;
+    bl_status st;
 
-    if (st != BL_OK) goto done;
-    host[stack->rank] = mine;
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "linear stack", (void **)&all));
-    BL_TRY_GOTO(st, done, bl_stream_copy(stack->gather, all, host, n_bytes));
+    BL_TRY(bl_twin_create(stack->options.device, n_bytes, "linear stack", &twin));
+    uint64_t *all = twin->memory, *host = twin->host;
+    host[stack->rank] = hash_stack(stack);
+    BL_TRY_GOTO(st, done, bl_twin_upload(twin, stack->gather, 0, n_bytes));
     BL_TRY_GOTO(
         st, done,
         bl_comm_all_gather(stack->comm, stack->gather, all + stack->rank, all, sizeof *all));
-    BL_TRY_GOTO(st, done, bl_stream_copy(stack->gather, host, all, n_bytes));
+    BL_TRY_GOTO(st, done, bl_twin_download(twin, stack->gather, 0, n_bytes));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stack->gather));
     for (int r = 1; r < stack->n_ranks && st == BL_OK; r++)
         if (host[r] != host[0])
@@ -228,9 +225,8 @@ static bl_status compare_ranks(const bl_linear_stack *stack)
                          "linear stack: layers, seed or ring depth of rank %d differ from rank 0's",
                          r);
 done:
-    if (st != BL_OK && stack->gather) (void)bl_stream_synchronize(stack->gather);
-    if (all) bl_device_free(device, BL_SPACE_DEVICE, all);
-    free(host);
+    if (st != BL_OK) (void)bl_stream_synchronize(stack->gather);
+    bl_twin_destroy(twin);
     return st;
 }
 
@@ -257,27 +253,26 @@ static bl_status take_memory(bl_linear_stack *stack)
 }
 
 /* A's first values and the tokens' numbers. */
-static bl_status fill_memory(const bl_linear_stack *stack)
+static bl_status fill_memory(const bl_linear_stack *stack, bl_staging *staging)
 {
-    float *weights = calloc((size_t)stack->n_floats + 1, sizeof *weights);
-    int32_t *token = calloc((size_t)stack->options.max_tokens, sizeof *token);
+    size_t n_weights = (size_t)stack->n_floats * sizeof(float),
+           n_tokens = stack->token ? (size_t)stack->options.max_tokens * sizeof(int32_t) : 0;
+    float *weights = calloc(1, n_weights + 1);
+    int32_t *token = calloc(1, n_tokens + 1);
     bl_status st = weights && token ? BL_OK : BL_FAIL(BL_ENOMEM, "LoRA weights");
 
-    for (int64_t i = 0; st == BL_OK && i < stack->n_layers; i++)
-        bl_lora_initialize(stack->options.seed, i, 0, stack->layout.units[i].matrix[0].weight.cols,
-                           0, stack->layers[i].r * stack->layout.units[i].matrix[0].weight.cols,
+    for (int64_t i = 0; st == BL_OK && i < stack->n_layers; i++) {
+        int64_t cols = stack->layout.units[i].matrix[0].weight.cols;
+        bl_lora_initialize(stack->options.seed, i, 0, cols, 0, stack->layers[i].r * cols,
                            weights + stack->layers[i].a_offset);
-    for (int64_t t = 0; st == BL_OK && t < stack->options.max_tokens; t++) token[t] = (int32_t)t;
-    if (st == BL_OK && stack->n_floats > 0)
-        st = bl_stream_copy(stack->copy, stack->weights, weights,
-                            (size_t)stack->n_floats * sizeof(float));
-    if (st == BL_OK && stack->token)
-        st = bl_stream_copy(stack->copy, stack->token, token,
-                            (size_t)stack->options.max_tokens * sizeof *token);
-    bl_status synced = bl_stream_synchronize(stack->copy); /* in any case: they are freed */
+    }
+    for (int64_t t = 0; st == BL_OK && n_tokens > 0 && t < stack->options.max_tokens; t++)
+        token[t] = (int32_t)t;
+    if (st == BL_OK) st = bl_staging_upload(staging, stack->weights, weights, n_weights);
+    if (st == BL_OK) st = bl_staging_upload(staging, stack->token, token, n_tokens);
     free(token);
     free(weights);
-    return st != BL_OK ? st : synced;
+    return st;
 }
 
 static bl_status create_base(bl_linear_stack *stack)
@@ -298,6 +293,8 @@ static bl_status create_base(bl_linear_stack *stack)
 static bl_status create(bl_linear_stack *stack, const bl_linear_options *options, int64_t n_layers,
                         const bl_linear_spec *specs)
 {
+    bl_staging *staging;
+
     BL_TRY(bl_linear_stack_outline(stack, options, n_layers, specs));
     BL_TRY(bl_stream_create(options->device, "linear gather", &stack->gather));
     BL_TRY(bl_stream_create(options->device, "linear copy", &stack->copy));
@@ -306,10 +303,12 @@ static bl_status create(bl_linear_stack *stack, const bl_linear_options *options
         BL_TRY(compare_ranks(stack));
     }
     BL_TRY(take_memory(stack));
-    BL_TRY(fill_memory(stack));
-    BL_TRY(bl_linear_stack_load(stack));
+    BL_TRY(bl_staging_create(options->device, BL_STAGING_BYTES, "linear stack", &staging));
+    bl_status st = fill_memory(stack, staging);
+    if (st == BL_OK) st = bl_linear_stack_load(stack, staging);
+    bl_staging_destroy(staging);
     stack->specs = NULL;
-    return create_base(stack);
+    return st == BL_OK ? create_base(stack) : st;
 }
 
 bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,

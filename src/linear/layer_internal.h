@@ -4,6 +4,7 @@
 #ifndef BALLAST_LINEAR_LAYER_INTERNAL_H
 #define BALLAST_LINEAR_LAYER_INTERNAL_H
 
+#include "device/staging.h"
 #include "linear/apply.h"
 #include "linear/layer.h"
 #include "offload/pages.h"
@@ -56,7 +57,7 @@ bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_option
                                   int64_t n_layers, const bl_linear_spec *specs);
 
 /* Writes this rank's rows into pages, which it creates, and the scales of all rows. */
-bl_status bl_linear_stack_load(bl_linear_stack *stack);
+bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging);
 
 /* The layer's LoRA terms, its workspace and its dropout, for a call. */
 bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer);

@@ -279,19 +279,19 @@ static bl_status take_pool(load *l)
 }
 
 /* Scales to the device, and those of the other ranks' rows from them. */
-static bl_status share_scales(const load *l)
+static bl_status share_scales(const load *l, bl_staging *staging)
 {
     bl_linear_stack *stack = l->stack;
 
     if (stack->n_scales == 0) return BL_OK;
-    BL_TRY(bl_stream_copy(stack->gather, stack->scales, l->scales,
-                          (size_t)stack->n_scales * sizeof(float)));
-    if (stack->comm)
-        BL_TRY(bl_comm_all_reduce_f32(stack->comm, stack->gather, stack->scales, stack->n_scales));
+    BL_TRY(bl_staging_upload(staging, stack->scales, l->scales,
+                             (size_t)stack->n_scales * sizeof(float)));
+    if (!stack->comm) return BL_OK;
+    BL_TRY(bl_comm_all_reduce_f32(stack->comm, stack->gather, stack->scales, stack->n_scales));
     return bl_stream_synchronize(stack->gather);
 }
 
-bl_status bl_linear_stack_load(bl_linear_stack *stack)
+bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging)
 {
     load l = {.stack = stack};
     bool has_disk = stack->memory.disk > 0, was_written;
@@ -305,7 +305,7 @@ bl_status bl_linear_stack_load(bl_linear_stack *stack)
     for (int64_t i = 0; i < stack->n_layers; i++) BL_TRY_GOTO(st, done, load_layer(&l, i));
     if (has_disk && !was_written) BL_TRY_GOTO(st, done, keep_scales(&l));
     BL_TRY_GOTO(st, done, bl_pages_seal(stack->pages));
-    st = share_scales(&l);
+    st = share_scales(&l, staging);
 done:
     free(l.scales);
     free(l.grid);

@@ -82,11 +82,12 @@ void free_problem(problem *p)
     }
 }
 
-void set_B(bl_linear_stack *stack, const problem *p, int layer)
+bl_status set_B(bl_stream *stream, bl_linear_stack *stack, const problem *p, int layer)
 {
-    if (lora_r(p, layer) > 0)
-        memcpy(bl_linear_layer_lora(bl_linear_stack_layer(stack, layer)).B, p->B[layer],
-               (size_t)(lora_r(p, layer) * shapes[layer].rows) * sizeof(float));
+    if (lora_r(p, layer) == 0) return BL_OK;
+    return bl_stream_copy(stream, bl_linear_layer_lora(bl_linear_stack_layer(stack, layer)).B,
+                          p->B[layer],
+                          (size_t)(lora_r(p, layer) * shapes[layer].rows) * sizeof(float));
 }
 
 void forward_once(test_device d, bl_linear_stack *stack, const problem *p, float *y)

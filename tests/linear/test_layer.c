@@ -8,6 +8,7 @@
 #include <limits.h>
 
 #include "../store/tmp_dir.h"
+#include "device/guard.h"
 #include "lora_reference.h"
 
 enum { STEP = 7, MAX_RANKS = 3 };
@@ -42,14 +43,15 @@ static bl_status run_calls(test_rank *self, const run_case *c, bl_linear_stack *
         else
             BL_TRY(bl_linear_layer_forward(layer, self->stream, T, p->x[l], out->y[l]));
     }
-    BL_TRY(bl_stream_synchronize(self->stream));
     for (int l = 0; l < LAYERS && lora_r(p, l) > 0; l++) {
         bl_linear_lora_view view = bl_linear_layer_lora(bl_linear_stack_layer(stack, l));
         TEST_CHECK(view.r == lora_r(p, l));
-        memcpy(out->dA[l], view.dA, (size_t)(view.r * shapes[l].cols) * sizeof(float));
-        memcpy(out->dB[l], view.dB, (size_t)(view.r * shapes[l].rows) * sizeof(float));
+        BL_TRY(bl_stream_copy(self->stream, out->dA[l], view.dA,
+                              (size_t)(view.r * shapes[l].cols) * sizeof(float)));
+        BL_TRY(bl_stream_copy(self->stream, out->dB[l], view.dB,
+                              (size_t)(view.r * shapes[l].rows) * sizeof(float)));
     }
-    return BL_OK;
+    return bl_stream_synchronize(self->stream);
 }
 
 static bl_status compare(const problem *p, const outputs *got)
@@ -106,7 +108,7 @@ static bl_status run_rank(test_rank *self)
     memset(specs, 0x55, sizeof specs); /* no longer looked at */
     memcpy(specs, p->specs, sizeof specs);
     BL_TRY_GOTO(st, done, check_memory(self, c, &options, specs, before));
-    for (int l = 0; l < LAYERS; l++) set_B(stack, p, l);
+    for (int l = 0; l < LAYERS; l++) BL_TRY_GOTO(st, done, set_B(self->stream, stack, p, l));
     bl_linear_stack_set_dropout(stack, STEP, p->sample, p->position);
     int64_t allocations = bl_device_allocations(self->device);
     BL_TRY_GOTO(st, done, run_calls(self, c, stack, c->out && self->rank == 0 ? c->out : &mine));
@@ -258,6 +260,28 @@ static void test_any_order_of_calls(void **state)
     free_problem(&p);
 }
 
+/* Host code touches no device memory: on a guarded device that would end the test. */
+static void test_device_memory_is_left_alone(void **state)
+{
+    problem p;
+    (void)state;
+
+    bl_device_guard_memory(true);
+    create_problem(&p, BL_FORMAT_FP8_BLOCK, DROPOUT);
+    run_case c = case_of(&p);
+    c.out = &p.first;
+    run(1, &c);
+    c.out = NULL;
+    for (int tier = 0; tier < 3; tier++) {
+        c.options.tier = (bl_tier)tier;
+        c.options.ratio = 0.5;
+        c.options.dir = tier == BL_TIER_DISK ? tmp_subdir("guarded") : NULL;
+        run(2, &c);
+    }
+    free_problem(&p);
+    bl_device_guard_memory(false);
+}
+
 /* ---- forward only; masks ---- */
 
 static void test_forward_only(void **state)
@@ -273,13 +297,13 @@ static void test_forward_only(void **state)
     create_problem(&p, BL_FORMAT_BF16, DROPOUT);
     bl_linear_options o = {.device = d.device, .max_tokens = T, .seed = seed};
     assert_int_equal(bl_linear_stack_create(&o, LAYERS, plain.specs, &stack), BL_OK);
-    set_B(stack, &p, 0);
+    assert_int_equal(set_B(d.stream, stack, &p, 0), BL_OK);
     forward_once(d, stack, &p, with);
     bl_linear_stack_destroy(stack);
 
     o.forward_only = true;
     assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
-    set_B(stack, &p, 0);
+    assert_int_equal(set_B(d.stream, stack, &p, 0), BL_OK);
     assert_null(bl_linear_stack_gradients(stack, &n));
     assert_null(bl_linear_layer_lora(bl_linear_stack_layer(stack, 2)).dA);
     for (int pass = 0; pass < 2; pass++)
@@ -320,7 +344,7 @@ static void test_masks(void **state)
     create_problem(&p, BL_FORMAT_F32, DROPOUT);
     bl_linear_options o = {.device = d.device, .max_tokens = T, .seed = seed};
     assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
-    set_B(stack, &p, 0);
+    assert_int_equal(set_B(d.stream, stack, &p, 0), BL_OK);
     forward_once(d, stack, &p, y[0]);
     bl_linear_stack_set_dropout(stack, 0, sample, position);
     forward_once(d, stack, &p, y[1]);
@@ -342,6 +366,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_way_is_right),
         cmocka_unit_test(test_any_order_of_calls),
+        cmocka_unit_test(test_device_memory_is_left_alone),
         cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_masks),
     };
