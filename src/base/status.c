@@ -2,6 +2,7 @@
 #include "base/status.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,7 +23,8 @@ static void name_memory(void)
              (int)(sizeof error_text - sizeof "out of memory: "), from);
 }
 
-bl_status bl_fail_v(bl_status status, const char *format, va_list args)
+BL_PRINTF(2, 0)
+static bl_status record(bl_status status, const char *format, va_list args)
 {
     int saved_errno = errno;
     vsnprintf(error_text, sizeof error_text, format, args);
@@ -35,7 +37,7 @@ bl_status bl_fail(bl_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    bl_fail_v(status, format, args);
+    record(status, format, args);
     va_end(args);
     return status;
 }
@@ -47,7 +49,7 @@ bl_status bl_fail_errno(bl_status status, const char *format, ...)
     va_list args;
 
     va_start(args, format);
-    bl_fail_v(status, format, args);
+    record(status, format, args);
     va_end(args);
 
     const char *text =

@@ -8,7 +8,6 @@
 #ifndef BALLAST_BASE_STATUS_H
 #define BALLAST_BASE_STATUS_H
 
-#include <stdarg.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
@@ -47,7 +46,6 @@ typedef struct bl_error {
 /* Records `status` and the formatted text for this thread and returns `status`. Does not touch errno. The text of BL_ENOMEM may be the
  * object alone: "out of memory: " comes before it, in place of an article, where "memory" is not in it. */
 bl_status bl_fail(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
-bl_status bl_fail_v(bl_status status, const char *format, va_list args) BL_PRINTF(2, 0);
 
 /* As bl_fail, and appends ": " and strerror(errno). ENOMEM, ENOSPC, EDQUOT and EMFILE turn BL_EIO into the status that fits. */
 bl_status bl_fail_errno(bl_status status, const char *format, ...) BL_PRINTF(2, 3);

@@ -20,41 +20,9 @@ static const char *const format_names[] = {
 
 static const char *const packing_names[] = {"none", "pack", "concatenate"};
 
-bool bl_data_format_parse(const char *name, bl_data_format *out)
-{
-    for (size_t i = 0; i < BL_COUNT(format_names); i++) {
-        if (strcmp(name, format_names[i])) continue;
-        *out = (bl_data_format)i;
-        return true;
-    }
-    return false;
-}
-
 const char *bl_data_format_name(bl_data_format format)
 {
     return format_names[format];
-}
-
-bool bl_overlong_parse(const char *name, bl_overlong *out)
-{
-    static const char *const names[] = {"truncate", "skip", "error"};
-
-    for (size_t i = 0; i < BL_COUNT(names); i++) {
-        if (strcmp(name, names[i])) continue;
-        *out = (bl_overlong)i;
-        return true;
-    }
-    return false;
-}
-
-bool bl_packing_parse(const char *name, bl_packing *out)
-{
-    for (size_t i = 0; i < BL_COUNT(packing_names); i++) {
-        if (strcmp(name, packing_names[i])) continue;
-        *out = (bl_packing)i;
-        return true;
-    }
-    return false;
 }
 
 const char *bl_packing_name(bl_packing packing)

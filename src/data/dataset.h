@@ -38,14 +38,10 @@ typedef enum bl_data_format {
     BL_DATA_SHAREGPT
 } bl_data_format;
 
-bool bl_data_format_parse(const char *name,
-                          bl_data_format *out); /* "auto", "tokens", ...; false: unknown name */
-const char *bl_data_format_name(bl_data_format format);
+const char *bl_data_format_name(bl_data_format format); /* "auto", "tokens", ... */
 
 /* What becomes of a sample of more than max_seq_length tokens. */
 typedef enum bl_overlong { BL_OVERLONG_TRUNCATE, BL_OVERLONG_SKIP, BL_OVERLONG_ERROR } bl_overlong;
-
-bool bl_overlong_parse(const char *name, bl_overlong *out); /* "truncate", "skip", "error" */
 
 typedef struct bl_dataset_options {
     const char *path;
@@ -112,8 +108,7 @@ typedef enum bl_packing {
     BL_PACKING_CONCATENATE /* one stream of all samples, cut into rows; attention across samples */
 } bl_packing;
 
-bool bl_packing_parse(const char *name, bl_packing *out); /* "none", "pack", "concatenate" */
-const char *bl_packing_name(bl_packing packing);
+const char *bl_packing_name(bl_packing packing); /* "none", "pack", "concatenate" */
 
 /* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long as *out:
  * both are closed by themselves, in any order, by one thread. Deterministic.

@@ -55,8 +55,6 @@ typedef struct bl_sample_rules {
 
 typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
 
-/* The parsed row. Errors: "path:line:column: reason". */
-bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out);
 bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out);
 
 /* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy skip; *out

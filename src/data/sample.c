@@ -12,7 +12,8 @@
 
 /* ---- parsing ---- */
 
-bl_status bl_row_parse(const char *path, const bl_row *row, json_t **out)
+/* Errors: "path:line:column: reason". */
+static bl_status parse_row(const char *path, const bl_row *row, json_t **out)
 {
     bl_status st = bl_json_parse(path, row->line, row->text, row->n_bytes, out);
 
@@ -55,7 +56,7 @@ bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_form
     json_t *object;
     char place[BL_PLACE_BYTES];
 
-    BL_TRY(bl_row_parse(path, row, &object));
+    BL_TRY(parse_row(path, row, &object));
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
     for (size_t i = 0; st == BL_OK && i < BL_COUNT(known); i++) {
@@ -374,7 +375,7 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
     *out = (bl_sample){0};
     *verdict = BL_ROW_USED;
     *n_lost = 0;
-    BL_TRY(bl_row_parse(path, row, &object));
+    BL_TRY(parse_row(path, row, &object));
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
     if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object);

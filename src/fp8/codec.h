@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* codec.h -- one FP8 code at a time: the definition that every vector kernel must meet bit for bit.
  *
- * The two formats of "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, table 1:
- *   E4M3  bias 7,  2^-9 .. 448,    no infinities, NaN is 0x7f and 0xff
- *   E5M2  bias 15, 2^-16 .. 57344, infinities 0x7c and 0xfc, NaN is 0x7d..0x7f and 0xfd..0xff
+ * E4M3 of "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, table 1: bias 7, 2^-9 .. 448, no
+ * infinities, NaN is 0x7f and 0xff.
  * Encoding rounds to nearest, ties to even, and saturates (section 5.2.1: infinities become the largest
  * finite value); a NaN becomes 0x7f with its sign. Decoding is exact. The default rounding mode and
  * subnormals must be on. The functions compile for the GPU, too. */
@@ -20,7 +19,6 @@ extern "C" {
 #endif
 
 #define BL_E4M3_MAX 448.0f
-#define BL_E5M2_MAX 57344.0f
 
 enum { BL_FP8_NAN = 0x7f };
 
@@ -65,36 +63,6 @@ BL_HOST_DEVICE float bl_e4m3_to_f32(uint8_t code)
         bits = bl_f32_bits((float)magnitude * 0x1p-9f);
     else
         bits = (magnitude << 20) + (120u << 23);
-    return bl_f32_from_bits(sign | bits);
-}
-
-BL_HOST_DEVICE uint8_t bl_f32_to_e5m2(float value)
-{
-    uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu,
-             code;
-    if (magnitude > 0x7f800000u) {
-        code = BL_FP8_NAN;
-    } else if (magnitude < 0x38800000u) { /* 2^-14 */
-        const float magic = 0x1p7f;
-        code = bl_f32_bits(bl_f32_from_bits(magnitude) + magic) - bl_f32_bits(magic);
-    } else {
-        code = ((magnitude + 0xfffffu + (magnitude >> 21 & 1u)) >> 21) - (112u << 2);
-        if (code > 0x7bu) code = 0x7bu;
-    }
-    return (uint8_t)(sign | code);
-}
-
-BL_HOST_DEVICE float bl_e5m2_to_f32(uint8_t code)
-{
-    uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu, bits;
-    if (magnitude > 0x7cu)
-        bits = 0x7fc00000u;
-    else if (magnitude == 0x7cu)
-        bits = 0x7f800000u;
-    else if (magnitude < 4)
-        bits = bl_f32_bits((float)magnitude * 0x1p-16f);
-    else
-        bits = (magnitude << 21) + (112u << 23);
     return bl_f32_from_bits(sign | bits);
 }
 

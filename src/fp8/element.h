@@ -51,11 +51,6 @@ BL_HOST_DEVICE float bl_e4m3_quotient(float x, bl_e4m3_divisor d)
     return copysignf(q, x); /* of a zero */
 }
 
-BL_HOST_DEVICE uint8_t bl_e4m3_encode(float x, bl_e4m3_divisor d)
-{
-    return bl_f32_to_e4m3(bl_e4m3_quotient(x, d));
-}
-
 /* The fp32 value, and it rounded to bf16: the weight that a bf16 product sees. */
 BL_HOST_DEVICE float bl_e4m3_decode(uint8_t code, float scale)
 {

@@ -45,6 +45,4 @@ void bl_option_print_names(const char *names, FILE *out); /* "a|b|c" as "a, b, c
 /* What the option accepts, in words: "an integer in [1, 64] or auto". */
 void bl_option_print_expected(const bl_option *option, FILE *out);
 
-bool bl_text_is_utf8(const char *text);
-
 #endif

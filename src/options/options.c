@@ -30,7 +30,7 @@ bool bl_text_parse_bool(const char *text, bool *value)
     return false;
 }
 
-bool bl_text_is_utf8(const char *text)
+static bool is_utf8(const char *text)
 {
     const unsigned char *at = (const unsigned char *)text;
     while (*at) {
@@ -209,8 +209,7 @@ static void free_field(const bl_option *option, void *values)
 static bl_status set_string(const bl_option *option, void *values, const char *where,
                             const char *text)
 {
-    if (!bl_text_is_utf8(text))
-        return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
+    if (!is_utf8(text)) return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
     if (!text[0]) return BL_FAIL(BL_EUSAGE, "%s%s: is empty", where, option->key);
     char *copy = strdup(text);
     if (!copy) return BL_FAIL(BL_ENOMEM, "%s%s: %zu bytes", where, option->key, strlen(text));
@@ -230,8 +229,7 @@ static bl_status add_item(bl_string_list *list, const char *where, const bl_opti
     char *copy = items ? strndup(text, n_bytes) : NULL;
     if (!copy) return BL_FAIL(BL_ENOMEM, "%s%s: a list of names", where, option->key);
     list->items[list->n_items++] = copy;
-    if (!bl_text_is_utf8(copy))
-        return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
+    if (!is_utf8(copy)) return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
     return BL_OK;
 }
 

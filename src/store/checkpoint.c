@@ -82,7 +82,7 @@ static bl_status hash_manifest(const json_t *manifest, const char *path, char te
 
 /* ---- saving ---- */
 
-bl_status bl_checkpoint_step_path(const char *dir, int64_t step, char **path)
+static bl_status step_path(const char *dir, int64_t step, char **path)
 {
     return bl_text_format(path, "%s/step-%" PRId64, dir, step);
 }
@@ -127,7 +127,7 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
-    BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &checkpoint->path));
+    BL_TRY_GOTO(st, done, step_path(dir, step, &checkpoint->path));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
     if ((st = bl_dir_create(dir)) !=
         BL_OK) { /* a run's own folder, which was there: not its input's fault */
@@ -176,20 +176,6 @@ static bl_status record_file(bl_checkpoint *checkpoint, const char *name, int64_
                                : BL_FAIL(BL_EINTERNAL, "checkpoint file %s: no valid name", name);
     pthread_mutex_unlock(&checkpoint->lock);
     return st;
-}
-
-bl_status bl_checkpoint_add_bytes(bl_checkpoint *checkpoint, const char *name, const void *bytes,
-                                  size_t n_bytes)
-{
-    char hash[HASH_TEXT_BYTES];
-    char *path = NULL;
-
-    bl_status st = bl_path_join(checkpoint->tmp_path, name, &path);
-    if (st == BL_OK) st = bl_file_write_atomic(path, bytes, n_bytes);
-    free(path);
-    hash_text(XXH3_64bits(bytes, n_bytes), hash);
-    if (st == BL_OK) st = record_file(checkpoint, name, (int64_t)n_bytes, hash);
-    return note_failure(checkpoint, st);
 }
 
 bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out)
@@ -486,7 +472,7 @@ bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json
     if (state) *state = NULL;
     BL_TRY(bl_checkpoint_list(dir, &steps, &n_steps));
     for (size_t i = 0; i < n_steps && !*path && st == BL_OK; i++) {
-        BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, steps[i], path));
+        BL_TRY_GOTO(st, done, step_path(dir, steps[i], path));
         st = bl_checkpoint_verify(*path, step, state);
         if (st == BL_OK) break;
         free(*path);
@@ -508,7 +494,7 @@ static bl_status remove_step(const char *dir, int64_t step)
     bl_status st = BL_OK;
     char *path = NULL, *tmp_path = NULL;
 
-    BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, step, &path));
+    BL_TRY_GOTO(st, done, step_path(dir, step, &path));
     BL_TRY_GOTO(st, done, bl_text_format(&tmp_path, "%s%s", path, TMP_SUFFIX));
     BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
     if (rename(path, tmp_path) != 0) {
@@ -535,7 +521,7 @@ bl_status bl_checkpoint_prune(const char *dir, int64_t limit)
      * read when they were the newest. */
     for (; n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit); n_kept++) {
         char *path = NULL;
-        BL_TRY_GOTO(st, done, bl_checkpoint_step_path(dir, steps[n_kept], &path));
+        BL_TRY_GOTO(st, done, step_path(dir, steps[n_kept], &path));
         st = check_checkpoint(path, n_kept == 0, NULL, NULL);
         free(path);
         if (st != BL_OK && (n_kept == 0 || st != BL_ECHECKPOINT)) goto done;

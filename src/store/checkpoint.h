@@ -30,11 +30,9 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
 /* The folder for files that the caller writes itself; the checkpoint's. */
 const char *bl_checkpoint_path(const bl_checkpoint *checkpoint);
 
-/* Adds a file: from memory, or one the caller has finished writing in bl_checkpoint_path. Both make it
- * durable; they may be called by several threads at a time. `name` is a plain file name, used once. After a
- * failure the checkpoint can only be aborted: commit returns that failure. */
-bl_status bl_checkpoint_add_bytes(bl_checkpoint *checkpoint, const char *name, const void *bytes,
-                                  size_t n_bytes);
+/* Adds a file that the caller has finished writing in bl_checkpoint_path, and makes it durable; several
+ * threads may call it at a time. `name` is a plain file name, used once. After a failure the checkpoint can
+ * only be aborted: commit returns that failure. */
 bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name);
 
 /* A file that another process has written into the same folder, on a file system they share: that process
@@ -66,9 +64,6 @@ bl_status bl_checkpoint_verify(const char *path, int64_t *step, json_t **state);
 
 /* The steps of DIR/step-*, newest first, unverified; the caller frees *steps. An absent DIR has none. */
 bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps);
-
-/* "DIR/step-N"; the caller frees it. */
-bl_status bl_checkpoint_step_path(const char *dir, int64_t step, char **path);
 
 /* The newest checkpoint that verifies; damaged ones are warned about and passed over. *path is the caller's
  * to free, NULL when there is none. step and state may be NULL. */

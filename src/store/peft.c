@@ -73,13 +73,6 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
     return BL_OK;
 }
 
-int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base,
-                         bl_peft_module module, bl_peft_factor factor)
-{
-    return config->r *
-           (factor == BL_PEFT_A ? base->in_features[module] : base->out_features[module]);
-}
-
 /* ---- reading ---- */
 
 struct bl_peft_adapter {

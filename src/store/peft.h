@@ -29,8 +29,7 @@ enum { BL_PEFT_ALL = (1 << BL_PEFT_MODULES) - 1 };
 
 typedef enum bl_peft_factor { BL_PEFT_A, BL_PEFT_B } bl_peft_factor;
 
-const char *bl_peft_module_name(bl_peft_module module);           /* "q_proj" */
-bool bl_peft_module_parse(const char *name, bl_peft_module *out); /* false: none of the seven */
+const char *bl_peft_module_name(bl_peft_module module); /* "q_proj" */
 
 /* What `name` selects, as an item of PEFT's target_modules: the modules whose path
  * "model.layers.{i}.{module}" it is, or ends in "." and it. *layer is -1 for those of every layer. False: no
@@ -59,12 +58,6 @@ typedef struct bl_peft_config {
     uint32_t targets; /* bit m: module m of every layer */
 } bl_peft_config;
 
-double bl_peft_scale(const bl_peft_config *config);
-
-/* Elements of a factor: [r, in] or [out, r]. */
-int64_t bl_peft_elements(const bl_peft_config *config, const bl_peft_base *base,
-                         bl_peft_module module, bl_peft_factor factor);
-
 /* ---- reading ---- */
 
 typedef struct bl_peft_adapter bl_peft_adapter;
@@ -84,13 +77,15 @@ bl_status bl_peft_check(const char *dir);
 
 const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter);
 
-/* One factor as float: dst[bl_peft_elements]. The module must be a target. Any thread. */
+/* One factor as float: A is dst[r, in_features], B is dst[out_features, r]. The module must be a target. Any
+ * thread. */
 bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, bl_peft_module module,
                        bl_peft_factor factor, float *dst);
 
 /* ---- writing ---- */
 
-/* Fills dst[bl_peft_elements] with one factor. Called once for each, in the order of the file. */
+/* Fills dst with one factor, of the shape that bl_peft_read gives it. Called once for each, in the order of
+ * the file. */
 typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, bl_peft_module module,
                                      bl_peft_factor factor, float *dst);
 

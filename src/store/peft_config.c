@@ -16,12 +16,6 @@ enum { MAX_CONFIG_BYTES = 16 << 20, MAX_RANK = 1 << 16 };
 
 static const char CONFIG_NAME[] = "adapter_config.json";
 
-double bl_peft_scale(const bl_peft_config *config)
-{
-    double rank = (double)config->r;
-    return config->alpha / (config->use_rslora ? sqrt(rank) : rank);
-}
-
 /* ---- target_modules ---- */
 
 static bl_status parse_target_list(const char *file, const json_t *list, int64_t n_layers,

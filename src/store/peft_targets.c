@@ -27,16 +27,6 @@ const char *bl_peft_module_name(bl_peft_module module)
     return strchr(module_paths[module], '.') + 1;
 }
 
-bool bl_peft_module_parse(const char *name, bl_peft_module *out)
-{
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
-        if (strcmp(name, bl_peft_module_name(m)) != 0) continue;
-        *out = m;
-        return true;
-    }
-    return false;
-}
-
 /* ---- a list of names ---- */
 
 /* N of the prefix "N.", "layers.N." or "model.layers.N.", n bytes of it; -1: it is none of these. */

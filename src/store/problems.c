@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/problems.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 void bl_problems_add(bl_problems *problems, const char *format, ...)

@@ -20,7 +20,7 @@ static const char METADATA_KEY[] = "__metadata__";
 
 struct bl_safetensors {
     char *path;
-    json_t *header; /* owns the names and the metadata */
+    json_t *header; /* owns the names */
     bl_stored_tensor *tensors;
     const bl_stored_tensor **by_name;
     size_t n_tensors;
@@ -302,11 +302,6 @@ const bl_stored_tensor *bl_safetensors_find(const bl_safetensors *file, const ch
     const bl_stored_tensor **found = bsearch(&key, file->by_name, file->n_tensors,
                                              sizeof(bl_stored_tensor *), compare_tensor_names);
     return found ? *found : NULL;
-}
-
-const char *bl_safetensors_metadata(const bl_safetensors *file, const char *key)
-{
-    return bl_json_text(json_object_get(json_object_get(file->header, METADATA_KEY), key));
 }
 
 bl_status bl_stored_tensor_read(const bl_stored_tensor *tensor, int64_t offset_bytes,

@@ -42,8 +42,6 @@ bl_safetensors_at(const bl_safetensors *file,
                   size_t index); /* index < count, in the order of the data */
 const bl_stored_tensor *bl_safetensors_find(const bl_safetensors *file,
                                             const char *name); /* NULL: no such tensor */
-/* The value of a key of __metadata__; NULL: none. */
-const char *bl_safetensors_metadata(const bl_safetensors *file, const char *key);
 
 /* dst = bytes [offset_bytes, offset_bytes + n_bytes) of the tensor, which must lie inside it (BL_EINTERNAL).
  * Any number of threads at a time. */

@@ -17,7 +17,6 @@ size_t bl_utf8_bad_run(const char *text,
                        size_t n_bytes); /* bytes one U+FFFD stands for at a bad place (W3C, Rust) */
 bool bl_unicode_is_space(uint32_t code); /* White_Space */
 bool bl_unicode_is_word(uint32_t code);  /* \w of UTS 18 */
-int bl_char_to_byte(uint32_t code);      /* GPT-2's bytes_to_unicode, inverted; -1: not in it */
 
 /* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found soon: not
  * memmem, whose sanitizer twin looks at all of the text in each call. */

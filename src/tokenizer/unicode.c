@@ -115,7 +115,8 @@ static bool stands_for_itself(uint32_t code)
     return (code >= '!' && code <= '~') || (code >= 0xa1 && code <= 0xff && code != 0xad);
 }
 
-int bl_char_to_byte(uint32_t code)
+/* GPT-2's bytes_to_unicode, inverted; -1: not in it. */
+static int char_to_byte(uint32_t code)
 {
     if (stands_for_itself(code)) return (int)code;
     if (code < 0x100 || code > 0x100 + 67) return -1;
@@ -163,7 +164,7 @@ bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_
 
     *in_alphabet = true;
     for (size_t i = 0; i < n_bytes; i += length) {
-        int byte = bl_char_to_byte(bl_utf8_decode(text + i, n_bytes - i, &length));
+        int byte = char_to_byte(bl_utf8_decode(text + i, n_bytes - i, &length));
         if (byte < 0) {
             bytes->n = old_n;
             *in_alphabet = false;

@@ -12,7 +12,8 @@ static void read_factors(const bl_peft_adapter *adapter, const bl_peft_base *bas
 
     for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
         for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && config->targets >> m & 1; f++) {
-            float *values = malloc((size_t)bl_peft_elements(config, base, m, f) * sizeof *values);
+            int64_t width = f == BL_PEFT_A ? base->in_features[m] : base->out_features[m];
+            float *values = malloc((size_t)(config->r * width) * sizeof *values);
             if (!values) abort();
             for (int64_t layer = 0; layer < base->n_layers; layer++)
                 fuzz_check(bl_peft_read(adapter, layer, m, f, values));

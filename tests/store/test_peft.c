@@ -22,6 +22,11 @@ static float value_of(int64_t layer, bl_peft_module module, bl_peft_factor facto
     return (float)(layer * 1000 + module * 100 + factor * 50 + i) + 0.001f;
 }
 
+static int64_t n_elements(const bl_peft_config *config, bl_peft_module m, bl_peft_factor factor)
+{
+    return config->r * (factor == BL_PEFT_A ? base.in_features[m] : base.out_features[m]);
+}
+
 typedef struct fill_arg {
     const bl_peft_config *config;
     int n_calls, fail_at;
@@ -32,7 +37,7 @@ static bl_status fill(void *arg, int64_t layer, bl_peft_module module, bl_peft_f
 {
     fill_arg *a = arg;
     if (a->n_calls++ == a->fail_at) return BL_FAIL(BL_ENUMERIC, "the filler gave up");
-    for (int64_t i = 0; i < bl_peft_elements(a->config, &base, module, factor); i++)
+    for (int64_t i = 0; i < n_elements(a->config, module, factor); i++)
         dst[i] = value_of(layer, module, factor, i);
     return BL_OK;
 }
@@ -109,7 +114,7 @@ static void round_trip(const bl_peft_config *config, bl_dtype dtype)
         for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
             for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
                 assert_int_equal(bl_peft_read(adapter, layer, m, f, values), BL_OK);
-                for (int64_t i = 0; i < bl_peft_elements(config, &base, m, f); i++) {
+                for (int64_t i = 0; i < n_elements(config, m, f); i++) {
                     float expected = value_of(layer, m, f, i);
                     if (dtype == BL_BF16) expected = bl_bf16_to_f32(bl_f32_to_bf16(expected));
                     assert_true(values[i] == expected);
@@ -122,15 +127,18 @@ static void test_round_trip(void **state)
 {
     static const bl_peft_config odd = {
         .r = 4, .alpha = 12.5, .dropout = 0.1, .use_rslora = true, .targets = BL_PEFT_ALL};
+    static const char FORMAT[] = "{\"__metadata__\":{\"format\":\"pt\"},";
     bl_safetensors *file;
+    void *bytes;
+    size_t n_bytes;
 
     (void)state;
     round_trip(&qv, BL_F32);
     round_trip(&odd, BL_BF16);
-    assert_true(bl_peft_scale(&qv) == 16.0 / 3);
-    assert_true(bl_peft_scale(&odd) == 6.25);
     assert_int_equal(bl_safetensors_open(tmp_path("a/adapter_model.safetensors"), &file), BL_OK);
-    assert_string_equal(bl_safetensors_metadata(file, "format"), "pt");
+    assert_int_equal(bl_file_read_all(bl_safetensors_path(file), 1 << 20, &bytes, &n_bytes), BL_OK);
+    assert_non_null(memmem(bytes, n_bytes, FORMAT, sizeof FORMAT - 1));
+    free(bytes);
     const bl_stored_tensor *tensor =
         bl_safetensors_find(file, "base_model.model.model.layers.10.mlp.down_proj.lora_A.weight");
     assert_non_null(tensor);
@@ -368,15 +376,9 @@ static void test_tensors_are_compared_with_the_base(void **state)
 
 static void test_module_names(void **state)
 {
-    bl_peft_module module;
-
     (void)state;
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
-        assert_true(bl_peft_module_parse(bl_peft_module_name(m), &module));
-        assert_int_equal(module, m);
-    }
+    assert_string_equal(bl_peft_module_name(BL_PEFT_Q), "q_proj");
     assert_string_equal(bl_peft_module_name(BL_PEFT_GATE), "gate_proj");
-    assert_false(bl_peft_module_parse("self_attn.q_proj", &module));
 }
 
 int main(void)
