@@ -25,6 +25,7 @@ function(ballast_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_library(bl_${name} STATIC ${ARG_SOURCES})
   target_link_libraries(bl_${name} PUBLIC ballast_options ${ARG_LINKS})
+  set_property(GLOBAL APPEND PROPERTY BALLAST_MODULES bl_${name})
 endfunction()
 
 function(ballast_test name)
