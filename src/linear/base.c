@@ -68,6 +68,30 @@ bl_status bl_base_layout_finish(bl_base_layout *layout)
     return BL_OK;
 }
 
+bool bl_base_next(bl_base_walk *walk)
+{
+    const bl_base_layout *layout = walk->layout;
+
+    if (walk->part) walk->index++, walk->idx_part++;
+    for (; walk->idx_unit < layout->n_units; walk->idx_unit++, walk->idx_matrix = 0) {
+        const bl_base_unit *unit = &layout->units[walk->idx_unit];
+        for (; walk->idx_matrix < unit->n_matrices; walk->idx_matrix++, walk->idx_part = 0) {
+            walk->matrix = &unit->matrix[walk->idx_matrix];
+            walk->part = &walk->matrix->part[walk->idx_part];
+            if (walk->idx_part < walk->matrix->n_parts) return true;
+        }
+    }
+    walk->part = NULL;
+    return false;
+}
+
+int64_t bl_base_part_count(const bl_base_layout *layout)
+{
+    bl_base_walk walk = {.layout = layout};
+    while (bl_base_next(&walk)) continue;
+    return walk.index;
+}
+
 void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int64_t *end)
 {
     *begin = bl_min_i64(shard * part->shard_rows, part->rows);

@@ -57,6 +57,21 @@ typedef struct bl_base_layout {
  * overflows. */
 bl_status bl_base_layout_finish(bl_base_layout *layout);
 
+/* The parts of a layout one after the other: of a matrix, of the matrices of a unit, of unit after unit.
+ *   for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) use(w.part); */
+typedef struct bl_base_walk {
+    const bl_base_layout *layout;
+    /* Of the part that bl_base_next has come to: */
+    int64_t index, idx_unit; /* index counts over the whole layout */
+    int idx_matrix, idx_part;
+    const bl_base_matrix *matrix;
+    const bl_base_part *part; /* NULL before the first and after the last */
+} bl_base_walk;
+
+/* Goes on to the next part, or the first; false: there is none. */
+bool bl_base_next(bl_base_walk *walk);
+int64_t bl_base_part_count(const bl_base_layout *layout);
+
 /* The rows [*begin, *end) of the part that shard `shard` really holds (may be none). */
 void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int64_t *end);
 
@@ -70,16 +85,14 @@ bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shard
                                  bl_device *device, bl_comm *comm, bl_stream *stream,
                                  int ring_depth, bl_base **out);
 
-/* Weights that may lie outside device memory: offload/pager.h. Part p of matrix m of unit u, counted over the layout in that order, is page
- * number bl_base_page(layout, u, m, p) of `pages`, of part.shard_bytes. pages (sealed) and layout are borrowed until the base is
- * destroyed; options->comm is the shard group (NULL when n_shards is 1). */
+/* Weights that may lie outside device memory: offload/pager.h. The parts of the layout are the first pages of `pages`, in order, each of
+ * its part's shard_bytes. pages (sealed) and layout are borrowed until the base is destroyed; options->comm is the shard group (NULL when
+ * n_shards is 1). */
 struct bl_pages;
 struct bl_pager_options;
 bl_status bl_base_create_paged(const bl_base_layout *layout, struct bl_pages *pages,
                                const struct bl_pager_options *options, bl_base **out);
-int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part);
-int64_t bl_base_page_count(const bl_base_layout *layout);
-/* Device memory of its ring, for plans: is_resident[bl_base_page_count(layout)] says of each page
+/* Device memory of its ring, for plans: is_resident[bl_base_part_count(layout)] says of each page
  * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
 size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
                                 int ring_depth);

@@ -16,40 +16,14 @@ typedef struct base_paged {
 
 /* ---- pages ---- */
 
-/* How many parts come before part `part` of matrix `matrix`. */
-static int64_t count_parts(const bl_base_unit *unit, int matrix, int part)
-{
-    int64_t n = part;
-    for (int m = 0; m < matrix; m++) n += unit->matrix[m].n_parts;
-    return n;
-}
-
-int64_t bl_base_page(const bl_base_layout *layout, int64_t unit, int matrix, int part)
-{
-    int64_t n = count_parts(&layout->units[unit], matrix, part);
-    for (int64_t u = 0; u < unit; u++)
-        n += count_parts(&layout->units[u], layout->units[u].n_matrices, 0);
-    return n;
-}
-
-int64_t bl_base_page_count(const bl_base_layout *layout)
-{
-    int64_t n = 0;
-    for (int64_t u = 0; u < layout->n_units; u++)
-        n += count_parts(&layout->units[u], layout->units[u].n_matrices, 0);
-    return n;
-}
-
 static bl_pager_unit *make_units(const bl_base_layout *layout)
 {
     bl_pager_unit *units = calloc((size_t)layout->n_units, sizeof *units);
-    int64_t page = 0;
 
-    for (int64_t i = 0; units && i < layout->n_units; i++) {
-        const bl_base_unit *u = &layout->units[i];
-        units[i].whole_ring = u->whole_ring;
-        units[i].n_items = (int)count_parts(u, u->n_matrices, 0);
-        for (int k = 0; k < units[i].n_items; k++) units[i].page[k] = page++;
+    for (bl_base_walk w = {.layout = layout}; units && bl_base_next(&w);) {
+        bl_pager_unit *unit = &units[w.idx_unit];
+        unit->whole_ring = layout->units[w.idx_unit].whole_ring;
+        unit->page[unit->n_items++] = w.index;
     }
     return units;
 }
@@ -66,8 +40,9 @@ static bl_status paged_acquire(bl_base *base, int64_t unit, int matrix, bl_strea
 {
     const bl_base_unit *u = &base->layout->units[unit];
     const void *codes[BL_BASE_SEGMENTS];
-    int item = (int)count_parts(u, matrix, 0);
+    int item = 0;
 
+    for (int m = 0; m < matrix; m++) item += u->matrix[m].n_parts;
     for (int p = 0; p < u->matrix[matrix].n_parts; p++)
         BL_TRY(bl_pager_acquire(((base_paged *)base)->pager, unit, item + p, stream, &codes[p]));
     bl_base_fill_weight(&u->matrix[matrix], codes, out);
@@ -92,23 +67,18 @@ static void paged_destroy(bl_base *base)
 
 static bl_status check_pages(const bl_base_layout *layout, const bl_pages *pages, int group_size)
 {
-    int64_t page = 0;
-
     if (layout->n_shards != group_size)
         return BL_FAIL(BL_EINTERNAL, "%d shards for a group of %d ranks", layout->n_shards,
                        group_size);
-    if (bl_pages_count(pages) < bl_base_page_count(layout))
+    if (bl_pages_count(pages) < bl_base_part_count(layout))
         return BL_FAIL(BL_EINTERNAL, "%lld pages for a base of %lld",
-                       (long long)bl_pages_count(pages), (long long)bl_base_page_count(layout));
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, page++) {
-                size_t n_bytes = layout->units[u].matrix[m].part[p].shard_bytes;
-                const bl_page_spec *spec = bl_pages_spec(pages, page);
-                if (spec->n_bytes != n_bytes)
-                    return BL_FAIL(BL_EINTERNAL, "page %s has %zu bytes, its part of the base %zu",
-                                   spec->name, spec->n_bytes, n_bytes);
-            }
+                       (long long)bl_pages_count(pages), (long long)bl_base_part_count(layout));
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+        const bl_page_spec *spec = bl_pages_spec(pages, w.index);
+        if (spec->n_bytes != w.part->shard_bytes)
+            return BL_FAIL(BL_EINTERNAL, "page %s has %zu bytes, its part of the base %zu",
+                           spec->name, spec->n_bytes, w.part->shard_bytes);
+    }
     return BL_OK;
 }
 
@@ -141,15 +111,11 @@ bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
 static bl_page_spec *make_specs(const bl_base_layout *layout, const bool *choice, bl_tier chosen,
                                 bl_tier other)
 {
-    bl_page_spec *specs = calloc((size_t)bl_base_page_count(layout) + 1, sizeof *specs);
-    int64_t page = 0;
+    bl_page_spec *specs = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *specs);
 
-    for (int64_t u = 0; specs && u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, page++) {
-                specs[page].n_bytes = layout->units[u].matrix[m].part[p].shard_bytes;
-                specs[page].tier = choice[page] ? chosen : other;
-            }
+    for (bl_base_walk w = {.layout = layout}; specs && bl_base_next(&w);)
+        specs[w.index] = (bl_page_spec){.n_bytes = w.part->shard_bytes,
+                                        .tier = choice[w.index] ? chosen : other};
     return specs;
 }
 

@@ -50,17 +50,15 @@ static void sharded_destroy(bl_base *base)
 static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shards)
 {
     bl_gather_unit *units = calloc((size_t)layout->n_units, sizeof *units);
-    for (int64_t i = 0; units && i < layout->n_units; i++) {
-        const bl_base_unit *u = &layout->units[i];
-        units[i].whole_ring = u->whole_ring;
-        for (int m = 0; m < u->n_matrices; m++)
-            for (int p = 0; p < u->matrix[m].n_parts; p++) {
-                const bl_base_part *part = &u->matrix[m].part[p];
-                units[i].item[units[i].n_items++] =
-                    (bl_gather_item){.shard = shards + u->offset + part->shard_offset,
-                                     .shard_bytes = part->shard_bytes,
-                                     .slot_offset = part->slot_offset};
-            }
+
+    for (bl_base_walk w = {.layout = layout}; units && bl_base_next(&w);) {
+        const bl_base_unit *from = &layout->units[w.idx_unit];
+        bl_gather_unit *unit = &units[w.idx_unit];
+        unit->whole_ring = from->whole_ring;
+        unit->item[unit->n_items++] =
+            (bl_gather_item){.shard = shards + from->offset + w.part->shard_offset,
+                             .shard_bytes = w.part->shard_bytes,
+                             .slot_offset = w.part->slot_offset};
     }
     return units;
 }

@@ -98,13 +98,13 @@ static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, in
     return bl_hf_get_weight(host->files, name, out);
 }
 
-static bl_status plan_part(load_plan *plan, int64_t unit, int matrix, const bl_base_part *part,
-                           int64_t page)
+static bl_status plan_part(load_plan *plan, const bl_base_walk *at)
 {
-    const bl_weight *weight = &plan->weights->layout.units[unit].matrix[matrix].weight;
+    const bl_base_part *part = at->part;
+    const bl_weight *weight = &at->matrix->weight;
     int64_t part_row = 0, begin, end;
 
-    if (bl_pages_spec(plan->weights->pages, page)->tier == BL_TIER_DISK &&
+    if (bl_pages_spec(plan->weights->pages, at->index)->tier == BL_TIER_DISK &&
         bl_pages_has_disk(plan->weights->pages))
         return BL_OK;
     bl_base_part_rows(part, plan->shard, &begin, &end);
@@ -113,10 +113,10 @@ static bl_status plan_part(load_plan *plan, int64_t unit, int matrix, const bl_b
         int64_t first = bl_max_i64(begin, part_row),
                 last = bl_min_i64(end, part_row + segment->rows);
         bl_hf_weight source;
-        BL_TRY(find_source(plan, unit, matrix, s, &source));
+        BL_TRY(find_source(plan, at->idx_unit, at->idx_matrix, s, &source));
         if (first < last)
             BL_TRY(plan_segment(plan, &source, segment, part->row_bytes, first - part_row,
-                                last - part_row, page,
+                                last - part_row, at->index,
                                 (size_t)((first - begin) * part->row_bytes)));
         part_row += segment->rows;
     }
@@ -127,11 +127,7 @@ static bl_status plan_jobs(load_plan *plan)
 {
     const bl_base_layout *layout = &plan->weights->layout;
 
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++)
-                BL_TRY(plan_part(plan, u, m, &layout->units[u].matrix[m].part[p],
-                                 bl_base_page(layout, u, m, p)));
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) BL_TRY(plan_part(plan, &w));
     if (plan->staging_bytes == 0) return BL_OK;
     plan->staging = malloc(plan->staging_bytes);
     if (!plan->staging)
@@ -161,7 +157,7 @@ static bl_status pad_page(load_plan *plan, int64_t page, size_t written)
 static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
 {
     bl_pages *pages = plan->weights->pages;
-    int64_t n_pages = bl_base_page_count(&plan->weights->layout);
+    int64_t n_pages = bl_base_part_count(&plan->weights->layout);
     size_t j = 0;
 
     for (int64_t page = 0; page < n_pages; page++) {
@@ -227,7 +223,7 @@ static void report_others(const char *dir, uint64_t key)
 static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_placement *placement)
 {
     const bl_base_layout *layout = &w->layout;
-    int64_t n_pages = bl_base_page_count(layout), n_layers = w->host->config.n_layers;
+    int64_t n_pages = bl_base_part_count(layout), n_layers = w->host->config.n_layers;
     bl_pages_options options = {
         .device = w->device,
         .pin = placement->pin,
@@ -244,15 +240,11 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
     bool has_disk = false;
 
     if (st == BL_OK) st = bl_llama_place(layout, placement, tiers);
-    for (int64_t u = 0; st == BL_OK && u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
-                int64_t page = bl_base_page(layout, u, m, p);
-                bl_llama_page_name(layout, n_layers, u, m, p, names[page]);
-                specs[page] = (bl_page_spec){
-                    names[page], layout->units[u].matrix[m].part[p].shard_bytes, tiers[page]};
-                has_disk = has_disk || tiers[page] == BL_TIER_DISK;
-            }
+    for (bl_base_walk at = {.layout = layout}; st == BL_OK && bl_base_next(&at);) {
+        bl_llama_page_name(n_layers, &at, names[at.index]);
+        specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
+        has_disk = has_disk || tiers[at.index] == BL_TIER_DISK;
+    }
     /* Scales stay in device memory; their page keeps them for the next run. */
     if (has_disk)
         specs[n_pages] =
@@ -270,7 +262,7 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
 /* This rank's own scales go into the page file beside the codes, or come from there. */
 static bl_status keep_scales(bl_llama_weights *w)
 {
-    int64_t page = bl_base_page_count(&w->layout);
+    int64_t page = bl_base_part_count(&w->layout);
 
     if (page == bl_pages_count(w->pages)) return BL_OK;
     if (bl_pages_has_disk(w->pages)) {

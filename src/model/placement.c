@@ -9,23 +9,15 @@
 #include "llama/projection.h"
 #include "offload/arena.h"
 
-static void list_sizes(const bl_base_layout *layout, size_t *n_bytes)
-{
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++)
-                n_bytes[bl_base_page(layout, u, m, p)] =
-                    layout->units[u].matrix[m].part[p].shard_bytes;
-}
-
 bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement,
                          bl_tier *tiers)
 {
-    int64_t n_pages = bl_base_page_count(layout);
+    int64_t n_pages = bl_base_part_count(layout);
     size_t *n_bytes = calloc((size_t)n_pages + 1, sizeof *n_bytes);
 
     if (!n_bytes) return BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
-    list_sizes(layout, n_bytes);
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
+        n_bytes[w.index] = w.part->shard_bytes;
     bl_tier_spread(n_bytes, n_pages, placement->ratio, placement->tier, tiers);
     free(n_bytes);
     return BL_OK;
@@ -35,7 +27,7 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
                                int ring_depth, bl_llama_placed_bytes *out)
 {
     bl_status st = BL_OK;
-    int64_t n_pages = bl_base_page_count(layout);
+    int64_t n_pages = bl_base_part_count(layout);
     bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
     bool *is = calloc((size_t)n_pages + 1, sizeof *is);
 
@@ -45,17 +37,13 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_llama_place(layout, placement, tiers));
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
-                size_t bytes =
-                    (size_t)bl_round_up((int64_t)layout->units[u].matrix[m].part[p].shard_bytes,
-                                        BL_DEVICE_ALIGNMENT_BYTES);
-                bl_tier tier = tiers[bl_base_page(layout, u, m, p)];
-                *(tier == BL_TIER_DEVICE ? &out->device
-                  : tier == BL_TIER_HOST ? &out->host
-                                         : &out->disk) += bytes;
-            }
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+        bl_tier tier = tiers[w.index];
+        *(tier == BL_TIER_DEVICE ? &out->device
+          : tier == BL_TIER_HOST ? &out->host
+                                 : &out->disk) +=
+            (size_t)bl_round_up((int64_t)w.part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
+    }
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
     out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
@@ -98,22 +86,21 @@ static const bl_projection_info *find_projection(int matrix, int segment)
     return NULL;
 }
 
-void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix,
-                        int part, char name[BL_PAGE_NAME_BYTES])
+void bl_llama_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES])
 {
-    const bl_base_part *p = &layout->units[unit].matrix[matrix].part[part];
+    const bl_base_part *p = at->part;
 
-    if (unit == n_layers) {
+    if (at->idx_unit == n_layers) {
         snprintf(name, BL_PAGE_NAME_BYTES, "lm_head");
         return;
     }
     size_t used = 0;
     for (int s = p->first_segment;
          s < p->first_segment + p->n_segments && used < BL_PAGE_NAME_BYTES; s++) {
-        const bl_projection_info *info = find_projection(matrix, s);
+        const bl_projection_info *info = find_projection(at->idx_matrix, s);
         used += (size_t)(s == p->first_segment
                              ? snprintf(name, BL_PAGE_NAME_BYTES, "model.layers.%lld.%s",
-                                        (long long)unit, info->module)
+                                        (long long)at->idx_unit, info->module)
                              : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s", info->name));
     }
 }

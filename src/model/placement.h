@@ -23,7 +23,7 @@ typedef struct bl_llama_placement {
 /* staging_bytes, chosen. */
 size_t bl_llama_staging_bytes(const bl_llama_placement *placement);
 
-/* The tier of each page of the layout (bl_base_page_count of them; offload/tier.h says how they are chosen). */
+/* The tier of each page of the layout (bl_base_part_count of them; offload/tier.h says how they are chosen). */
 bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement,
                          bl_tier *tiers);
 
@@ -45,7 +45,6 @@ bl_status bl_llama_bind_rank(int index, int n);
 
 enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
-void bl_llama_page_name(const bl_base_layout *layout, int64_t n_layers, int64_t unit, int matrix,
-                        int part, char name[BL_PAGE_NAME_BYTES]);
+void bl_llama_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES]);
 
 #endif

@@ -82,7 +82,7 @@ typedef struct bl_llama_weights {
     const bl_llama_host *host;
     bl_device *device;
     bl_base_layout layout;
-    /* This rank's shards, in the order of bl_base_page, and after them, if some lie on disk, its
+    /* This rank's shards, in the order of bl_base_next, and after them, if some lie on disk, its
      * scales. */
     bl_pages *pages;
     /* All of them, layout.shard_bytes of device memory; NULL when some lie elsewhere. */

@@ -117,6 +117,35 @@ static void test_layout(void **state)
     }
 }
 
+/* Each part once, in order; none of a layout without units. */
+static void test_walk(void **state)
+{
+    bl_base_unit units[UNITS];
+    bl_base_layout layout;
+    int64_t n = 0;
+
+    (void)state;
+    make_layout(3, units, &layout);
+    bl_base_walk w = {.layout = &layout};
+    for (int u = 0; u < UNITS; u++)
+        for (int m = 0; m < units[u].n_matrices; m++)
+            for (int p = 0; p < units[u].matrix[m].n_parts; p++, n++) {
+                assert_true(bl_base_next(&w));
+                assert_int_equal(w.index, n);
+                assert_int_equal(w.idx_unit, u);
+                assert_int_equal(w.idx_matrix, m);
+                assert_int_equal(w.idx_part, p);
+                assert_ptr_equal(w.matrix, &units[u].matrix[m]);
+                assert_ptr_equal(w.part, &units[u].matrix[m].part[p]);
+            }
+    assert_false(bl_base_next(&w));
+    assert_false(bl_base_next(&w));
+    assert_int_equal(w.index, n);
+    assert_int_equal(bl_base_part_count(&layout), n);
+    layout.n_units = 0;
+    assert_int_equal(bl_base_part_count(&layout), 0);
+}
+
 static void check_too_large(int64_t rows, int64_t cols)
 {
     bl_base_unit unit = {.n_matrices = 1};
@@ -161,31 +190,29 @@ static uint8_t code_at(int64_t unit, int matrix, int segment, int64_t row, int64
                                               row * 4096 + byte, 3));
 }
 
-static void fill_part(const bl_base_matrix *m, int64_t unit, int matrix, const bl_base_part *part,
-                      int shard, uint8_t *out)
+static void fill_part(const bl_base_walk *at, int shard, uint8_t *out)
 {
+    const bl_weight *weight = &at->matrix->weight;
+    const bl_base_part *part = at->part;
     int64_t begin, end, first = 0;
     bl_base_part_rows(part, shard, &begin, &end);
     for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
-        for (int64_t r = 0; r < m->weight.segment[s].rows; r++) {
+        for (int64_t r = 0; r < weight->segment[s].rows; r++) {
             if (first + r < begin || first + r >= end) continue;
             uint8_t *row = out + (first + r - begin) * part->row_bytes;
-            for (int64_t b = 0; b < part->row_bytes; b++) row[b] = code_at(unit, matrix, s, r, b);
+            for (int64_t b = 0; b < part->row_bytes; b++)
+                row[b] = code_at(at->idx_unit, at->idx_matrix, s, r, b);
         }
-        first += m->weight.segment[s].rows;
+        first += weight->segment[s].rows;
     }
 }
 
 static bl_status make_shards(const bl_base_layout *layout, bl_device *device, int shard, void **out)
 {
     BL_TRY(bl_device_alloc(device, BL_SPACE_DEVICE, layout->shard_bytes, "shards", out));
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
-                const bl_base_matrix *matrix = &layout->units[u].matrix[m];
-                fill_part(matrix, u, m, &matrix->part[p], shard,
-                          (uint8_t *)*out + layout->units[u].offset + matrix->part[p].shard_offset);
-            }
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
+        fill_part(&w, shard,
+                  (uint8_t *)*out + layout->units[w.idx_unit].offset + w.part->shard_offset);
     return BL_OK;
 }
 
@@ -374,32 +401,23 @@ static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_
                                 .n_shards = self->n_ranks};
     bl_page_spec specs[MAX_PAGES];
     char names[MAX_PAGES][32];
-    int64_t n_pages = 0;
 
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++, n_pages++) {
-                bl_tier tier = (bl_tier)(c->tiers < 3 ? c->tiers : (int)(n_pages % 3));
-                TEST_CHECK(bl_base_page(layout, u, m, p) == n_pages);
-                snprintf(names[n_pages], sizeof names[0], "unit %d %d.%d", (int)u, m, p);
-                specs[n_pages] = (bl_page_spec){
-                    names[n_pages], layout->units[u].matrix[m].part[p].shard_bytes, tier};
-                is_resident[n_pages] = tier == BL_TIER_DEVICE;
-            }
-    TEST_CHECK(bl_base_page_count(layout) == n_pages);
-    BL_TRY(bl_pages_create(&options, n_pages, specs, out));
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++)
-            for (int p = 0; p < layout->units[u].matrix[m].n_parts; p++) {
-                const bl_base_matrix *matrix = &layout->units[u].matrix[m];
-                uint8_t *bytes = calloc(1, matrix->part[p].shard_bytes + 1);
-                TEST_CHECK(bytes);
-                fill_part(matrix, u, m, &matrix->part[p], self->rank, bytes);
-                bl_status st = bl_pages_write(*out, bl_base_page(layout, u, m, p), 0, bytes,
-                                              matrix->part[p].shard_bytes);
-                free(bytes);
-                BL_TRY(st);
-            }
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+        bl_tier tier = (bl_tier)(c->tiers < 3 ? c->tiers : (int)(w.index % 3));
+        char *name = names[w.index];
+        snprintf(name, sizeof names[0], "unit %d %d.%d", (int)w.idx_unit, w.idx_matrix, w.idx_part);
+        specs[w.index] = (bl_page_spec){name, w.part->shard_bytes, tier};
+        is_resident[w.index] = tier == BL_TIER_DEVICE;
+    }
+    BL_TRY(bl_pages_create(&options, bl_base_part_count(layout), specs, out));
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+        uint8_t *bytes = calloc(1, w.part->shard_bytes + 1);
+        TEST_CHECK(bytes);
+        fill_part(&w, self->rank, bytes);
+        bl_status st = bl_pages_write(*out, w.index, 0, bytes, w.part->shard_bytes);
+        free(bytes);
+        BL_TRY(st);
+    }
     return bl_pages_seal(*out);
 }
 
@@ -522,6 +540,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_walk),
         cmocka_unit_test(test_layout_that_overflows),
         cmocka_unit_test(test_resident_has_each_row),
         cmocka_unit_test(test_sharded_equals_resident),

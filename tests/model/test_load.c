@@ -227,21 +227,19 @@ typedef struct sharded_load {
 
 static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weights *whole, int rank)
 {
-    for (int64_t u = 0; u < mine->layout.n_units; u++)
-        for (int m = 0; m < mine->layout.units[u].n_matrices; m++)
-            for (int p = 0; p < mine->layout.units[u].matrix[m].n_parts; p++) {
-                const bl_base_unit *unit = &mine->layout.units[u],
-                                   *whole_unit = &whole->layout.units[u];
-                const bl_base_part *part = &unit->matrix[m].part[p];
-                const char *shard = (const char *)mine->shards + unit->offset + part->shard_offset;
-                const char *all = (const char *)whole->shards + whole_unit->offset +
-                                  whole_unit->matrix[m].part[p].shard_offset;
-                int64_t begin, end;
-                bl_base_part_rows(part, rank, &begin, &end);
-                size_t n_bytes = (size_t)((end - begin) * part->row_bytes);
-                TEST_CHECK(memcmp(shard, all + begin * part->row_bytes, n_bytes) == 0);
-                for (size_t i = n_bytes; i < part->shard_bytes; i++) TEST_CHECK(shard[i] == 0);
-            }
+    bl_base_walk theirs = {.layout = &whole->layout};
+
+    for (bl_base_walk w = {.layout = &mine->layout}; bl_base_next(&w) && bl_base_next(&theirs);) {
+        const char *shard = (const char *)mine->shards + mine->layout.units[w.idx_unit].offset +
+                            w.part->shard_offset;
+        const char *all = (const char *)whole->shards + whole->layout.units[w.idx_unit].offset +
+                          theirs.part->shard_offset;
+        int64_t begin, end;
+        bl_base_part_rows(w.part, rank, &begin, &end);
+        size_t n_bytes = (size_t)((end - begin) * w.part->row_bytes);
+        TEST_CHECK(memcmp(shard, all + begin * w.part->row_bytes, n_bytes) == 0);
+        for (size_t i = n_bytes; i < w.part->shard_bytes; i++) TEST_CHECK(shard[i] == 0);
+    }
     size_t n_scale_bytes = (size_t)whole->n_scales * sizeof(float);
     TEST_CHECK(mine->n_scales == whole->n_scales);
     TEST_CHECK(mine->checksum == whole->checksum);
@@ -570,7 +568,7 @@ static void test_layout_of_405b(void **state)
     assert_int_equal(layout.units[0].slot_bytes, (size_t)per_layer);
     assert_int_equal(bl_base_sharded_ring_bytes(&layout, 2),
                      (size_t)(2 * per_layer)); /* more than the head */
-    bool *is_resident = calloc((size_t)bl_base_page_count(&layout), sizeof *is_resident);
+    bool *is_resident = calloc((size_t)bl_base_part_count(&layout), sizeof *is_resident);
     assert_non_null(is_resident);
     assert_int_equal(bl_base_paged_ring_bytes(&layout, is_resident, 2), (size_t)(2 * per_layer));
     free(is_resident);
