@@ -38,15 +38,15 @@ bl_status bl_cuda_launched(const char *what)
     return error == cudaSuccess ? BL_OK : bl_cuda_fail(what, (int)error);
 }
 
-bl_status cuda_check(int cuda_error, const char *call)
+bl_status device_cuda_check(int cuda_error, const char *call)
 {
     return cuda_error == (int)cudaSuccess ? BL_OK : bl_cuda_fail(call, cuda_error);
 }
 
-bl_status cuda_enter(const bl_device *device)
+bl_status device_cuda_enter(const bl_device *device)
 {
-    return cuda_check((int)cudaSetDevice(((const cuda_device *)device)->properties.index),
-                      "cudaSetDevice");
+    return device_cuda_check((int)cudaSetDevice(((const cuda_device *)device)->properties.index),
+                             "cudaSetDevice");
 }
 
 const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device)
@@ -101,7 +101,7 @@ static bl_status register_pieces(char *memory, size_t size_bytes)
     return BL_OK;
 }
 
-void *cuda_alloc_host(size_t size_bytes)
+void *device_cuda_alloc_host(size_t size_bytes)
 {
     void *memory =
         mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -113,7 +113,7 @@ void *cuda_alloc_host(size_t size_bytes)
     return NULL;
 }
 
-void cuda_free_host(void *memory, size_t size_bytes)
+void device_cuda_free_host(void *memory, size_t size_bytes)
 {
     unregister(memory, size_bytes);
     munmap(memory, size_bytes);
@@ -138,16 +138,16 @@ static void *alloc_device(const cuda_device *self, size_t size_bytes)
 
 static void *cuda_alloc(bl_device *device, bl_space space, size_t size_bytes)
 {
-    if (cuda_enter(device) != BL_OK) return NULL;
-    return space == BL_SPACE_HOST ? cuda_alloc_host(size_bytes)
+    if (device_cuda_enter(device) != BL_OK) return NULL;
+    return space == BL_SPACE_HOST ? device_cuda_alloc_host(size_bytes)
                                   : alloc_device((const cuda_device *)device, size_bytes);
 }
 
 static void cuda_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
 {
-    if (cuda_enter(device) != BL_OK) return; /* the process is past using it */
+    if (device_cuda_enter(device) != BL_OK) return; /* the process is past using it */
     if (space == BL_SPACE_HOST) {
-        cuda_free_host(memory, size_bytes);
+        device_cuda_free_host(memory, size_bytes);
     } else if (cudaFree(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
@@ -155,14 +155,14 @@ static void cuda_free(bl_device *device, bl_space space, void *memory, size_t si
 
 static bl_status cuda_pin(bl_device *device, void *memory, size_t size_bytes)
 {
-    BL_TRY(cuda_enter(device));
+    BL_TRY(device_cuda_enter(device));
     if (register_pieces(memory, size_bytes) == BL_OK) return BL_OK;
     return bl_error_prefix(BL_ELIMIT, "cannot pin %zu bytes of host memory", size_bytes);
 }
 
 static void cuda_unpin(bl_device *device, void *memory, size_t size_bytes)
 {
-    if (cuda_enter(device) == BL_OK) unregister(memory, size_bytes);
+    if (device_cuda_enter(device) == BL_OK) unregister(memory, size_bytes);
 }
 
 /* ---- the device ---- */
@@ -184,12 +184,13 @@ static void cuda_destroy(bl_device *device)
     cuda_device *self = (cuda_device *)device;
 
     bool is_alive =
-        cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
+        device_cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
     if (self->extension) self->destroy_extension(self->extension);
     if (is_alive) {
-        cuda_time_close(self);
+        device_cuda_time_close(self);
         if (self->own_stream) cudaStreamDestroy(self->own_stream);
-        if (self->host_done) cuda_free_host(self->host_done, CUDA_LANES * sizeof *self->host_done);
+        if (self->host_done)
+            device_cuda_free_host(self->host_done, CUDA_LANES * sizeof *self->host_done);
     }
     pthread_mutex_destroy(&self->lock);
     bl_device_base_close(&self->base);
@@ -205,15 +206,15 @@ static const bl_device_backend cuda_backend = {
     .free = cuda_free,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
-    .stream_create = cuda_stream_create,
-    .host_stream_create = cuda_host_stream_create,
-    .event_create = cuda_event_create,
-    .event_destroy = cuda_event_destroy,
-    .event_synchronize = cuda_event_synchronize,
-    .stamp_create = cuda_stamp_create,
-    .stamp_destroy = cuda_stamp_destroy,
-    .stamp_seconds = cuda_stamp_seconds,
-    .stamp_elapsed_s = cuda_stamp_elapsed_s,
+    .stream_create = device_cuda_stream_create,
+    .host_stream_create = device_cuda_host_stream_create,
+    .event_create = device_cuda_event_create,
+    .event_destroy = device_cuda_event_destroy,
+    .event_synchronize = device_cuda_event_synchronize,
+    .stamp_create = device_cuda_stamp_create,
+    .stamp_destroy = device_cuda_stamp_destroy,
+    .stamp_seconds = device_cuda_stamp_seconds,
+    .stamp_elapsed_s = device_cuda_stamp_elapsed_s,
 };
 
 /* A runtime runs on drivers of its own major version and newer ones. */
@@ -221,8 +222,8 @@ static bl_status check_versions(void)
 {
     int driver = 0, runtime = 0;
 
-    BL_TRY(cuda_check((int)cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
-    BL_TRY(cuda_check((int)cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion"));
+    BL_TRY(device_cuda_check((int)cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
+    BL_TRY(device_cuda_check((int)cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion"));
     if (driver == 0) return BL_FAIL(BL_ELIMIT, "CUDA: this machine has no NVIDIA driver");
     if (driver / 1000 < runtime / 1000)
         return BL_FAIL(
@@ -235,7 +236,8 @@ static bl_status check_versions(void)
 
 static bl_status read_property(int index, enum cudaDeviceAttr attribute, int *out)
 {
-    return cuda_check((int)cudaDeviceGetAttribute(out, attribute, index), "cudaDeviceGetAttribute");
+    return device_cuda_check((int)cudaDeviceGetAttribute(out, attribute, index),
+                             "cudaDeviceGetAttribute");
 }
 
 static bl_status read_properties(int index, bl_cuda_properties *out)
@@ -244,7 +246,7 @@ static bl_status read_properties(int index, bl_cuda_properties *out)
     size_t free_bytes;
 
     BL_TRY(check_versions());
-    BL_TRY(cuda_check((int)cudaGetDeviceCount(&n_devices), "cudaGetDeviceCount"));
+    BL_TRY(device_cuda_check((int)cudaGetDeviceCount(&n_devices), "cudaGetDeviceCount"));
     if (index < 0 || index >= n_devices)
         return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d is not among this machine's %d", index, n_devices);
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMajor, &major));
@@ -255,8 +257,8 @@ static bl_status read_properties(int index, bl_cuda_properties *out)
     if (out->capability < CAPABILITY_MIN)
         return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0",
                        index, major, minor);
-    BL_TRY(cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
-    return cuda_check((int)cudaMemGetInfo(&free_bytes, &out->total_bytes), "cudaMemGetInfo");
+    BL_TRY(device_cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
+    return device_cuda_check((int)cudaMemGetInfo(&free_bytes, &out->total_bytes), "cudaMemGetInfo");
 }
 
 bl_status bl_device_create_cuda(int index, bl_device **out)
@@ -273,16 +275,16 @@ bl_status bl_device_create_cuda(int index, bl_device **out)
     for (int i = 0; i < CUDA_LANES; i++) atomic_init(&self->lanes[i].failed_task, UINT64_MAX);
     BL_TRY_GOTO(st, failed, read_properties(index, &self->properties));
     BL_TRY_GOTO(st, failed,
-                cuda_check((int)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                           "cudaStreamCreateWithFlags"));
+                device_cuda_check((int)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                                  "cudaStreamCreateWithFlags"));
     self->own_stream = stream;
-    BL_TRY_GOTO(st, failed, cuda_time_open(self));
+    BL_TRY_GOTO(st, failed, device_cuda_time_open(self));
     *out = &self->base;
     return BL_OK;
 
 failed:
     if (stream) {
-        cuda_time_close(self);
+        device_cuda_time_close(self);
         cudaStreamDestroy(stream);
     }
     pthread_mutex_destroy(&self->lock);

@@ -76,45 +76,45 @@ typedef struct cuda_device {
 
 /* BL_OK, or BL_FAIL with what cuda_error means; makes `device` the thread's current one first where that is
  * asked. */
-bl_status cuda_check(int cuda_error, const char *call);
-bl_status cuda_enter(const bl_device *device);
+bl_status device_cuda_check(int cuda_error, const char *call);
+bl_status device_cuda_enter(const bl_device *device);
 
 /* Copies to and from the host stay within one piece of registered memory: pieces end where addresses are
  * multiples of this. */
 #define CUDA_PIECE_BYTES ((size_t)1 << 30)
 
 /* Pinned and mapped host memory, as BL_SPACE_HOST. */
-void *cuda_alloc_host(size_t size_bytes);
-void cuda_free_host(void *memory, size_t size_bytes);
+void *device_cuda_alloc_host(size_t size_bytes);
+void device_cuda_free_host(void *memory, size_t size_bytes);
 
 /* lanes.c */
-bl_status cuda_lane_take(cuda_device *device, const char *name, int *lane);
+bl_status device_cuda_lane_take(cuda_device *device, const char *name, int *lane);
 /* n_tasks: as many as the stream was given, in the lane's count. */
-void cuda_lane_leave(cuda_device *device, int lane, uint64_t n_tasks);
+void device_cuda_lane_leave(cuda_device *device, int lane, uint64_t n_tasks);
 /* Notes that task number `task` failed with `st`, by the calling thread's error text; a lane's first failure alone counts. */
-void cuda_lane_fail(cuda_device *device, int lane, uint64_t task, bl_status st);
+void device_cuda_lane_fail(cuda_device *device, int lane, uint64_t task, bl_status st);
 /* The first error that comes before a point, or NULL; and as a status, with its text. */
-const cuda_lane *cuda_find_failure(const cuda_device *device, const cuda_clock *clock);
-bl_status cuda_status_at(const cuda_device *device, const cuda_clock *clock);
-void cuda_join_clocks(cuda_clock *clock, const cuda_clock *other);
+const cuda_lane *device_cuda_find_failure(const cuda_device *device, const cuda_clock *clock);
+bl_status device_cuda_status_at(const cuda_device *device, const cuda_clock *clock);
+void device_cuda_join_clocks(cuda_clock *clock, const cuda_clock *other);
 
 /* The device's streams, events and stamps: stream.c; streams on threads of the host: host_stream.c. */
-bl_status cuda_stream_create(bl_device *device, const char *name, bl_stream **out);
-bl_status cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out);
+bl_status device_cuda_stream_create(bl_device *device, const char *name, bl_stream **out);
+bl_status device_cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out);
 
 /* Makes the CUDA stream `handle` wait for an event recorded on a host stream. */
-bl_status cuda_wait_for_host(void *handle, const cuda_event *event);
+bl_status device_cuda_wait_for_host(void *handle, const cuda_event *event);
 
-bl_status cuda_event_create(bl_device *device, bl_event **out);
-void cuda_event_destroy(bl_event *event);
-bl_status cuda_event_synchronize(bl_event *event);
+bl_status device_cuda_event_create(bl_device *device, bl_event **out);
+void device_cuda_event_destroy(bl_event *event);
+bl_status device_cuda_event_synchronize(bl_event *event);
 
-bl_status cuda_stamp_create(bl_device *device, bl_stamp **out);
-void cuda_stamp_destroy(bl_stamp *stamp);
-double cuda_stamp_seconds(const bl_stamp *stamp);
-double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
+bl_status device_cuda_stamp_create(bl_device *device, bl_stamp **out);
+void device_cuda_stamp_destroy(bl_stamp *stamp);
+double device_cuda_stamp_seconds(const bl_stamp *stamp);
+double device_cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
 
-bl_status cuda_time_open(cuda_device *device);
-void cuda_time_close(cuda_device *device);
+bl_status device_cuda_time_open(cuda_device *device);
+void device_cuda_time_close(cuda_device *device);
 
 #endif

@@ -22,7 +22,7 @@
 #include "base/clock.h"
 #include "device/cuda/device.h"
 
-#define CHECK(call) cuda_check((int)(call), #call)
+#define CHECK(call) device_cuda_check((int)(call), #call)
 
 enum {
     THREAD_NAME_BYTES = 16,
@@ -71,7 +71,7 @@ static uint64_t n_given(const host_stream *stream)
 
 static bl_status wait_for_device(host_stream *stream, const host_task *t)
 {
-    BL_TRY(cuda_enter(stream->common.base.device));
+    BL_TRY(device_cuda_enter(stream->common.base.device));
     return CHECK(cudaEventSynchronize(t->reached));
 }
 
@@ -79,7 +79,7 @@ static bl_status run(host_stream *stream, host_task *t)
 {
     switch (t->kind) {
     case TASK_CALL:
-        if (cuda_find_failure(device_of(stream), &t->before)) return BL_OK;
+        if (device_cuda_find_failure(device_of(stream), &t->before)) return BL_OK;
         return t->fn(&stream->common.base, t->args);
     case TASK_WAIT_DEVICE:
         return wait_for_device(stream, t);
@@ -105,7 +105,7 @@ static void *host_stream_main(void *argument)
         host_task *t = &self->ring[number % BL_STREAM_DEPTH];
         bool is_end = t->kind == TASK_END;
         bl_status st = run(self, t);
-        if (st != BL_OK) cuda_lane_fail(device_of(self), self->common.lane, number, st);
+        if (st != BL_OK) device_cuda_lane_fail(device_of(self), self->common.lane, number, st);
         bl_counter_advance(self->done, number + 1);
         if (is_end) return NULL;
     }
@@ -155,7 +155,7 @@ static bl_status host_zero(bl_stream *stream, void *dst, size_t size_bytes)
 
 static bl_status wait_on_relay(host_stream *stream, host_task *t, const cuda_event *event)
 {
-    BL_TRY(cuda_enter(stream->common.base.device));
+    BL_TRY(device_cuda_enter(stream->common.base.device));
     if (!t->reached)
         BL_TRY(CHECK(
             cudaEventCreateWithFlags(&t->reached, cudaEventDisableTiming | cudaEventBlockingSync)));
@@ -178,7 +178,7 @@ static bl_status host_wait(bl_stream *stream, bl_event *event)
         BL_TRY(wait_on_relay(self, t, what)); /* the slot stays the next one */
     }
     give(self);
-    if (event->device == stream->device) cuda_join_clocks(&self->common.clock, &what->clock);
+    if (event->device == stream->device) device_cuda_join_clocks(&self->common.clock, &what->clock);
     return BL_OK;
 }
 
@@ -187,13 +187,13 @@ static bl_status host_synchronize(bl_stream *stream)
     host_stream *self = (host_stream *)stream;
 
     bl_counter_wait(self->done, n_given(self));
-    return cuda_status_at(device_of(self), &self->common.clock);
+    return device_cuda_status_at(device_of(self), &self->common.clock);
 }
 
 static bl_status host_status(bl_stream *stream)
 {
     const host_stream *self = (const host_stream *)stream;
-    return cuda_status_at(device_of(self), &self->common.clock);
+    return device_cuda_status_at(device_of(self), &self->common.clock);
 }
 
 static bl_status host_record(bl_stream *stream, bl_event *event)
@@ -222,7 +222,7 @@ static bl_status host_stamp(bl_stream *stream, bl_stamp *stamp)
 typedef CUresult (*wait_value_fn)(CUstream stream, CUdeviceptr address, cuuint32_t value,
                                   unsigned int flags);
 
-bl_status cuda_wait_for_host(void *handle, const cuda_event *event)
+bl_status device_cuda_wait_for_host(void *handle, const cuda_event *event)
 {
     const cuda_device *owner = (const cuda_device *)event->base.device;
     enum cudaDriverEntryPointQueryResult found;
@@ -254,8 +254,8 @@ static void host_destroy(bl_stream *stream)
     (void)next_slot(self, TASK_END);
     give(self);
     pthread_join(self->thread, NULL);
-    cuda_lane_leave(device_of(self), self->common.lane, n_given(self));
-    if (cuda_enter(stream->device) == BL_OK) {
+    device_cuda_lane_leave(device_of(self), self->common.lane, n_given(self));
+    if (device_cuda_enter(stream->device) == BL_OK) {
         for (int i = 0; i < BL_STREAM_DEPTH; i++)
             if (self->ring[i].reached) cudaEventDestroy(self->ring[i].reached);
         cudaStreamDestroy(self->relay);
@@ -283,11 +283,11 @@ static bl_status make_counters(cuda_device *device)
     void *on_device;
 
     if (device->host_done) return BL_OK;
-    bl_counter *counters = cuda_alloc_host(size_bytes);
+    bl_counter *counters = device_cuda_alloc_host(size_bytes);
     if (!counters) return BL_FAIL(BL_ENOMEM, "counters of host streams");
     bl_status st = CHECK(cudaHostGetDevicePointer(&on_device, counters, 0));
     if (st != BL_OK) {
-        cuda_free_host(counters, size_bytes);
+        device_cuda_free_host(counters, size_bytes);
         return st;
     }
     for (int i = 0; i < CUDA_LANES; i++) bl_counter_init(&counters[i]);
@@ -315,7 +315,7 @@ static bl_status start(host_stream *stream, const char *name)
     return BL_OK;
 }
 
-bl_status cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out)
+bl_status device_cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out)
 {
     cuda_device *owner = (cuda_device *)device;
     host_stream *stream = calloc(1, sizeof *stream);
@@ -324,20 +324,20 @@ bl_status cuda_host_stream_create(bl_device *device, const char *name, bl_stream
     *out = NULL;
     if (!stream) return BL_FAIL(BL_ENOMEM, "stream %s", name);
     stream->common.base = (bl_stream){.device = device, .backend = &host_backend};
-    BL_TRY_GOTO(st, no_relay, cuda_enter(device));
+    BL_TRY_GOTO(st, no_relay, device_cuda_enter(device));
     pthread_mutex_lock(&owner->lock);
     st = make_counters(owner);
     pthread_mutex_unlock(&owner->lock);
     if (st != BL_OK) goto no_relay;
     BL_TRY_GOTO(st, no_relay,
                 CHECK(cudaStreamCreateWithFlags(&stream->relay, cudaStreamNonBlocking)));
-    BL_TRY_GOTO(st, no_lane, cuda_lane_take(owner, name, &stream->common.lane));
+    BL_TRY_GOTO(st, no_lane, device_cuda_lane_take(owner, name, &stream->common.lane));
     BL_TRY_GOTO(st, no_thread, start(stream, name));
     *out = &stream->common.base;
     return BL_OK;
 
 no_thread:
-    cuda_lane_leave(owner, stream->common.lane, n_given(stream));
+    device_cuda_lane_leave(owner, stream->common.lane, n_given(stream));
 no_lane:
     cudaStreamDestroy(stream->relay);
 no_relay:

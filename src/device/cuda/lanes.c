@@ -3,7 +3,7 @@
  * stream.c says how they are used). */
 #include "device/cuda/device.h"
 
-const cuda_lane *cuda_find_failure(const cuda_device *device, const cuda_clock *clock)
+const cuda_lane *device_cuda_find_failure(const cuda_device *device, const cuda_clock *clock)
 {
     const cuda_lane *first = NULL;
     for (int i = 0; i < CUDA_LANES; i++) {
@@ -15,19 +15,19 @@ const cuda_lane *cuda_find_failure(const cuda_device *device, const cuda_clock *
     return first;
 }
 
-bl_status cuda_status_at(const cuda_device *device, const cuda_clock *clock)
+bl_status device_cuda_status_at(const cuda_device *device, const cuda_clock *clock)
 {
-    const cuda_lane *failed = cuda_find_failure(device, clock);
+    const cuda_lane *failed = device_cuda_find_failure(device, clock);
     return failed ? bl_error_restore(&failed->error) : BL_OK;
 }
 
-void cuda_join_clocks(cuda_clock *clock, const cuda_clock *other)
+void device_cuda_join_clocks(cuda_clock *clock, const cuda_clock *other)
 {
     for (int i = 0; i < CUDA_LANES; i++)
         if (other->n_tasks[i] > clock->n_tasks[i]) clock->n_tasks[i] = other->n_tasks[i];
 }
 
-bl_status cuda_lane_take(cuda_device *device, const char *name, int *out)
+bl_status device_cuda_lane_take(cuda_device *device, const char *name, int *out)
 {
     pthread_mutex_lock(&device->lock);
     for (*out = 0; *out < CUDA_LANES; ++*out) {
@@ -44,7 +44,7 @@ bl_status cuda_lane_take(cuda_device *device, const char *name, int *out)
                : BL_FAIL(BL_ELIMIT, "stream %s: a CUDA device has at most %d", name, CUDA_LANES);
 }
 
-void cuda_lane_leave(cuda_device *device, int index, uint64_t n_tasks)
+void device_cuda_lane_leave(cuda_device *device, int index, uint64_t n_tasks)
 {
     pthread_mutex_lock(&device->lock);
     device->lanes[index].is_taken = false;
@@ -52,7 +52,7 @@ void cuda_lane_leave(cuda_device *device, int index, uint64_t n_tasks)
     pthread_mutex_unlock(&device->lock);
 }
 
-void cuda_lane_fail(cuda_device *device, int index, uint64_t task, bl_status st)
+void device_cuda_lane_fail(cuda_device *device, int index, uint64_t task, bl_status st)
 {
     cuda_lane *lane = &device->lanes[index];
 

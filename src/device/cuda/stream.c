@@ -36,7 +36,7 @@
 #include "base/counter.h"
 #include "device/cuda/device.h"
 
-#define CHECK(call) cuda_check((int)(call), #call)
+#define CHECK(call) device_cuda_check((int)(call), #call)
 
 struct cuda_stream;
 
@@ -97,7 +97,7 @@ static bl_status make_stream(bl_device *device, const char *name, cudaStream_t h
     bl_status st = CHECK(
         cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
     if (st == BL_OK) st = CHECK(cudaMalloc(&stream->scratch, BL_CUDA_STREAM_SCRATCH_BYTES));
-    if (st == BL_OK) st = cuda_lane_take(owner, name, &stream->common.lane);
+    if (st == BL_OK) st = device_cuda_lane_take(owner, name, &stream->common.lane);
     if (st != BL_OK) {
         release(stream);
         return st;
@@ -111,12 +111,12 @@ static bl_status make_stream(bl_device *device, const char *name, cudaStream_t h
     return BL_OK;
 }
 
-bl_status cuda_stream_create(bl_device *device, const char *name, bl_stream **out)
+bl_status device_cuda_stream_create(bl_device *device, const char *name, bl_stream **out)
 {
     cudaStream_t handle;
 
     *out = NULL;
-    BL_TRY(cuda_enter(device));
+    BL_TRY(device_cuda_enter(device));
     BL_TRY(CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)));
     return make_stream(device, name, handle, true, out);
 }
@@ -126,7 +126,7 @@ bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out)
     *out = NULL;
     if (bl_device_get_kind(device) != BL_DEVICE_CUDA)
         return BL_FAIL(BL_EUSAGE, "a CUDA stream can be wrapped for a CUDA device only");
-    BL_TRY(cuda_enter(device));
+    BL_TRY(device_cuda_enter(device));
     return make_stream(device, "wrapped", handle, false, out);
 }
 
@@ -134,11 +134,11 @@ static void stream_destroy(bl_stream *stream)
 {
     cuda_stream *self = (cuda_stream *)stream;
 
-    if (cuda_enter(stream->device) == BL_OK)
+    if (device_cuda_enter(stream->device) == BL_OK)
         /* An error says that its host functions will not run any more: as good. */
         (void)cudaStreamSynchronize(self->handle);
-    cuda_lane_leave(device_of(stream), self->common.lane,
-                    self->common.clock.n_tasks[self->common.lane]);
+    device_cuda_lane_leave(device_of(stream), self->common.lane,
+                           self->common.clock.n_tasks[self->common.lane]);
     release(self);
     (void)cudaGetLastError();
 }
@@ -146,7 +146,7 @@ static void stream_destroy(bl_stream *stream)
 void *bl_cuda_stream_handle(bl_stream *stream)
 {
     assert(stream->backend == &stream_backend && "kernels do not run on a host stream");
-    (void)cuda_enter(stream->device); /* a failure shows at the launch */
+    (void)device_cuda_enter(stream->device); /* a failure shows at the launch */
     return ((cuda_stream *)stream)->handle;
 }
 
@@ -161,9 +161,9 @@ static void run_task(void *argument)
     cuda_stream *stream = t->stream;
     cuda_device *device = device_of(&stream->common.base);
 
-    if (!cuda_find_failure(device, &t->before)) {
+    if (!device_cuda_find_failure(device, &t->before)) {
         bl_status st = t->fn(&stream->common.base, t->args);
-        if (st != BL_OK) cuda_lane_fail(device, stream->common.lane, t->number, st);
+        if (st != BL_OK) device_cuda_lane_fail(device, stream->common.lane, t->number, st);
     }
     bl_counter_advance(&stream->done, t->number + 1);
 }
@@ -192,7 +192,7 @@ static bl_status stream_call(bl_stream *stream, bl_stream_fn fn, const void *arg
     uint64_t number = self->common.clock.n_tasks[self->common.lane];
     task *t = &self->ring[number % BL_STREAM_DEPTH];
 
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     BL_TRY(wait_for_slot(self, number));
     t->fn = fn;
     t->number = number;
@@ -216,7 +216,7 @@ static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size
 {
     cuda_stream *self = (cuda_stream *)stream;
 
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
         char *to = (char *)dst + done;
         const char *from = (const char *)src + done;
@@ -238,7 +238,7 @@ static bl_status stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
 {
     struct cudaPointerAttributes where;
 
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     BL_TRY(CHECK(cudaPointerGetAttributes(&where, dst)));
     if (where.type == cudaMemoryTypeDevice || where.type == cudaMemoryTypeManaged)
         return CHECK(cudaMemsetAsync(dst, 0, size_bytes, ((cuda_stream *)stream)->handle));
@@ -249,23 +249,23 @@ static bl_status stream_synchronize(bl_stream *stream)
 {
     cuda_stream *self = (cuda_stream *)stream;
 
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     BL_TRY(CHECK(cudaEventRecord(self->end, self->handle)));
     BL_TRY(CHECK(cudaEventSynchronize(self->end)));
-    return cuda_status_at(device_of(stream), &self->common.clock);
+    return device_cuda_status_at(device_of(stream), &self->common.clock);
 }
 
 static bl_status stream_status(bl_stream *stream)
 {
-    return cuda_status_at(device_of(stream), &((const cuda_stream_base *)stream)->clock);
+    return device_cuda_status_at(device_of(stream), &((const cuda_stream_base *)stream)->clock);
 }
 
 /* ---- events ---- */
 
-bl_status cuda_event_create(bl_device *device, bl_event **out)
+bl_status device_cuda_event_create(bl_device *device, bl_event **out)
 {
     cuda_event *event = calloc(1, sizeof *event);
-    bl_status st = event ? cuda_enter(device) : BL_FAIL(BL_ENOMEM, "an event");
+    bl_status st = event ? device_cuda_enter(device) : BL_FAIL(BL_ENOMEM, "an event");
 
     *out = NULL;
     if (st == BL_OK)
@@ -280,9 +280,9 @@ bl_status cuda_event_create(bl_device *device, bl_event **out)
     return BL_OK;
 }
 
-void cuda_event_destroy(bl_event *event)
+void device_cuda_event_destroy(bl_event *event)
 {
-    if (cuda_enter(event->device) == BL_OK &&
+    if (device_cuda_enter(event->device) == BL_OK &&
         cudaEventDestroy(((cuda_event *)event)->handle) != cudaSuccess)
         (void)cudaGetLastError();
     free(event);
@@ -292,7 +292,7 @@ static bl_status stream_record(bl_stream *stream, bl_event *event)
 {
     cuda_event *self = (cuda_event *)event;
 
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
     self->clock = ((cuda_stream *)stream)->common.clock;
     self->place = CUDA_ON_DEVICE;
@@ -305,16 +305,16 @@ static bl_status stream_wait(bl_stream *stream, bl_event *event)
     const cuda_event *what = (const cuda_event *)event;
 
     if (what->place == CUDA_NEVER) return BL_OK;
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     if (what->place == CUDA_ON_HOST)
-        BL_TRY(cuda_wait_for_host(self->handle, what));
+        BL_TRY(device_cuda_wait_for_host(self->handle, what));
     else
         BL_TRY(CHECK(cudaStreamWaitEvent(self->handle, what->handle, 0)));
-    if (event->device == stream->device) cuda_join_clocks(&self->common.clock, &what->clock);
+    if (event->device == stream->device) device_cuda_join_clocks(&self->common.clock, &what->clock);
     return BL_OK;
 }
 
-bl_status cuda_event_synchronize(bl_event *event)
+bl_status device_cuda_event_synchronize(bl_event *event)
 {
     const cuda_event *self = (const cuda_event *)event;
     const cuda_device *device = (const cuda_device *)event->device;
@@ -323,10 +323,10 @@ bl_status cuda_event_synchronize(bl_event *event)
     if (self->place == CUDA_ON_HOST) {
         bl_counter_wait(&device->host_done[self->host_lane], self->clock.n_tasks[self->host_lane]);
     } else {
-        BL_TRY(cuda_enter(event->device));
+        BL_TRY(device_cuda_enter(event->device));
         BL_TRY(CHECK(cudaEventSynchronize(self->handle)));
     }
-    return cuda_status_at(device, &self->clock);
+    return device_cuda_status_at(device, &self->clock);
 }
 
 /* ---- stamps: events with times, laid onto the host's clock by a base event whose time is known ---- */
@@ -345,7 +345,7 @@ static bl_status set_base(const cuda_device *device, cuda_time_base *base)
     return BL_OK;
 }
 
-bl_status cuda_time_open(cuda_device *device)
+bl_status device_cuda_time_open(cuda_device *device)
 {
     for (int i = 0; i < 2; i++) {
         cudaEvent_t event;
@@ -356,16 +356,16 @@ bl_status cuda_time_open(cuda_device *device)
     return BL_OK;
 }
 
-void cuda_time_close(cuda_device *device)
+void device_cuda_time_close(cuda_device *device)
 {
     for (int i = 0; i < 2; i++)
         if (device->time[i].event) cudaEventDestroy(device->time[i].event);
 }
 
-bl_status cuda_stamp_create(bl_device *device, bl_stamp **out)
+bl_status device_cuda_stamp_create(bl_device *device, bl_stamp **out)
 {
     cuda_stamp *stamp = calloc(1, sizeof *stamp);
-    bl_status st = stamp ? cuda_enter(device) : BL_FAIL(BL_ENOMEM, "a stamp");
+    bl_status st = stamp ? device_cuda_enter(device) : BL_FAIL(BL_ENOMEM, "a stamp");
 
     *out = NULL;
     if (st == BL_OK)
@@ -379,9 +379,9 @@ bl_status cuda_stamp_create(bl_device *device, bl_stamp **out)
     return BL_OK;
 }
 
-void cuda_stamp_destroy(bl_stamp *stamp)
+void device_cuda_stamp_destroy(bl_stamp *stamp)
 {
-    if (cuda_enter(stamp->device) == BL_OK &&
+    if (device_cuda_enter(stamp->device) == BL_OK &&
         cudaEventDestroy(((cuda_stamp *)stamp)->handle) != cudaSuccess)
         (void)cudaGetLastError();
     free(stamp);
@@ -391,13 +391,13 @@ static bl_status stream_stamp(bl_stream *stream, bl_stamp *stamp)
 {
     cuda_stamp *self = (cuda_stamp *)stamp;
 
-    BL_TRY(cuda_enter(stream->device));
+    BL_TRY(device_cuda_enter(stream->device));
     BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
     self->place = CUDA_ON_DEVICE;
     return BL_OK;
 }
 
-double cuda_stamp_seconds(const bl_stamp *stamp)
+double device_cuda_stamp_seconds(const bl_stamp *stamp)
 {
     const cuda_stamp *self = (const cuda_stamp *)stamp;
     cuda_device *device = (cuda_device *)stamp->device;
@@ -406,7 +406,7 @@ double cuda_stamp_seconds(const bl_stamp *stamp)
 
     if (self->place == CUDA_ON_HOST)
         return atomic_load_explicit(&self->reached_s, memory_order_relaxed);
-    if (self->place == CUDA_NEVER || cuda_enter(stamp->device) != BL_OK) return 0;
+    if (self->place == CUDA_NEVER || device_cuda_enter(stamp->device) != BL_OK) return 0;
     pthread_mutex_lock(&device->lock);
     if (cudaEventQuery(self->handle) == cudaSuccess &&
         cudaEventElapsedTime(&ms, device->time[0].event, self->handle) == cudaSuccess)
@@ -424,16 +424,17 @@ double cuda_stamp_seconds(const bl_stamp *stamp)
     return at_s;
 }
 
-double cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
+double device_cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
 {
     const cuda_stamp *from = (const cuda_stamp *)begin, *to = (const cuda_stamp *)end;
     float ms;
 
     if (from->place == CUDA_ON_HOST || to->place == CUDA_ON_HOST) {
-        double from_s = cuda_stamp_seconds(begin), to_s = cuda_stamp_seconds(end);
+        double from_s = device_cuda_stamp_seconds(begin), to_s = device_cuda_stamp_seconds(end);
         return from_s > 0 && to_s > 0 ? to_s - from_s : 0;
     }
-    if (from->place == CUDA_NEVER || to->place == CUDA_NEVER || cuda_enter(begin->device) != BL_OK)
+    if (from->place == CUDA_NEVER || to->place == CUDA_NEVER ||
+        device_cuda_enter(begin->device) != BL_OK)
         return 0;
     if (cudaEventElapsedTime(&ms, from->handle, to->handle) == cudaSuccess)
         return 1e-3 * (double)ms;
