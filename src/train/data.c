@@ -10,7 +10,6 @@
 typedef struct opening {
     const bl_train_config *config;
     const bl_llama_host *host;
-    int n_threads;
     bl_run_data *data;
 } opening;
 
@@ -30,7 +29,7 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
     options.no_tokenizer = data->tokenizer_error.status == BL_OK ? NULL : &data->tokenizer_error;
-    options.n_threads = o->n_threads;
+    options.n_threads = (int)(c->threads * c->ranks);
     BL_TRY(bl_dataset_open(&options, data->tokenizer, &out->set));
     bl_dataset_get_stats(out->set, &stats);
     out->n = bl_dataset_count(out->set);
@@ -126,9 +125,9 @@ static bl_status split(const bl_train_config *c, bl_run_data *data)
 }
 
 bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_host *host,
-                                    int n_threads, bl_run_data *data)
+                                    bl_run_data *data)
 {
-    opening o = {c, host, n_threads, data};
+    opening o = {c, host, data};
 
     BL_TRY(open_tokenizer(&o));
     if (c->train_file) BL_TRY(open_dataset(&o, c->train_file, &data->train));
@@ -140,9 +139,9 @@ bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_hos
 }
 
 bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_host *host,
-                                      int n_threads, bl_run_data *data)
+                                      bl_run_data *data)
 {
-    opening o = {c, host, n_threads, data};
+    opening o = {c, host, data};
 
     BL_TRY(open_tokenizer(&o));
     if (c->validation_file) BL_TRY(open_dataset(&o, c->validation_file, &data->validation));

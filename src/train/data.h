@@ -22,11 +22,11 @@ typedef struct bl_run_data {
 } bl_run_data;
 
 /* Opens what `config` names for a training, or for an evaluation: without training rows. `host` is
- * borrowed for the call. n_threads tokenize. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
+ * borrowed for the call. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
 bl_status bl_run_data_open_training(const bl_train_config *config, const bl_llama_host *host,
-                                    int n_threads, bl_run_data *data);
+                                    bl_run_data *data);
 bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_llama_host *host,
-                                      int n_threads, bl_run_data *data);
+                                      bl_run_data *data);
 void bl_run_data_close(bl_run_data *data); /* one that is all zero is fine */
 
 #endif

@@ -4,7 +4,7 @@
 #include <math.h>
 
 #include "base/sizes.h"
-#include "train/job.h"
+#include "train/rank.h"
 
 static bl_status fill(bl_rank *r, int64_t micro)
 {
@@ -23,9 +23,8 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
 {
     const bl_job *job = r->job;
     int64_t per_visit = job->config->per_device_eval_batch_size * job->topology.n_ranks;
-    enum { AT = 2 * sizeof(int64_t) };              /* of the sums in the twin */
-    double *sums = (double *)r->counts->memory + 2; /* loss, labels: exact in a double */
-    double *result = (double *)r->counts->host + 2, labels = 0.0;
+    double *sums = r->sums->memory; /* loss, labels: exact in a double */
+    double *result = r->sums->host, labels = 0.0;
 
     BL_TRY(bl_stream_zero(r->compute, sums, 2 * sizeof *sums));
     for (int64_t micro = 0; micro < bl_ceil_div(job->data.validation.n, per_visit); micro++) {
@@ -38,10 +37,10 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
         BL_TRY(bl_stream_synchronize(r->compute)); /* the batch is about to be filled again */
     }
     result[1] = labels;
-    BL_TRY(bl_twin_upload(r->counts, r->compute, AT + sizeof labels, sizeof labels));
+    BL_TRY(bl_twin_upload(r->sums, r->compute, sizeof labels, sizeof labels));
     BL_TRY(bl_stream_synchronize(r->compute));
     BL_TRY(bl_comm_all_reduce_f64(r->world, r->communication, sums, 2));
-    BL_TRY(bl_twin_download(r->counts, r->communication, AT, 2 * sizeof *result));
+    BL_TRY(bl_twin_download(r->sums, r->communication, 0, r->sums->n_bytes));
     BL_TRY(bl_stream_synchronize(r->communication));
     if (result[1] == 0.0)
         return BL_FAIL(BL_EINPUT, "no row of the validation data has a label that carries loss");

@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "train/job.h"
+#include "train/trainer.h"
 
 enum { HASH_TEXT_BYTES = 17 };
 
@@ -25,18 +25,17 @@ bl_status bl_job_identify(bl_job *job)
     return bl_llama_fingerprint(job->host, 0, &job->identity.model);
 }
 
-bl_status bl_job_describe_identity(const bl_job *job, json_t *state)
+bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state)
 {
-    char model[HASH_TEXT_BYTES], weights[HASH_TEXT_BYTES], data[HASH_TEXT_BYTES],
+    char model[HASH_TEXT_BYTES], base[HASH_TEXT_BYTES], data[HASH_TEXT_BYTES],
         validation[HASH_TEXT_BYTES];
     json_t *config;
 
     BL_TRY(bl_llama_config_describe(&job->host->config, &config));
     json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model",
                             hash_text(job->identity.model, model), "weights",
-                            hash_text(job->ranks[0].weights->checksum, weights), "data",
-                            hash_text(job->identity.train, data), "validation_data",
-                            hash_text(job->identity.validation, validation));
+                            hash_text(weights, base), "data", hash_text(job->identity.train, data),
+                            "validation_data", hash_text(job->identity.validation, validation));
     bool is_done = own && json_object_update(state, own) == 0;
     json_decref(own);
     return is_done ? BL_OK : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
@@ -81,13 +80,13 @@ static bool is_same(const json_t *state, const char *key, uint64_t hash)
     return old && !strcmp(old, hash_text(hash, text));
 }
 
-bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
+bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start, FILE *out)
 {
     const char *weights = json_string_value(json_object_get(state, "weights"));
     json_t *config;
 
-    job->start.has_weights = weights != NULL;
-    job->start.weights = weights ? strtoull(weights, NULL, 16) : 0;
+    start->has_weights = weights != NULL;
+    start->weights = weights ? strtoull(weights, NULL, 16) : 0;
     if (!weights) { /* an earlier build's */
         fputs("it does not say which model and data it was made with; ", out);
         return BL_OK;
@@ -106,11 +105,12 @@ bl_status bl_job_list_identity(bl_job *job, const json_t *state, FILE *out)
 /* ---- weights, once they have been read ---- */
 
 /* Each shard group has read a copy of the base, and each rank the norms and the embedding, of its host's files. */
-static bl_status compare_ranks(bl_rank *r)
+bl_status bl_rank_compare_weights(bl_rank *r)
 {
     int n_ranks = r->job->topology.n_ranks, other = 0;
     bl_twin *sums;
 
+    if (n_ranks == 1) return BL_OK;
     BL_TRY(bl_twin_create(r->device, (size_t)n_ranks * sizeof(uint64_t), "checksums", &sums));
     uint64_t *all = sums->host, *shared = sums->memory;
     all[r->index] = r->weights->checksum;
@@ -128,23 +128,22 @@ static bl_status compare_ranks(bl_rank *r)
                    other);
 }
 
-bl_status bl_rank_check_weights(bl_rank *r)
+bl_status bl_trainer_check_weights(bl_trainer *t)
 {
-    const bl_job *job = r->job;
+    const bl_start *start = &t->training->start;
 
-    if (job->topology.n_ranks > 1) BL_TRY(compare_ranks(r));
-    if (!job->start.dir || !job->start.has_weights || job->start.weights == r->weights->checksum)
+    if (!start->dir || !start->has_weights || start->weights == t->rank->weights->checksum)
         return BL_OK;
-    r->start_differs = true;
-    if (!job->config->allow_resume_mismatch)
+    t->start_differs = true;
+    if (!t->training->job.config->allow_resume_mismatch)
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s was made by another run: the model's weights differ "
                        "(allow_resume_mismatch true resumes it, not "
                        "bit-identically)",
-                       job->start.dir);
-    if (r->index == 0)
+                       start->dir);
+    if (t->rank->index == 0)
         bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's "
                        "weights differ",
-                       job->start.dir);
+                       start->dir);
     return BL_OK;
 }

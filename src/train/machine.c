@@ -6,11 +6,12 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "train/job.h"
+#include "ops/gemm.h"
+#include "train/training.h"
 
 static const char KEY[] = "products"; /* of a checkpoint's state */
 
-bl_status bl_job_record_machine(json_t *state)
+bl_status bl_machine_record(json_t *state)
 {
     char text[BL_CPU_GEMM_TEXT_BYTES];
     bl_cpu_gemm_describe(text);
@@ -19,15 +20,15 @@ bl_status bl_job_record_machine(json_t *state)
                : BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
 }
 
-bl_status bl_job_compare_machine(const bl_job *job, const json_t *state)
+bl_status bl_machine_compare(const char *checkpoint, const json_t *state)
 {
     char text[BL_CPU_GEMM_TEXT_BYTES];
     const char *old = NULL; /* of checkpoints made before this key was */
 
-    BL_TRY(bl_json_get_string(job->start.dir, state, KEY, BL_JSON_OPTIONAL, &old));
+    BL_TRY(bl_json_get_string(checkpoint, state, KEY, BL_JSON_OPTIONAL, &old));
     bl_cpu_gemm_describe(text);
     if (old && strcmp(old, text) != 0)
         bl_log_warning("not bit-identical: checkpoint %s was made with %s, this machine has %s",
-                       job->start.dir, old, text);
+                       checkpoint, old, text);
     return BL_OK;
 }

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c -- what a job holds while it runs, opened and closed: ranks, model, tokenizer, data, LoRA. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "plan/lora.h"
 #include "train/job.h"
 
 /* Which ranks there are, and which of them are this process's. */
@@ -33,27 +28,7 @@ bl_status bl_job_place_ranks(bl_job *job)
     return bl_launch_create_comm(job->launch, c->step_deadline_s, &job->world);
 }
 
-static void print_base_formats(const bl_job *job)
-{
-    char text[BL_BASE_FORMATS_TEXT_BYTES];
-    bl_llama_base_formats_describe(&job->base_formats, job->evaluate_only ? "memory" : "training",
-                                   text);
-    bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
-}
-
-static bl_status open_data(bl_job *job)
-{
-    bl_run_data *data = &job->data;
-    int n_threads = (int)(job->config->threads * job->topology.n_ranks);
-
-    BL_TRY(job->evaluate_only ? bl_run_data_open_evaluation(job->config, job->host, n_threads, data)
-                              : bl_run_data_open_training(job->config, job->host, n_threads, data));
-    job->host->n_positions =
-        bl_max_i64(1, bl_max_i64(data->train.longest, data->validation.longest));
-    return BL_OK;
-}
-
-bl_status bl_job_open(bl_job *job)
+bl_status bl_job_open_model(bl_job *job)
 {
     const bl_train_config *c = job->config;
 
@@ -65,10 +40,21 @@ bl_status bl_job_open(bl_job *job)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions",
                        (long long)c->max_seq_length,
                        (long long)job->host->config.max_position_embeddings);
-    BL_TRY(open_data(job));
-    BL_TRY(bl_plan_choose_lora(c, &job->host->config, !job->evaluate_only, &job->lora));
-    print_base_formats(job);
     return BL_OK;
+}
+
+void bl_job_measure_rows(bl_job *job)
+{
+    const bl_run_data *data = &job->data;
+    job->host->n_positions =
+        bl_max_i64(1, bl_max_i64(data->train.longest, data->validation.longest));
+}
+
+void bl_job_print_base_formats(const bl_job *job, const char *where)
+{
+    char text[BL_BASE_FORMATS_TEXT_BYTES];
+    bl_llama_base_formats_describe(&job->base_formats, where, text);
+    bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
 }
 
 bl_plan_input bl_job_plan_input(const bl_job *job)
@@ -84,7 +70,6 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .load_bytes = bl_llama_load_bytes(host, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
         .topology = job->topology,
-        .is_training = !job->evaluate_only,
         .longest_train_row = job->data.train.longest,
         .longest_validation_row = job->data.validation.longest};
 }
@@ -101,38 +86,16 @@ static bl_status make_offload_dir(const bl_train_config *c)
     return st == BL_OK ? BL_OK : bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "offload_dir");
 }
 
-bl_status bl_job_choose_plan(bl_job *job)
+bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
 {
     BL_TRY(make_offload_dir(job->config));
-    bl_plan_input input = bl_job_plan_input(job);
-    return bl_plan_choose(&input, &job->plan);
-}
-
-bl_status bl_job_check_lock(const bl_job *job)
-{
-    if (!job->output.lock) return BL_OK;
-    bl_status st = bl_dir_lock_check(job->output.lock);
-    return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
-}
-
-void bl_job_abort_saving(bl_job *job)
-{
-    if (bl_job_check_lock(job) == BL_OK)
-        bl_checkpoint_abort(job->output.saving);
-    else
-        bl_checkpoint_leave(job->output.saving);
-    job->output.saving = NULL;
+    return bl_plan_choose(input, &job->plan);
 }
 
 void bl_job_close(bl_job *job)
 {
     bl_comm_destroy(job->world);
-    bl_metrics_close(job->output.metrics);
     (void)bl_trace_close(job->trace);
-    bl_job_abort_saving(job);
     bl_run_data_close(&job->data);
     bl_llama_host_close(job->host);
-    free(job->start.dir);
-    free(job->checkpoint_dir);
-    bl_dir_lock_release(job->output.lock);
 }

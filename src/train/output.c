@@ -1,140 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* output.c -- the README.md beside an adapter: what it is, what it was worth and on which base, how to use
- * it. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+/* output.c -- the lock of output_dir, and what is under way in it. */
+#include "train/training.h"
 
-#include "base/files.h"
-#include "base/sizes.h"
-#include "train/job.h"
-
-static void target_list(const bl_job *job, char *text, size_t n_bytes)
+bl_status bl_output_open(const char *dir, bl_output *output)
 {
-    size_t used = 0;
-    text[0] = '\0';
-    for (int p = 0; p < BL_PROJECTIONS; p++)
-        if (job->lora.options.target[p])
-            used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", used ? ", " : "",
-                                     bl_projection_get((bl_projection)p)->name);
+    bl_status st = bl_dir_create(dir);
+    if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "output_dir");
+    return bl_dir_lock_acquire(dir, &output->lock);
 }
 
-static bl_status write_losses(const bl_job *job, char **text)
+bl_status bl_output_check_lock(const bl_output *output)
 {
-    char stored[128] = "";
-
-    if (!job->data.validation.set)
-        return bl_text_format(
-            text, "| | training loss |\n|---|---|\n| first step | %.4f |\n| last step | %.4f |\n",
-            job->output.outcome.first_loss, job->output.outcome.last_loss);
-    if (job->output.outcome.stored.rows > 0)
-        snprintf(stored, sizeof stored, "| base as stored + adapter | %.4f | %.3f |\n",
-                 job->output.outcome.stored.loss, exp(job->output.outcome.stored.loss));
-    return bl_text_format(
-        text,
-        "| | validation loss | perplexity |\n|---|---|---|\n| base | %.4f | %.3f |\n| base "
-        "+ adapter | %.4f | %.3f |\n%s",
-        job->output.outcome.base.loss, exp(job->output.outcome.base.loss),
-        job->output.outcome.trained.loss, exp(job->output.outcome.trained.loss), stored);
+    if (!output->lock) return BL_OK;
+    bl_status st = bl_dir_lock_check(output->lock);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
 }
 
-/* Which base the losses are those of, and how to have the other's. */
-static bl_status write_base(const bl_job *job, const char *dir, char **text)
+void bl_output_abort_saving(bl_output *output)
 {
-    char formats[BL_BASE_FORMATS_TEXT_BYTES];
-
-    bl_llama_base_formats_describe(&job->base_formats, "training", formats);
-    if (!bl_llama_base_is_quantized(&job->base_formats))
-        return bl_text_format(text, "Frozen base: %s.\n", formats);
-    if (job->output.outcome.stored.rows > 0)
-        return bl_text_format(
-            text,
-            "Frozen base: %s. The losses are those of the base as trained; the last row is "
-            "that of the base as stored, which PEFT and vLLM load from the checkpoint.\n",
-            formats);
-    return bl_text_format(
-        text,
-        "Frozen base: %s. The losses are those of the base as trained. On the base as stored, "
-        "which PEFT and "
-        "vLLM load from the checkpoint, the adapter was not evaluated; this does:\n\n"
-        "```\nballast eval %s/config.resolved.yaml --adapter %s --base_format stored%s\n```\n",
-        formats, dir, dir, job->config->validation_file ? "" : " --validation_file FILE");
+    if (bl_output_check_lock(output) == BL_OK)
+        bl_checkpoint_abort(output->saving);
+    else
+        bl_checkpoint_leave(output->saving);
+    output->saving = NULL;
 }
 
-static const char *base_format_option(const bl_train_config *c)
+void bl_output_close(bl_output *output)
 {
-    static const char *const options[] = {[BL_BASE_AUTO] = "",
-                                          [BL_BASE_FP8_ROW] = " --base_format fp8_row",
-                                          [BL_BASE_FP8_BLOCK] = " --base_format fp8_block",
-                                          [BL_BASE_STORED] = " --base_format stored"};
-    return options[c->base_format];
-}
-
-static bl_status write_use(const bl_job *job, const char *dir, char **text)
-{
-    const bl_train_config *c = job->config;
-    const char *model = c->model_name_or_path;
-    long long r = (long long)job->lora.options.r;
-    char *served = NULL;
-
-    if (bl_llama_base_is_quantized(&job->base_formats))
-        BL_TRY(bl_text_format(&served,
-                              "\nBoth then add the adapter to the base as stored. To serve the "
-                              "base as trained, write its FP8 "
-                              "codes to a folder of their own:\n\n"
-                              "```\nballast quantize %s base-FP8 --base_format %s\n"
-                              "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
-                              "--lora-modules tuned=%s\n```\n\n"
-                              "These are the codes and scales of the training, bit for bit. In "
-                              "training activations are not "
-                              "quantized, in vLLM they are, too. Tried: the library with which "
-                              "vLLM reads such a folder, not vLLM "
-                              "itself.\n",
-                              model, c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row",
-                              r, dir));
-    bl_status st = bl_text_format(
-        text,
-        "## Use\n\n"
-        "```\nballast generate --model %s --adapter %s%s --prompt \"...\"\n```\n\n"
-        "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
-        "\"%s\")`.\n"
-        "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
-        "tuned=%s`.\n%s\n"
-        "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a step.\n",
-        model, dir, base_format_option(c), model, dir, model, r, dir, served ? served : "");
-    free(served);
-    return st;
-}
-
-bl_status bl_job_write_readme(const bl_job *job, const char *dir)
-{
-    const bl_train_config *c = job->config;
-    char targets[128], *losses = NULL, *base = NULL, *use = NULL, *text = NULL, *path = NULL;
-    bl_status st = BL_OK;
-
-    target_list(job, targets, sizeof targets);
-    BL_TRY_GOTO(st, done, write_losses(job, &losses));
-    BL_TRY_GOTO(st, done, write_base(job, dir, &base));
-    BL_TRY_GOTO(st, done, write_use(job, dir, &use));
-    BL_TRY_GOTO(st, done,
-                bl_text_format(&text,
-                               "---\nbase_model: %s\nlibrary_name: peft\npipeline_tag: "
-                               "text-generation\ntags:\n- lora\n---\n"
-                               "# LoRA adapter for %s\n\n"
-                               "Trained with Ballast: %lld steps, %lld sequences a step, r %lld, "
-                               "alpha %g, on %s.\n\n%s\n%s\n%s",
-                               c->model_name_or_path, c->model_name_or_path,
-                               (long long)job->total_steps, (long long)bl_train_batch_rows(c),
-                               (long long)job->lora.options.r, job->lora.options.alpha, targets,
-                               losses, base, use));
-    BL_TRY_GOTO(st, done, bl_path_join(dir, "README.md", &path));
-    st = bl_file_write_atomic(path, text, strlen(text));
-done:
-    free(path);
-    free(text);
-    free(use);
-    free(base);
-    free(losses);
-    return st;
+    bl_metrics_close(output->metrics);
+    bl_output_abort_saving(output);
+    bl_dir_lock_release(output->lock);
 }

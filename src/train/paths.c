@@ -15,7 +15,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "train/job.h"
+#include "train/training.h"
 
 typedef struct place {
     const char *key;
@@ -186,9 +186,9 @@ static bl_status add_output(places *list, const char *key, char *path, how writt
     return st;
 }
 
-static bl_status list_outputs(const bl_job *job, places *list)
+static bl_status list_outputs(const bl_training *training, places *list)
 {
-    const bl_train_config *c = job->config;
+    const bl_train_config *c = training->job.config;
     char *path = NULL;
 
     for (size_t i = 0; i < BL_COUNT(outputs); i++) {
@@ -200,7 +200,7 @@ static bl_status list_outputs(const bl_job *job, places *list)
         BL_TRY(add_output(list, "dump_gradients", path, RENAMED));
     }
     if (!c->trace) return BL_OK;
-    BL_TRY(bl_job_trace_path(job, &path));
+    BL_TRY(bl_training_trace_path(training, &path));
     return add_output(list, "trace", path, IN_PLACE);
 }
 
@@ -290,15 +290,15 @@ static bl_status check_folders(const bl_train_config *c, const places *read, pla
     return st;
 }
 
-bl_status bl_job_check_paths(const bl_job *job)
+bl_status bl_training_check_paths(const bl_training *training)
 {
-    const bl_train_config *c = job->config;
+    const bl_train_config *c = training->job.config;
     places files = {0}, folders = {0}, written = {0}, checkpoints = {0};
     bl_status st;
 
     BL_TRY_GOTO(st, done, list_inputs(c, &files, &folders));
     BL_TRY_GOTO(st, done, check_folders(c, &folders, &checkpoints));
-    BL_TRY_GOTO(st, done, list_outputs(job, &written));
+    BL_TRY_GOTO(st, done, list_outputs(training, &written));
     BL_TRY_GOTO(st, done, compare_with_inputs(&written, &files));
     BL_TRY_GOTO(st, done, compare_outputs(&written));
     BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints, &files));

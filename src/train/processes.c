@@ -11,7 +11,8 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/job.h"
+#include "ops/gemm.h"
+#include "train/training.h"
 
 static const char PROBE_NAME[] = ".ballast.probe";
 
@@ -122,13 +123,13 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
                      : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on rank %s", what, list);
 }
 
-static bl_status compare_views(const bl_job *job, const view *views)
+static bl_status compare_views(const bl_job *job, const char *output_dir, const view *views)
 {
     char folder[512];
-    if (!job->evaluate_only) {
+    if (output_dir) {
         snprintf(folder, sizeof folder,
                  "output_dir %.400s (it must lie on a file system that all hosts share) is",
-                 job->config->output_dir);
+                 output_dir);
         BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, folder), folder));
     }
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
@@ -141,7 +142,7 @@ static bl_status compare_views(const bl_job *job, const view *views)
                    "the validation data are");
 }
 
-bl_status bl_job_check_processes(bl_job *job)
+bl_status bl_job_check_processes(const bl_job *job, const char *output_dir)
 {
     bl_status st = BL_OK;
     talk t;
@@ -150,12 +151,11 @@ bl_status bl_job_check_processes(bl_job *job)
 
     if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->topology.n_ranks);
     if ((st = talk_open(job, &t)) != BL_OK) goto done;
-    if (!job->evaluate_only)
-        BL_TRY_GOTO(st, closed, bl_path_join(job->config->output_dir, PROBE_NAME, &probe));
+    if (output_dir) BL_TRY_GOTO(st, closed, bl_path_join(output_dir, PROBE_NAME, &probe));
     BL_TRY_GOTO(st, closed, look(job, &t, probe, &own));
     BL_TRY_GOTO(st, closed, bl_comm_all_gather(t.world, t.stream, &own, views, sizeof own));
     BL_TRY_GOTO(st, closed, bl_stream_synchronize(t.stream));
-    st = compare_views(job, views);
+    st = compare_views(job, output_dir, views);
 closed:
     talk_close(&t);
     if (job->topology.first_here == 0 && probe && st == BL_OK) st = bl_tree_remove(probe);
@@ -169,40 +169,29 @@ done:
 
 enum { MAX_PATH_BYTES = 4096 };
 
-typedef struct start {
-    int64_t step, evaluated_step;
-    int resume_ranks;
-    uint64_t resume_weights;
-    bool is_saved, has_weights;
-    char resume_dir[MAX_PATH_BYTES]; /* "": from the start */
-} start;
+typedef struct sent_start {
+    bl_start start;           /* without its dir */
+    char dir[MAX_PATH_BYTES]; /* "": from the start */
+} sent_start;
 
-bl_status bl_job_share_start(bl_job *job)
+bl_status bl_job_share_start(const bl_job *job, bl_start *start)
 {
-    start s = {.step = job->start.step,
-               .evaluated_step = job->start.evaluated_step,
-               .resume_ranks = job->start.n_ranks,
-               .resume_weights = job->start.weights,
-               .is_saved = job->start.is_saved,
-               .has_weights = job->start.has_weights};
+    sent_start sent;
     talk t;
 
-    if (job->start.dir && strlen(job->start.dir) >= MAX_PATH_BYTES)
-        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", job->start.dir,
+    memset(&sent, 0, sizeof sent); /* all its bytes are sent */
+    sent.start = *start;
+    sent.start.dir = NULL;
+    if (start->dir && strlen(start->dir) >= MAX_PATH_BYTES)
+        return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", start->dir,
                        MAX_PATH_BYTES - 1);
-    if (job->start.dir) memcpy(s.resume_dir, job->start.dir, strlen(job->start.dir));
+    if (start->dir) memcpy(sent.dir, start->dir, strlen(start->dir));
     BL_TRY(talk_open(job, &t));
-    bl_status st = broadcast(&t, &s, sizeof s);
+    bl_status st = broadcast(&t, &sent, sizeof sent);
     talk_close(&t);
     if (st != BL_OK || job->topology.first_here == 0) return st;
-    job->start.step = s.step;
-    job->start.evaluated_step = s.evaluated_step;
-    job->start.n_ranks = s.resume_ranks;
-    job->start.weights = s.resume_weights;
-    job->start.has_weights = s.has_weights;
-    job->start.is_saved = s.is_saved;
-    if (s.resume_dir[0] && !(job->start.dir = strdup(s.resume_dir)))
-        return BL_FAIL(BL_ENOMEM, "a path");
+    *start = sent.start;
+    if (sent.dir[0] && !(start->dir = strdup(sent.dir))) return BL_FAIL(BL_ENOMEM, "a path");
     return BL_OK;
 }
 

@@ -10,11 +10,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/job.h"
+#include "train/trainer.h"
 
-static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
+static bl_status fill_step(bl_trainer *t, int64_t step, bl_batches *batches)
 {
-    const bl_job *job = r->job;
+    const bl_job *job = &t->training->job;
     const bl_train_config *c = job->config;
     bl_sampler sampler = {job->data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t per_micro = c->per_device_train_batch_size * job->topology.n_ranks;
@@ -22,65 +22,65 @@ static bl_status fill_step(bl_rank *r, int64_t step, bl_batches *batches)
     bl_batches_clear(batches);
     for (int m = 0; m < batches->n_micro; m++)
         for (int64_t j = 0; j < c->per_device_train_batch_size; j++) {
-            int64_t sample = m * per_micro + r->index * c->per_device_train_batch_size + j;
+            int64_t sample = m * per_micro + t->rank->index * c->per_device_train_batch_size + j;
             int64_t row = bl_sampler_row(&sampler, step * bl_train_batch_rows(c) + sample);
             BL_TRY(bl_batches_append(batches, m, job->data.train.set, job->data.train.first + row,
                                      sample));
         }
-    return bl_batches_upload(batches, r->compute);
+    return bl_batches_upload(batches, t->rank->compute);
 }
 
 /* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
-static bl_status count_step(bl_rank *r, const bl_batches *batches, int64_t totals[3])
+static bl_status count_step(bl_trainer *t, const bl_batches *batches, int64_t totals[3])
 {
-    int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&r->job->control.stop)};
+    int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&t->control->stop)};
 
-    memcpy(r->counts->host, own, sizeof own);
-    BL_TRY(bl_twin_upload(r->counts, r->communication, 0, sizeof own));
-    BL_TRY(bl_comm_all_reduce_i64(r->world, r->communication, r->counts->memory, 3));
-    BL_TRY(bl_twin_download(r->counts, r->communication, 0, sizeof own));
-    BL_TRY(bl_stream_synchronize(r->communication));
-    memcpy(totals, r->counts->host, sizeof own);
+    memcpy(t->counts->host, own, sizeof own);
+    BL_TRY(bl_twin_upload(t->counts, t->rank->communication, 0, sizeof own));
+    BL_TRY(bl_comm_all_reduce_i64(t->rank->world, t->rank->communication, t->counts->memory, 3));
+    BL_TRY(bl_twin_download(t->counts, t->rank->communication, 0, sizeof own));
+    BL_TRY(bl_stream_synchronize(t->rank->communication));
+    memcpy(totals, t->counts->host, sizeof own);
     return BL_OK;
 }
 
 static bool abandoned(void *user)
 {
-    return atomic_load(&((bl_rank *)user)->job->control.abandon) != 0;
+    return atomic_load(&((const bl_trainer *)user)->control->abandon) != 0;
 }
 
 /* Leaves the last group in *input. */
-static bl_status run_groups(bl_rank *r, const bl_batches *batches, int64_t step, int64_t n_labels,
-                            bl_pass_input *input)
+static bl_status run_groups(bl_trainer *t, const bl_batches *batches, int64_t step,
+                            int64_t n_labels, bl_pass_input *input)
 {
-    int64_t group = r->job->plan.pass.max_group;
+    int64_t group = t->training->job.plan.pass.max_group;
 
-    r->adapter.dropout = (bl_lora_dropout){.p = (float)r->job->lora.options.dropout,
-                                           .seed = (uint64_t)r->job->config->seed,
-                                           .step = (uint64_t)step};
-    *input = (bl_pass_input){.micro = r->micro, .stop = abandoned, .stop_user = r};
+    t->rank->adapter.dropout = (bl_lora_dropout){.p = (float)t->training->job.lora.options.dropout,
+                                                 .seed = (uint64_t)t->training->job.config->seed,
+                                                 .step = (uint64_t)step};
+    *input = (bl_pass_input){.micro = t->micro, .stop = abandoned, .stop_user = t};
     for (int64_t first = 0; first < batches->n_micro; first += group) {
         input->n_micro = (int)bl_min_i64(group, batches->n_micro - first);
         for (int m = 0; m < input->n_micro; m++)
-            r->micro[m] = (bl_pass_micro){.batch = batches->micro + first + m,
-                                          .adapter = &r->adapter,
-                                          .loss_sum = bl_adapter_state_loss_sum(r->state),
-                                          .gradients = bl_adapter_state_sink(r->state),
+            t->micro[m] = (bl_pass_micro){.batch = batches->micro + first + m,
+                                          .adapter = &t->rank->adapter,
+                                          .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
+                                          .gradients = bl_adapter_state_sink(t->rank->state),
                                           .loss_scale = 1.0 / (double)n_labels};
-        BL_TRY(bl_llama_pass_run(r->pass, input));
+        BL_TRY(bl_llama_pass_run(t->rank->pass, input));
     }
     return BL_OK;
 }
 
 /* The first tensor at fault among those of the last group, which are still there. */
-static void name_bad_tensor(bl_rank *r, const bl_pass_input *input, char *name, size_t n_bytes)
+static void name_bad_tensor(bl_trainer *t, const bl_pass_input *input, char *name, size_t n_bytes)
 {
-    const bl_micro_batch *first = r->batches[r->steps_done & 1]->micro;
+    const bl_micro_batch *first = t->batches[t->steps_done & 1]->micro;
     int64_t layer;
     int micro;
 
-    r->is_at_fault = bl_llama_pass_find_bad(r->pass, input, &layer, &micro);
-    if (!r->is_at_fault)
+    t->rank->is_at_fault = bl_llama_pass_find_bad(t->rank->pass, input, &layer, &micro);
+    if (!t->rank->is_at_fault)
         snprintf(name, n_bytes,
                  "not among the outputs of the layers: the logits, a gradient, or an earlier "
                  "micro-batch");
@@ -93,37 +93,37 @@ static void name_bad_tensor(bl_rank *r, const bl_pass_input *input, char *name, 
 }
 
 /* BL_ENUMERIC with the step, the samples and the first tensor at fault. */
-static bl_status report_not_finite(bl_rank *r, int64_t step, double loss, double grad_norm,
+static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, double grad_norm,
                                    const bl_pass_input *input)
 {
-    const bl_train_config *c = r->job->config;
-    bl_sampler sampler = {r->job->data.train.n, (uint64_t)c->seed, c->shuffle};
+    const bl_train_config *c = t->training->job.config;
+    bl_sampler sampler = {t->training->job.data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t n = bl_train_batch_rows(c);
     char rows[160] = "", tensor[128];
     int used = 0;
 
-    BL_TRY(bl_stream_synchronize(r->compute));
-    name_bad_tensor(r, input, tensor, sizeof tensor);
+    BL_TRY(bl_stream_synchronize(t->rank->compute));
+    name_bad_tensor(t, input, tensor, sizeof tensor);
     for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
-        used += snprintf(
-            rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
-            (long long)(r->job->data.train.first + bl_sampler_row(&sampler, step * n + i)));
+        used += snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
+                         (long long)(t->training->job.data.train.first +
+                                     bl_sampler_row(&sampler, step * n + i)));
     return BL_FAIL(
         BL_ENUMERIC,
         "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
-        (long long)step + 1, loss, grad_norm, r->index, tensor, rows,
+        (long long)step + 1, loss, grad_norm, t->rank->index, tensor, rows,
         used >= (int)sizeof rows - 32 ? ", ..." : "");
 }
 
 /* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
-static double step_flops(const bl_rank *r, int64_t n_tokens, int64_t n_labels)
+static double step_flops(const bl_trainer *t, int64_t n_tokens, int64_t n_labels)
 {
-    const bl_llama_config *c = &r->job->host->config;
-    const bl_block_dims *d = &r->weights->dims;
+    const bl_llama_config *c = &t->training->job.host->config;
+    const bl_block_dims *d = &t->rank->weights->dims;
     double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
-    double lora = (double)r->job->lora.n_floats;
+    double lora = (double)t->training->job.lora.n_floats;
     double length =
-        (double)n_tokens / (double)(bl_train_batch_rows(r->job->config)); /* mean sample */
+        (double)n_tokens / (double)(bl_train_batch_rows(t->training->job.config)); /* mean sample */
     double attention = 2.0 * (double)d->q_width * length; /* QK^T and PV, causal half */
     double per_token =
         (double)c->n_layers * (4.0 * layer + 6.0 * lora + (2.0 + 4.0) * attention / 2.0);
@@ -132,48 +132,48 @@ static double step_flops(const bl_rank *r, int64_t n_tokens, int64_t n_labels)
 }
 
 /* What this rank's lanes have done since the last call. */
-static void count_lanes(bl_rank *r, bl_lane_totals lanes[BL_N_LANES])
+static void count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
 {
-    bl_timeline_totals before = r->counted, *now = &r->counted;
+    bl_timeline_totals before = t->counted, *now = &t->counted;
 
-    bl_timeline_collect(r->timeline);
-    bl_timeline_get_totals(r->timeline, now);
+    bl_timeline_collect(t->rank->timeline);
+    bl_timeline_get_totals(t->rank->timeline, now);
     for (int i = 0; i < BL_N_LANES; i++)
         lanes[i] = (bl_lane_totals){.busy_s = now->lane[i].busy_s - before.lane[i].busy_s,
                                     .stall_s = now->lane[i].stall_s - before.lane[i].stall_s,
                                     .n_bytes = now->lane[i].n_bytes - before.lane[i].n_bytes};
 }
 
-static bl_status report_step(bl_rank *r, int64_t step, double loss, double grad_norm,
+static bl_status report_step(bl_trainer *t, int64_t step, double loss, double grad_norm,
                              const int64_t totals[3], double started, const bl_lane_totals *lanes)
 {
-    const bl_train_config *c = r->job->config;
-    bl_job *job = r->job;
-    if (step == 0) job->output.outcome.first_loss = loss;
-    job->output.outcome.last_loss = loss;
-    bl_step_metrics metrics = {.step = step + 1,
-                               .total_steps = job->total_steps,
-                               .loss = loss,
-                               .grad_norm = grad_norm,
-                               .learning_rate = bl_train_learning_rate(c, step, job->total_steps),
-                               .epoch = (double)((step + 1) * bl_train_batch_rows(c)) /
-                                        (double)job->data.train.n,
-                               .tokens = totals[1],
-                               .label_tokens = totals[0],
-                               .step_s = bl_now_s() - started,
-                               .flops = step_flops(r, totals[1], totals[0]),
-                               .peak_flops = r->peak_flops * job->topology.n_ranks};
+    const bl_train_config *c = t->training->job.config;
+    const bl_training *training = t->training;
+    if (step == 0) t->output->outcome.first_loss = loss;
+    t->output->outcome.last_loss = loss;
+    bl_step_metrics metrics = {
+        .step = step + 1,
+        .total_steps = training->total_steps,
+        .loss = loss,
+        .grad_norm = grad_norm,
+        .learning_rate = bl_train_learning_rate(c, step, training->total_steps),
+        .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)training->job.data.train.n,
+        .tokens = totals[1],
+        .label_tokens = totals[0],
+        .step_s = bl_now_s() - started,
+        .flops = step_flops(t, totals[1], totals[0]),
+        .peak_flops = t->peak_flops * training->job.topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
-    BL_TRY(bl_job_check_lock(job));
-    return bl_metrics_step(job->output.metrics, &metrics);
+    BL_TRY(bl_output_check_lock(t->output));
+    return bl_metrics_step(t->output->metrics, &metrics);
 }
 
-static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
+static bl_status train_step(bl_trainer *t, int64_t step, const int64_t totals[3])
 {
-    const bl_train_config *c = r->job->config;
-    bl_job *job = r->job;
+    const bl_train_config *c = t->training->job.config;
+    const bl_training *training = t->training;
     double started = bl_now_s(), loss_sum, grad_norm;
-    bl_batches *batches = r->batches[step & 1];
+    bl_batches *batches = t->batches[step & 1];
     bl_lane_totals lanes[BL_N_LANES];
 
     if (totals[0] == 0)
@@ -181,21 +181,22 @@ static bl_status train_step(bl_rank *r, int64_t step, const int64_t totals[3])
                        "%s: step %lld has no label that carries loss: all its labels are masked",
                        c->train_file, (long long)step + 1);
     bl_pass_input input;
-    BL_TRY(run_groups(r, batches, step, totals[0], &input));
-    if (step + 1 < job->total_steps) BL_TRY(fill_step(r, step + 1, r->batches[(step + 1) & 1]));
-    BL_TRY(bl_adapter_state_join(r->state));
-    count_lanes(r, lanes);
-    BL_TRY(bl_adapter_state_reduce(r->state, &loss_sum, &grad_norm, lanes));
+    BL_TRY(run_groups(t, batches, step, totals[0], &input));
+    if (step + 1 < training->total_steps)
+        BL_TRY(fill_step(t, step + 1, t->batches[(step + 1) & 1]));
+    BL_TRY(bl_adapter_state_join(t->rank->state));
+    count_lanes(t, lanes);
+    BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &grad_norm, lanes));
     double loss = loss_sum / (double)totals[0];
     if (!isfinite(loss) || !isfinite(grad_norm))
-        return report_not_finite(r, step, loss, grad_norm, &input);
-    if (c->dump_gradients && step == job->start.step)
-        BL_TRY(bl_adapter_state_write_gradients(r->state, c->dump_gradients));
+        return report_not_finite(t, step, loss, grad_norm, &input);
+    if (c->dump_gradients && step == training->start.step)
+        BL_TRY(bl_adapter_state_write_gradients(t->rank->state, c->dump_gradients));
     BL_TRY(bl_adapter_state_update(
-        r->state, step + 1, bl_train_learning_rate(c, step, job->total_steps), c->adam_beta1,
-        c->adam_beta2, c->adam_epsilon, c->weight_decay, c->max_grad_norm));
-    r->steps_done = step + 1;
-    return r->index == 0 ? report_step(r, step, loss, grad_norm, totals, started, lanes) : BL_OK;
+        t->rank->state, step + 1, bl_train_learning_rate(c, step, training->total_steps),
+        c->adam_beta1, c->adam_beta2, c->adam_epsilon, c->weight_decay, c->max_grad_norm));
+    t->steps_done = step + 1;
+    return t->output ? report_step(t, step, loss, grad_norm, totals, started, lanes) : BL_OK;
 }
 
 static bool due(int64_t step, int64_t every)
@@ -203,84 +204,85 @@ static bool due(int64_t step, int64_t every)
     return every > 0 && step % every == 0;
 }
 
-static bool evaluation_is_due(const bl_job *job, int64_t step)
+static bool evaluation_is_due(const bl_training *training, int64_t step)
 {
-    const bl_train_config *c = job->config;
-    int64_t rows = job->data.train.n, batch = bl_train_batch_rows(c);
+    const bl_train_config *c = training->job.config;
+    int64_t rows = training->job.data.train.n, batch = bl_train_batch_rows(c);
 
-    if (!job->data.validation.set) return false;
-    if (step == 0 || step == job->total_steps) return true;
+    if (!training->job.data.validation.set) return false;
+    if (step == 0 || step == training->total_steps) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
     return c->eval_strategy == BL_EVAL_EPOCH && step * batch / rows != (step - 1) * batch / rows;
 }
 
-static bl_status evaluate_if_due(bl_rank *r, int64_t step)
+static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
 {
-    bl_job *job = r->job;
     double started = bl_now_s();
     bl_eval_result result;
     bl_lane_totals of_no_step[BL_N_LANES];
 
-    if (r->evaluated_step >= step || !evaluation_is_due(job, step)) return BL_OK;
-    BL_TRY(bl_rank_evaluate(r, &result));
-    count_lanes(r, of_no_step);
-    if (r->index == 0) {
-        if (step == 0) job->output.outcome.base = result;
-        job->output.outcome.trained = result;
-        BL_TRY(bl_job_check_lock(job));
-        BL_TRY(bl_metrics_eval(job->output.metrics, step, result.loss, result.label_tokens,
+    if (t->evaluated_step >= step || !evaluation_is_due(t->training, step)) return BL_OK;
+    BL_TRY(bl_rank_evaluate(t->rank, &result));
+    count_lanes(t, of_no_step);
+    if (t->output) {
+        if (step == 0) t->output->outcome.base = result;
+        t->output->outcome.trained = result;
+        BL_TRY(bl_output_check_lock(t->output));
+        BL_TRY(bl_metrics_eval(t->output->metrics, step, result.loss, result.label_tokens,
                                bl_now_s() - started));
     }
-    r->evaluated_step = step;
+    t->evaluated_step = step;
     return BL_OK;
 }
 
 /* A base that has changed has spoilt the steps since the last checkpoint: none is made of them. Prefetches for the next step end first. */
-static bl_status verify_base(bl_rank *r)
+static bl_status verify_base(bl_trainer *t)
 {
-    if (r->job->config->verify_base == BL_VERIFY_FIRST) return BL_OK;
-    BL_TRY(bl_stream_synchronize(r->copy));
-    BL_TRY(bl_stream_synchronize(r->gather));
-    return bl_base_verify(r->base);
+    if (t->training->job.config->verify_base == BL_VERIFY_FIRST) return BL_OK;
+    BL_TRY(bl_stream_synchronize(t->rank->copy));
+    BL_TRY(bl_stream_synchronize(t->rank->gather));
+    return bl_base_verify(t->rank->base);
 }
 
 /* What comes after `step` steps: evaluation, checkpoint. */
-static bl_status after_step(bl_rank *r, int64_t step)
+static bl_status after_step(bl_trainer *t, int64_t step)
 {
-    bool saves = step == r->job->total_steps || due(step, r->job->config->save_steps);
+    bool saves = step == t->training->total_steps || due(step, t->training->job.config->save_steps);
 
-    BL_TRY(evaluate_if_due(r, step));
-    if (saves) BL_TRY(verify_base(r));
-    return saves ? bl_rank_save(r, step) : BL_OK;
+    BL_TRY(evaluate_if_due(t, step));
+    if (saves) BL_TRY(verify_base(t));
+    return saves ? bl_trainer_save(t, step) : BL_OK;
 }
 
-bl_status bl_rank_train(bl_rank *r)
+bl_status bl_trainer_run(bl_trainer *t)
 {
-    bl_job *job = r->job;
+    const bl_training *training = t->training;
+    const bl_start *start = &training->start;
+    const bl_job *job = &training->job;
     int64_t totals[3];
 
-    r->steps_done = job->start.step;
-    r->saved_step = job->start.is_saved && !r->start_differs ? job->start.step : -1;
-    r->evaluated_step = job->start.evaluated_step;
+    t->steps_done = start->step;
+    t->saved_step = start->is_saved && !t->start_differs ? start->step : -1;
+    t->evaluated_step = start->evaluated_step;
     /* Before the first step; or one that a stop cut short. */
-    BL_TRY(evaluate_if_due(r, job->start.step));
-    if (job->start.step < job->total_steps)
-        BL_TRY(fill_step(r, job->start.step, r->batches[job->start.step & 1]));
-    for (int64_t step = job->start.step; step < job->total_steps; step++) {
-        BL_TRY(count_step(r, r->batches[step & 1], totals));
+    BL_TRY(evaluate_if_due(t, start->step));
+    if (start->step < training->total_steps)
+        BL_TRY(fill_step(t, start->step, t->batches[start->step & 1]));
+    for (int64_t step = start->step; step < training->total_steps; step++) {
+        BL_TRY(count_step(t, t->batches[step & 1], totals));
         if (totals[2] > 0) {
-            BL_TRY(verify_base(r));
-            BL_TRY(bl_rank_save(r, step));
+            BL_TRY(verify_base(t));
+            BL_TRY(bl_trainer_save(t, step));
             return BL_FAIL(BL_ESTOPPED,
                            "stopped on request after step %lld of %lld; resume with "
                            "--resume_from_checkpoint true",
-                           (long long)step, (long long)job->total_steps);
+                           (long long)step, (long long)training->total_steps);
         }
-        BL_TRY(train_step(r, step, totals));
-        BL_TRY(after_step(r, step + 1));
+        BL_TRY(train_step(t, step, totals));
+        BL_TRY(after_step(t, step + 1));
     }
-    if (r->index == 0) BL_TRY(bl_job_check_lock(job));
-    return bl_adapter_state_write_peft(r->state, &job->host->config, job->config->output_dir,
+    if (t->output) BL_TRY(bl_output_check_lock(t->output));
+    return bl_adapter_state_write_peft(t->rank->state, &job->host->config, job->config->output_dir,
                                        job->config->model_name_or_path,
                                        job->config->adapter_dtype == BL_ADAPTER_BF16);
 }

@@ -15,33 +15,33 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/job.h"
+#include "train/trainer.h"
 
 /* ---- saving ---- */
 
-static json_t *describe(const bl_job *job, int64_t step, int64_t metrics_bytes)
+static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes)
 {
+    const bl_job *job = &t->training->job;
+    const bl_outcome *outcome = &t->output->outcome;
     return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step,
                      "ranks", job->topology.n_ranks, "n_layers",
                      (json_int_t)job->host->config.n_layers, "floats_per_layer",
                      (json_int_t)job->lora.n_floats, "metrics_bytes", (json_int_t)metrics_bytes,
-                     "evaluated_step", (json_int_t)job->ranks[0].evaluated_step, "first_loss",
-                     job->output.outcome.first_loss, "last_loss", job->output.outcome.last_loss,
-                     "base_loss", job->output.outcome.base.loss, "validation_loss",
-                     job->output.outcome.trained.loss);
+                     "evaluated_step", (json_int_t)t->evaluated_step, "first_loss",
+                     outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
+                     outcome->base.loss, "validation_loss", outcome->trained.loss);
 }
 
-/* Writes a rank's file into the folder of the checkpoint of `step`, and says what is in it. */
-static bl_status write_rank(const bl_job *job, int64_t step, bl_adapter_state *state, int rank,
-                            bl_checkpoint_file *out)
+/* Writes the rank's file into the folder of the checkpoint of `step`, and says what is in it. */
+static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out)
 {
     char name[BL_SHARD_NAME_BYTES], *folder = NULL, *path = NULL;
     bl_status st = BL_OK;
 
-    bl_adapter_shard_name(rank, job->topology.n_ranks, name);
-    BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(job->checkpoint_dir, step, &folder));
+    bl_adapter_shard_name(t->rank->index, t->training->job.topology.n_ranks, name);
+    BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(t->training->checkpoint_dir, step, &folder));
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
-    BL_TRY_GOTO(st, done, bl_adapter_state_write_shard(state, path));
+    BL_TRY_GOTO(st, done, bl_adapter_state_write_shard(t->rank->state, path));
     st = bl_checkpoint_describe_file(path, out);
 done:
     free(path);
@@ -55,43 +55,48 @@ static int64_t checkpoint_bytes(const bl_job *job)
     return bl_adapter_shards_bytes(&job->lora, job->host->config.n_layers) + SLACK_BYTES;
 }
 
-static bl_status begin_save(bl_job *job, int64_t step)
+/* Begin and commit: rank 0's. */
+static bl_status begin_save(const bl_trainer *t, int64_t step)
 {
+    const bl_training *training = t->training;
+    bl_output *output = t->output;
     char *path = NULL;
 
-    BL_TRY(bl_job_check_lock(job));
-    BL_TRY(
-        bl_checkpoint_begin(job->checkpoint_dir, step, checkpoint_bytes(job), &job->output.saving));
-    BL_TRY(bl_path_join(bl_checkpoint_path(job->output.saving), "config.yaml", &path));
-    bl_status st = bl_train_config_write_resolved(job->config, path);
-    if (st == BL_OK) st = bl_checkpoint_add_file(job->output.saving, "config.yaml");
+    BL_TRY(bl_output_check_lock(output));
+    BL_TRY(bl_checkpoint_begin(training->checkpoint_dir, step, checkpoint_bytes(&training->job),
+                               &output->saving));
+    BL_TRY(bl_path_join(bl_checkpoint_path(output->saving), "config.yaml", &path));
+    bl_status st = bl_train_config_write_resolved(training->job.config, path);
+    if (st == BL_OK) st = bl_checkpoint_add_file(output->saving, "config.yaml");
     free(path);
     return st;
 }
 
 /* files[n_ranks]: what write_rank said on each rank. */
-static bl_status commit_save(bl_job *job, int64_t step, const bl_checkpoint_file *files)
+static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpoint_file *files)
 {
+    const bl_job *job = &t->training->job;
+    bl_output *output = t->output;
     int64_t metrics_bytes;
 
-    BL_TRY(bl_job_check_lock(job));
+    BL_TRY(bl_output_check_lock(output));
     for (int i = 0; i < job->topology.n_ranks; i++) {
         char name[BL_SHARD_NAME_BYTES];
         bl_adapter_shard_name(i, job->topology.n_ranks, name);
-        BL_TRY(bl_checkpoint_add_described(job->output.saving, name, &files[i]));
+        BL_TRY(bl_checkpoint_add_described(output->saving, name, &files[i]));
     }
-    BL_TRY(bl_metrics_sync(job->output.metrics, &metrics_bytes));
-    json_t *state = describe(job, step, metrics_bytes);
-    bl_status st = state ? bl_job_describe_identity(job, state)
+    BL_TRY(bl_metrics_sync(output->metrics, &metrics_bytes));
+    json_t *state = describe(t, step, metrics_bytes);
+    bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)
                          : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
-    if (st == BL_OK) st = bl_job_record_machine(state);
+    if (st == BL_OK) st = bl_machine_record(state);
     if (st == BL_OK) {
-        st = bl_checkpoint_commit(job->output.saving, state);
-        job->output.saving = NULL;
+        st = bl_checkpoint_commit(output->saving, state);
+        output->saving = NULL;
     }
     json_decref(state);
     if (st != BL_OK) return st;
-    return bl_checkpoint_prune(job->checkpoint_dir, job->config->save_total_limit);
+    return bl_checkpoint_prune(t->training->checkpoint_dir, job->config->save_total_limit);
 }
 
 static bl_status meet(bl_rank *r)
@@ -100,45 +105,47 @@ static bl_status meet(bl_rank *r)
     return bl_stream_synchronize(r->communication);
 }
 
-bl_status bl_rank_save(bl_rank *r, int64_t step)
+bl_status bl_trainer_save(bl_trainer *t, int64_t step)
 {
-    bl_job *job = r->job;
-    if (r->saved_step == step) return BL_OK;
+    bl_rank *r = t->rank;
+    if (t->saved_step == step) return BL_OK;
     BL_TRY(bl_stream_synchronize(r->compute));
-    if (r->index == 0) BL_TRY(begin_save(job, step));
+    if (t->output) BL_TRY(begin_save(t, step));
     BL_TRY(meet(r));
-    bl_checkpoint_file *files = r->files->host, *shared = r->files->memory;
-    BL_TRY(write_rank(job, step, r->state, r->index, &files[r->index]));
-    BL_TRY(bl_twin_upload(r->files, r->communication, (size_t)r->index * sizeof *files,
+    bl_checkpoint_file *files = t->files->host, *shared = t->files->memory;
+    BL_TRY(write_rank(t, step, &files[r->index]));
+    BL_TRY(bl_twin_upload(t->files, r->communication, (size_t)r->index * sizeof *files,
                           sizeof *files));
     BL_TRY(
         bl_comm_all_gather(r->world, r->communication, &shared[r->index], shared, sizeof *shared));
-    BL_TRY(bl_twin_download(r->files, r->communication, 0, r->files->n_bytes));
+    BL_TRY(bl_twin_download(t->files, r->communication, 0, t->files->n_bytes));
     BL_TRY(bl_stream_synchronize(r->communication));
-    if (r->index == 0) BL_TRY(commit_save(job, step, files));
-    r->saved_step = step;
+    if (t->output) BL_TRY(commit_save(t, step, files));
+    t->saved_step = step;
     return meet(r);
 }
 
-bl_status bl_job_save_all(bl_job *job, int64_t step)
+bl_status bl_trainers_save(bl_trainer *trainers, int64_t step)
 {
-    BL_TRY(begin_save(job, step));
-    bl_checkpoint_file *files = job->ranks[0].files->host;
-    for (int i = 0; i < job->topology.n_ranks; i++)
-        BL_TRY(write_rank(job, step, job->ranks[i].state, i, &files[i]));
-    return commit_save(job, step, files);
+    bl_trainer *first = &trainers[0];
+    bl_checkpoint_file *files = first->files->host;
+
+    BL_TRY(begin_save(first, step));
+    for (int i = 0; i < first->training->job.topology.n_ranks; i++)
+        BL_TRY(write_rank(&trainers[i], step, &files[i]));
+    return commit_save(first, step, files);
 }
 
 /* ---- choosing ---- */
 
-static bl_status holds_a_run(const bl_job *job, bool *found)
+static bl_status holds_a_run(const bl_train_config *c, bool *found)
 {
     static const char *const traces[] = {"adapter_model.safetensors", "metrics.jsonl",
                                          "checkpoints"};
     *found = false;
     for (size_t i = 0; i < BL_COUNT(traces) && !*found; i++) {
         char *path;
-        BL_TRY(bl_path_join(job->config->output_dir, traces[i], &path));
+        BL_TRY(bl_path_join(c->output_dir, traces[i], &path));
         bl_status st = bl_path_exists(path, found);
         free(path);
         if (st != BL_OK) return st;
@@ -147,13 +154,13 @@ static bl_status holds_a_run(const bl_job *job, bool *found)
 }
 
 /* config.resolved.yaml is replaced: it may be what this run was started from. */
-static bl_status start_over(const bl_job *job)
+static bl_status start_over(const bl_train_config *c)
 {
     static const char *const traces[] = {"adapter_model.safetensors", "adapter_config.json",
                                          "README.md", "metrics.jsonl", "checkpoints"};
     for (size_t i = 0; i < BL_COUNT(traces); i++) {
         char *path;
-        BL_TRY(bl_path_join(job->config->output_dir, traces[i], &path));
+        BL_TRY(bl_path_join(c->output_dir, traces[i], &path));
         bl_status st = bl_tree_remove(path);
         free(path);
         if (st != BL_OK) return st;
@@ -162,16 +169,17 @@ static bl_status start_over(const bl_job *job)
 }
 
 /* The keys, the data and the model that differ from the checkpoint's; "" when none. */
-static bl_status list_differences(bl_job *job, const json_t *state, char **text)
+static bl_status list_differences(bl_training *training, const json_t *state, char **text)
 {
     bl_train_config *before = NULL;
     char *path = NULL, *keys = NULL;
     size_t n_bytes = 0;
     bl_status st = BL_OK;
 
-    BL_TRY(bl_path_join(job->start.dir, "config.yaml", &path));
+    BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_load(BL_CONFIG_TRAIN, path, 0, NULL, &before));
-    BL_TRY_GOTO(st, done, bl_train_config_diff(before, job->config, BL_EFFECT_RESULT, &keys));
+    BL_TRY_GOTO(st, done,
+                bl_train_config_diff(before, training->job.config, BL_EFFECT_RESULT, &keys));
     FILE *out = open_memstream(text, &n_bytes);
     if (!out) {
         st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
@@ -182,7 +190,7 @@ static bl_status list_differences(bl_job *job, const json_t *state, char **text)
             fputc(*c, out);
         else
             fputs("; ", out);
-    st = bl_job_list_identity(job, state, out);
+    st = bl_job_list_identity(&training->job, state, &training->start, out);
     if (fclose(out) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
     if (st == BL_OK && n_bytes > 0) (*text)[n_bytes - 2] = '\0';
 done:
@@ -192,95 +200,101 @@ done:
     return st;
 }
 
-static bl_status check_state(bl_job *job, const json_t *state)
+static bl_status check_state(bl_training *training, const json_t *state, bl_outcome *outcome)
 {
+    const bl_job *job = &training->job;
+    bl_start *start = &training->start;
     int64_t ranks, layers, floats;
     char *differences = NULL;
 
-    BL_TRY(bl_json_get_int(job->start.dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
-    BL_TRY(bl_json_get_int(job->start.dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX,
-                           &layers));
-    BL_TRY(bl_json_get_int(job->start.dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1,
-                           INT64_MAX, &floats));
-    BL_TRY(bl_json_get_int(job->start.dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX,
-                           &job->start.metrics_bytes));
-    BL_TRY(bl_json_get_int(job->start.dir, state, "evaluated_step", BL_JSON_REQUIRED, -1, INT64_MAX,
-                           &job->start.evaluated_step));
-    BL_TRY(bl_json_get_real(job->start.dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300,
-                            &job->output.outcome.first_loss));
-    BL_TRY(bl_json_get_real(job->start.dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300,
-                            &job->output.outcome.last_loss));
-    BL_TRY(bl_json_get_real(job->start.dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
-                            &job->output.outcome.base.loss));
-    BL_TRY(bl_json_get_real(job->start.dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300,
-                            1e300, &job->output.outcome.trained.loss));
-    job->start.n_ranks = (int)ranks;
+    BL_TRY(bl_json_get_int(start->dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
+    BL_TRY(bl_json_get_int(start->dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX, &layers));
+    BL_TRY(bl_json_get_int(start->dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1, INT64_MAX,
+                           &floats));
+    BL_TRY(bl_json_get_int(start->dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX,
+                           &start->metrics_bytes));
+    BL_TRY(bl_json_get_int(start->dir, state, "evaluated_step", BL_JSON_REQUIRED, -1, INT64_MAX,
+                           &start->evaluated_step));
+    BL_TRY(bl_json_get_real(start->dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->first_loss));
+    BL_TRY(bl_json_get_real(start->dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->last_loss));
+    BL_TRY(bl_json_get_real(start->dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->base.loss));
+    BL_TRY(bl_json_get_real(start->dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->trained.loss));
+    start->n_ranks = (int)ranks;
     if (layers != job->host->config.n_layers || floats != job->lora.n_floats)
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
-                       job->start.dir, (long long)layers, (long long)floats,
+                       start->dir, (long long)layers, (long long)floats,
                        (long long)job->host->config.n_layers, (long long)job->lora.n_floats);
-    BL_TRY(list_differences(job, state, &differences));
+    BL_TRY(list_differences(training, state, &differences));
     bl_status st = BL_OK;
     if (differences[0] != '\0') {
-        job->start.is_saved = false;
+        start->is_saved = false;
         if (job->config->allow_resume_mismatch)
             bl_log_warning("resuming %s although this run differs, so not bit-identical: %s",
-                           job->start.dir, differences);
+                           start->dir, differences);
         else
             st = BL_FAIL(BL_ECHECKPOINT,
                          "%s was made by another run: %s (allow_resume_mismatch true resumes it, "
                          "not bit-identically)",
-                         job->start.dir, differences);
+                         start->dir, differences);
     }
     free(differences);
     return st;
 }
 
-static bl_status find_checkpoint(bl_job *job, json_t **state)
+static bl_status find_checkpoint(bl_training *training, json_t **state)
 {
-    if (bl_train_config_resume(job->config) == BL_RESUME_PATH) {
-        job->start.dir = strdup(job->config->resume_from_checkpoint);
-        if (!job->start.dir) return BL_FAIL(BL_ENOMEM, "a path");
-        return bl_checkpoint_verify(job->start.dir, &job->start.step, state);
+    const bl_train_config *c = training->job.config;
+    const char *folder = training->checkpoint_dir;
+    bl_start *start = &training->start;
+
+    if (bl_train_config_resume(c) == BL_RESUME_PATH) {
+        start->dir = strdup(c->resume_from_checkpoint);
+        if (!start->dir) return BL_FAIL(BL_ENOMEM, "a path");
+        return bl_checkpoint_verify(start->dir, &start->step, state);
     }
-    BL_TRY(bl_checkpoint_latest(job->checkpoint_dir, &job->start.dir, &job->start.step, state));
-    job->start.is_saved = job->start.dir != NULL;
-    if (job->start.dir) return BL_OK;
+    BL_TRY(bl_checkpoint_latest(folder, &start->dir, &start->step, state));
+    start->is_saved = start->dir != NULL;
+    if (start->dir) return BL_OK;
     int64_t *steps;
     size_t n_steps;
     bl_error reason; /* why the last of them was passed over */
     bl_error_save(&reason, BL_ECHECKPOINT);
-    BL_TRY(bl_checkpoint_list(job->checkpoint_dir, &steps, &n_steps));
+    BL_TRY(bl_checkpoint_list(folder, &steps, &n_steps));
     free(steps);
     if (n_steps == 0) return BL_OK;
     return BL_FAIL(BL_ECHECKPOINT,
                    "%s: all %zu checkpoints are damaged (%.600s); overwrite_output_dir true "
                    "starts over and deletes them",
-                   job->checkpoint_dir, n_steps, reason.text);
+                   folder, n_steps, reason.text);
 }
 
-static bl_status choose_start(bl_job *job)
+static bl_status choose_start(bl_training *training, bl_outcome *outcome)
 {
-    const bl_train_config *c = job->config;
+    const bl_train_config *c = training->job.config;
+    bl_start *start = &training->start;
     json_t *state = NULL;
     bool holds;
 
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
-        bl_status st = find_checkpoint(job, &state);
-        if (st == BL_OK && job->start.dir) st = check_state(job, state);
-        if (st == BL_OK && job->start.dir) st = bl_job_compare_machine(job, state);
+        bl_status st = find_checkpoint(training, &state);
+        if (st == BL_OK && start->dir) st = check_state(training, state, outcome);
+        if (st == BL_OK && start->dir) st = bl_machine_compare(start->dir, state);
         json_decref(state);
         if (st != BL_OK) return st;
-        if (job->start.dir) {
-            bl_log_info("resuming %s after step %lld", job->start.dir, (long long)job->start.step);
+        if (start->dir) {
+            bl_log_info("resuming %s after step %lld", start->dir, (long long)start->step);
             return BL_OK;
         }
         bl_log_info("%s has no checkpoint to resume: starting over", c->output_dir);
-        job->start.step = 0;
-        return start_over(job);
+        start->step = 0;
+        return start_over(c);
     }
-    BL_TRY(holds_a_run(job, &holds));
+    BL_TRY(holds_a_run(c, &holds));
     if (!holds) return BL_OK;
     if (!c->overwrite_output_dir)
         return BL_FAIL(BL_EUSAGE,
@@ -288,16 +302,17 @@ static bl_status choose_start(bl_job *job)
                        "on with it, or "
                        "overwrite_output_dir: true to lose it",
                        c->output_dir);
-    return start_over(job);
+    return start_over(c);
 }
 
 /* The part of the process that rank 0 belongs to: others neither look into output_dir nor change it. */
-static bl_status prepare_folder(bl_job *job)
+static bl_status prepare_folder(bl_training *training, bl_outcome *outcome)
 {
+    const bl_job *job = &training->job;
     int64_t free_bytes;
 
-    BL_TRY(bl_checkpoint_clean(job->checkpoint_dir));
-    BL_TRY(choose_start(job));
+    BL_TRY(bl_checkpoint_clean(training->checkpoint_dir));
+    BL_TRY(choose_start(training, outcome));
     BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
     if (free_bytes >= checkpoint_bytes(job)) return BL_OK;
     return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld",
@@ -305,13 +320,16 @@ static bl_status prepare_folder(bl_job *job)
                    (long long)free_bytes);
 }
 
-bl_status bl_job_prepare_resume(bl_job *job)
+bl_status bl_training_prepare_resume(bl_training *training, bl_outcome *outcome)
 {
-    job->start.evaluated_step = -1;
-    BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &job->checkpoint_dir));
+    bl_job *job = &training->job;
+    const char *output_dir = job->config->output_dir;
+
+    training->start.evaluated_step = -1;
+    BL_TRY(bl_path_join(output_dir, "checkpoints", &training->checkpoint_dir));
     BL_TRY(bl_job_identify(job));
-    if (job->launch) BL_TRY(bl_job_check_processes(job));
+    if (job->launch) BL_TRY(bl_job_check_processes(job, output_dir));
     if (job->launch) BL_TRY(bl_job_compare_machines(job));
-    if (job->topology.first_here == 0) BL_TRY(prepare_folder(job));
-    return job->launch ? bl_job_share_start(job) : BL_OK;
+    if (job->topology.first_here == 0) BL_TRY(prepare_folder(training, outcome));
+    return job->launch ? bl_job_share_start(job, &training->start) : BL_OK;
 }

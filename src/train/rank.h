@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rank.h -- one rank of a job: its device, its part of the model, its pass. */
+#ifndef BALLAST_TRAIN_RANK_H
+#define BALLAST_TRAIN_RANK_H
+
+#include "device/staging.h"
+#include "train/adapter_state.h"
+#include "train/batch.h"
+#include "train/job.h"
+
+/* Its own thread's, while that runs. */
+typedef struct bl_rank {
+    const bl_job *job;
+    int index;
+    bool is_at_fault; /* of a failure that all ranks see, the reason is this one's */
+
+    /* Of all ranks, on `communication`; of this rank's shard group, on `gather`. */
+    bl_comm *world, *shards;
+    bl_device *device;
+    bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */
+    bl_stream *communication;                /* LoRA's weights, gradients, sums */
+    bl_stream *gather;                       /* the base */
+    bl_timeline *timeline;
+    bl_trace_rank trace_lane;
+    bl_llama_weights *weights;
+    bl_base *base;
+    bl_adapter_state *state; /* NULL: no adapter */
+    bl_llama_pass *pass;
+    bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
+    bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
+    bl_twin *sums;           /* [2] doubles: loss and labels of an evaluation */
+} bl_rank;
+
+/* rank_setup.c: everything that a rank needs, in this order, on its own thread. Some are collective
+ * over the job. Close after a failure, too, and after the thread has ended. */
+
+bl_status bl_rank_open(bl_rank *rank); /* device, streams, shard group */
+/* The frozen base. BL_EUSAGE: ranks have read different weights. */
+bl_status bl_rank_load_base(bl_rank *rank);
+/* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */
+bl_status bl_rank_create_adapter(bl_rank *rank);
+bl_status bl_rank_fill_adapter(bl_rank *rank);
+bl_status bl_rank_create_pass(bl_rank *rank); /* and what an evaluation needs */
+/* Waits for its streams, whatever they say. */
+void bl_rank_drain(bl_rank *rank);
+void bl_rank_close(bl_rank *rank);
+
+/* evaluate.c: the mean loss over the job's validation rows; collective, the same result on every
+ * rank. */
+bl_status bl_rank_evaluate(bl_rank *rank, bl_eval_result *out);
+
+/* identity.c: BL_EUSAGE when ranks have read different weights; collective over the job. */
+bl_status bl_rank_compare_weights(bl_rank *rank);
+
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stop.c -- the ranks of a training while they run, and the signals that end it: after the step, or
+ * inside it once the grace is over. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/ranks.h"
+#include "train/trainer.h"
+
+static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
+
+/* A terminal that closes sends SIGHUP, and so does its shell; the limit of CPU time sends SIGXCPU each second. */
+static bool repeats_itself(int signal_number)
+{
+    return signal_number == SIGXCPU || signal_number == SIGHUP;
+}
+
+/* A blocked signal waits to be taken, also one that the process ignores: nohup's SIGHUP stays ignored. */
+static void list_signals(sigset_t *signals)
+{
+    struct sigaction action;
+
+    sigemptyset(signals);
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) {
+        int number = stop_signals[i];
+        bool is_ignored = sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+        if (number != SIGHUP || !is_ignored) sigaddset(signals, number);
+    }
+}
+
+/* Those that came again, and would end the process before it has said why it ends. */
+static void swallow_repeated(const sigset_t *signals)
+{
+    const struct timespec now = {0};
+    sigset_t repeated;
+
+    sigemptyset(&repeated);
+    for (size_t i = 0; i < BL_COUNT(stop_signals); i++)
+        if (repeats_itself(stop_signals[i]) && sigismember(signals, stop_signals[i]))
+            sigaddset(&repeated, stop_signals[i]);
+    while (sigtimedwait(&repeated, NULL, &now) > 0) continue;
+}
+
+/* The second signal is the process's own again: its handler or, without one, its end. No file on disk minds. */
+static void give_back(const sigset_t *signals, int signal_number)
+{
+    pthread_sigmask(SIG_UNBLOCK, signals, NULL);
+    raise(signal_number);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
+}
+
+/* The ranks of this process, and when they were asked to stop. */
+typedef struct watch {
+    const bl_training *training;
+    bl_ranks ranks;
+    bl_trainer *trainers; /* [n_here] */
+    bl_control control;
+    double asked_s; /* 0: not yet */
+} watch;
+
+/* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once. */
+static void abandon(watch *w)
+{
+    bl_error error = {.status = BL_ESTOPPED};
+    snprintf(error.text, sizeof error.text,
+             "stopped inside a step; the newest checkpoint in %s stands",
+             w->training->checkpoint_dir);
+    atomic_store(&w->control.abandon, 1);
+    bl_comm_abort(w->ranks.rank[0].world, &error);
+}
+
+/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over; a second one goes to the process. */
+static void take_signal(watch *w, const sigset_t *signals, int signal_number)
+{
+    double grace_s = w->training->job.config->grace_s;
+
+    if (signal_number > 0 && !(w->asked_s > 0.0 && repeats_itself(signal_number))) {
+        if (w->asked_s > 0.0) give_back(signals, signal_number);
+        w->asked_s = bl_now_s();
+        if (signal_number == SIGINT) bl_log_note_echo();
+        bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once",
+                    strsignal(signal_number), grace_s);
+        atomic_store(&w->control.stop, 1);
+    }
+    if (w->asked_s > 0.0 && bl_now_s() - w->asked_s > grace_s && !atomic_load(&w->control.abandon))
+        abandon(w);
+}
+
+/* After the grace was over: the state of the last completed step, if all ranks agree which one that is. Processes cannot agree on
+ * anything any more: their communicator went with the step. */
+static bl_status save_abandoned(watch *w, bl_output *output)
+{
+    const bl_training *training = w->training;
+    bl_trainer *first = &w->trainers[0];
+    int64_t step = first->steps_done;
+    bool agreed = !training->job.launch;
+
+    for (int i = 0; agreed && i < w->ranks.n_here; i++) {
+        const bl_trainer *t = &w->trainers[i];
+        agreed = t->rank->state && t->rank->pass && t->steps_done == step;
+    }
+    if (!agreed)
+        return BL_FAIL(BL_ESTOPPED,
+                       "stopped on request inside a step, which is lost; the newest checkpoint in "
+                       "%s stands: resume with "
+                       "--resume_from_checkpoint true",
+                       training->checkpoint_dir);
+    /* Its error is the abandoned step's; AdamW of `step` ran before it. */
+    for (int i = 0; i < w->ranks.n_here; i++) (void)bl_stream_synchronize(w->ranks.rank[i].compute);
+    bl_output_abort_saving(output); /* one that was under way when the grace ended */
+    if (first->saved_step != step) BL_TRY(bl_trainers_save(w->trainers, step));
+    return BL_FAIL(BL_ESTOPPED,
+                   "stopped on request inside step %lld; saved after step %lld: resume with "
+                   "--resume_from_checkpoint true",
+                   (long long)step + 1, (long long)step);
+}
+
+static bl_status train_rank(bl_rank *rank, void *user)
+{
+    bl_trainer *trainers = user, *t = &trainers[rank->index - rank->job->topology.first_here];
+    BL_TRY(bl_trainer_setup(t));
+    return bl_trainer_run(t);
+}
+
+static bl_status create_watch(bl_training *training, bl_output *output, watch *w)
+{
+    *w = (watch){.training = training};
+    BL_TRY(bl_ranks_create(&training->job, &w->ranks));
+    w->trainers = calloc((size_t)w->ranks.n_here, sizeof *w->trainers);
+    if (!w->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", w->ranks.n_here);
+    for (int i = 0; i < w->ranks.n_here; i++) {
+        bl_rank *rank = &w->ranks.rank[i];
+        w->trainers[i] = (bl_trainer){.training = training,
+                                      .control = &w->control,
+                                      .output = rank->index == 0 ? output : NULL,
+                                      .rank = rank};
+    }
+    return BL_OK;
+}
+
+static bl_status run_to_end(watch *w, bl_output *output, const sigset_t *signals)
+{
+    int signal_number;
+
+    bl_status st = bl_ranks_start(&w->ranks, train_rank, w->trainers);
+    while (bl_ranks_wait(&w->ranks, signals, &signal_number))
+        take_signal(w, signals, signal_number);
+    st = bl_ranks_join(&w->ranks, st);
+    if (atomic_load(&w->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
+        return save_abandoned(w, output);
+    return st;
+}
+
+bl_status bl_training_run_ranks(bl_training *training, bl_output *output, int64_t *peak_bytes)
+{
+    sigset_t signals, old;
+    watch w;
+
+    list_signals(&signals);
+    pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
+    bl_status st = create_watch(training, output, &w);
+    if (st == BL_OK) st = run_to_end(&w, output, &signals);
+    *peak_bytes = w.ranks.peak_bytes;
+    bl_error error; /* freeing meets the streams' own errors */
+    bl_error_save(&error, st);
+    for (int i = 0; w.trainers && i < w.ranks.n_here; i++) bl_trainer_free(&w.trainers[i]);
+    free(w.trainers);
+    bl_ranks_free(&w.ranks);
+    swallow_repeated(&signals);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer.c -- what a rank needs in a training, beside what every rank has. */
+#include "train/trainer.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "ops/gemm.h"
+
+/* What a plain GEMM of this rank reaches while the other ranks run theirs: the peak that mfu is a share of. */
+static void measure_peak(bl_trainer *t)
+{
+    enum { N = 512, RUNS = 4 };
+    float *block = calloc(3 * N * N, sizeof *block);
+    if (!block) return;
+    for (int i = 0; i < 2 * N * N; i++) block[i] = 1.0f;
+    for (int run = 0; run < RUNS; run++) {
+        double start = bl_now_s();
+        if (bl_cpu_gemm_f32(bl_device_pool(t->rank->device), false, true, N, N, N, 1.0f, block, N,
+                            block + N * N, N, 0.0f, block + 2 * N * N, N) != BL_OK)
+            break;
+        double flops = 2.0 * N * N * N / (bl_now_s() - start);
+        if (flops > t->peak_flops) t->peak_flops = flops;
+    }
+    free(block);
+}
+
+static bl_status fill_adapter(bl_trainer *t)
+{
+    const bl_start *start = &t->training->start;
+    if (!start->dir) return bl_rank_fill_adapter(t->rank);
+    return bl_adapter_state_read_shards(t->rank->state, start->dir, start->n_ranks);
+}
+
+bl_status bl_trainer_setup(bl_trainer *t)
+{
+    const bl_job *job = &t->training->job;
+    const bl_pass_options *pass = &job->plan.pass;
+    bl_rank *r = t->rank;
+
+    BL_TRY(bl_rank_open(r));
+    measure_peak(t);
+    BL_TRY(bl_rank_load_base(r));
+    BL_TRY(bl_trainer_check_weights(t));
+    BL_TRY(bl_rank_create_adapter(r));
+    BL_TRY(fill_adapter(t));
+    t->micro = calloc((size_t)pass->max_group, sizeof *t->micro);
+    if (!t->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
+    BL_TRY(bl_rank_create_pass(r));
+    for (int i = 0; i < 2; i++)
+        BL_TRY(bl_batches_create(r->device, (int)job->config->gradient_accumulation_steps,
+                                 pass->T_max, &t->batches[i]));
+    BL_TRY(bl_twin_create(r->device, (size_t)job->topology.n_ranks * sizeof(bl_checkpoint_file),
+                          "checkpoint files", &t->files));
+    return bl_twin_create(r->device, 3 * sizeof(int64_t), "counters", &t->counts);
+}
+
+void bl_trainer_free(bl_trainer *t)
+{
+    bl_rank_drain(t->rank);
+    for (int i = 0; i < 2; i++) bl_batches_destroy(t->batches[i]);
+    bl_twin_destroy(t->files);
+    bl_twin_destroy(t->counts);
+    free(t->micro);
+}

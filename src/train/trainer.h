@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trainer.h -- one rank of a training. */
+#ifndef BALLAST_TRAIN_TRAINER_H
+#define BALLAST_TRAIN_TRAINER_H
+
+#include <stdatomic.h>
+
+#include "train/rank.h"
+#include "train/sampler.h"
+#include "train/training.h"
+
+/* What the process asks of its trainers. */
+typedef struct bl_control {
+    atomic_int stop;    /* a signal came: end after the step */
+    atomic_int abandon; /* the grace is over: end inside the step */
+} bl_control;
+
+/* Its own thread's, while that runs. */
+typedef struct bl_trainer {
+    const bl_training *training;
+    const bl_control *control;
+    bl_output *output; /* rank 0's; NULL on the others */
+    bl_rank *rank;
+
+    double peak_flops;          /* what a plain GEMM reaches; 0: unknown */
+    bl_timeline_totals counted; /* the part of the timeline's that metrics have had */
+    bl_pass_micro *micro;       /* [plan.pass.max_group]: of the pass under way */
+    bl_batches *batches[2];     /* the step under way and the next one */
+    bl_twin *counts;            /* [3] int64: labels, tokens, requests to stop */
+    /* [n_ranks] bl_checkpoint_file: what the ranks have written into a checkpoint. */
+    bl_twin *files;
+    bool start_differs;     /* from the checkpoint that was resumed: in its weights */
+    int64_t steps_done;     /* optimizer steps in the adapter's state */
+    int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
+    int64_t evaluated_step; /* of the newest evaluation; -1: none */
+} bl_trainer;
+
+/* trainer.c: everything that the rank needs, and its end, before that of the rank. */
+bl_status bl_trainer_setup(bl_trainer *trainer);
+void bl_trainer_free(bl_trainer *trainer);
+
+/* rank_train.c */
+bl_status bl_trainer_run(bl_trainer *trainer);
+
+/* identity.c: after the weights were read. BL_ECHECKPOINT: the checkpoint that is resumed was made
+ * with others, and allow_resume_mismatch is off; else a warning. */
+bl_status bl_trainer_check_weights(bl_trainer *trainer);
+
+/* resume.c */
+
+/* Writes checkpoint step-`step`; collective over the ranks of the job. */
+bl_status bl_trainer_save(bl_trainer *trainer, int64_t step);
+/* The same by one thread for all ranks, after their threads have ended, without communication.
+ * trainers[n_ranks]. */
+bl_status bl_trainers_save(bl_trainer *trainers, int64_t step);
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* training.h -- what a training has beside a job: where it starts, and what it writes. */
+#ifndef BALLAST_TRAIN_TRAINING_H
+#define BALLAST_TRAIN_TRAINING_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "base/files.h"
+#include "store/checkpoint.h"
+#include "train/job.h"
+#include "train/metrics.h"
+
+/* Where a training starts: at its beginning, or after the last step of a checkpoint. */
+typedef struct bl_start {
+    int64_t step;           /* steps that are done */
+    int64_t metrics_bytes;  /* of the log that are kept; rank 0's process */
+    int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
+    bool is_saved;          /* this run's newest checkpoint is that of `step` */
+    char *dir;              /* of the checkpoint; NULL: from the beginning */
+    int n_ranks;            /* of the run that made it */
+    /* bl_llama_weights.checksum of that run, if it says so. */
+    bool has_weights;
+    uint64_t weights;
+} bl_start;
+
+/* Trainers have it const: nothing of it changes while the ranks run. */
+typedef struct bl_training {
+    bl_job job;
+    int64_t total_steps;
+    bl_start start;
+    char *checkpoint_dir; /* output_dir/checkpoints */
+} bl_training;
+
+/* What a run was worth. */
+typedef struct bl_outcome {
+    double first_loss, last_loss; /* of training */
+    bl_eval_result base, trained; /* before the first step; newest */
+    bl_eval_result stored;        /* of the adapter on the base as stored; rows 0: not measured */
+} bl_outcome;
+
+/* What is written into output_dir, and for it. Rank 0's alone while the ranks run, its process's
+ * before and after; all zero in other processes. */
+typedef struct bl_output {
+    bl_dir_lock *lock;
+    /* The checkpoint under construction: all ranks add files to it between two barriers. */
+    bl_checkpoint *saving;
+    bl_metrics *metrics;
+    bl_outcome outcome;
+} bl_output;
+
+/* output.c */
+
+/* Makes config->output_dir and locks it. BL_EUSAGE: another run holds it, or it is not a directory. */
+bl_status bl_output_open(const char *dir, bl_output *output);
+/* BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into it. */
+bl_status bl_output_check_lock(const bl_output *output);
+/* Ends a checkpoint that does not come about; in a folder of another run's nothing is removed. */
+void bl_output_abort_saving(bl_output *output);
+void bl_output_close(bl_output *output); /* one that is all zero is fine */
+
+/* readme.c: README.md beside the adapter, in `dir`. */
+bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
+                                   const char *dir);
+
+/* paths.c: BL_EUSAGE when a path that the training writes is one that it reads, another one of its
+ * own, or not what can be written: before anything is. */
+bl_status bl_training_check_paths(const bl_training *training);
+/* run.c: of this process's trace; config->trace is set. */
+bl_status bl_training_trace_path(const bl_training *training, char **path);
+
+/* resume.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
+ * takes what the checkpoint has of `outcome`. Refuses an output_dir that holds a run, a checkpoint
+ * of another configuration, data set or model, and a disk that could not take the first checkpoint. */
+bl_status bl_training_prepare_resume(bl_training *training, bl_outcome *outcome);
+
+/* processes.c: gives the other processes what rank 0's has chosen. Collective over the processes. */
+bl_status bl_job_share_start(const bl_job *job, bl_start *start);
+
+/* identity.c: what a result depends on beside the run's own keys, in a checkpoint's state. */
+
+/* Adds job->identity, the model's configuration and the checksum of its weights. */
+bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state);
+/* Prints what differs from a checkpoint's state to `out`, each with "; " after it, and keeps what
+ * its weights were. */
+bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start, FILE *out);
+
+/* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning. */
+bl_status bl_machine_record(json_t *state);
+bl_status bl_machine_compare(const char *checkpoint, const json_t *state);
+
+/* stop.c: runs the ranks of this process to their end and returns the failure that came first. While
+ * they run, signals stop the training. *peak_bytes: the largest RssAnon seen. */
+bl_status bl_training_run_ranks(bl_training *training, bl_output *output, int64_t *peak_bytes);
+
+#endif
