@@ -223,7 +223,7 @@ static bl_status create_pages(const load *l, bool has_disk)
 }
 
 /* Scales are stored beside the codes in the page file, or read from there. */
-static bl_status keep_scales(const load *l)
+static bl_status keep_scales(const load *l, bl_staging *staging)
 {
     bl_pages *pages = l->stack->pages;
 
@@ -231,7 +231,7 @@ static bl_status keep_scales(const load *l)
         return bl_pages_write(pages, l->stack->n_layers, 0, l->scales,
                               (size_t)l->stack->n_scales * sizeof(float));
     if (l->stack->n_scales == 0) return BL_OK;
-    bl_status st = bl_pages_read(pages, l->stack->n_layers, l->scales);
+    bl_status st = bl_pages_read(pages, l->stack->n_layers, staging, l->scales);
     if (st == BL_EINPUT) bl_pages_distrust_disk(pages); /* the next start writes the file anew */
     return st;
 }
@@ -301,9 +301,9 @@ bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging)
     BL_TRY_GOTO(st, done, take_buffers(&l));
     BL_TRY_GOTO(st, done, create_pages(&l, has_disk));
     was_written = bl_pages_has_disk(stack->pages);
-    if (was_written) BL_TRY_GOTO(st, done, keep_scales(&l));
+    if (was_written) BL_TRY_GOTO(st, done, keep_scales(&l, staging));
     for (int64_t i = 0; i < stack->n_layers; i++) BL_TRY_GOTO(st, done, load_layer(&l, i));
-    if (has_disk && !was_written) BL_TRY_GOTO(st, done, keep_scales(&l));
+    if (has_disk && !was_written) BL_TRY_GOTO(st, done, keep_scales(&l, staging));
     BL_TRY_GOTO(st, done, bl_pages_seal(stack->pages));
     st = share_scales(&l, staging);
 done:

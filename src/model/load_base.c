@@ -2,7 +2,8 @@
 /* load_base.c -- a rank's rows of the frozen base, from the model's files into pages.
  *
  * Pages are filled one after the other, each by the jobs of its segments. A page in memory that the host can write is written by the
- * jobs themselves; all others pass through one staging buffer, whose size does not depend on the model: their jobs are cut to fit it. */
+ * jobs themselves; all others pass through one staging buffer, whose size does not depend on the model: their jobs are cut to fit it.
+ * Scales are always made in host memory, a projection's at a time, and those that a job set go to the device behind it. */
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -17,6 +18,7 @@
 typedef struct job_target {
     int64_t page;
     size_t n_bytes;
+    float *scales; /* of the job's projection, device memory */
 } job_target;
 
 typedef struct load_plan {
@@ -27,7 +29,10 @@ typedef struct load_plan {
     size_t n_jobs, max_jobs;
     size_t max_staging_bytes,
         staging_bytes; /* where jobs are cut, and what the largest of those needs */
-    char *staging;
+    void *codes;       /* [staging_bytes], BL_SPACE_HOST */
+    size_t max_scales; /* of a projection */
+    float *scales;     /* [max_scales], host memory: of the job under way */
+    bl_staging *staging;
 } load_plan;
 
 static bl_status reserve_job(load_plan *plan)
@@ -47,9 +52,8 @@ static bl_status reserve_job(load_plan *plan)
 static char *writable_memory(const load_plan *plan, int64_t page)
 {
     bl_tier tier = bl_pages_spec(plan->weights->pages, page)->tier;
-    bool is_writable =
-        tier == BL_TIER_HOST ||
-        (tier == BL_TIER_DEVICE && bl_device_get_kind(plan->weights->device) == BL_DEVICE_CPU);
+    bool is_writable = tier == BL_TIER_HOST ||
+                       (tier == BL_TIER_DEVICE && bl_device_host_writes(plan->weights->device));
     return is_writable ? bl_pages_memory(plan->weights->pages, page) : NULL;
 }
 
@@ -69,14 +73,13 @@ static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source,
         int64_t stop = memory ? end : bl_min_i64(end, (row / BL_FP8_BLOCK) * BL_FP8_BLOCK + most);
         size_t n_bytes = (size_t)((stop - row) * row_bytes);
         BL_TRY(reserve_job(plan));
-        plan->targets[plan->n_jobs] = (job_target){page, n_bytes};
-        plan->jobs[plan->n_jobs++] =
-            (bl_row_job){.weight = *source,
-                         .format = segment->format,
-                         .begin = row,
-                         .end = stop,
-                         .codes = memory ? memory + offset : NULL,
-                         .scales = (float *)segment->scales}; /* ours: weights->scales */
+        plan->targets[plan->n_jobs] =
+            (job_target){page, n_bytes, (float *)segment->scales}; /* ours: weights->scales */
+        plan->jobs[plan->n_jobs++] = (bl_row_job){.weight = *source,
+                                                  .format = segment->format,
+                                                  .begin = row,
+                                                  .end = stop,
+                                                  .codes = memory ? memory + offset : NULL};
         if (!memory && n_bytes > plan->staging_bytes) plan->staging_bytes = n_bytes;
         offset += n_bytes;
         row = stop;
@@ -123,18 +126,55 @@ static bl_status plan_part(load_plan *plan, const bl_base_walk *at)
     return BL_OK;
 }
 
+/* The most scales that a projection has. */
+static size_t most_scales(const bl_base_layout *layout)
+{
+    size_t most = 0, code_bytes, n_scales;
+
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++) {
+            const bl_weight *w = &layout->units[u].matrix[m].weight;
+            for (int s = 0; s < w->n_segments; s++) {
+                bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &code_bytes,
+                                &n_scales);
+                if (n_scales > most) most = n_scales;
+            }
+        }
+    return most;
+}
+
 static bl_status plan_jobs(load_plan *plan)
 {
     const bl_base_layout *layout = &plan->weights->layout;
 
     for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) BL_TRY(plan_part(plan, &w));
-    if (plan->staging_bytes == 0) return BL_OK;
-    plan->staging = malloc(plan->staging_bytes);
-    if (!plan->staging)
-        return BL_FAIL(BL_ENOMEM, "%zu bytes to load weights through", plan->staging_bytes);
-    for (size_t j = 0; j < plan->n_jobs; j++)
-        if (!plan->jobs[j].codes) plan->jobs[j].codes = plan->staging;
+    plan->max_scales = most_scales(layout);
+    plan->scales = malloc((plan->max_scales + 1) * sizeof *plan->scales);
+    if (!plan->scales) return BL_FAIL(BL_ENOMEM, "%zu scales of weights", plan->max_scales);
+    if (plan->staging_bytes > 0)
+        BL_TRY(bl_device_alloc(plan->weights->device, BL_SPACE_HOST, plan->staging_bytes,
+                               "staging of frozen weights", &plan->codes));
+    for (size_t j = 0; j < plan->n_jobs; j++) {
+        if (!plan->jobs[j].codes) plan->jobs[j].codes = plan->codes;
+        plan->jobs[j].scales = plan->scales;
+    }
     return BL_OK;
+}
+
+/* Those that the job set: of its rows, or of the rows of blocks that begin among them. */
+static bl_status upload_scales(const load_plan *plan, size_t j)
+{
+    const bl_row_job *job = &plan->jobs[j];
+    int64_t first = job->begin, last = job->end;
+
+    if (!bl_format_is_fp8(job->format)) return BL_OK;
+    if (job->format == BL_FORMAT_FP8_BLOCK) {
+        int64_t grid_cols = bl_ceil_div(job->weight.cols, BL_FP8_BLOCK);
+        first = bl_ceil_div(first, BL_FP8_BLOCK) * grid_cols;
+        last = bl_ceil_div(last, BL_FP8_BLOCK) * grid_cols;
+    }
+    return bl_staging_upload(plan->staging, plan->targets[j].scales + first, plan->scales + first,
+                             (size_t)(last - first) * sizeof *plan->scales);
 }
 
 /* The rest of a page, rows that only trailing ranks lack, is zero. */
@@ -167,6 +207,7 @@ static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
         for (; j < plan->n_jobs && plan->targets[j].page == page; j++) {
             BL_TRY(bl_row_loader_next(loader, &rows));
             checksum += rows;
+            BL_TRY(upload_scales(plan, j));
             BL_TRY(bl_pages_write(pages, page, written, plan->jobs[j].codes,
                                   plan->targets[j].n_bytes));
             written += plan->targets[j].n_bytes;
@@ -260,27 +301,34 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
 }
 
 /* This rank's own scales go into the page file beside the codes, or come from there. */
-static bl_status keep_scales(bl_llama_weights *w)
+static bl_status keep_scales(bl_llama_weights *w, bl_staging *staging)
 {
     int64_t page = bl_base_part_count(&w->layout);
+    size_t n_bytes = (size_t)w->n_scales * sizeof(float);
 
     if (page == bl_pages_count(w->pages)) return BL_OK;
     if (bl_pages_has_disk(w->pages)) {
-        bl_status st = bl_pages_read(w->pages, page, w->scales);
+        bl_status st = bl_pages_read(w->pages, page, staging, w->scales);
         if (st == BL_EINPUT)
             bl_pages_distrust_disk(w->pages); /* damaged: the next run writes the file anew */
         return st;
     }
-    return bl_pages_write(w->pages, page, 0, w->scales, (size_t)w->n_scales * sizeof(float));
+    for (size_t at = 0, n; at < n_bytes; at += n) {
+        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(n_bytes - at));
+        BL_TRY(bl_staging_download(staging, staging->bytes, (char *)w->scales + at, n));
+        BL_TRY(bl_pages_write(w->pages, page, at, staging->bytes, n));
+    }
+    return BL_OK;
 }
 
 static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards,
-                           const bl_llama_placement *placement)
+                           const bl_llama_placement *placement, bl_staging *staging)
 {
     const bl_llama_host *host = w->host;
     load_plan plan = {.weights = w,
                       .shard = bl_comm_rank(shards),
-                      .max_staging_bytes = bl_llama_staging_bytes(placement)};
+                      .max_staging_bytes = bl_llama_staging_bytes(placement),
+                      .staging = staging};
     bl_row_loader *loader = NULL;
     bl_status st = BL_OK;
 
@@ -292,27 +340,29 @@ static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards,
     st = run_jobs(&plan, loader);
 done:
     bl_row_loader_destroy(loader);
-    free(plan.staging);
+    bl_device_free(w->device, BL_SPACE_HOST, plan.codes);
+    free(plan.scales);
     free(plan.targets);
     free(plan.jobs);
     return st;
 }
 
 bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards,
-                             const bl_llama_placement *placement)
+                             const bl_llama_placement *placement, bl_staging *staging)
 {
     static const bl_llama_placement all_on_device = {.tier = BL_TIER_HOST};
 
     if (!placement) placement = &all_on_device;
     BL_TRY(create_pages(w, bl_comm_rank(shards), placement));
     if (bl_pages_has_disk(w->pages)) {
-        BL_TRY(keep_scales(w)); /* first: rows that are quantised again bring the same ones */
+        BL_TRY(
+            keep_scales(w, staging)); /* first: rows that are quantised again bring the same ones */
         if (bl_comm_rank(shards) == 0)
             bl_log_info("%s: page files of this model are there; what they hold is not read again",
                         placement->dir);
     }
-    BL_TRY(load_jobs(w, shards, placement));
-    if (!bl_pages_has_disk(w->pages)) BL_TRY(keep_scales(w));
+    BL_TRY(load_jobs(w, shards, placement, staging));
+    if (!bl_pages_has_disk(w->pages)) BL_TRY(keep_scales(w, staging));
     BL_TRY(bl_pages_seal(w->pages));
     for (int64_t page = 0; page < bl_pages_count(w->pages); page++)
         w->checksum += bl_pages_tag(w->pages, page);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "device/staging.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
 #include "ops/elementwise.h"
@@ -470,27 +471,50 @@ bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
     return BL_OK;
 }
 
-static bool all_finite(const float *x, int64_t n)
+/* Of n floats of any memory; as far as they can be read. */
+static bool all_finite(bl_staging *staging, const float *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return false;
+    const float *piece = staging->bytes;
+    int64_t most = (int64_t)(staging->n_bytes / sizeof *x);
+
+    for (int64_t first = 0, n_piece; first < n; first += n_piece) {
+        n_piece = bl_min_i64(most, n - first);
+        if (bl_staging_download(staging, staging->bytes, x + first, (size_t)n_piece * sizeof *x) !=
+            BL_OK)
+            return true;
+        for (int64_t i = 0; i < n_piece; i++)
+            if (!isfinite(piece[i])) return false;
+    }
     return true;
+}
+
+static bool find_bad(const bl_llama_pass *pass, const bl_pass_input *input, bl_staging *staging,
+                     int64_t *layer, int *micro)
+{
+    for (*layer = -1; *layer < pass->n_layers; ++*layer) {
+        const float *x = bl_spill_look(pass->inputs, *layer + 1);
+        if (!x) return false;
+        for (*micro = 0; *micro < input->n_micro; ++*micro)
+            if (!all_finite(staging, x + pass->first_row[*micro] * pass->hidden,
+                            input->micro[*micro].batch->T * pass->hidden))
+                return true;
+    }
+    return false;
 }
 
 bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer,
                             int *micro)
 {
+    bl_staging *staging;
+
     if (pass->options.activations && bl_stream_synchronize(pass->options.activations) != BL_OK)
         return false;
-    for (*layer = -1; *layer < pass->n_layers; ++*layer) {
-        const float *x = bl_spill_look(pass->inputs, *layer + 1);
-        if (!x) return false;
-        for (*micro = 0; *micro < input->n_micro; ++*micro)
-            if (!all_finite(x + pass->first_row[*micro] * pass->hidden,
-                            input->micro[*micro].batch->T * pass->hidden))
-                return true;
-    }
-    return false;
+    if (bl_staging_create(pass->device, BL_STAGING_BYTES, "staging of activations", &staging) !=
+        BL_OK)
+        return false;
+    bool found = find_bad(pass, input, staging, layer, micro);
+    bl_staging_destroy(staging);
+    return found;
 }
 
 bl_status bl_llama_pass_validate(const bl_llama_pass *pass)

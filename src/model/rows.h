@@ -3,6 +3,7 @@
 #ifndef BALLAST_MODEL_ROWS_H
 #define BALLAST_MODEL_ROWS_H
 
+#include "device/staging.h"
 #include "model/weights.h"
 
 enum { BL_TENSOR_NAME_BYTES = 96 };
@@ -16,7 +17,7 @@ bl_status bl_llama_check_tensors(const bl_llama_config *config, const bl_hf_mode
 
 /* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
 bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shards,
-                             const bl_llama_placement *placement);
+                             const bl_llama_placement *placement, bl_staging *staging);
 
 /* Rows [begin, end) of a weight, to be kept in `format`. */
 typedef struct bl_row_job {

@@ -4,9 +4,11 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "base/xxh3.h"
+#include "device/staging.h"
 #include "model/rows.h"
 #include "offload/pager.h"
 #include "ops/rope.h"
@@ -72,9 +74,10 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
     return used;
 }
 
-static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
+static bl_status load_norm(bl_llama_weights *w, const char *name, bl_staging *staging, float *to)
 {
     const bl_stored_tensor *t = bl_hf_find(w->host->files, name);
+    float *out = staging->bytes; /* it has room for hidden_size */
 
     BL_TRY(bl_stored_tensor_read_f32(t, out));
     for (int64_t i = 0; i < w->host->config.hidden_size; i++)
@@ -83,10 +86,10 @@ static bl_status load_norm(bl_llama_weights *w, const char *name, float *out)
                            bl_safetensors_path(t->file), name, (long long)i);
     w->checksum += XXH3_64bits_withSeed(out, (size_t)w->host->config.hidden_size * sizeof *out,
                                         bl_llama_tensor_seed(name));
-    return BL_OK;
+    return bl_staging_upload(staging, to, out, (size_t)w->host->config.hidden_size * sizeof *out);
 }
 
-static bl_status load_norms(bl_llama_weights *w)
+static bl_status load_norms(bl_llama_weights *w, bl_staging *staging)
 {
     static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};
     const bl_llama_config *c = &w->host->config;
@@ -95,24 +98,43 @@ static bl_status load_norms(bl_llama_weights *w)
     for (int64_t l = 0; l < c->n_layers; l++)
         for (int k = 0; k < 2; k++) {
             bl_llama_tensor_name(l, modules[k], name);
-            BL_TRY(load_norm(w, name, w->norms + (2 * l + k) * c->hidden_size));
+            BL_TRY(load_norm(w, name, staging, w->norms + (2 * l + k) * c->hidden_size));
         }
-    return load_norm(w, "model.norm.weight", w->norms + 2 * c->n_layers * c->hidden_size);
+    return load_norm(w, "model.norm.weight", staging, w->norms + 2 * c->n_layers * c->hidden_size);
 }
 
-static bl_status make_rope_tables(bl_llama_weights *w)
+/* As many positions at a time as the staging buffer has room for, cosines before sines. */
+static bl_status fill_rope_tables(const bl_llama_weights *w, const double *inv_freq, int64_t half,
+                                  bl_staging *staging)
+{
+    int64_t n_positions = w->host->n_positions,
+            most = (int64_t)(staging->n_bytes / (2 * sizeof(float))) / half;
+    float *cosines = staging->bytes, *sines = cosines + most * half;
+
+    for (int64_t p = 0, n; p < n_positions; p += n) {
+        n = bl_min_i64(most, n_positions - p);
+        size_t n_bytes = (size_t)(n * half) * sizeof(float);
+        bl_rope_fill_tables(p, n, half, inv_freq, cosines, sines);
+        BL_TRY(bl_staging_upload(staging, w->rope_tables + p * half, cosines, n_bytes));
+        BL_TRY(
+            bl_staging_upload(staging, w->rope_tables + (n_positions + p) * half, sines, n_bytes));
+    }
+    return BL_OK;
+}
+
+static bl_status make_rope_tables(bl_llama_weights *w, bl_staging *staging)
 {
     const bl_llama_config *c = &w->host->config;
-    int64_t half = c->head_dim / 2, n = w->host->n_positions * half;
+    int64_t half = c->head_dim / 2;
     double *inv_freq = malloc((size_t)half * sizeof *inv_freq);
 
     if (!inv_freq) return BL_FAIL(BL_ENOMEM, "RoPE frequencies");
     bl_llama_config_rope_inv_freq(c, inv_freq);
-    bl_rope_fill_tables(w->host->n_positions, half, inv_freq, w->rope_tables, w->rope_tables + n);
+    bl_status st = fill_rope_tables(w, inv_freq, half, staging);
     free(inv_freq);
     w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table = w->rope_tables + n;
-    return BL_OK;
+    w->dims.sin_table = w->rope_tables + w->host->n_positions * half;
+    return st;
 }
 
 static bl_status allocate(bl_llama_weights *w)
@@ -135,15 +157,25 @@ static bl_status allocate(bl_llama_weights *w)
 /* What the ranks have read of the base, together; then what each reads whole. */
 static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shards, bl_stream *stream)
 {
-    int64_t *sum;
+    bl_twin *sum;
 
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, sizeof *sum, "a checksum", (void **)&sum));
-    *sum = (int64_t)w->checksum;
-    bl_status st = bl_comm_all_reduce_i64(shards, stream, sum, 1);
+    BL_TRY(bl_twin_create(w->device, sizeof w->checksum, "a checksum", &sum));
+    memcpy(sum->host, &w->checksum, sizeof w->checksum);
+    bl_status st = bl_twin_upload(sum, stream, 0, sizeof w->checksum);
+    if (st == BL_OK) st = bl_comm_all_reduce_i64(shards, stream, sum->memory, 1);
+    if (st == BL_OK) st = bl_twin_download(sum, stream, 0, sizeof w->checksum);
     if (st == BL_OK) st = bl_stream_synchronize(stream);
-    w->checksum = (uint64_t)*sum + w->host->embedding_checksum;
-    bl_device_free(w->device, BL_SPACE_DEVICE, sum);
+    memcpy(&w->checksum, sum->host, sizeof w->checksum);
+    w->checksum += w->host->embedding_checksum;
+    bl_twin_destroy(sum);
     return st;
+}
+
+/* Room for a norm, and for the tables' rows of one position. */
+static size_t staging_bytes(const bl_llama_config *c)
+{
+    return (size_t)bl_max_i64(BL_STAGING_BYTES,
+                              bl_max_i64(c->hidden_size, c->head_dim) * (int64_t)sizeof(float));
 }
 
 bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards,
@@ -151,6 +183,7 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
                                 bl_llama_weights **out)
 {
     const bl_llama_config *c = &host->config;
+    bl_staging *staging = NULL;
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -163,10 +196,12 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
         st, done,
         bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
-    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement));
+    BL_TRY_GOTO(st, done,
+                bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
+    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement, staging));
     BL_TRY_GOTO(st, done, sum_checksums(w, shards, stream));
-    BL_TRY_GOTO(st, done, load_norms(w));
-    BL_TRY_GOTO(st, done, make_rope_tables(w));
+    BL_TRY_GOTO(st, done, load_norms(w, staging));
+    BL_TRY_GOTO(st, done, make_rope_tables(w, staging));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
     BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shards, stream, w->scales, w->n_scales));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
@@ -182,6 +217,7 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     *out = w;
     w = NULL;
 done:
+    bl_staging_destroy(staging);
     bl_llama_weights_free(w);
     return st;
 }

@@ -341,7 +341,7 @@ static bl_status create_reader(bl_pager *pager)
     bl_reader_options options = {.engine = pager->options.io_engine,
                                  .hook = pager->hooks.io,
                                  .hook_arg = pager->hooks.io_user};
-    bool host_writes = bl_device_get_kind(pager->options.device) == BL_DEVICE_CPU;
+    bool host_writes = bl_device_host_writes(pager->options.device);
 
     if (unit_bytes > 0 && (pager->hooks.bounces || !host_writes)) {
         bl_arena_options arena = {.device = pager->options.device,
@@ -446,14 +446,17 @@ bl_status bl_pager_verify(bl_pager *pager)
 {
     bl_device *device = pager->options.device;
     bl_status st = BL_OK;
+    bl_staging *staging = NULL;
     void *buffer = NULL;
 
     BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, largest_disk_page(pager), "a page to be verified",
                            &buffer));
+    BL_TRY_GOTO(st, done,
+                bl_staging_create(device, BL_STAGING_BYTES, "staging of pages", &staging));
     for (int64_t p = 0; p < bl_pages_count(pager->pages); p++) {
         bl_io_read read;
         if (pager->specs[p].tier != BL_TIER_DISK) {
-            BL_TRY_GOTO(st, done, bl_pages_verify_memory(pager->pages, p));
+            BL_TRY_GOTO(st, done, bl_pages_verify_memory(pager->pages, p, staging));
             continue;
         }
         pager->trusted[p] = false;
@@ -463,6 +466,7 @@ bl_status bl_pager_verify(bl_pager *pager)
         BL_TRY_GOTO(st, done, check_arrival(pager, p, &read));
     }
 done:
+    bl_staging_destroy(staging);
     bl_device_free(device, BL_SPACE_HOST, buffer);
     return st;
 }

@@ -4,7 +4,7 @@
  * A unit (a decoder layer, the head) is a list of items, each one page on this rank; with a communicator every rank holds a shard and
  * acquire gives the all-gathered whole (comm/gather_ring.h has the slots' states and invariants). Pages of the device tier are lent in a
  * group of one and copied into the slot otherwise; host pages are copied on the copy stream; disk pages are read by a reader with a deep
- * queue straight into the slot where the host can write it (CPU), else into a pinned bounce buffer and copied from there.
+ * queue straight into the slot where the host can write it (bl_device_host_writes), else into a pinned bounce buffer and copied from there.
  *
  *   page state  entered by                     left by
  *   UNSEEN      create                         its first arrival from disk: checked against its checksum
@@ -74,8 +74,8 @@ size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_d
 size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
                            int64_t n_units, const bl_pager_unit *units);
 
-/* Checks all pages against their checksums: memory where it lies, disk pages by reading them through a buffer of the largest one's
- * size. With the streams idle. BL_EINPUT names the first damaged page. */
+/* Checks all pages against their checksums: host memory where it lies, device memory through a staging buffer, disk pages by reading
+ * them through a buffer of the largest one's size. With the streams idle. BL_EINPUT names the first damaged page. */
 bl_status bl_pager_verify(bl_pager *pager);
 /* The invariants of ring and pages; BL_EINTERNAL says which is broken. */
 bl_status bl_pager_validate(const bl_pager *pager);

@@ -357,13 +357,14 @@ int64_t bl_pages_offset(const bl_pages *pages, int64_t index)
 
 /* ---- checks ---- */
 
-bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes)
+static bl_status check_written(const held_page *page)
 {
-    const held_page *page = &pages->page[index];
+    if (page->is_whole) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "page %s: checked before it was written", page->spec.name);
+}
 
-    if (!page->is_whole)
-        return BL_FAIL(BL_EINTERNAL, "page %s: checked before it was written", page->spec.name);
-    uint64_t found = XXH3_64bits(bytes, page->spec.n_bytes);
+static bl_status compare(const bl_pages *pages, const held_page *page, uint64_t found)
+{
     if (found == page->xxh3_64) return BL_OK;
     if (page->memory)
         return BL_FAIL(BL_EINPUT,
@@ -376,12 +377,48 @@ bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes
         bl_page_file_path(pages->file), page->spec.name, page->offset_bytes, found, page->xxh3_64);
 }
 
-bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t index)
+bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes)
 {
     const held_page *page = &pages->page[index];
-    bool readable = page->spec.tier == BL_TIER_HOST || bl_device_host_writes(pages->device);
 
-    return page->memory && readable ? bl_pages_check(pages, index, page->memory) : BL_OK;
+    BL_TRY(check_written(page));
+    return compare(pages, page, XXH3_64bits(bytes, page->spec.n_bytes));
+}
+
+/* A page between device memory and the host, piece by piece through the staging buffer: read from the page file into `memory`, or taken
+ * from there. *found: the checksum of what passed. */
+static bl_status pass_page(const bl_pages *pages, const held_page *page, bl_staging *staging,
+                           bool from_disk, void *memory, uint64_t *found)
+{
+    XXH3_state_t *hash = XXH3_createState();
+    bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "page %s", page->spec.name);
+    size_t n_bytes = page->spec.n_bytes;
+
+    if (hash) XXH3_64bits_reset(hash);
+    for (size_t at = 0, n; st == BL_OK && at < n_bytes; at += n) {
+        char *there = (char *)memory + at;
+        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(n_bytes - at));
+        st = from_disk ? bl_page_file_read(pages->file, page->offset_bytes + (int64_t)at,
+                                           staging->bytes, n)
+                       : bl_staging_download(staging, staging->bytes, there, n);
+        if (st == BL_OK && from_disk) st = bl_staging_upload(staging, there, staging->bytes, n);
+        if (st == BL_OK) XXH3_64bits_update(hash, staging->bytes, n);
+    }
+    *found = hash ? XXH3_64bits_digest(hash) : 0;
+    XXH3_freeState(hash);
+    return st;
+}
+
+bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t index, bl_staging *staging)
+{
+    const held_page *page = &pages->page[index];
+    uint64_t found;
+
+    if (!page->memory) return BL_OK;
+    if (page->spec.tier == BL_TIER_HOST) return bl_pages_check(pages, index, page->memory);
+    BL_TRY(check_written(page));
+    BL_TRY(pass_page(pages, page, staging, false, page->memory, &found));
+    return compare(pages, page, found);
 }
 
 void bl_pages_distrust_disk(bl_pages *pages)
@@ -389,13 +426,15 @@ void bl_pages_distrust_disk(bl_pages *pages)
     if (pages->file) bl_page_file_distrust(pages->file);
 }
 
-bl_status bl_pages_read(const bl_pages *pages, int64_t index, void *dst)
+bl_status bl_pages_read(const bl_pages *pages, int64_t index, bl_staging *staging, void *dst)
 {
     const held_page *page = &pages->page[index];
+    uint64_t found;
 
     if (page->spec.tier != BL_TIER_DISK || !bl_pages_files(pages))
         return BL_FAIL(BL_EINTERNAL, "page %s: not to be read from disk", page->spec.name);
-    bl_status st = bl_page_file_read(pages->file, page->offset_bytes, dst, page->spec.n_bytes);
+    bl_status st = pass_page(pages, page, staging, true, dst, &found);
     if (st != BL_OK) return bl_error_prefix(st, "page %s", page->spec.name);
-    return bl_pages_check(pages, index, dst);
+    BL_TRY(check_written(page));
+    return compare(pages, page, found);
 }

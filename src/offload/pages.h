@@ -13,7 +13,7 @@
 #ifndef BALLAST_OFFLOAD_PAGES_H
 #define BALLAST_OFFLOAD_PAGES_H
 
-#include "device/device.h"
+#include "device/staging.h"
 #include "io/reader.h"
 #include "offload/tier.h"
 
@@ -52,7 +52,7 @@ void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL i
 bool bl_pages_has_disk(const bl_pages *pages);
 
 /* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on, no other page's in between; the memory of `bytes` is the host's. For
- * a page in memory that the host can write itself (CPU device, host tier), bytes may be bl_pages_memory + offset: nothing is copied then.
+ * a page in memory that the host can write itself (host tier, bl_device_host_writes), bytes may be bl_pages_memory + offset: nothing is copied then.
  * Another order is BL_EINTERNAL. After a failure the page file is gone. */
 bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes,
                          size_t n_bytes);
@@ -77,12 +77,13 @@ int64_t bl_pages_offset(const bl_pages *pages, int64_t page);
 /* Compares bytes (host memory, the page's n_bytes) with the page's checksum. BL_EINPUT: "FILE: page NAME at OFFSET: checksum ...", or
  * "memory of page NAME: ...". */
 bl_status bl_pages_check(const bl_pages *pages, int64_t page, const void *bytes);
-/* The same for a page in memory the host can read; BL_OK for others. */
-bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page);
+/* The same for a page in memory, that of the device through `staging`, with nothing queued that writes it; BL_OK for others. */
+bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page, bl_staging *staging);
 /* After a disk page was found damaged twice: removes the list, so that the next run writes the file anew. */
 void bl_pages_distrust_disk(bl_pages *pages);
-/* Reads a whole disk page into host memory and checks it; also before seal when has_disk. For small pages (scales). */
-bl_status bl_pages_read(const bl_pages *pages, int64_t page, void *dst);
+/* Reads a whole disk page through `staging` into memory of either space and checks it; also before seal when has_disk. For small pages
+ * (scales). After a failure dst holds anything. */
+bl_status bl_pages_read(const bl_pages *pages, int64_t page, bl_staging *staging, void *dst);
 
 #ifdef __cplusplus
 }

@@ -200,10 +200,7 @@ bl_status bl_spill_drop(bl_spill *spill, int64_t entry)
 const void *bl_spill_look(const bl_spill *spill, int64_t entry)
 {
     if (entry < spill->n_out) return host_copy(spill, entry);
-    if (slot_of(spill, entry)->entry != entry ||
-        bl_device_get_kind(spill->options.device) != BL_DEVICE_CPU)
-        return NULL;
-    return bl_spill_at(spill, entry);
+    return slot_of(spill, entry)->entry == entry ? bl_spill_at(spill, entry) : NULL;
 }
 
 static bl_status broken(int64_t s, const spill_slot *slot, const char *invariant)

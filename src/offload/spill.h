@@ -72,8 +72,8 @@ bl_status bl_spill_take(bl_spill *spill,
 bl_status bl_spill_drop(bl_spill *spill,
                         int64_t entry); /* those queued so far were the last to use it */
 
-/* With both streams idle: `entry` of the latest round as it was put (or as its taker left it), where the calling thread can read it. NULL when
- * there is no such copy any more. Valid until the next round. */
+/* With both streams idle: where `entry` of the latest round is as it was put (or as its taker left it), in host or device memory: to be
+ * copied from. NULL when there is no such copy any more. Valid until the next round. */
 const void *bl_spill_look(const bl_spill *spill, int64_t entry);
 
 /* BL_EINTERNAL says which invariant is broken. */

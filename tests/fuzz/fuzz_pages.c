@@ -38,6 +38,14 @@ static bl_device *the_device(void)
     return device;
 }
 
+static bl_staging *the_staging(void)
+{
+    static bl_staging *staging;
+
+    if (!staging && bl_staging_create(the_device(), 4096, "pages", &staging) != BL_OK) abort();
+    return staging;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 {
     static const bl_page_spec specs[N_PAGES] = {{"a", 5000, BL_TIER_DISK}, {"b", 1, BL_TIER_DISK}};
@@ -64,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
         if (offset < 0 || offset % BL_IO_ALIGN_BYTES != 0 ||
             offset + (int64_t)specs[i].n_bytes > SEAL_AT)
             abort();
-        st = bl_pages_read(pages, i, found);
+        st = bl_pages_read(pages, i, the_staging(), found);
         fuzz_check(st);
         if (st == BL_OK && memcmp(found, file + offset, specs[i].n_bytes) != 0) abort();
     }

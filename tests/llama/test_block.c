@@ -93,7 +93,7 @@ static void create_toy(const block_case *c, toy *m)
     m->cos_table = test_floats(T_ALL * c->head_dim / 2);
     m->sin_table = test_floats(T_ALL * c->head_dim / 2);
     bl_llama_config_rope_inv_freq(&m->config, inverse);
-    bl_rope_fill_tables(T_ALL, c->head_dim / 2, inverse, m->cos_table, m->sin_table);
+    bl_rope_fill_tables(0, T_ALL, c->head_dim / 2, inverse, m->cos_table, m->sin_table);
     m->dims.cos_table = m->cos_table;
     m->dims.sin_table = m->sin_table;
     create_base(m);

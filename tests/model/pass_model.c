@@ -52,7 +52,7 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
     w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
     w->rope_tables = test_floats(T_MAX * HEAD_DIM);
     bl_llama_config_rope_inv_freq(&pass_config, inverse);
-    bl_rope_fill_tables(T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
+    bl_rope_fill_tables(0, T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
                         w->rope_tables + T_MAX * HEAD_DIM / 2);
     w->dims.cos_table = w->rope_tables;
     w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;

@@ -257,15 +257,17 @@ static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
 
     for (int again = 0; again < 2; again++) {
         bl_llama_weights *paged;
+        bl_staging *staging = NULL;
         BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream,
                                      &placement, &paged));
         bl_status st = bl_pages_has_disk(paged->pages) == (again == 1)
                            ? BL_OK
                            : BL_FAIL(BL_EINTERNAL, "page files: load %d", again);
+        if (st == BL_OK) st = bl_staging_create(self->device, 1000, "a test's pages", &staging);
         for (int64_t page = 0; st == BL_OK && page < bl_pages_count(mine->pages); page++) {
             size_t n_bytes = bl_pages_spec(mine->pages, page)->n_bytes;
             char *bytes = malloc(n_bytes + 1);
-            st = bl_pages_read(paged->pages, page, bytes);
+            st = bl_pages_read(paged->pages, page, staging, bytes);
             if (st == BL_OK && memcmp(bytes, bl_pages_memory(mine->pages, page), n_bytes) != 0)
                 st = BL_FAIL(BL_EINTERNAL, "page %s differs",
                              bl_pages_spec(mine->pages, page)->name);
@@ -276,6 +278,7 @@ static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
             st = BL_FAIL(BL_EINTERNAL, "scales differ");
         if (st == BL_OK && paged->checksum != mine->checksum)
             st = BL_FAIL(BL_EINTERNAL, "checksums differ: load %d", again);
+        bl_staging_destroy(staging);
         bl_llama_weights_free(paged);
         BL_TRY(st);
     }

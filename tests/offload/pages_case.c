@@ -24,17 +24,23 @@ const bl_page_spec pages_specs[N_PAGES] = {
 };
 
 bl_device *pages_device;
+bl_staging *pages_staging;
 static char folder[] = "/tmp/ballast-test-XXXXXX";
 
 int pages_set_up(void **state)
 {
     (void)state;
-    return mkdtemp(folder) && bl_device_create_cpu(1, &pages_device) == BL_OK ? 0 : -1;
+    return mkdtemp(folder) && bl_device_create_cpu(1, &pages_device) == BL_OK &&
+                   bl_staging_create(pages_device, BL_STAGING_BYTES, "pages", &pages_staging) ==
+                       BL_OK
+               ? 0
+               : -1;
 }
 
 int pages_tear_down(void **state)
 {
     (void)state;
+    bl_staging_destroy(pages_staging);
     bl_device_destroy(pages_device);
     return bl_tree_remove(folder) == BL_OK ? 0 : -1;
 }
@@ -150,7 +156,7 @@ void pages_assert_contents(const bl_pages *pages)
         uint8_t *expected = pages_content(spec);
         if (spec->tier != BL_TIER_DISK) {
             assert_memory_equal(bl_pages_memory(pages, i), expected, spec->n_bytes);
-            assert_int_equal(bl_pages_verify_memory(pages, i), BL_OK);
+            assert_int_equal(bl_pages_verify_memory(pages, i, pages_staging), BL_OK);
         } else {
             bl_io_read read = {
                 .offset_bytes = bl_pages_offset(pages, i), .n_bytes = spec->n_bytes, .dst = found};
@@ -163,7 +169,7 @@ void pages_assert_contents(const bl_pages *pages)
             }
             assert_memory_equal(found, expected, spec->n_bytes);
             memset(found, 0, spec->n_bytes);
-            assert_int_equal(bl_pages_read(pages, i, found), BL_OK);
+            assert_int_equal(bl_pages_read(pages, i, pages_staging, found), BL_OK);
             assert_memory_equal(found, expected, spec->n_bytes);
         }
         assert_int_equal(bl_pages_check(pages, i, expected), BL_OK);

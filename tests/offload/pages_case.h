@@ -18,6 +18,7 @@ enum { N_PAGES = 7, PAGES_KEY = 0x1234, PAGES_MAX_BYTES = 9 << 20 };
 
 extern const bl_page_spec pages_specs[N_PAGES];
 extern bl_device *pages_device;
+extern bl_staging *pages_staging; /* of that device */
 
 /* Of a group of tests: the scratch folder and the device. */
 int pages_set_up(void **state);

@@ -29,7 +29,7 @@ static void test_tiers(void **state)
     assert_int_equal(bl_pages_tier_bytes(pages, BL_TIER_DISK), (1026 + 1 + 1 + 1 + 2304) * 4096);
     assert_int_equal(bl_pages_seal(pages), BL_EINTERNAL);
     assert_int_equal(bl_pages_write(pages, 0, 0, "x", 1), BL_EINTERNAL);
-    assert_int_equal(bl_pages_read(pages, 0, NULL), BL_EINTERNAL);
+    assert_int_equal(bl_pages_read(pages, 0, pages_staging, NULL), BL_EINTERNAL);
     bl_pages_destroy(pages);
     bl_pages_destroy(NULL);
 
@@ -84,10 +84,10 @@ static void test_writing_in_place(void **state)
     assert_int_equal(bl_pages_seal(pages), BL_OK);
     for (int i = 0; i < 2; i++) {
         ((uint8_t *)bl_pages_memory(pages, i))[4999] ^= 1;
-        assert_int_equal(bl_pages_verify_memory(pages, i), BL_EINPUT);
+        assert_int_equal(bl_pages_verify_memory(pages, i, pages_staging), BL_EINPUT);
         pages_assert_error_has(i ? "memory of page b: checksum" : "memory of page a: checksum");
         ((uint8_t *)bl_pages_memory(pages, i))[4999] ^= 1;
-        assert_int_equal(bl_pages_verify_memory(pages, i), BL_OK);
+        assert_int_equal(bl_pages_verify_memory(pages, i, pages_staging), BL_OK);
     }
     bl_pages_destroy(pages);
 }
@@ -143,7 +143,7 @@ static void test_used_again(void **state)
     assert_int_equal(bl_pages_write(pages, 1, 0, &byte, 1), BL_EINTERNAL);
     pages_assert_error_has("the disk has it");
     uint8_t *found = malloc(pages_specs[6].n_bytes), *expected = pages_content(&pages_specs[6]);
-    assert_int_equal(bl_pages_read(pages, 0, found), BL_OK); /* before seal */
+    assert_int_equal(bl_pages_read(pages, 0, pages_staging, found), BL_OK); /* before seal */
     assert_memory_equal(found, expected, pages_specs[6].n_bytes);
     assert_int_equal(pages_fill(pages), BL_OK);
     pages_assert_contents(pages);
@@ -267,15 +267,15 @@ static void test_flipped_on_disk(void **state)
              bl_pages_offset(pages, 6));
     pages_flip(pages_in_dir(".pages"),
                bl_pages_offset(pages, 6) + (int64_t)pages_specs[6].n_bytes - 1);
-    assert_int_equal(bl_pages_read(pages, 6, bytes), BL_EINPUT);
+    assert_int_equal(bl_pages_read(pages, 6, pages_staging, bytes), BL_EINPUT);
     pages_assert_error_has(place);
     pages_assert_error_has(pages_in_dir(".pages"));
     assert_int_equal(bl_pages_check(pages, 6, bytes), BL_EINPUT);
-    assert_int_equal(bl_pages_read(pages, 1, bytes), BL_OK);
+    assert_int_equal(bl_pages_read(pages, 1, pages_staging, bytes), BL_OK);
     bl_pages_destroy(pages);
 
     pages = pages_made(dir, true);
-    assert_int_equal(bl_pages_read(pages, 6, bytes), BL_EINPUT);
+    assert_int_equal(bl_pages_read(pages, 6, pages_staging, bytes), BL_EINPUT);
     bl_pages_distrust_disk(pages);
     bl_pages_destroy(pages);
     pages_assert_made(dir, false);

@@ -195,7 +195,7 @@ static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, in
     double *inv_freq = test_doubles(half), *want = test_doubles(n);
     for (int64_t i = 0; i < half; i++) inv_freq[i] = pow(10000.0, -2.0 * (double)i / (double)d);
     float *cosines = test_floats(n_positions * half), *sines = test_floats(n_positions * half);
-    bl_rope_fill_tables(n_positions, half, inv_freq, cosines, sines);
+    bl_rope_fill_tables(0, n_positions, half, inv_freq, cosines, sines);
     float *x = test_random_floats(n, 5), *first = NULL;
     for (int64_t i = 0; i < n; i++) want[i] = (double)x[i];
     for (int64_t document = 0; document < n_documents; document++) {

@@ -42,12 +42,12 @@ bl_status ops_cpu_rope(bl_stream *stream, const bl_rope_args *args)
     return BL_OK;
 }
 
-void bl_rope_fill_tables(int64_t n_positions, int64_t half, const double *inv_freq,
-                         float *cos_table, float *sin_table)
+void bl_rope_fill_tables(int64_t first_position, int64_t n_positions, int64_t half,
+                         const double *inv_freq, float *cos_table, float *sin_table)
 {
     for (int64_t p = 0; p < n_positions; p++) {
         for (int64_t i = 0; i < half; i++) {
-            double angle = (double)p * inv_freq[i];
+            double angle = (double)(first_position + p) * inv_freq[i];
             cos_table[p * half + i] = (float)cos(angle);
             sin_table[p * half + i] = (float)sin(angle);
         }
