@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "device/staging.h"
 #include "ops/elementwise.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
@@ -21,11 +22,12 @@ struct bl_generator {
     const float *lora_weights;
     int64_t capacity, n_past;
     float *caches; /* [n_layers][k, v][capacity * kv_width] */
-    float *memory; /* x (CHUNK, H) | normed (H) | logits (V) | workspace */
-    float *x, *normed, *logits;
+    float *memory; /* x (CHUNK, H) | normed (H) | workspace */
+    float *x, *normed;
+    bl_twin *tokens; /* int32_t: ids (CHUNK) | cu_seqlens (2) */
+    bl_twin *logits; /* float (V) */
     bl_block_workspace workspace;
     bl_micro_batch batch;
-    int32_t ids[CHUNK], cu_seqlens[2];
 };
 
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
@@ -33,7 +35,7 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
                               int64_t capacity, bl_generator **out)
 {
     const bl_llama_config *c = &weights->host->config;
-    int64_t H = c->hidden_size, r = lora->options.r, V = bl_round_up(c->vocab_size, 64);
+    int64_t H = c->hidden_size, r = lora->options.r;
     int64_t workspace = bl_block_workspace_floats(&weights->dims, CHUNK, r, false, false);
     size_t cache_floats = (size_t)(c->n_layers * 2 * capacity * weights->dims.kv_width);
     bl_status st = BL_OK;
@@ -56,13 +58,18 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
                                 "key/value cache", (void **)&g->caches));
     BL_TRY_GOTO(st, done,
                 bl_device_alloc(device, BL_SPACE_DEVICE,
-                                (size_t)((CHUNK + 1) * H + V + workspace) * sizeof(float),
+                                (size_t)((CHUNK + 1) * H + workspace) * sizeof(float),
                                 "activations", (void **)&g->memory));
+    BL_TRY_GOTO(st, done,
+                bl_twin_create(device, (CHUNK + 2) * sizeof(int32_t), "tokens", &g->tokens));
+    BL_TRY_GOTO(
+        st, done,
+        bl_twin_create(device, (size_t)c->vocab_size * sizeof(float), "logits", &g->logits));
     g->x = g->memory;
     g->normed = g->x + CHUNK * H;
-    g->logits = g->normed + H;
-    bl_block_place_workspace(&weights->dims, CHUNK, r, false, false, g->logits + V, &g->workspace);
-    g->batch = (bl_micro_batch){.n_documents = 1, .ids = g->ids, .cu_seqlens = g->cu_seqlens};
+    bl_block_place_workspace(&weights->dims, CHUNK, r, false, false, g->normed + H, &g->workspace);
+    int32_t *ids = g->tokens->memory;
+    g->batch = (bl_micro_batch){.n_documents = 1, .ids = ids, .cu_seqlens = ids + CHUNK};
     *out = g;
     g = NULL;
 done:
@@ -77,6 +84,8 @@ void bl_generator_destroy(bl_generator *g)
     (void)bl_stream_synchronize(g->stream);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->caches);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
+    bl_twin_destroy(g->tokens);
+    bl_twin_destroy(g->logits);
     free(g);
 }
 
@@ -88,7 +97,7 @@ static bl_status extend_layers(bl_generator *g)
     BL_TRY(bl_embedding(g->stream, &(bl_embedding_args){.T = g->batch.T,
                                                         .H = H,
                                                         .dtype = host->embedding_dtype,
-                                                        .ids = g->ids,
+                                                        .ids = g->batch.ids,
                                                         .table = host->embedding,
                                                         .y = g->x}));
     for (int64_t l = 0; l < host->config.n_layers; l++) {
@@ -113,6 +122,7 @@ static bl_status extend_layers(bl_generator *g)
 static bl_status last_logits(bl_generator *g)
 {
     const bl_llama_config *c = &g->weights->host->config;
+    const float *logits = g->logits->host;
     int64_t H = c->hidden_size;
     bl_weight head = g->weights->tied_head;
 
@@ -127,11 +137,12 @@ static bl_status last_logits(bl_generator *g)
     BL_TRY(bl_matmul_weight(
         g->stream,
         &(bl_matmul_weight_args){
-            .forward = true, .T = 1, .in = g->normed, .out = g->logits, .weight = head}));
+            .forward = true, .T = 1, .in = g->normed, .out = g->logits->memory, .weight = head}));
     BL_TRY(bl_base_release(g->base, c->n_layers, g->stream));
+    BL_TRY(bl_twin_download(g->logits, g->stream, 0, g->logits->n_bytes));
     BL_TRY(bl_stream_synchronize(g->stream));
     for (int64_t i = 0; i < c->vocab_size; i++)
-        if (!isfinite(g->logits[i]))
+        if (!isfinite(logits[i]))
             return BL_FAIL(BL_ENUMERIC, "the logit of token %lld is not finite", (long long)i);
     return BL_OK;
 }
@@ -139,6 +150,7 @@ static bl_status last_logits(bl_generator *g)
 bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, const float **logits)
 {
     int64_t vocab = g->weights->host->config.vocab_size;
+    int32_t *host_ids = g->tokens->host, *ends = host_ids + CHUNK;
 
     if (n < 1 || g->n_past + n > g->capacity)
         return BL_FAIL(BL_EUSAGE, "%lld tokens after %lld do not fit a cache of %lld", (long long)n,
@@ -149,14 +161,15 @@ bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, co
                            (long long)vocab);
     for (int64_t done = 0; done < n; done += g->batch.T) {
         g->batch.T = bl_min_i64(CHUNK, n - done);
-        for (int64_t i = 0; i < g->batch.T; i++) g->ids[i] = ids[done + i];
-        g->cu_seqlens[1] = (int32_t)g->batch.T;
+        for (int64_t i = 0; i < g->batch.T; i++) host_ids[i] = ids[done + i];
+        ends[1] = (int32_t)g->batch.T;
+        BL_TRY(bl_twin_upload(g->tokens, g->stream, 0, g->tokens->n_bytes));
         BL_TRY(extend_layers(g));
         BL_TRY(bl_stream_synchronize(g->stream)); /* ids are about to change */
         g->n_past += g->batch.T;
     }
     BL_TRY(last_logits(g));
-    *logits = g->logits;
+    *logits = g->logits->host;
     return BL_OK;
 }
 

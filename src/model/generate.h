@@ -17,7 +17,7 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
                               int64_t capacity, bl_generator **out);
 void bl_generator_destroy(bl_generator *generator); /* NULL is fine */
 
-/* Appends n tokens to the sequence; logits (vocab) of the token that follows the last one, valid until the next call.
+/* Appends n tokens to the sequence; logits (vocab, host memory) of the token that follows the last one, valid until the next call.
  * BL_EUSAGE when the capacity is exceeded, BL_EINPUT for an id outside the vocabulary: nothing is appended then. BL_ENUMERIC when a
  * logit is not finite. Synchronous. */
 bl_status bl_generator_extend(bl_generator *generator, const int32_t *ids, int64_t n,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "device/staging.h"
 
 _Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_O == (int)BL_O &&
                    (int)BL_PEFT_DOWN == (int)BL_DOWN,
@@ -73,20 +74,32 @@ bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_de
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
     bl_lora_options options;
+    bl_staging *staging = NULL;
+    float *layer = NULL;
     bl_status st = BL_OK;
 
     *weights = NULL;
     BL_TRY(bl_peft_open(dir, &base, &adapter));
     bl_lora_options_of_peft(bl_peft_get_config(adapter), &options);
     bl_lora_layout_init(config, &options, layout);
-    size_t bytes = (size_t)(config->n_layers * layout->n_floats) * sizeof(float);
+    size_t n_bytes = (size_t)layout->n_floats * sizeof(float);
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE, bytes, "LoRA weights", (void **)weights));
-    for (int64_t l = 0; l < config->n_layers; l++)
+                bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)config->n_layers * n_bytes,
+                                "LoRA weights", (void **)weights));
+    BL_TRY_GOTO(st, done,
+                bl_staging_create(device, BL_STAGING_BYTES, "staging of LoRA weights", &staging));
+    if (!(layer = malloc(n_bytes))) {
+        st = BL_FAIL(BL_ENOMEM, "%zu bytes of a layer's adapter", n_bytes);
+        goto done;
+    }
+    for (int64_t l = 0; l < config->n_layers; l++) {
+        BL_TRY_GOTO(st, done, bl_lora_read_range(layout, adapter, l, 0, layout->n_floats, layer));
         BL_TRY_GOTO(st, done,
-                    bl_lora_read_range(layout, adapter, l, 0, layout->n_floats,
-                                       *weights + l * layout->n_floats));
+                    bl_staging_upload(staging, *weights + l * layout->n_floats, layer, n_bytes));
+    }
 done:
+    free(layer);
+    bl_staging_destroy(staging);
     if (st != BL_OK) {
         bl_device_free(device, BL_SPACE_DEVICE, *weights);
         *weights = NULL;
