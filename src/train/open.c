@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c -- what a job holds while it runs, opened and closed: ranks, model, tokenizer, data, LoRA. */
+/* open.c -- what both kinds of run do before their ranks start: ranks, model, plan; and their end. */
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "train/job.h"
 
-/* Which ranks there are, and which of them are this process's. */
 bl_status bl_job_place_ranks(bl_job *job)
 {
     const bl_train_config *c = job->config;
