@@ -10,6 +10,7 @@
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/linear_cuda.h"
+#include "device/staging.h"
 #include "linear/lora_linear.h"
 #include "llama/projection.h"
 #include "ops/matmul.h"
@@ -61,20 +62,34 @@ typedef struct bench_case {
     bl_lora_linear linear;
 } bench_case;
 
-/* Deterministic values in [-0.5, 0.5): the speed of a GEMM depends on them little, that of an FP8 encoder not
- * at all. */
-static void fill(float *x, int64_t n)
+/* Deterministic values in [-0.5, 0.5) for n floats of device memory: the speed of a GEMM depends on them
+ * little, that of an FP8 encoder not at all. */
+static bl_status fill(bl_device *device, float *to, int64_t n)
 {
     uint32_t state = 12345;
-    for (int64_t i = 0; i < n; i++) {
-        state = state * 1664525u + 1013904223u;
-        x[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
+    bl_staging *staging;
+
+    BL_TRY(bl_staging_create(device, BL_STAGING_BYTES, "staging of bench matrices", &staging));
+    float *x = staging->bytes;
+    int64_t most = (int64_t)(staging->n_bytes / sizeof *x);
+    bl_status st = BL_OK;
+    for (int64_t first = 0, n_piece; st == BL_OK && first < n; first += n_piece) {
+        n_piece = bl_min_i64(most, n - first);
+        for (int64_t i = 0; i < n_piece; i++) {
+            state = state * 1664525u + 1013904223u;
+            x[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
+        }
+        st = bl_staging_upload(staging, to + first, x, (size_t)n_piece * sizeof *x);
     }
+    bl_staging_destroy(staging);
+    return st;
 }
 
-static bl_status encode_weight(bench_case *c)
+/* A task of the stream: the weight in its format is made where it lies. */
+static bl_status encode_weight(bl_stream *stream, const void *args)
 {
-    bl_pool *pool = bl_device_pool(c->device);
+    const bench_case *c = *(bench_case *const *)args;
+    bl_pool *pool = bl_device_pool(bl_stream_device(stream));
     switch (c->format) {
     case BL_FORMAT_FP8_ROW:
         return bl_fp8_row_quantise(pool, BL_F32, c->dense, 0, c->N, c->K, c->codes, c->scales);
@@ -109,7 +124,7 @@ static bl_status allocate(bench_case *c)
                            (void **)&c->codes));
     BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, n_scales * sizeof(float), "bench scales",
                            (void **)&c->scales));
-    fill(c->block, floats);
+    BL_TRY(fill(c->device, c->block, floats));
     float *at = c->block;
     c->x = at, at += T * K;
     c->dx = at, at += T * K;
@@ -123,7 +138,8 @@ static bl_status allocate(bench_case *c)
         part->B = at, at += part->rows * r;
         part->dB = at, at += part->rows * r;
     }
-    return encode_weight(c);
+    BL_TRY(bl_stream_call(c->stream, encode_weight, &c, sizeof c));
+    return bl_stream_synchronize(c->stream);
 }
 
 static void describe(bench_case *c, const bl_llama_config *config)
