@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ballast_module(NAME SOURCES ... LINKS ...): the static library bl_NAME of the folder src/NAME.
+# ballast_module(NAME SOURCES ... LINKS ...): the static library bl_NAME of the folder src/NAME, or of some of its files.
 # ballast_test(NAME SOURCES ... LINKS ... LABELS ... [TIMEOUT s]): a test program; exit 77 means skipped.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)

@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(library_modules base io device fp8 ops comm offload linear)
+set(library_modules base io device fp8 ops comm offload linear linear_paged)
 set(library_objects)
 set(BALLAST_LINK_LIBRARIES)
 foreach(module ${library_modules})
@@ -40,7 +40,7 @@ set(library_headers
   ops/optimizer.h ops/philox.h
   comm/comm.h comm/gather_ring.h
   offload/tier.h offload/arena.h offload/pages.h offload/pager.h
-  linear/base.h linear/lora_linear.h linear/apply.h linear/layer.h)
+  linear/base.h linear/base_paged.h linear/lora_linear.h linear/apply.h linear/layer.h)
 foreach(header ${library_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ballast/${folder})

@@ -3,7 +3,7 @@
  *
  * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices. acquire gives a
  * matrix as the GEMM wants it; release says that the unit is no longer needed. base_resident.c holds everything in
- * device memory; base_sharded.c holds one row-shard a rank and gathers; base_paged.c brings shards from host memory and disk, too. */
+ * device memory; base_sharded.c holds one row-shard a rank and gathers; base_paged.h brings shards from host memory and disk, too. */
 #ifndef BALLAST_LINEAR_BASE_H
 #define BALLAST_LINEAR_BASE_H
 
@@ -85,23 +85,8 @@ bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shard
                                  bl_device *device, bl_comm *comm, bl_stream *stream,
                                  int ring_depth, bl_base **out);
 
-/* Weights that may lie outside device memory: offload/pager.h. The parts of the layout are the first pages of `pages`, in order, each of
- * its part's shard_bytes. pages (sealed) and layout are borrowed until the base is destroyed; options->comm is the shard group (NULL when
- * n_shards is 1). */
-struct bl_pages;
-struct bl_pager_options;
-bl_status bl_base_create_paged(const bl_base_layout *layout, struct bl_pages *pages,
-                               const struct bl_pager_options *options, bl_base **out);
-/* Device memory of its ring, for plans: is_resident[bl_base_part_count(layout)] says of each page
- * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
-                                int ring_depth);
-/* Host memory of its reader, likewise, with the pages that lie on disk; bounces: the host cannot write device memory; queue_depth: as in
- * the options. */
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
-                                  bool bounces, int queue_depth);
-/* A paged base's checksums: BL_EINPUT names the first page that has changed since it was loaded. With the streams idle. Other bases
- * have none: BL_OK. */
+/* Of a base whose weights have checksums (base_paged.h): BL_EINPUT names the first page that has changed since it was loaded. With the
+ * streams idle. Other bases: BL_OK. */
 bl_status bl_base_verify(bl_base *base);
 
 /* Device memory that the ring of a sharded base takes; SIZE_MAX when that is more than a size_t can count. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* base_paged.c -- a base whose shards lie in tiers: each part of a matrix is a page, each unit a unit of the
  * pager. */
+#include "linear/base_paged.h"
+
 #include <stdlib.h>
 
 #include "linear/base_internal.h"
-#include "offload/pager.h"
 
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
                "an item for each part of each matrix");

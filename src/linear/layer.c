@@ -11,8 +11,8 @@
 
 #include "base/sizes.h"
 #include "base/xxh3.h"
+#include "linear/base_paged.h"
 #include "linear/layer_internal.h"
-#include "offload/pager.h"
 #include "ops/elementwise.h"
 
 /* ---- the order of gathers ---- */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "linear/base_paged.h"
 #include "linear/layer_internal.h"
 #include "offload/arena.h"
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "linear/base_paged.h"
 #include "llama/projection.h"
 #include "offload/arena.h"
 

@@ -9,8 +9,8 @@
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "device/staging.h"
+#include "linear/base_paged.h"
 #include "model/rows.h"
-#include "offload/pager.h"
 #include "ops/rope.h"
 
 static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t cols)

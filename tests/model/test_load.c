@@ -12,6 +12,7 @@
 
 #include "base/files.h"
 #include "llama/config.h"
+#include "linear/base_paged.h"
 #include "model/weights.h"
 #include "store/safetensors.h"
 
