@@ -40,6 +40,11 @@ typedef struct bench {
 
 /* ---- a launch each ---- */
 
+static bl_tensor bf16(const char *data)
+{
+    return bl_tensor_of(data, BL_BF16);
+}
+
 static bl_status run_copy(bench *b)
 {
     return bl_stream_copy(b->stream, b->b, b->a, (size_t)1 << 30);
@@ -48,11 +53,10 @@ static bl_status run_rmsnorm_forward(bench *b)
 {
     bl_rmsnorm_forward_args a = {.T = b->T,
                                  .H = H,
-                                 .act = BL_ACT_BF16,
                                  .eps = 1e-5,
-                                 .x = b->a,
+                                 .x = bf16(b->a),
                                  .w = b->floats,
-                                 .y = b->b,
+                                 .y = bf16(b->b),
                                  .rstd = (float *)(void *)b->c};
     return bl_rmsnorm_forward(b->stream, &a);
 }
@@ -60,13 +64,12 @@ static bl_status run_rmsnorm_backward(bench *b)
 {
     bl_rmsnorm_backward_args a = {.T = b->T,
                                   .H = H,
-                                  .act = BL_ACT_BF16,
                                   .accumulate = 1,
-                                  .x = b->a,
+                                  .x = bf16(b->a),
                                   .w = b->floats,
                                   .rstd = b->floats,
-                                  .dy = b->b,
-                                  .dx = b->c};
+                                  .dy = bf16(b->b),
+                                  .dx = bf16(b->c)};
     return bl_rmsnorm_backward(b->stream, &a);
 }
 static bl_status run_rope(bench *b)
@@ -77,27 +80,26 @@ static bl_status run_rope(bench *b)
                       .row_stride = QKV,
                       .n_documents = 1,
                       .direction = 1,
-                      .act = BL_ACT_BF16,
                       .cu_seqlens = b->cu_seqlens,
                       .cos_table = b->floats,
                       .sin_table = b->floats + b->T * D / 2,
-                      .x = b->a};
+                      .x = bf16(b->a)};
     return bl_rope(b->stream, &a);
 }
 static bl_status run_swiglu_forward(bench *b)
 {
-    bl_swiglu_forward_args a = {.T = b->T, .I = I, .act = BL_ACT_BF16, .gate_up = b->a, .h = b->b};
+    bl_swiglu_forward_args a = {.T = b->T, .I = I, .gate_up = bf16(b->a), .h = bf16(b->b)};
     return bl_swiglu_forward(b->stream, &a);
 }
 static bl_status run_swiglu_backward(bench *b)
 {
     bl_swiglu_backward_args a = {
-        .T = b->T, .I = I, .act = BL_ACT_BF16, .gate_up = b->a, .dh = b->b, .d_gate_up = b->c};
+        .T = b->T, .I = I, .gate_up = bf16(b->a), .dh = bf16(b->b), .d_gate_up = bf16(b->c)};
     return bl_swiglu_backward(b->stream, &a);
 }
 static bl_status run_add(bench *b)
 {
-    bl_add_args a = {.n = b->T * H, .act = BL_ACT_BF16, .a = b->a, .b = b->b, .y = b->c};
+    bl_add_args a = {.n = b->T * H, .a = bf16(b->a), .b = bf16(b->b), .y = bf16(b->c)};
     return bl_add(b->stream, &a);
 }
 static bl_status run_dropout(bench *b)
@@ -105,30 +107,22 @@ static bl_status run_dropout(bench *b)
     bl_dropout_args a = {.T = b->T,
                          .C = H,
                          .p = 0.1f,
-                         .act = BL_ACT_BF16,
                          .seed = 1,
                          .step = 1,
                          .sample = b->sample,
                          .position = b->position,
-                         .x = b->a,
-                         .y = b->b};
+                         .x = bf16(b->a),
+                         .y = bf16(b->b)};
     return bl_dropout(b->stream, &a);
 }
 static bl_status run_embedding(bench *b)
 {
-    bl_embedding_args a = {.T = b->T,
-                           .H = H,
-                           .dtype = BL_BF16,
-                           .act = BL_ACT_BF16,
-                           .ids = b->ids,
-                           .table = b->a,
-                           .y = b->b};
+    bl_embedding_args a = {.T = b->T, .H = H, .ids = b->ids, .table = bf16(b->a), .y = bf16(b->b)};
     return bl_embedding(b->stream, &a);
 }
 static bl_status run_cast(bench *b)
 {
-    bl_cast_args a = {
-        .n = LORA_SHARE, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = b->floats, .y = b->b};
+    bl_cast_args a = {.n = LORA_SHARE, .x = bl_tensor_f32(b->floats), .y = bf16(b->b)};
     return bl_cast(b->stream, &a);
 }
 static bl_status quantise_rows(bench *b, int64_t cols, const float *column_factor)

@@ -155,7 +155,9 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
 {
     float *x = numbers(b, T * H), *head = numbers(b, V * H), *dx = numbers(b, T * H),
           *logp = numbers(b, T), *weights = numbers(b, T);
-    float *scratch = numbers(b, bl_loss_head_scratch_floats(V)), *logits = numbers(b, T * V);
+    float *scratch = numbers(
+              b, (int64_t)(bl_loss_head_scratch_bytes(BL_DEVICE_CPU, T, H, V) / sizeof(float))),
+          *logits = numbers(b, T * V);
     int32_t *targets = (int32_t *)numbers(b, T);
     double loss = 0, sum = 0;
     for (int64_t t = 0; t < T; t++) {
@@ -170,17 +172,24 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
                             .H = H,
                             .V = V,
                             .head = w,
-                            .x = x,
+                            .x = bl_tensor_f32(x),
                             .targets = targets,
                             .weights = weights,
                             .scale = 1.0 / (double)T,
                             .logits = scratch,
-                            .dx = dx,
+                            .dx = bl_tensor_f32(dx),
                             .logp = logp,
                             .loss_sum = &loss};
-    head_products products = {
-        .logits = {.forward = true, .T = T, .in = x, .out = logits, .weight = w},
-        .dx = {.forward = false, .T = T, .in = logits, .out = dx, .weight = w}};
+    head_products products = {.logits = {.forward = true,
+                                         .T = T,
+                                         .in = bl_tensor_f32(x),
+                                         .out = bl_tensor_f32(logits),
+                                         .weight = w},
+                              .dx = {.forward = false,
+                                     .T = T,
+                                     .in = bl_tensor_f32(logits),
+                                     .out = bl_tensor_f32(dx),
+                                     .weight = w}};
     timing op_time, gemm_time;
     char shape[128];
     measure(b, run_loss_head, &op, &op_time, run_head_products, &products, &gemm_time);
@@ -220,10 +229,10 @@ static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_h
                                          .kv_stride = stride,
                                          .o_stride = H,
                                          .cu_seqlens = cu_seqlens,
-                                         .q = qkv,
-                                         .k = qkv + at_k,
-                                         .v = qkv + at_v,
-                                         .o = o,
+                                         .q = bl_tensor_f32(qkv),
+                                         .k = bl_tensor_f32(qkv + at_k),
+                                         .v = bl_tensor_f32(qkv + at_v),
+                                         .o = bl_tensor_f32(o),
                                          .lse = lse};
     bl_attention_backward_args backward = {.T = T,
                                            .n_heads = n_heads,
@@ -234,15 +243,15 @@ static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_h
                                            .kv_stride = stride,
                                            .o_stride = H,
                                            .cu_seqlens = cu_seqlens,
-                                           .q = qkv,
-                                           .k = qkv + at_k,
-                                           .v = qkv + at_v,
-                                           .o = o,
+                                           .q = bl_tensor_f32(qkv),
+                                           .k = bl_tensor_f32(qkv + at_k),
+                                           .v = bl_tensor_f32(qkv + at_v),
+                                           .o = bl_tensor_f32(o),
                                            .lse = lse,
-                                           .do_ = d_o,
-                                           .dq = d_qkv,
-                                           .dk = d_qkv + at_k,
-                                           .dv = d_qkv + at_v,
+                                           .do_ = bl_tensor_f32(d_o),
+                                           .dq = bl_tensor_f32(d_qkv),
+                                           .dk = bl_tensor_f32(d_qkv + at_k),
+                                           .dv = bl_tensor_f32(d_qkv + at_v),
                                            .delta = delta};
     bl_matmul_args gemm = {.M = T,
                            .N = H,
@@ -251,9 +260,9 @@ static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_h
                            .ldb = H,
                            .ldc = H,
                            .alpha = 1,
-                           .a = d_o,
-                           .b = square,
-                           .c = product};
+                           .a = bl_tensor_f32(d_o),
+                           .b = bl_tensor_f32(square),
+                           .c = bl_tensor_f32(product)};
     timing op_time, gemm_time;
     char shape[128];
     /* Two products of T^2 / 2 pairs by d forward, five backward, 2 operations each; the yardstick has 2 T H
@@ -284,11 +293,19 @@ static void bench_rows(bench *b, int64_t T, int64_t H)
     if (!sample || !position) check(BL_FAIL(BL_ENOMEM, "%lld positions", (long long)T));
     for (int64_t t = 0; t < T; t++) position[t] = (int32_t)t;
     for (int64_t i = 0; i < n; i++) z[i] = fabsf(z[i]);
-    bl_add_args add = {.n = n, .a = x, .b = y, .y = gate_up};
-    bl_rmsnorm_forward_args norm = {.T = T, .H = H, .eps = 1e-5, .x = x, .w = w, .y = y};
-    bl_swiglu_forward_args swiglu = {.T = T, .I = H, .gate_up = gate_up, .h = y};
-    bl_dropout_args dropout = {
-        .T = T, .C = H, .p = 0.1f, .sample = sample, .position = position, .x = x, .y = y};
+    bl_add_args add = {
+        .n = n, .a = bl_tensor_f32(x), .b = bl_tensor_f32(y), .y = bl_tensor_f32(gate_up)};
+    bl_rmsnorm_forward_args norm = {
+        .T = T, .H = H, .eps = 1e-5, .x = bl_tensor_f32(x), .w = w, .y = bl_tensor_f32(y)};
+    bl_swiglu_forward_args swiglu = {
+        .T = T, .I = H, .gate_up = bl_tensor_f32(gate_up), .h = bl_tensor_f32(y)};
+    bl_dropout_args dropout = {.T = T,
+                               .C = H,
+                               .p = 0.1f,
+                               .sample = sample,
+                               .position = position,
+                               .x = bl_tensor_f32(x),
+                               .y = bl_tensor_f32(y)};
     bl_adamw_args adamw = {.n = n,
                            .step = 1,
                            .lr = 1e-4,

@@ -33,11 +33,12 @@ static bl_status read_rows(void *user, int64_t begin, int64_t end, void *out)
 static bl_status run_layers(bl_linear_stack *stack, bl_stream *stream, pass *p)
 {
     for (int i = 0; i < LAYERS; i++)
-        BL_TRY(bl_linear_layer_forward(bl_linear_stack_layer(stack, i), stream, T, p->x[i],
-                                       p->x[i + 1]));
+        BL_TRY(bl_linear_layer_forward(bl_linear_stack_layer(stack, i), stream, T,
+                                       bl_tensor_f32(p->x[i]), bl_tensor_f32(p->x[i + 1])));
     for (int i = LAYERS - 1; i >= 0; i--)
-        BL_TRY(bl_linear_layer_backward(bl_linear_stack_layer(stack, i), stream, T, p->x[i],
-                                        p->dx[i + 1], p->dx[i]));
+        BL_TRY(bl_linear_layer_backward(bl_linear_stack_layer(stack, i), stream, T,
+                                        bl_tensor_f32(p->x[i]), bl_tensor_f32(p->dx[i + 1]),
+                                        bl_tensor_f32(p->dx[i])));
     BL_TRY(bl_stream_copy(stream, p->gradients, bl_linear_stack_gradients(stack, NULL),
                           sizeof p->gradients));
     return bl_stream_synchronize(stream);

@@ -327,16 +327,16 @@ static bl_status measure_fp8(hardware *h, int n_threads, bl_device *device)
     return BL_OK;
 }
 
-static bl_status measure_gemm(hardware *h, const char *name, int n_threads, bl_act_type act,
+static bl_status measure_gemm(hardware *h, const char *name, int n_threads, bl_dtype dtype,
                               bl_device *device)
 {
     const hardware_options *o = h->options;
     bl_rate rate;
 
-    BL_TRY(bl_rate_gemm(device, act, o->matrix_size, o->runs, &rate));
+    BL_TRY(bl_rate_gemm(device, dtype, o->matrix_size, o->runs, &rate));
     json_t *entry =
         json_pack("{s:s, s:i, s:s, s:I}", "device", name, "threads", n_threads, "dtype",
-                  act == BL_ACT_F32 ? "f32" : "bf16", "matrix_size", (json_int_t)o->matrix_size);
+                  dtype == BL_F32 ? "f32" : "bf16", "matrix_size", (json_int_t)o->matrix_size);
     return add_rate(h, "gemm", entry, "flops", rate);
 }
 
@@ -347,7 +347,7 @@ static bl_status measure_cpu(hardware *h, int n_threads)
 
     BL_TRY(bl_device_create_cpu(n_threads, &device));
     if (n_threads == 1) BL_TRY_GOTO(st, done, measure_copies(h, "cpu", device));
-    BL_TRY_GOTO(st, done, measure_gemm(h, "cpu", n_threads, BL_ACT_F32, device));
+    BL_TRY_GOTO(st, done, measure_gemm(h, "cpu", n_threads, BL_F32, device));
     st = measure_fp8(h, n_threads, device);
 done:
     bl_device_destroy(device);
@@ -366,7 +366,7 @@ static bl_status measure_gpu(hardware *h)
     }
     BL_TRY(st);
     BL_TRY_GOTO(st, done, measure_copies(h, "cuda", device));
-    st = measure_gemm(h, "cuda", 1, BL_ACT_BF16, device);
+    st = measure_gemm(h, "cuda", 1, BL_BF16, device);
 done:
     bl_device_destroy(device);
     return st;

@@ -112,7 +112,8 @@ static bl_status encode_weight(bl_stream *stream, const void *args)
 static bl_status allocate(bench_case *c)
 {
     int64_t r = c->options->lora_r, T = c->T, N = c->N, K = c->K;
-    int64_t workspace = bl_lora_linear_workspace_floats(T, K, r, false);
+    c->linear.workspace_bytes = bl_lora_linear_workspace_bytes(BL_DEVICE_CPU, &c->linear, T);
+    int64_t workspace = (int64_t)(c->linear.workspace_bytes / sizeof(float));
     int64_t floats = 2 * T * K + T * N + N * K + 2 * (r * K * BL_LORA_PARTS + N * r) + workspace;
     size_t code_bytes, n_scales;
 
@@ -133,9 +134,9 @@ static bl_status allocate(bench_case *c)
     c->linear.workspace = at, at += workspace;
     for (int p = 0; p < c->linear.n_parts; p++) {
         bl_lora_part *part = &c->linear.part[p];
-        part->A = at, at += r * K;
+        part->A = bl_tensor_f32(at), at += r * K;
         part->dA = at, at += r * K;
-        part->B = at, at += part->rows * r;
+        part->B = bl_tensor_f32(at), at += part->rows * r;
         part->dB = at, at += part->rows * r;
     }
     BL_TRY(bl_stream_call(c->stream, encode_weight, &c, sizeof c));
@@ -169,17 +170,18 @@ static bl_status plain_gemm(bench_case *c, bool forward)
                            .ldb = c->K,
                            .ldc = forward ? c->N : c->K,
                            .alpha = 1.0f,
-                           .a = forward ? c->x : c->y,
-                           .b = c->dense,
-                           .c = forward ? c->y : c->dx};
+                           .a = bl_tensor_f32(forward ? c->x : c->y),
+                           .b = bl_tensor_f32(c->dense),
+                           .c = bl_tensor_f32(forward ? c->y : c->dx)};
     BL_TRY(bl_matmul(c->stream, &args));
     return bl_stream_synchronize(c->stream);
 }
 
 static bl_status layer(bench_case *c, bool forward)
 {
-    BL_TRY(forward ? bl_lora_linear_forward(c->stream, &c->linear, c->T, c->x, c->y)
-                   : bl_lora_linear_backward(c->stream, &c->linear, c->T, c->x, c->y, c->dx));
+    bl_tensor x = bl_tensor_f32(c->x), y = bl_tensor_f32(c->y), dx = bl_tensor_f32(c->dx);
+    BL_TRY(forward ? bl_lora_linear_forward(c->stream, &c->linear, c->T, x, y)
+                   : bl_lora_linear_backward(c->stream, &c->linear, c->T, x, y, dx));
     return bl_stream_synchronize(c->stream);
 }
 

@@ -47,7 +47,8 @@ typedef struct linear_bench {
     int n_buffers;
     int64_t T, N, K;
     void *pattern; /* host: random bf16 values, then random codes */
-    void *x, *dy, *out, *dense, *turned, *input_codes;
+    bl_tensor x, dy, out, dense;
+    void *turned, *input_codes;
     float *input_scales, *one_scale;
     uint8_t *codes;
     bl_lora_linear linear;
@@ -128,21 +129,21 @@ static bl_status make_weight(linear_bench *b, const uint8_t *codes)
 static bl_status make_parts(linear_bench *b)
 {
     int64_t r = 0;
-    char *A;
+    bl_tensor A = {NULL, BL_BF16};
     float *dA;
 
     for (int p = 0; p < b->linear.n_parts; p++) r += b->linear.part[p].r;
-    BL_TRY(take_filled(b, (size_t)(r * b->K) * 2, b->pattern, (void **)&A));
+    BL_TRY(take_filled(b, (size_t)(r * b->K) * 2, b->pattern, &A.data));
     BL_TRY(take(b, (size_t)(r * b->K) * sizeof *dA, (void **)&dA));
     b->linear.is_stacked = true;
     for (int p = 0; p < b->linear.n_parts; p++) {
         bl_lora_part *part = &b->linear.part[p];
         size_t n = (size_t)(part->rows * part->r);
-        void *B;
-        BL_TRY(take_filled(b, n * 2, b->pattern, &B));
+        bl_tensor B = {NULL, BL_BF16};
+        BL_TRY(take_filled(b, n * 2, b->pattern, &B.data));
         BL_TRY(take(b, n * sizeof(float), (void **)&part->dB));
         part->A = A, part->B = B, part->dA = dA;
-        A += (size_t)(part->r * b->K) * 2;
+        A = bl_tensor_at(A, part->r * b->K);
         dA += part->r * b->K;
     }
     return BL_OK;
@@ -156,10 +157,11 @@ static bl_status make_memory(linear_bench *b)
         bl_device_alloc(b->device, BL_SPACE_HOST, 2 * PATTERN_BYTES, "bench linear", &b->pattern));
     fill_pattern(b->pattern, (uint8_t *)b->pattern + PATTERN_BYTES);
     BL_TRY(make_weight(b, (const uint8_t *)b->pattern + PATTERN_BYTES));
-    BL_TRY(take_filled(b, (size_t)(b->T * b->K) * 2, b->pattern, &b->x));
-    BL_TRY(take_filled(b, (size_t)(b->T * b->N) * 2, b->pattern, &b->dy));
-    BL_TRY(take(b, (size_t)b->T * larger * 2, &b->out));
-    BL_TRY(take_filled(b, (size_t)(b->N * b->K) * 2, b->pattern, &b->dense));
+    b->x.dtype = b->dy.dtype = b->out.dtype = b->dense.dtype = BL_BF16;
+    BL_TRY(take_filled(b, (size_t)(b->T * b->K) * 2, b->pattern, &b->x.data));
+    BL_TRY(take_filled(b, (size_t)(b->T * b->N) * 2, b->pattern, &b->dy.data));
+    BL_TRY(take(b, (size_t)b->T * larger * 2, &b->out.data));
+    BL_TRY(take_filled(b, (size_t)(b->N * b->K) * 2, b->pattern, &b->dense.data));
     BL_TRY(take(b, (size_t)(b->N * b->K), &b->turned));
     BL_TRY(take_filled(b, (size_t)b->T * larger, (const uint8_t *)b->pattern + PATTERN_BYTES,
                        &b->input_codes));
@@ -170,7 +172,7 @@ static bl_status make_memory(linear_bench *b)
                 (void **)&b->input_scales));
     BL_TRY(make_parts(b));
     b->linear.mode = BL_MATMUL_FP8; /* whose workspace serves both */
-    b->linear.workspace_bytes = bl_lora_linear_workspace_bytes(b->device, &b->linear, b->T);
+    b->linear.workspace_bytes = bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, &b->linear, b->T);
     BL_TRY(take(b, b->linear.workspace_bytes, &b->linear.workspace));
     return bl_stream_synchronize(b->stream);
 }
@@ -181,8 +183,6 @@ static bl_status plain_gemm(linear_bench *b)
 {
     bool forward = b->forward;
     return bl_matmul(b->stream, &(bl_matmul_args){.transpose_b = forward,
-                                                  .act = BL_ACT_BF16,
-                                                  .c_act = BL_ACT_BF16,
                                                   .M = b->T,
                                                   .N = forward ? b->N : b->K,
                                                   .K = forward ? b->K : b->N,
@@ -205,7 +205,7 @@ static bl_status plain_fp8_gemm(linear_bench *b, bool fast_sums)
     ops_gemm gemm = {.kind = OPS_GEMM_FP8_TENSOR,
                      .transpose_a = true,
                      .fast_sums = fast_sums,
-                     .d_type = BL_ACT_BF16,
+                     .d_type = BL_BF16,
                      .alpha = 1,
                      .m = outer,
                      .n = b->T,
@@ -217,7 +217,7 @@ static bl_status plain_fp8_gemm(linear_bench *b, bool fast_sums)
                      .b = b->input_codes,
                      .a_scale = b->one_scale,
                      .b_scale = b->one_scale,
-                     .d = b->out,
+                     .d = b->out.data,
                      .workspace = b->linear.workspace,
                      .workspace_bytes = BL_MATMUL_SCRATCH_BYTES};
     BL_TRY(ops_cuda_gemm_is_served(b->stream, &gemm, is_served));
@@ -228,7 +228,6 @@ static bl_status frozen_product(linear_bench *b)
 {
     return bl_matmul_weight(b->stream,
                             &(bl_matmul_weight_args){.forward = b->forward,
-                                                     .act = BL_ACT_BF16,
                                                      .mode = b->linear.mode,
                                                      .T = b->T,
                                                      .in = b->forward ? b->x : b->dy,
@@ -241,7 +240,7 @@ static bl_status frozen_product(linear_bench *b)
 static bl_status quantise(linear_bench *b)
 {
     int64_t inner = b->forward ? b->K : b->N;
-    const void *in = b->forward ? b->x : b->dy;
+    const void *in = b->forward ? b->x.data : b->dy.data;
     const float *factor = b->forward ? NULL : b->linear.weight.segment[0].scales;
     return b->shape->format == BL_FORMAT_FP8_ROW
                ? fp8_cuda_quantise_rows(b->stream, in, inner, factor, b->T, inner, b->input_codes,
@@ -274,7 +273,7 @@ static bl_status run_step(linear_bench *b, step what)
         return is_fp8 || w->format == BL_FORMAT_BF16
                    ? BL_OK
                    : fp8_cuda_dequantise(b->stream, w->format, w->codes, w->scales, b->N, b->K,
-                                         b->dense);
+                                         b->dense.data);
     case STEP_QUANTISE:
         return is_fp8 ? quantise(b) : BL_OK;
     default:
@@ -316,7 +315,8 @@ static bl_status hash_results(linear_bench *b, XXH64_hash_t *out)
 
     if (!state) return BL_FAIL(BL_ENOMEM, "bench linear: a hash");
     XXH3_64bits_reset(state);
-    BL_TRY_GOTO(st, done, hash(b, state, b->out, (size_t)(b->T * (b->forward ? b->N : b->K)) * 2));
+    BL_TRY_GOTO(st, done,
+                hash(b, state, b->out.data, (size_t)(b->T * (b->forward ? b->N : b->K)) * 2));
     for (int p = 0; p < b->linear.n_parts && !b->forward; p++) {
         const bl_lora_part *part = &b->linear.part[p];
         BL_TRY_GOTO(st, done, hash(b, state, part->dA, (size_t)(part->r * b->K) * sizeof(float)));
@@ -337,9 +337,9 @@ static bl_status fetch_sample(linear_bench *b)
            n = bytes < PATTERN_BYTES ? bytes : PATTERN_BYTES;
 
     memset(b->pattern, 0, 2 * PATTERN_BYTES);
-    BL_TRY(bl_stream_copy(b->stream, b->pattern, b->out, n));
+    BL_TRY(bl_stream_copy(b->stream, b->pattern, b->out.data, n));
     BL_TRY(bl_stream_copy(b->stream, (char *)b->pattern + PATTERN_BYTES,
-                          (const char *)b->out + bytes - n, n));
+                          (const char *)b->out.data + bytes - n, n));
     return bl_stream_synchronize(b->stream);
 }
 
@@ -467,7 +467,6 @@ bl_status bl_bench_linear_cuda(bl_device *device, bl_stream *stream, const bl_li
     b.T = shape->T;
     b.N = shape->linear.weight.rows;
     b.K = shape->linear.weight.cols;
-    b.linear.act = BL_ACT_BF16;
     bl_status st = measure_all(&b);
     bl_stamp_destroy(b.begin);
     bl_stamp_destroy(b.end);

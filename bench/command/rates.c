@@ -318,20 +318,20 @@ static bl_status bring_operands(gemm *g, float *host, uint16_t *packed, void *op
     size_t n_values = (size_t)(2 * g->args.M * g->args.K);
 
     fill(host, (int64_t)n_values);
-    for (size_t i = 0; g->args.act == BL_ACT_BF16 && i < n_values; i++) {
+    for (size_t i = 0; g->args.a.dtype == BL_BF16 && i < n_values; i++) {
         packed[i] = bl_f32_to_bf16(host[i]);
         host[i] = bl_bf16_to_f32(packed[i]);
     }
-    const void *from = g->args.act == BL_ACT_BF16 ? (const void *)packed : host;
-    BL_TRY(bl_stream_copy(g->stream, operands, from, n_values * bl_act_bytes(g->args.act)));
+    const void *from = g->args.a.dtype == BL_BF16 ? (const void *)packed : host;
+    BL_TRY(
+        bl_stream_copy(g->stream, operands, from, bl_tensor_bytes(g->args.a, (int64_t)n_values)));
     return bl_stream_synchronize(g->stream);
 }
 
-bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t runs, bl_rate *out)
+bl_status bl_rate_gemm(bl_device *device, bl_dtype dtype, int64_t n, int64_t runs, bl_rate *out)
 {
-    size_t n_values = (size_t)(n * n), operand_bytes = n_values * bl_act_bytes(act);
-    gemm g = {
-        .args = {.act = act, .M = n, .N = n, .K = n, .lda = n, .ldb = n, .ldc = n, .alpha = 1.0f}};
+    size_t n_values = (size_t)(n * n), operand_bytes = n_values * bl_dtype_bytes(dtype);
+    gemm g = {.args = {.M = n, .N = n, .K = n, .lda = n, .ldb = n, .ldc = n, .alpha = 1.0f}};
     float *host = NULL;
     uint16_t *packed = NULL;
     unsigned char *operands = NULL;
@@ -349,16 +349,19 @@ bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t ru
                                 (void **)&operands));
     BL_TRY_GOTO(st, done,
                 bl_device_alloc(device, BL_SPACE_DEVICE, n_values * sizeof *host, "bench product",
-                                &g.args.c));
+                                &g.args.c.data));
     BL_TRY_GOTO(st, done,
                 bl_device_alloc(device, BL_SPACE_DEVICE, BL_MATMUL_SCRATCH_BYTES, "bench scratch",
                                 &g.args.scratch));
     g.args.scratch_bytes = BL_MATMUL_SCRATCH_BYTES;
-    g.args.a = operands, g.args.b = operands + operand_bytes;
+    g.args.a = bl_tensor_of(operands, dtype);
+    g.args.b = bl_tensor_of(operands + operand_bytes, dtype);
+    g.args.c.dtype = BL_F32;
     BL_TRY_GOTO(st, done, bring_operands(&g, host, packed, operands));
     BL_TRY_GOTO(st, done, bl_matmul(g.stream, &g.args));
-    BL_TRY_GOTO(st, done,
-                bl_stream_copy(g.stream, host + 2 * n_values, g.args.c, n_values * sizeof *host));
+    BL_TRY_GOTO(
+        st, done,
+        bl_stream_copy(g.stream, host + 2 * n_values, g.args.c.data, n_values * sizeof *host));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(g.stream));
     if (!is_product(host, n)) {
         st = BL_FAIL(BL_EINTERNAL, "a product of matrices is wrong");
@@ -370,7 +373,7 @@ done:
     bl_device_free(device, BL_SPACE_HOST, host);
     bl_device_free(device, BL_SPACE_HOST, packed);
     bl_device_free(device, BL_SPACE_DEVICE, operands);
-    bl_device_free(device, BL_SPACE_DEVICE, g.args.c);
+    bl_device_free(device, BL_SPACE_DEVICE, g.args.c.data);
     bl_device_free(device, BL_SPACE_DEVICE, g.args.scratch);
     return st;
 }

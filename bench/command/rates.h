@@ -30,7 +30,7 @@ bl_status bl_rate_all_gather(int n_ranks, size_t bytes_per_rank, int64_t runs, b
 
 /* 2 n^3 floating-point operations a product of matrices of n rows and columns, of the type act (a CPU has
  * fp32, a GPU bf16), with an fp32 result. */
-bl_status bl_rate_gemm(bl_device *device, bl_act_type act, int64_t n, int64_t runs, bl_rate *out);
+bl_status bl_rate_gemm(bl_device *device, bl_dtype dtype, int64_t n, int64_t runs, bl_rate *out);
 
 /* Weights converted between fp32 and the format, one of the two FP8 ones, in a matrix of rows x cols; a CPU
  * device. */

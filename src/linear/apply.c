@@ -9,16 +9,16 @@ static bl_status bind(bl_stream *stream, const bl_linear_use *use, bl_lora_linea
     return bl_base_acquire(use->base, use->unit, use->matrix, stream, &out->weight);
 }
 
-bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T, const void *x,
-                          void *y)
+bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T, bl_tensor x,
+                          bl_tensor y)
 {
     bl_lora_linear linear;
     BL_TRY(bind(stream, use, &linear));
     return bl_lora_linear_forward(stream, &linear, T, x, y);
 }
 
-bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T, const void *x,
-                              const void *dy, void *dx)
+bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T, bl_tensor x,
+                              bl_tensor dy, bl_tensor dx)
 {
     bl_lora_linear linear;
     BL_TRY(bind(stream, use, &linear));

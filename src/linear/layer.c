@@ -71,12 +71,9 @@ static bl_status turn_ring(bl_linear_stack *stack, int64_t layer, bl_stream *str
 bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer)
 {
     const bl_linear_stack *stack = layer->stack;
-    bool is_cuda = bl_device_get_kind(stack->options.device) == BL_DEVICE_CUDA;
     bl_linear_use use = {.base = stack->base,
                          .unit = layer->index,
-                         .lora = {.act = is_cuda ? BL_ACT_BF16 : BL_ACT_F32,
-                                  .workspace = stack->work,
-                                  .workspace_bytes = stack->work_bytes}};
+                         .lora = {.workspace = stack->work, .workspace_bytes = stack->work_bytes}};
 
     if (layer->r == 0) return use;
     bl_linear_lora_view view = bl_linear_layer_lora(layer);
@@ -85,13 +82,13 @@ bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer)
         (bl_lora_part){.r = layer->r,
                        .rows = stack->layout.units[layer->index].matrix[0].weight.rows,
                        .scale = layer->scale,
-                       .A = view.A,
-                       .B = view.B,
+                       .A = bl_tensor_f32(view.A),
+                       .B = bl_tensor_f32(view.B),
                        .dA = view.dA,
                        .dB = view.dB};
-    if (stack->copies) {
-        use.lora.part[0].A = (uint16_t *)stack->copies + layer->a_offset;
-        use.lora.part[0].B = (uint16_t *)stack->copies + layer->b_offset;
+    if (bl_tensor_is_there(stack->copies)) {
+        use.lora.part[0].A = bl_tensor_at(stack->copies, layer->a_offset);
+        use.lora.part[0].B = bl_tensor_at(stack->copies, layer->b_offset);
     }
     use.lora.dropout =
         (bl_lora_dropout){.p = layer->dropout,
@@ -110,18 +107,16 @@ static bl_status begin_call(const bl_linear_layer *layer, bl_stream *stream, int
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": %" PRId64 " tokens, max_tokens is %" PRId64,
                        layer->index, T, stack->options.max_tokens);
     BL_TRY(turn_ring(stack, layer->index, stream));
-    if (layer->r == 0 || !stack->copies) return BL_OK;
+    if (layer->r == 0 || !bl_tensor_is_there(stack->copies)) return BL_OK;
     int64_t n = layer->b_offset - layer->a_offset +
                 layer->r * stack->layout.units[layer->index].matrix[0].weight.rows;
     return bl_cast(stream, &(bl_cast_args){.n = n,
-                                           .from = BL_ACT_F32,
-                                           .to = BL_ACT_BF16,
-                                           .x = stack->weights + layer->a_offset,
-                                           .y = (uint16_t *)stack->copies + layer->a_offset});
+                                           .x = bl_tensor_f32(stack->weights + layer->a_offset),
+                                           .y = bl_tensor_at(stack->copies, layer->a_offset)});
 }
 
-bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
-                                  const void *x, void *y)
+bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T, bl_tensor x,
+                                  bl_tensor y)
 {
     BL_TRY(begin_call(layer, stream, T));
     bl_linear_use use = bl_linear_layer_use(layer);
@@ -129,7 +124,7 @@ bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int
 }
 
 bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
-                                   const void *x, const void *dy, void *dx)
+                                   bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
     if (layer->stack->options.forward_only)
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": backward of a forward_only stack",
@@ -239,13 +234,15 @@ static bl_status take(const bl_linear_stack *stack, size_t n_bytes, const char *
 static bl_status take_memory(bl_linear_stack *stack)
 {
     size_t n_floats = (size_t)stack->n_floats, T = (size_t)stack->options.max_tokens;
-    bool is_cuda = bl_device_get_kind(stack->options.device) == BL_DEVICE_CUDA;
+    bl_tensor copies = {NULL, bl_act_dtype(bl_device_get_kind(stack->options.device))};
 
     BL_TRY(take(stack, stack->memory.scales, "scales", (void **)&stack->scales));
     BL_TRY(take(stack, n_floats * sizeof(float), "LoRA weights", (void **)&stack->weights));
     if (!stack->options.forward_only)
         BL_TRY(take(stack, n_floats * sizeof(float), "LoRA gradients", (void **)&stack->gradients));
-    if (is_cuda) BL_TRY(take(stack, n_floats * sizeof(uint16_t), "LoRA copies", &stack->copies));
+    if (copies.dtype != BL_F32)
+        BL_TRY(take(stack, bl_tensor_bytes(copies, stack->n_floats), "LoRA copies", &copies.data));
+    stack->copies = copies;
     BL_TRY(take(stack, stack->work_bytes, "linear workspace", &stack->work));
     if (!stack->has_dropout) return BL_OK;
     BL_TRY(take(stack, T * sizeof(int64_t), "dropout keys", (void **)&stack->no_sample));
@@ -347,7 +344,7 @@ void bl_linear_stack_destroy(bl_linear_stack *stack)
 {
     if (!stack) return;
     bl_device *device = stack->options.device;
-    void *const memory[] = {stack->scales, stack->weights,   stack->gradients, stack->copies,
+    void *const memory[] = {stack->scales, stack->weights,   stack->gradients, stack->copies.data,
                             stack->work,   stack->no_sample, stack->token};
 
     if (stack->gather) (void)bl_stream_synchronize(stack->gather);

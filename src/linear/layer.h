@@ -26,6 +26,7 @@
 
 #include "comm/comm.h"
 #include "device/device.h"
+#include "device/tensor.h"
 #include "fp8/fp8.h"
 #include "offload/tier.h"
 
@@ -127,13 +128,13 @@ bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
  * device memory, row-major, fp32 on the CPU and bf16 on CUDA. Calls on different streams are ordered
  * by the caller.
  * forward: y is overwritten; x and y do not overlap.
- * backward: x is the forward's input. dx, dA and dB are overwritten; dx NULL skips it; dx overlaps
+ * backward: x is the forward's input. dx, dA and dB are overwritten; no dx skips it; dx overlaps
  * neither x nor dy.
  * BL_EUSAGE: T beyond max_tokens, backward with forward_only; else the error of stream or group. */
-bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
-                                  const void *x, void *y);
+bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T, bl_tensor x,
+                                  bl_tensor y);
 bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
-                                   const void *x, const void *dy, void *dx);
+                                   bl_tensor x, bl_tensor dy, bl_tensor dx);
 
 /* Checks stored rows against the checksums of when they were written; streams idle. BL_EINPUT. */
 bl_status bl_linear_stack_verify(bl_linear_stack *stack);

@@ -34,7 +34,7 @@ struct bl_linear_stack {
     float *scales;
     int64_t n_scales;
     float *weights, *gradients;
-    void *copies; /* of the weights in bf16, on CUDA */
+    bl_tensor copies; /* of the weights in bl_act_dtype; none where that is fp32 */
     int64_t n_floats;
     void *work;
     size_t work_bytes;

@@ -160,20 +160,21 @@ static bl_status count_ring(bl_linear_stack *stack)
 static void count_work(bl_linear_stack *stack)
 {
     const bl_linear_options *o = &stack->options;
-    bool is_cuda = bl_device_get_kind(o->device) == BL_DEVICE_CUDA;
+    bl_device_kind kind = bl_device_get_kind(o->device);
+    bl_dtype act = bl_act_dtype(kind);
     size_t vectors = o->forward_only ? 1 : 2;
 
     for (int64_t i = 0; i < stack->n_layers; i++) {
         bl_linear_use use = bl_linear_layer_use(&stack->layers[i]);
         use.lora.weight = stack->layout.units[i].matrix[0].weight;
-        size_t n_bytes = bl_lora_linear_workspace_bytes(o->device, &use.lora, o->max_tokens);
+        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, &use.lora, o->max_tokens);
         if (n_bytes > stack->work_bytes) stack->work_bytes = n_bytes;
     }
     stack->memory.work =
         stack->work_bytes +
         (stack->has_dropout ? (size_t)o->max_tokens * (sizeof(int64_t) + sizeof(int32_t)) : 0);
-    stack->memory.lora =
-        (size_t)stack->n_floats * (vectors * sizeof(float) + (is_cuda ? sizeof(uint16_t) : 0));
+    stack->memory.lora = (size_t)stack->n_floats *
+                         (vectors * sizeof(float) + (act == BL_F32 ? 0 : bl_dtype_bytes(act)));
     stack->memory.scales = (size_t)stack->n_scales * sizeof(float);
 }
 

@@ -12,12 +12,13 @@
  * stream. So one frozen matrix can serve several adapters, or none (n_parts 0: the plain base). The stream's device decides where it runs;
  * all pointers are memory of that device.
  *
- * Types: x, y, dy, dx, A and B are fp32 on the CPU and bf16 on CUDA (act; A and B are then compute copies made by bl_cast); dA and dB are
- * fp32 everywhere. */
+ * Types: x, y, dy, dx, A and B are fp32 on the CPU and bf16 on CUDA (A and B are then compute copies made by
+ * bl_cast); dA and dB are fp32 everywhere. */
 #ifndef BALLAST_LINEAR_LORA_LINEAR_H
 #define BALLAST_LINEAR_LORA_LINEAR_H
 
 #include "device/device.h"
+#include "device/tensor.h"
 #include "ops/matmul.h"
 
 #ifdef __cplusplus
@@ -31,8 +32,8 @@ typedef struct bl_lora_part {
     /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023,
      * arXiv:2312.03732). */
     float scale;
-    const void *A, *B; /* (r,K), (rows,r) */
-    float *dA, *dB;    /* overwritten by backward */
+    bl_tensor A, B; /* (r,K), (rows,r) */
+    float *dA, *dB; /* overwritten by backward */
 } bl_lora_part;
 
 /* The mask's key; see bl_dropout in ops/elementwise.h. p = 0: no dropout, the other members are not read. */
@@ -52,11 +53,9 @@ typedef struct bl_lora_linear {
      * gone through once for all parts instead of once for each. Not looked at on the CPU. */
     bool is_stacked;
     bl_lora_dropout dropout;
-    bl_act_type act;     /* zero: fp32 */
-    bl_matmul_mode mode; /* how the frozen product is made on CUDA */
-    void *workspace;     /* bl_lora_linear_workspace_floats(...) on the CPU */
-    /* bl_lora_linear_workspace_bytes(...) on CUDA, 256-byte aligned; not looked at on the CPU. */
-    size_t workspace_bytes;
+    bl_matmul_mode mode;    /* how the frozen product is made on CUDA */
+    void *workspace;        /* bl_lora_linear_workspace_bytes(...), 256-byte aligned on CUDA */
+    size_t workspace_bytes; /* not looked at on the CPU */
 } bl_lora_linear;
 
 /* out[i] = element begin + i of A's first values, i < count, A (r,K) row-major: uniform in [-1/sqrt(K), 1/sqrt(K)) (PEFT's
@@ -64,21 +63,18 @@ typedef struct bl_lora_linear {
 void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K, int64_t begin,
                         int64_t count, float *out);
 
-/* r_max: the largest r of a part; dropout: whether p > 0. */
-int64_t bl_lora_linear_workspace_floats(int64_t T, int64_t K, int64_t r_max, bool dropout);
-
-/* The same in bytes on any device. Of `linear`, the weight's shape and formats, the parts' r, is_stacked, dropout.p, act and mode are read. */
-size_t bl_lora_linear_workspace_bytes(const bl_device *device, const bl_lora_linear *linear,
-                                      int64_t T);
+/* Bytes of the workspace on such a device; 0 is possible. Of `linear`, the weight's shape and formats, the
+ * parts' r, is_stacked, dropout.p and mode are read; on the CPU the weight's columns alone. */
+size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear, int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */
 bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
-                                 const void *x, void *y);
+                                 bl_tensor x, bl_tensor y);
 
-/* dx (T,K) and the parts' dA, dB are overwritten; dx NULL skips it. x is the forward's input. dx overlaps neither x nor dy.
+/* dx (T,K) and the parts' dA, dB are overwritten; none for dx skips it. x is the forward's input. dx overlaps neither x nor dy.
  * T = 0 sets dA and dB to zero. */
 bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
-                                  const void *x, const void *dy, void *dx);
+                                  bl_tensor x, bl_tensor dy, bl_tensor dx);
 
 #ifdef __cplusplus
 }

@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "llama/block.h"
 
+#include <string.h>
+
 #include "base/sizes.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 
-enum { FLOAT_ALIGN = 64 }; /* tensors start on 256-byte boundaries */
+enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
 
-bl_block_dims bl_block_dims_of(const bl_llama_config *config)
+bl_block_dims bl_block_dims_of(const bl_llama_config *config, bl_device_kind kind)
 {
     bl_block_dims dims = {.hidden = config->hidden_size,
                           .inter = config->intermediate_size,
                           .n_heads = config->n_heads,
                           .n_kv_heads = config->n_kv_heads,
                           .head_dim = config->head_dim,
-                          .eps = config->rms_norm_eps};
+                          .eps = config->rms_norm_eps,
+                          .kind = kind,
+                          .act = bl_act_dtype(kind)};
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
@@ -25,15 +29,27 @@ bl_block_dims bl_block_dims_of(const bl_llama_config *config)
 
 /* Hands out consecutive pieces of `memory`; with memory NULL only counts. */
 typedef struct bump {
-    float *memory;
-    int64_t used;
+    char *memory;
+    bl_dtype act; /* of tensors */
+    int64_t used; /* bytes */
 } bump;
 
-static float *take(bump *from, int64_t floats)
+static void *take_bytes(bump *from, int64_t n_bytes)
 {
-    float *piece = from->memory ? from->memory + from->used : NULL;
-    from->used += bl_round_up(floats, FLOAT_ALIGN);
+    char *piece = from->memory ? from->memory + from->used : NULL;
+    from->used += bl_round_up(n_bytes, ALIGNMENT_BYTES);
     return piece;
+}
+
+static bl_tensor take(bump *from, int64_t n_elements)
+{
+    int64_t n_bytes = n_elements * (int64_t)bl_dtype_bytes(from->act);
+    return bl_tensor_of(take_bytes(from, n_bytes), from->act);
+}
+
+static float *take_floats(bump *from, int64_t n_floats)
+{
+    return take_bytes(from, n_floats * (int64_t)sizeof(float));
 }
 
 static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, bump *from,
@@ -43,58 +59,75 @@ static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, 
     if (which & BL_SAVE_ATTENTION) {
         out->mid = take(from, T * dims->hidden);
         out->attention = take(from, T * dims->q_width);
-        out->lse = take(from, T * dims->n_heads);
+        out->lse = take_floats(from, T * dims->n_heads);
     }
     if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
     if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * 2 * dims->inter);
 }
 
-int64_t bl_block_saved_floats(const bl_block_dims *dims, unsigned save)
+int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
 {
-    bl_block_tensors unused;
-    bump counter = {0};
-    place_tensors(dims, save, FLOAT_ALIGN, &counter, &unused);
-    return counter.used / FLOAT_ALIGN;
+    return bl_round_up(T, ALIGNMENT_BYTES / (int64_t)bl_dtype_bytes(dims->act));
 }
 
-void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory,
+int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save)
+{
+    bl_block_tensors unused;
+    bump counter = {.act = dims->act};
+    int64_t rows = bl_block_rows(dims, 1);
+    place_tensors(dims, save, rows, &counter, &unused);
+    return counter.used / rows;
+}
+
+void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
                           bl_block_tensors *tensors)
 {
-    bump from = {memory, 0};
-    place_tensors(dims, save, bl_round_up(T_max, FLOAT_ALIGN), &from, tensors);
+    bump from = {memory, dims->act, 0};
+    place_tensors(dims, save, bl_block_rows(dims, T_max), &from, tensors);
+}
+
+/* For the largest of the layer's matrices, on a device whose products need no scratch. */
+static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout)
+{
+    int64_t widest = bl_max_i64(bl_max_i64(dims->hidden, dims->q_width), dims->inter);
+    bl_lora_linear linear = {.weight = {.cols = widest},
+                             .n_parts = 1,
+                             .part = {{.r = r}},
+                             .dropout = {.p = dropout ? 0.5f : 0.0f}};
+    return r > 0 ? bl_lora_linear_workspace_bytes(dims->kind, &linear, T) : 0;
 }
 
 static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
-                               bool training, float *memory, bl_block_workspace *ws)
+                               bool training, void *memory, bl_block_workspace *ws)
 {
-    bump from = {memory, 0};
-    int64_t widest = bl_max_i64(bl_max_i64(dims->hidden, dims->q_width), dims->inter);
+    bump from = {memory, dims->act, 0};
 
     *ws = (bl_block_workspace){0};
     place_tensors(dims, BL_SAVE_S4, T, &from, &ws->tensors);
     ws->norm = take(&from, T * dims->hidden);
-    ws->rstd = take(&from, T);
+    ws->rstd = take_floats(&from, T);
     ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
-    ws->lora = take(&from, r > 0 ? bl_lora_linear_workspace_floats(T, widest, r, dropout) : 0);
+    ws->lora_bytes = lora_workspace_bytes(dims, T, r, dropout);
+    ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
     if (training) {
         ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
         ws->d_norm = take(&from, T * dims->hidden);
-        ws->delta = take(&from, T * dims->n_heads);
+        ws->delta = take_floats(&from, T * dims->n_heads);
         ws->d_attention = ws->h; /* the MLP's backward is over when that of attention begins */
         ws->d_qkv = ws->dh;
     }
     return from.used;
 }
 
-int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
-                                  bool training)
+int64_t bl_block_workspace_bytes(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                                 bool training)
 {
     bl_block_workspace unused;
     return place_workspace(dims, T_max, r, dropout, training, NULL, &unused);
 }
 
 void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
-                              bool training, float *memory, bl_block_workspace *workspace)
+                              bool training, void *memory, bl_block_workspace *workspace)
 {
     place_workspace(dims, T_max, r, dropout, training, memory, workspace);
 }
@@ -103,11 +136,11 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
                                             const bl_block_workspace *ws)
 {
     bl_block_tensors t = *kept;
-    if (!t.qkv) t.qkv = ws->tensors.qkv;
-    if (!t.attention) t.attention = ws->tensors.attention;
+    if (!bl_tensor_is_there(t.qkv)) t.qkv = ws->tensors.qkv;
+    if (!bl_tensor_is_there(t.attention)) t.attention = ws->tensors.attention;
     if (!t.lse) t.lse = ws->tensors.lse;
-    if (!t.mid) t.mid = ws->tensors.mid;
-    if (!t.gate_up) t.gate_up = ws->tensors.gate_up;
+    if (!bl_tensor_is_there(t.mid)) t.mid = ws->tensors.mid;
+    if (!bl_tensor_is_there(t.gate_up)) t.gate_up = ws->tensors.gate_up;
     return t;
 }
 
@@ -119,7 +152,9 @@ static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
     bl_linear_use use = {.base = block->base,
                          .unit = block->layer,
                          .matrix = (int)matrix,
-                         .lora = {.workspace = ws->lora, .dropout = block->dropout}};
+                         .lora = {.workspace = ws->lora,
+                                  .workspace_bytes = ws->lora_bytes,
+                                  .dropout = block->dropout}};
     use.lora.dropout.sample = batch->sample;
     use.lora.dropout.position = batch->position;
     if (block->lora)
@@ -129,7 +164,7 @@ static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
 
 static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
-                                const float *x, float *y)
+                                bl_tensor x, bl_tensor y)
 {
     bl_linear_use use = use_matrix(block, matrix, batch, ws, NULL);
     return bl_linear_apply(stream, &use, batch->T, x, y);
@@ -137,7 +172,7 @@ static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_lla
 
 static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
-                                 float *gradients, const float *x, const float *dy, float *dx)
+                                 float *gradients, bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
     bl_linear_use use = use_matrix(block, matrix, batch, ws, gradients);
     return bl_linear_pull_back(stream, &use, batch->T, x, dy, dx);
@@ -145,7 +180,7 @@ static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_ll
 
 /* ws->norm, ws->rstd = norm of x */
 static bl_status norm_forward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
-                              const float *w, const float *x, const bl_block_workspace *ws)
+                              const float *w, bl_tensor x, const bl_block_workspace *ws)
 {
     return bl_rmsnorm_forward(stream, &(bl_rmsnorm_forward_args){.T = T,
                                                                  .H = dims->hidden,
@@ -158,8 +193,8 @@ static bl_status norm_forward(bl_stream *stream, const bl_block_dims *dims, int6
 
 /* d += gradient of x through the norm whose output has gradient ws->d_norm; ws->rstd is that of norm_forward */
 static bl_status norm_backward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
-                               const float *w, const float *x, const bl_block_workspace *ws,
-                               float *d)
+                               const float *w, bl_tensor x, const bl_block_workspace *ws,
+                               bl_tensor d)
 {
     return bl_rmsnorm_backward(stream, &(bl_rmsnorm_backward_args){.T = T,
                                                                    .H = dims->hidden,
@@ -173,7 +208,7 @@ static bl_status norm_backward(bl_stream *stream, const bl_block_dims *dims, int
 
 /* q and k are neighbours in a fused row: one call rotates both. */
 static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch,
-                        int64_t position_offset, int direction, float *qkv)
+                        int64_t position_offset, int direction, bl_tensor qkv)
 {
     return bl_rope(stream, &(bl_rope_args){.T = batch->T,
                                            .n_heads = dims->n_heads + dims->n_kv_heads,
@@ -202,20 +237,21 @@ static bl_status compute_attention(bl_stream *stream, const bl_block *block,
 {
     const bl_block_dims *dims = block->dims;
     return bl_attention_forward(
-        stream, &(bl_attention_forward_args){.T = batch->T,
-                                             .n_heads = dims->n_heads,
-                                             .n_kv_heads = dims->n_kv_heads,
-                                             .d = dims->head_dim,
-                                             .n_documents = batch->n_documents,
-                                             .q_stride = dims->qkv_width,
-                                             .kv_stride = dims->qkv_width,
-                                             .o_stride = dims->q_width,
-                                             .cu_seqlens = batch->cu_seqlens,
-                                             .q = t->qkv,
-                                             .k = t->qkv + dims->q_width,
-                                             .v = t->qkv + dims->q_width + dims->kv_width,
-                                             .o = t->attention,
-                                             .lse = t->lse});
+        stream,
+        &(bl_attention_forward_args){.T = batch->T,
+                                     .n_heads = dims->n_heads,
+                                     .n_kv_heads = dims->n_kv_heads,
+                                     .d = dims->head_dim,
+                                     .n_documents = batch->n_documents,
+                                     .q_stride = dims->qkv_width,
+                                     .kv_stride = dims->qkv_width,
+                                     .o_stride = dims->q_width,
+                                     .cu_seqlens = batch->cu_seqlens,
+                                     .q = t->qkv,
+                                     .k = bl_tensor_at(t->qkv, dims->q_width),
+                                     .v = bl_tensor_at(t->qkv, dims->q_width + dims->kv_width),
+                                     .o = t->attention,
+                                     .lse = t->lse});
 }
 
 /* mid = x + o(attention) */
@@ -238,7 +274,7 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
 
 /* out = mid + down(h); out may be mid's own place only if nobody reads mid again */
 static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                             const bl_block_workspace *ws, const bl_block_tensors *t, float *out)
+                             const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor out)
 {
     BL_TRY(bl_swiglu_forward(
         stream, &(bl_swiglu_forward_args){
@@ -251,7 +287,7 @@ static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_
 
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
-                           float *out)
+                           bl_tensor out)
 {
     bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
@@ -263,7 +299,7 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
 }
 
 static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                              const bl_block_workspace *ws, const bl_block_tensors *t, float *d,
+                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor d,
                               float *gradients)
 {
     const bl_block_dims *dims = block->dims;
@@ -285,7 +321,7 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
 
 static bl_status backward_attention(bl_stream *stream, const bl_block *block,
                                     const bl_micro_batch *batch, const bl_block_workspace *ws,
-                                    const bl_block_tensors *t, float *d, float *gradients)
+                                    const bl_block_tensors *t, bl_tensor d, float *gradients)
 {
     const bl_block_dims *dims = block->dims;
     int64_t k = dims->q_width, v = dims->q_width + dims->kv_width;
@@ -303,14 +339,14 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
                                                                .o_stride = dims->q_width,
                                                                .cu_seqlens = batch->cu_seqlens,
                                                                .q = t->qkv,
-                                                               .k = t->qkv + k,
-                                                               .v = t->qkv + v,
+                                                               .k = bl_tensor_at(t->qkv, k),
+                                                               .v = bl_tensor_at(t->qkv, v),
                                                                .o = t->attention,
                                                                .lse = t->lse,
                                                                .do_ = ws->d_attention,
                                                                .dq = ws->d_qkv,
-                                                               .dk = ws->d_qkv + k,
-                                                               .dv = ws->d_qkv + v,
+                                                               .dk = bl_tensor_at(ws->d_qkv, k),
+                                                               .dv = bl_tensor_at(ws->d_qkv, v),
                                                                .delta = ws->delta}));
     BL_TRY(rotate(stream, dims, batch, 0, -1, ws->d_qkv));
     BL_TRY(norm_forward(stream, dims, batch->T, block->norm1, t->x, ws));
@@ -321,24 +357,25 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
 
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
-                            float *d, float *gradients)
+                            bl_tensor d, float *gradients)
 {
     bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
-    if (!tensors->qkv) BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
-    if (!tensors->mid) {
+    if (!bl_tensor_is_there(tensors->qkv))
+        BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
+    if (!bl_tensor_is_there(tensors->mid)) {
         BL_TRY(compute_attention(stream, block, batch, &t));
         BL_TRY(compute_mid(stream, block, batch, workspace, &t));
     }
-    if (!tensors->gate_up) BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
+    if (!bl_tensor_is_there(tensors->gate_up))
+        BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
     BL_TRY(backward_mlp(stream, block, batch, workspace, &t, d, gradients));
     return backward_attention(stream, block, batch, workspace, &t, d, gradients);
 }
 
 typedef struct append_rows_args {
     int64_t T, width, row_stride;
-    const float *src;
-    float *dst;
+    bl_tensor src, dst;
 } append_rows_args;
 
 /* Dense rows at dst from rows of a wider matrix. */
@@ -347,25 +384,25 @@ static bl_status append_rows(bl_stream *stream, const void *arguments)
     const append_rows_args *a = arguments;
     (void)stream;
     for (int64_t t = 0; t < a->T; t++)
-        for (int64_t c = 0; c < a->width; c++)
-            a->dst[t * a->width + c] = a->src[t * a->row_stride + c];
+        memcpy(bl_tensor_at(a->dst, t * a->width).data,
+               bl_tensor_at(a->src, t * a->row_stride).data, bl_tensor_bytes(a->dst, a->width));
     return BL_OK;
 }
 
 bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                          int64_t n_past, float *k_cache, float *v_cache,
-                          const bl_block_workspace *workspace, float *x)
+                          int64_t n_past, bl_tensor k_cache, bl_tensor v_cache,
+                          const bl_block_workspace *workspace, bl_tensor x)
 {
     const bl_block_dims *dims = block->dims;
     bl_block_tensors t = bl_block_effective_tensors(&(bl_block_tensors){.x = x}, workspace);
     int64_t T = batch->T, kv = dims->kv_width;
 
     BL_TRY(compute_qkv(stream, block, batch, n_past, workspace, &t));
-    append_rows_args append = {T, kv, dims->qkv_width, t.qkv + dims->q_width,
-                               k_cache + n_past * kv};
+    append_rows_args append = {T, kv, dims->qkv_width, bl_tensor_at(t.qkv, dims->q_width),
+                               bl_tensor_at(k_cache, n_past * kv)};
     BL_TRY(bl_stream_call(stream, append_rows, &append, sizeof append));
-    append.src = t.qkv + dims->q_width + kv;
-    append.dst = v_cache + n_past * kv;
+    append.src = bl_tensor_at(t.qkv, dims->q_width + kv);
+    append.dst = bl_tensor_at(v_cache, n_past * kv);
     BL_TRY(bl_stream_call(stream, append_rows, &append, sizeof append));
     BL_TRY(
         bl_attention_forward(stream, &(bl_attention_forward_args){.T = T,

@@ -39,26 +39,37 @@ typedef struct bl_block_dims {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
+    bl_device_kind kind;                /* of the device it runs on: sizes of scratch */
+    bl_dtype act;                       /* of activations there */
     const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
 } bl_block_dims;
 
-bl_block_dims bl_block_dims_of(const bl_llama_config *config);
+/* Without the tables. */
+bl_block_dims bl_block_dims_of(const bl_llama_config *config, bl_device_kind kind);
 
-/* What a layer computes on T tokens. x (T,H); qkv (T, q + 2 kv), rotated; attention (T,q); lse (T,n_heads); mid (T,H);
- * gate_up (T,2I). */
+/* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated; attention (T,q);
+ * mid (T,H); gate_up (T,2I); lse (T,n_heads), fp32. */
 typedef struct bl_block_tensors {
-    float *x, *qkv, *attention, *lse, *mid, *gate_up;
+    bl_tensor x, qkv, attention, mid, gate_up;
+    float *lse;
 } bl_block_tensors;
 
-/* Floats a token of what `save` keeps beside x, and places the kept tensors of T_max tokens at `memory` (NULL members are not kept). */
-int64_t bl_block_saved_floats(const bl_block_dims *dims, unsigned save);
-void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, float *memory,
+/* T rounded up so that any tensor of so many rows ends on a boundary of 256 bytes. */
+int64_t bl_block_rows(const bl_block_dims *dims, int64_t T);
+
+/* Bytes a row of what `save` keeps beside x: bl_block_rows(T_max) of them are needed. place_saved places the
+ * kept tensors of T_max tokens at `memory` (members that are not kept are none). */
+int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save);
+void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
                           bl_block_tensors *tensors);
 
 /* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within one call. */
 typedef struct bl_block_workspace {
     bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
-    float *norm, *rstd, *h, *dh, *d_norm, *d_attention, *d_qkv, *delta, *lora;
+    bl_tensor norm, h, dh, d_norm, d_attention, d_qkv;
+    float *rstd, *delta;
+    void *lora; /* of the LoRA linear layer */
+    size_t lora_bytes;
 } bl_block_workspace;
 
 /* The tensors of a call: the kept ones where they are kept, the others in the workspace. */
@@ -66,10 +77,10 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
                                             const bl_block_workspace *workspace);
 
 /* training false: what forward needs only. r: LoRA rank (0 = none). */
-int64_t bl_block_workspace_floats(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
-                                  bool training);
+int64_t bl_block_workspace_bytes(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                                 bool training);
 void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
-                              bool training, float *memory, bl_block_workspace *workspace);
+                              bool training, void *memory, bl_block_workspace *workspace);
 
 /* One layer as a visit sees it. Borrowed for the visit. */
 typedef struct bl_block {
@@ -78,25 +89,25 @@ typedef struct bl_block {
     int64_t layer;
     const float *norm1, *norm2; /* (H) */
     const bl_lora_layout *lora; /* NULL: no adapter */
-    const float *lora_weights;  /* the layer's flat vector, gathered */
+    bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
 } bl_block;
 
 /* out (T,H) = the layer's output. Tensors that `tensors` has go there, the others to the workspace. */
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
-                           float *out);
+                           bl_tensor out);
 
-/* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector, overwritten where there are
+/* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector, fp32, overwritten where there are
  * adapters. Kept tensors are consumed: gate_up is overwritten. */
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
-                            float *d, float *gradients);
+                            bl_tensor d, float *gradients);
 
 /* Generation: one document whose first `n_past` tokens lie in the caches already. k_cache, v_cache (capacity, kv) of this layer get the
  * T new rows appended; x (T,H) becomes the output. */
 bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
-                          int64_t n_past, float *k_cache, float *v_cache,
-                          const bl_block_workspace *workspace, float *x);
+                          int64_t n_past, bl_tensor k_cache, bl_tensor v_cache,
+                          const bl_block_workspace *workspace, bl_tensor x);
 
 #endif

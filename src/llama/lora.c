@@ -23,7 +23,7 @@ void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *o
     }
 }
 
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, const float *weights,
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear)
 {
     linear->n_parts = 0;
@@ -35,8 +35,8 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, c
             .row_begin = layout->row_begin[p],
             .rows = layout->b_rows[p],
             .scale = layout->scale,
-            .A = weights + layout->a_offset[p],
-            .B = weights + layout->b_offset[p],
+            .A = bl_tensor_at(weights, layout->a_offset[p]),
+            .B = bl_tensor_at(weights, layout->b_offset[p]),
             .dA = gradients ? gradients + layout->a_offset[p] : NULL,
             .dB = gradients ? gradients + layout->b_offset[p] : NULL,
         };

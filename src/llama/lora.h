@@ -38,7 +38,7 @@ void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *o
 
 /* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one layer, gradients NULL in a
  * forward. Leaves weight, dropout and workspace alone. */
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, const float *weights,
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear);
 
 /* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of projection p in layer l is a function of

@@ -21,11 +21,12 @@ struct bl_generator {
     const bl_lora_layout *lora;
     const float *lora_weights;
     int64_t capacity, n_past;
-    float *caches; /* [n_layers][k, v][capacity * kv_width] */
-    float *memory; /* x (CHUNK, H) | normed (H) | workspace */
-    float *x, *normed;
+    bl_tensor caches; /* [n_layers][k, v][capacity * kv_width] */
+    char *memory;     /* x (CHUNK, H) | normed (H) | workspace */
+    bl_tensor x, normed;
     bl_twin *tokens; /* int32_t: ids (CHUNK) | cu_seqlens (2) */
-    bl_twin *logits; /* float (V) */
+    bl_twin *logits; /* (V), of the activations' dtype */
+    float *values;   /* (V), host: the logits */
     bl_block_workspace workspace;
     bl_micro_batch batch;
 };
@@ -35,9 +36,12 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
                               int64_t capacity, bl_generator **out)
 {
     const bl_llama_config *c = &weights->host->config;
-    int64_t H = c->hidden_size, r = lora->options.r;
-    int64_t workspace = bl_block_workspace_floats(&weights->dims, CHUNK, r, false, false);
-    size_t cache_floats = (size_t)(c->n_layers * 2 * capacity * weights->dims.kv_width);
+    const bl_block_dims *dims = &weights->dims;
+    int64_t H = c->hidden_size, V = c->vocab_size, r = lora->options.r;
+    bl_tensor none = bl_tensor_of(NULL, dims->act);
+    size_t rows_bytes = bl_tensor_bytes(none, (CHUNK + 1) * H),
+           workspace_bytes = (size_t)bl_block_workspace_bytes(dims, CHUNK, r, false, false),
+           cache_bytes = bl_tensor_bytes(none, c->n_layers * 2 * capacity * dims->kv_width);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -52,22 +56,24 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
                         .base = base,
                         .lora = lora,
                         .lora_weights = lora_weights,
-                        .capacity = capacity};
+                        .capacity = capacity,
+                        .caches = none};
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_DEVICE, cache_bytes, "key/value cache", &g->caches.data));
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE, cache_floats * sizeof(float),
-                                "key/value cache", (void **)&g->caches));
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE,
-                                (size_t)((CHUNK + 1) * H + workspace) * sizeof(float),
+                bl_device_alloc(device, BL_SPACE_DEVICE, rows_bytes + workspace_bytes,
                                 "activations", (void **)&g->memory));
     BL_TRY_GOTO(st, done,
                 bl_twin_create(device, (CHUNK + 2) * sizeof(int32_t), "tokens", &g->tokens));
-    BL_TRY_GOTO(
-        st, done,
-        bl_twin_create(device, (size_t)c->vocab_size * sizeof(float), "logits", &g->logits));
-    g->x = g->memory;
-    g->normed = g->x + CHUNK * H;
-    bl_block_place_workspace(&weights->dims, CHUNK, r, false, false, g->normed + H, &g->workspace);
+    BL_TRY_GOTO(st, done, bl_twin_create(device, bl_tensor_bytes(none, V), "logits", &g->logits));
+    if (!(g->values = calloc((size_t)V, sizeof *g->values))) {
+        st = BL_FAIL(BL_ENOMEM, "the logits");
+        goto done;
+    }
+    g->x = bl_tensor_of(g->memory, dims->act);
+    g->normed = bl_tensor_at(g->x, CHUNK * H);
+    bl_block_place_workspace(dims, CHUNK, r, false, false, g->memory + rows_bytes, &g->workspace);
     int32_t *ids = g->tokens->memory;
     g->batch = (bl_micro_batch){.n_documents = 1, .ids = ids, .cu_seqlens = ids + CHUNK};
     *out = g;
@@ -82,10 +88,11 @@ void bl_generator_destroy(bl_generator *g)
     if (!g) return;
     /* After a failed extend tasks may still use the memory. */
     (void)bl_stream_synchronize(g->stream);
-    bl_device_free(g->device, BL_SPACE_DEVICE, g->caches);
+    bl_device_free(g->device, BL_SPACE_DEVICE, g->caches.data);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
     bl_twin_destroy(g->tokens);
     bl_twin_destroy(g->logits);
+    free(g->values);
     free(g);
 }
 
@@ -93,13 +100,12 @@ static bl_status extend_layers(bl_generator *g)
 {
     const bl_llama_host *host = g->weights->host;
     int64_t H = host->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
+    bl_tensor table = bl_tensor_of(host->embedding, host->embedding_dtype);
+    bl_tensor lora_weights = bl_tensor_f32(g->lora_weights);
 
-    BL_TRY(bl_embedding(g->stream, &(bl_embedding_args){.T = g->batch.T,
-                                                        .H = H,
-                                                        .dtype = host->embedding_dtype,
-                                                        .ids = g->batch.ids,
-                                                        .table = host->embedding,
-                                                        .y = g->x}));
+    BL_TRY(bl_embedding(
+        g->stream, &(bl_embedding_args){
+                       .T = g->batch.T, .H = H, .ids = g->batch.ids, .table = table, .y = g->x}));
     for (int64_t l = 0; l < host->config.n_layers; l++) {
         const float *norms = g->weights->norms + 2 * l * H;
         bl_block block = {.dims = &g->weights->dims,
@@ -108,12 +114,10 @@ static bl_status extend_layers(bl_generator *g)
                           .norm1 = norms,
                           .norm2 = norms + H,
                           .lora = g->lora,
-                          .lora_weights =
-                              g->lora_weights ? g->lora_weights + l * g->lora->n_floats : NULL};
-        float *k = g->caches + 2 * l * cache;
+                          .lora_weights = bl_tensor_at(lora_weights, l * g->lora->n_floats)};
+        bl_tensor k = bl_tensor_at(g->caches, 2 * l * cache), v = bl_tensor_at(k, cache);
         BL_TRY(bl_base_prefetch(g->base, l));
-        BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, k + cache, &g->workspace,
-                               g->x));
+        BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, v, &g->workspace, g->x));
         BL_TRY(bl_base_release(g->base, l, g->stream));
     }
     return BL_OK;
@@ -122,7 +126,7 @@ static bl_status extend_layers(bl_generator *g)
 static bl_status last_logits(bl_generator *g)
 {
     const bl_llama_config *c = &g->weights->host->config;
-    const float *logits = g->logits->host;
+    bl_tensor logits = bl_tensor_of(g->logits->memory, g->x.dtype);
     int64_t H = c->hidden_size;
     bl_weight head = g->weights->tied_head;
 
@@ -131,18 +135,18 @@ static bl_status last_logits(bl_generator *g)
         g->stream, &(bl_rmsnorm_forward_args){.T = 1,
                                               .H = H,
                                               .eps = c->rms_norm_eps,
-                                              .x = g->x + (g->batch.T - 1) * H,
+                                              .x = bl_tensor_at(g->x, (g->batch.T - 1) * H),
                                               .w = g->weights->norms + 2 * c->n_layers * H,
                                               .y = g->normed}));
     BL_TRY(bl_matmul_weight(
-        g->stream,
-        &(bl_matmul_weight_args){
-            .forward = true, .T = 1, .in = g->normed, .out = g->logits->memory, .weight = head}));
+        g->stream, &(bl_matmul_weight_args){
+                       .forward = true, .T = 1, .in = g->normed, .out = logits, .weight = head}));
     BL_TRY(bl_base_release(g->base, c->n_layers, g->stream));
     BL_TRY(bl_twin_download(g->logits, g->stream, 0, g->logits->n_bytes));
     BL_TRY(bl_stream_synchronize(g->stream));
+    bl_dtype_to_f32(logits.dtype, g->logits->host, g->values, (size_t)c->vocab_size);
     for (int64_t i = 0; i < c->vocab_size; i++)
-        if (!isfinite(logits[i]))
+        if (!isfinite(g->values[i]))
             return BL_FAIL(BL_ENUMERIC, "the logit of token %lld is not finite", (long long)i);
     return BL_OK;
 }
@@ -169,7 +173,7 @@ bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, co
         g->n_past += g->batch.T;
     }
     BL_TRY(last_logits(g));
-    *logits = g->logits->host;
+    *logits = g->values;
     return BL_OK;
 }
 

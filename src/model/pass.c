@@ -13,8 +13,8 @@
 #include "ops/norm.h"
 
 enum {
-    OFFLOAD_SLOTS = 2, /* offload/spill.h: transfers have the time of a visit */
-    ROW_ALIGN = 64     /* tensors start on 256-byte boundaries */
+    OFFLOAD_SLOTS = 2,    /* offload/spill.h: transfers have the time of a visit */
+    ALIGNMENT_BYTES = 256 /* where tensors begin */
 };
 
 struct bl_llama_pass {
@@ -24,19 +24,19 @@ struct bl_llama_pass {
     bl_stream *compute;
     bl_pass_options options;
     int64_t n_layers, hidden;
-    float *memory;   /* device memory, all of it */
+    char *memory;    /* device memory, all of it */
     bl_arena *arena; /* host memory, all of it; NULL without offload */
     /* Entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden]. */
     bl_spill *inputs;
-    /* Entry l: what layer l's forward keeps, [rows * saved_floats]; NULL without training. */
+    /* Entry l: what layer l's forward keeps, [rows * saved_bytes]; NULL without training. */
     bl_spill *saved;
-    float *d; /* [rows][hidden]: gradient of the boundary between two layers */
-    float *logits;
-    int64_t saved_floats;
-    int64_t *first_row; /* [max_group + 1]: of each micro-batch, all rounded up to ROW_ALIGN */
+    bl_tensor d; /* [rows][hidden]: gradient of the boundary between two layers */
+    void *logits;
+    int64_t saved_bytes;
+    int64_t *first_row; /* [max_group + 1]: of each micro-batch, each of bl_block_rows */
     /* [max_group]: the adapters of the pass under way, each once, and a layer's weights of each. */
     const bl_pass_adapter **adapters;
-    const float **lora_weights;
+    bl_tensor *lora_weights;
     int n_adapters;
     int64_t n_visits;  /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
     bool has_backward; /* has some micro-batch of the pass under way */
@@ -45,27 +45,29 @@ struct bl_llama_pass {
 };
 
 typedef struct stack_size {
-    int64_t n_entries, n_slots, n_host, entry_floats;
+    int64_t n_entries, n_slots, n_host, entry_bytes;
 } stack_size;
 
 typedef struct pass_size {
     stack_size inputs, saved;
-    int64_t d, logits, workspace; /* floats */
+    int64_t d, logits, workspace; /* bytes */
 } pass_size;
 
 static pass_size measure(const bl_llama_config *config, const bl_pass_options *o)
 {
-    bl_block_dims dims = bl_block_dims_of(config);
-    int64_t T = bl_round_up(o->T_max, ROW_ALIGN), rows = o->max_group * T, L = config->n_layers;
-    pass_size m = {
-        .inputs = {.n_entries = L + 1, .n_slots = 2, .entry_floats = rows * dims.hidden}};
+    bl_block_dims dims = bl_block_dims_of(config, o->kind);
+    int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
+    int64_t boundary_bytes = rows * dims.hidden * (int64_t)bl_dtype_bytes(dims.act);
+    size_t logits =
+        bl_loss_head_scratch_bytes(o->kind, o->T_max, config->hidden_size, config->vocab_size);
+    pass_size m = {.inputs = {.n_entries = L + 1, .n_slots = 2, .entry_bytes = boundary_bytes}};
 
-    m.workspace = bl_block_workspace_floats(&dims, T, o->lora_r, o->lora_dropout, o->training);
-    m.logits = bl_round_up(bl_loss_head_scratch_floats(config->vocab_size), 64);
+    m.workspace = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
+    m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
     if (!o->training) return m;
-    m.d = rows * dims.hidden;
+    m.d = boundary_bytes;
     m.saved = (stack_size){
-        .n_entries = L, .n_slots = L, .entry_floats = rows * bl_block_saved_floats(&dims, o->save)};
+        .n_entries = L, .n_slots = L, .entry_bytes = rows * bl_block_saved_bytes(&dims, o->save)};
     m.inputs.n_slots = L + 1;
     if (o->offload_activations) {
         m.inputs.n_slots = bl_min_i64(OFFLOAD_SLOTS, L + 1);
@@ -76,26 +78,24 @@ static pass_size measure(const bl_llama_config *config, const bl_pass_options *o
     return m;
 }
 
-static int64_t slot_floats(const stack_size *s)
+static int64_t slot_bytes(const stack_size *s)
 {
-    return s->n_slots * s->entry_floats;
+    return s->n_slots * s->entry_bytes;
 }
 
-static int64_t host_floats(const stack_size *s)
+static int64_t stack_host_bytes(const stack_size *s)
 {
-    return s->n_host * s->entry_floats;
+    return s->n_host * s->entry_bytes;
 }
 
 static int64_t device_bytes(const pass_size *m)
 {
-    int64_t floats =
-        slot_floats(&m->inputs) + m->d + slot_floats(&m->saved) + m->logits + m->workspace;
-    return floats * (int64_t)sizeof(float);
+    return slot_bytes(&m->inputs) + m->d + slot_bytes(&m->saved) + m->logits + m->workspace;
 }
 
 static int64_t host_bytes(const pass_size *m)
 {
-    return (host_floats(&m->inputs) + host_floats(&m->saved)) * (int64_t)sizeof(float);
+    return stack_host_bytes(&m->inputs) + stack_host_bytes(&m->saved);
 }
 
 int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options)
@@ -111,21 +111,20 @@ int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_op
 }
 
 static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item,
-                              float *slots, float *host, bl_spill **out)
+                              void *slots, void *host, bl_spill **out)
 {
-    return bl_spill_create(
-        &(bl_spill_options){.device = pass->device,
-                            .compute = pass->compute,
-                            .copy = pass->options.activations,
-                            .n_entries = size->n_entries,
-                            .n_slots = size->n_slots,
-                            .n_host = size->n_host,
-                            .entry_bytes = (size_t)size->entry_floats * sizeof(float),
-                            .slots = slots,
-                            .host = host,
-                            .timeline = pass->options.timeline,
-                            .item = item},
-        out);
+    return bl_spill_create(&(bl_spill_options){.device = pass->device,
+                                               .compute = pass->compute,
+                                               .copy = pass->options.activations,
+                                               .n_entries = size->n_entries,
+                                               .n_slots = size->n_slots,
+                                               .n_host = size->n_host,
+                                               .entry_bytes = (size_t)size->entry_bytes,
+                                               .slots = slots,
+                                               .host = host,
+                                               .timeline = pass->options.timeline,
+                                               .item = item},
+                           out);
 }
 
 /* All memory and the stacks in it. */
@@ -133,7 +132,7 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
 {
     const bl_pass_options *o = &pass->options;
     size_t n_host = (size_t)host_bytes(m);
-    float *host = NULL;
+    char *host = NULL;
 
     BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)device_bytes(m), "activations",
                            (void **)&pass->memory));
@@ -146,16 +145,17 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
         BL_TRY(bl_arena_create(&arena, &pass->arena));
         host = bl_arena_take(pass->arena, n_host);
     }
-    pass->d = pass->memory + slot_floats(&m->inputs);
-    float *saved = pass->d + m->d;
-    pass->logits = saved + slot_floats(&m->saved);
-    bl_block_place_workspace(&pass->weights->dims, bl_round_up(o->T_max, ROW_ALIGN), o->lora_r,
-                             o->lora_dropout, o->training, pass->logits + m->logits,
-                             &pass->workspace);
+    const bl_block_dims *dims = &pass->weights->dims;
+    char *d = pass->memory + slot_bytes(&m->inputs), *saved = d + m->d,
+         *logits = saved + slot_bytes(&m->saved);
+    pass->d = bl_tensor_of(d, dims->act);
+    pass->logits = logits;
+    bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
+                             o->training, logits + m->logits, &pass->workspace);
     BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
-    return create_stack(pass, &m->saved, 1, saved, host ? host + host_floats(&m->inputs) : NULL,
-                        &pass->saved);
+    return create_stack(pass, &m->saved, 1, saved,
+                        host ? host + stack_host_bytes(&m->inputs) : NULL, &pass->saved);
 }
 
 bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
@@ -163,9 +163,11 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                                bl_llama_pass **out)
 {
     const bl_llama_config *config = &weights->host->config;
-    pass_size m = measure(config, options);
+    bl_pass_options o = *options;
 
     *out = NULL;
+    o.kind = bl_device_get_kind(device);
+    pass_size m = measure(config, &o);
     bl_llama_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
     size_t n_max = (size_t)options->max_group;
@@ -173,13 +175,13 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                             .weights = weights,
                             .base = base,
                             .compute = compute,
-                            .options = *options,
+                            .options = o,
                             .n_layers = config->n_layers,
                             .hidden = config->hidden_size,
                             .first_row = calloc(n_max + 1, sizeof *pass->first_row),
                             .adapters = calloc(n_max, sizeof *pass->adapters),
                             .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
-                            .saved_floats = bl_block_saved_floats(&weights->dims, options->save)};
+                            .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
     bl_status st = pass->first_row && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
@@ -205,14 +207,15 @@ void bl_llama_pass_destroy(bl_llama_pass *pass)
 }
 
 /* The input of layer `layer` (n_layers: of the final norm) for micro-batch m. */
-static float *boundary(const bl_llama_pass *pass, int64_t layer, int m)
+static bl_tensor boundary(const bl_llama_pass *pass, int64_t layer, int m)
 {
-    return (float *)bl_spill_at(pass->inputs, layer) + pass->first_row[m] * pass->hidden;
+    bl_tensor inputs = bl_tensor_of(bl_spill_at(pass->inputs, layer), pass->d.dtype);
+    return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
 }
 
-static float *boundary_gradient(const bl_llama_pass *pass, int m)
+static bl_tensor boundary_gradient(const bl_llama_pass *pass, int m)
 {
-    return pass->d + pass->first_row[m] * pass->hidden;
+    return bl_tensor_at(pass->d, pass->first_row[m] * pass->hidden);
 }
 
 /* What a layer's forward leaves for its backward. Only the head comes between those of the last layer, so with a single micro-batch
@@ -221,10 +224,10 @@ static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_in
                                      int64_t layer, int m)
 {
     bl_block_tensors t = {0};
-    if (input->micro[m].gradients && pass->saved_floats > 0)
+    if (input->micro[m].gradients && pass->saved_bytes > 0)
         bl_block_place_saved(
             &pass->weights->dims, pass->options.save, input->micro[m].batch->T,
-            (float *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_floats, &t);
+            (char *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_bytes, &t);
     if (layer == pass->n_layers - 1 && input->n_micro == 1)
         t = bl_block_effective_tensors(&t, &pass->workspace);
     t.x = boundary(pass, layer, m);
@@ -269,7 +272,7 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, in
     for (int a = 0; a < pass->n_adapters && layer < pass->n_layers; a++) {
         const void *weights;
         BL_TRY(bl_gather_ring_acquire(pass->adapters[a]->ring, layer, 0, pass->compute, &weights));
-        pass->lora_weights[a] = weights;
+        pass->lora_weights[a] = bl_tensor_f32(weights);
     }
     return BL_OK;
 }
@@ -341,29 +344,30 @@ static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
     pass->has_backward = false;
     for (int m = 0; m < input->n_micro; m++) {
         pass->first_row[m + 1] =
-            pass->first_row[m] + bl_round_up(input->micro[m].batch->T, ROW_ALIGN);
+            pass->first_row[m] + bl_block_rows(&pass->weights->dims, input->micro[m].batch->T);
         pass->has_backward = pass->has_backward || input->micro[m].gradients;
     }
-    size_t row_bytes = (size_t)pass->first_row[input->n_micro] * sizeof(float);
+    size_t n_rows = (size_t)pass->first_row[input->n_micro],
+           row_bytes = bl_tensor_bytes(pass->d, pass->hidden);
 
     pass->n_visits = pass->has_backward ? 2 * pass->n_layers + 1 : pass->n_layers + 1;
-    BL_TRY(bl_spill_begin(pass->inputs, row_bytes * (size_t)pass->hidden, pass->has_backward));
+    BL_TRY(bl_spill_begin(pass->inputs, n_rows * row_bytes, pass->has_backward));
     if (!pass->has_backward) return BL_OK;
-    return bl_spill_begin(pass->saved, row_bytes * (size_t)pass->saved_floats, true);
+    return bl_spill_begin(pass->saved, n_rows * (size_t)pass->saved_bytes, true);
 }
 
 static bl_status embed(bl_llama_pass *pass, const bl_pass_input *input)
 {
     const bl_llama_host *host = pass->weights->host;
+    bl_tensor table = bl_tensor_of(host->embedding, host->embedding_dtype);
 
     BL_TRY(bl_spill_reserve(pass->inputs, 0));
     for (int m = 0; m < input->n_micro; m++) {
         const bl_micro_batch *b = input->micro[m].batch;
         BL_TRY(bl_embedding(pass->compute, &(bl_embedding_args){.T = b->T,
                                                                 .H = pass->hidden,
-                                                                .dtype = host->embedding_dtype,
                                                                 .ids = b->ids,
-                                                                .table = host->embedding,
+                                                                .table = table,
                                                                 .y = boundary(pass, 0, m)}));
     }
     return bl_spill_put(pass->inputs, 0);
@@ -401,8 +405,8 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
     for (int m = 0; m < input->n_micro; m++) {
         const bl_pass_micro *micro = &input->micro[m];
         const bl_micro_batch *b = micro->batch;
-        const float *x = boundary(pass, pass->n_layers, m);
-        float *d = micro->gradients ? boundary_gradient(pass, m) : NULL;
+        bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
+        if (micro->gradients) d = boundary_gradient(pass, m);
         BL_TRY(bl_rmsnorm_forward(pass->compute,
                                   &(bl_rmsnorm_forward_args){.T = b->T,
                                                              .H = pass->hidden,
@@ -422,7 +426,7 @@ static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
                                                                 .logits = pass->logits,
                                                                 .dx = d,
                                                                 .loss_sum = micro->loss_sum}));
-        if (d)
+        if (micro->gradients)
             BL_TRY(bl_rmsnorm_backward(pass->compute,
                                        &(bl_rmsnorm_backward_args){.T = b->T,
                                                                    .H = pass->hidden,
@@ -471,19 +475,24 @@ bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
     return BL_OK;
 }
 
-/* Of n floats of any memory; as far as they can be read. */
-static bool all_finite(bl_staging *staging, const float *x, int64_t n)
+/* Of n elements of any memory; as far as they can be read. */
+static bool all_finite(bl_staging *staging, bl_tensor x, int64_t n)
 {
-    const float *piece = staging->bytes;
-    int64_t most = (int64_t)(staging->n_bytes / sizeof *x);
+    float values[256];
+    bl_tensor piece = bl_tensor_of(staging->bytes, x.dtype);
+    int64_t most = (int64_t)(staging->n_bytes / bl_dtype_bytes(x.dtype));
 
     for (int64_t first = 0, n_piece; first < n; first += n_piece) {
         n_piece = bl_min_i64(most, n - first);
-        if (bl_staging_download(staging, staging->bytes, x + first, (size_t)n_piece * sizeof *x) !=
-            BL_OK)
+        if (bl_staging_download(staging, staging->bytes, bl_tensor_at(x, first).data,
+                                bl_tensor_bytes(x, n_piece)) != BL_OK)
             return true;
-        for (int64_t i = 0; i < n_piece; i++)
-            if (!isfinite(piece[i])) return false;
+        for (int64_t begin = 0, count; begin < n_piece; begin += count) {
+            count = bl_min_i64(BL_COUNT(values), n_piece - begin);
+            bl_dtype_to_f32(x.dtype, bl_tensor_at(piece, begin).data, values, (size_t)count);
+            for (int64_t i = 0; i < count; i++)
+                if (!isfinite(values[i])) return false;
+        }
     }
     return true;
 }
@@ -492,10 +501,10 @@ static bool find_bad(const bl_llama_pass *pass, const bl_pass_input *input, bl_s
                      int64_t *layer, int *micro)
 {
     for (*layer = -1; *layer < pass->n_layers; ++*layer) {
-        const float *x = bl_spill_look(pass->inputs, *layer + 1);
-        if (!x) return false;
+        bl_tensor x = bl_tensor_of(bl_spill_look(pass->inputs, *layer + 1), pass->d.dtype);
+        if (!bl_tensor_is_there(x)) return false;
         for (*micro = 0; *micro < input->n_micro; ++*micro)
-            if (!all_finite(staging, x + pass->first_row[*micro] * pass->hidden,
+            if (!all_finite(staging, bl_tensor_at(x, pass->first_row[*micro] * pass->hidden),
                             input->micro[*micro].batch->T * pass->hidden))
                 return true;
     }

@@ -45,6 +45,8 @@ typedef struct bl_pass_micro {
 } bl_pass_micro;
 
 typedef struct bl_pass_options {
+    /* Of the device, for bl_llama_pass_bytes before there is one; create looks at its device. */
+    bl_device_kind kind;
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
     int ring_depth; /* how far to look ahead */

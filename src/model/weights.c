@@ -191,7 +191,7 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     if (!w) return BL_FAIL(BL_ENOMEM, "model weights");
     w->host = host;
     w->device = device;
-    w->dims = bl_block_dims_of(c);
+    w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
     BL_TRY_GOTO(
         st, done,
         bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));

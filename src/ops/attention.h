@@ -24,10 +24,8 @@ extern "C" {
 typedef struct bl_attention_forward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents, position_offset;
     int64_t q_stride, kv_stride, o_stride;
-    bl_act_type act;
     const int32_t *cu_seqlens;
-    const void *q, *k, *v;
-    void *o;
+    bl_tensor q, k, v, o;
     float *lse;
 } bl_attention_forward_args;
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
@@ -37,12 +35,9 @@ bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_arg
 typedef struct bl_attention_backward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents;
     int64_t q_stride, kv_stride, o_stride;
-    bl_act_type act;
     const int32_t *cu_seqlens;
-    const void *q, *k, *v, *o;
+    bl_tensor q, k, v, o, do_, dq, dk, dv;
     const float *lse;
-    const void *do_;
-    void *dq, *dk, *dv;
     float *delta;
 } bl_attention_backward_args;
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args);

@@ -3,7 +3,6 @@
 #ifndef BALLAST_OPS_ELEMENTWISE_H
 #define BALLAST_OPS_ELEMENTWISE_H
 
-#include "base/dtype.h"
 #include "ops/ops.h"
 
 #ifdef __cplusplus
@@ -14,9 +13,7 @@ extern "C" {
  * gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
 typedef struct bl_swiglu_forward_args {
     int64_t T, I;
-    bl_act_type act;
-    const void *gate_up;
-    void *h;
+    bl_tensor gate_up, h;
 } bl_swiglu_forward_args;
 bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 
@@ -24,37 +21,30 @@ bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *arg
  * itself. */
 typedef struct bl_swiglu_backward_args {
     int64_t T, I;
-    bl_act_type act;
-    const void *gate_up, *dh;
-    void *d_gate_up;
+    bl_tensor gate_up, dh, d_gate_up;
 } bl_swiglu_backward_args;
 bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
 
-/* y_i = a_i + b_i for i < n; y may be a or b. CUDA: either type. */
+/* y_i = a_i + b_i for i < n; y may be a or b. All are of one dtype; CUDA: fp32
+ * or bf16. */
 typedef struct bl_add_args {
     int64_t n;
-    bl_act_type act;
-    const void *a, *b;
-    void *y;
+    bl_tensor a, b, y;
 } bl_add_args;
 bl_status bl_add(bl_stream *stream, const bl_add_args *args);
 
-/* y_i += x_i for i < n. CUDA: either type. */
+/* y_i += x_i for i < n. Both are of one dtype; CUDA: fp32 or bf16. */
 typedef struct bl_accumulate_args {
     int64_t n;
-    bl_act_type act;
-    const void *x;
-    void *y;
+    bl_tensor x, y;
 } bl_accumulate_args;
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
 
-/* y_i = x_i for i < n, from one type to another (the compute copies of LoRA weights), rounded to nearest even. Every device: either type
- * on either side. y does not overlap x. */
+/* y_i = x_i for i < n, from one dtype to another (the compute copies of LoRA weights), rounded to nearest
+ * even. Every device: fp32 or bf16 on either side. y does not overlap x. */
 typedef struct bl_cast_args {
     int64_t n;
-    bl_act_type from, to;
-    const void *x;
-    void *y;
+    bl_tensor x, y;
 } bl_cast_args;
 bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
 
@@ -65,29 +55,25 @@ bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
  * is its own backward.
  *
  * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the token's
- * index in the sample. BL_EUSAGE: p outside [0, 1). CUDA: either type; bf16 is scaled in fp32 and rounded once. */
+ * index in the sample. BL_EUSAGE: p outside [0, 1). x and y are of one dtype; CUDA: fp32 or bf16, which is
+ * scaled in fp32 and rounded once. */
 typedef struct bl_dropout_args {
     int64_t T, C;
     float p; /* in [0, 1); 0 copies */
-    bl_act_type act;
     uint64_t seed, step;
     int32_t layer, matrix;
     const int64_t *sample;
     const int32_t *position;
-    const void *x;
-    void *y;
+    bl_tensor x, y;
 } bl_dropout_args;
 bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 
-/* y (T, H) = rows ids[t] of table (V, H), converted from `dtype` (F32, F16, BF16). The ids are < V: the
+/* y (T, H) = rows ids[t] of table (V, H), converted from its dtype (F32, F16, BF16). The ids are < V: the
  * caller has checked. The table may lie in host memory. */
 typedef struct bl_embedding_args {
     int64_t T, H;
-    bl_dtype dtype;
-    bl_act_type act;
     const int32_t *ids;
-    const void *table;
-    void *y;
+    bl_tensor table, y;
 } bl_embedding_args;
 bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
 

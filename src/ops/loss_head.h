@@ -18,32 +18,30 @@ extern "C" {
  * looked at. Weights may be negative.
  *
  * x (T,H); head (V,H), any format; targets, weights (T).
- * logits: scratch of bl_loss_head_scratch_floats(V) floats, whatever T and H are.
- * dx (T,H) overwritten, may be x; NULL for forward only. logp (T) overwritten, or NULL.
+ * logits: scratch of bl_loss_head_scratch_bytes.
+ * dx (T,H) overwritten, may be x; none for forward only. logp (T) overwritten, or NULL.
  * loss_sum: one double, added to, or NULL.
  *
  * Memory: tokens that count are packed and taken in chunks whose logits fit the scratch; packed inputs and
- * gradients share dx. The scratch is at most 64 MiB, or 16 tokens' logits where those are more. There is no
+ * gradients share dx. On the CPU the scratch is at most 64 MiB, or 16 tokens' logits where those are more. There is no
  * split over the vocabulary: the gradient would need each logit a second time.
  * A logit that is not finite makes the loss not finite; the caller checks. BL_EINPUT on the stream: a target
  * outside [0, V) of a token that counts. */
 typedef struct bl_loss_head_args {
     int64_t T, H, V;
-    bl_act_type act;
     bl_weight head;
-    const void *x;
+    bl_tensor x, dx;
     const int32_t *targets;
     const float *weights;
     double scale;
-    void *logits, *dx;
+    void *logits;
     float *logp;
     double *loss_sum;
 } bl_loss_head_args;
 bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args);
-int64_t bl_loss_head_scratch_floats(int64_t V);
 
-/* The scratch in bytes on any device; more than the logits on CUDA, where T is the largest that a call will have. */
-size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V);
+/* T: the largest that a call will have; not looked at on the CPU, nor is H. */
+size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V);
 
 #ifdef __cplusplus
 }

@@ -14,16 +14,14 @@ extern "C" {
 
 /* C = alpha op(A) op(B) + beta C, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when asked. Leading dimensions
  * are the strides between stored rows. With beta 0 C is overwritten, whatever it held. C overlaps neither A nor B.
- * CPU: all fp32. CUDA: A and B are bf16 (act), C is of the type c_act, either one; sums are fp32, rounded once.
+ * CPU: all fp32. CUDA: A and B are bf16, C is bf16 or fp32; sums are fp32, rounded once.
  * scratch: BL_MATMUL_SCRATCH_BYTES or nothing (slower for some shapes); not looked at on the CPU. 256-byte aligned. */
 enum { BL_MATMUL_SCRATCH_BYTES = 32 << 20 };
 typedef struct bl_matmul_args {
     bool transpose_a, transpose_b;
-    bl_act_type act, c_act;
     int64_t M, N, K, lda, ldb, ldc;
     float alpha, beta;
-    const void *a, *b;
-    void *c;
+    bl_tensor a, b, c;
     void *scratch;
     size_t scratch_bytes;
 } bl_matmul_args;
@@ -36,16 +34,14 @@ bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
 /* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W + beta dx.
- * `in` and `out` are dense rows of type act; W = weight (N,K), in any format, decoded on the fly: no fp32 copy of it is made.
+ * `in` and `out` are dense rows; W = weight (N,K), in any format, decoded on the fly: no fp32 copy of it is made.
  * scratch: bl_matmul_weight_scratch_bytes of the same arguments, or of ones with a larger T; 256-byte aligned. None on the CPU. */
 typedef struct bl_matmul_weight_args {
     bool forward;
-    bl_act_type act;
     bl_matmul_mode mode;
     float beta;
     int64_t T;
-    const void *in;
-    void *out;
+    bl_tensor in, out;
     bl_weight weight;
     void *scratch;
     size_t scratch_bytes;
@@ -53,7 +49,7 @@ typedef struct bl_matmul_weight_args {
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
 
 /* forward, mode, T and the weight's shape and formats are read, pointers are not. Does not shrink as T grows. */
-size_t bl_matmul_weight_scratch_bytes(const bl_device *device, const bl_matmul_weight_args *args);
+size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
 
 #ifdef __cplusplus
 }

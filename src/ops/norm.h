@@ -14,11 +14,9 @@ extern "C" {
  * x (T,H) read; w (H) read; y (T,H) overwritten, may be x; rstd (T) overwritten, or NULL. */
 typedef struct bl_rmsnorm_forward_args {
     int64_t T, H;
-    bl_act_type act;
     double eps;
-    const void *x;
+    bl_tensor x, y;
     const float *w;
-    void *y;
     float *rstd;
 } bl_rmsnorm_forward_args;
 bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
@@ -28,12 +26,9 @@ bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *a
  * added to; dx may be dy when accumulate is 0. */
 typedef struct bl_rmsnorm_backward_args {
     int64_t T, H;
-    bl_act_type act;
     int accumulate;
-    const void *x;
+    bl_tensor x, dy, dx;
     const float *w, *rstd;
-    const void *dy;
-    void *dx;
 } bl_rmsnorm_backward_args;
 bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args);
 

@@ -5,34 +5,41 @@
 
 #include <limits.h>
 
-static const ops_table *table_of(const bl_device *device)
+static const ops_table *table_of(bl_device_kind kind)
 {
     static const ops_table *const tables[] = {
         [BL_DEVICE_CPU] = &ops_cpu_table, [BL_DEVICE_CUDA] = &ops_cuda_table};
-    return tables[bl_device_get_kind(device)];
+    return tables[kind];
 }
 
 static const ops_table *ops_of(bl_stream *stream)
 {
-    return table_of(bl_stream_device(stream));
+    return table_of(bl_device_get_kind(bl_stream_device(stream)));
 }
 
-static const char *act_name(bl_act_type act)
+bl_dtype bl_act_dtype(bl_device_kind kind)
 {
-    return act == BL_ACT_BF16 ? "bf16" : "fp32";
+    return table_of(kind)->act;
 }
 
-static bl_status check_act(const ops_table *ops, const char *what, bl_act_type act)
+static bl_status check_dtypes(const char *what, bl_dtype dtype, const bl_tensor *tensors, size_t n)
 {
-    return act == ops->act ? BL_OK
-                           : BL_FAIL(BL_EINTERNAL, "%s: the activations are %s, this device's %s",
-                                     what, act_name(act), act_name(ops->act));
+    for (size_t i = 0; i < n; i++)
+        if (bl_tensor_is_there(tensors[i]) && tensors[i].dtype != dtype)
+            return BL_FAIL(BL_EINTERNAL, "%s: a tensor is %s where this device takes %s", what,
+                           bl_dtype_name(tensors[i].dtype), bl_dtype_name(dtype));
+    return BL_OK;
 }
 
-/* For ops that take fp32 on every device. */
-static bl_status check_act_or_f32(const ops_table *ops, const char *what, bl_act_type act)
+/* Every tensor that is there has this dtype. */
+#define CHECK_DTYPES(what, dtype, ...)                                                             \
+    check_dtypes(what, dtype, (const bl_tensor[]){__VA_ARGS__},                                    \
+                 sizeof((const bl_tensor[]){__VA_ARGS__}) / sizeof(bl_tensor))
+
+/* The dtype that the tensors of an op must have which also takes fp32, when the first is `first`. */
+static bl_dtype act_or_f32(const ops_table *ops, bl_tensor first)
 {
-    return act == BL_ACT_F32 ? BL_OK : check_act(ops, what, act);
+    return first.dtype == BL_F32 ? BL_F32 : ops->act;
 }
 
 /* ---- norm.h, rope.h ---- */
@@ -40,21 +47,21 @@ static bl_status check_act_or_f32(const ops_table *ops, const char *what, bl_act
 bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "rmsnorm_forward", args->act));
+    BL_TRY(CHECK_DTYPES("rmsnorm_forward", ops->act, args->x, args->y));
     return ops->rmsnorm_forward(stream, args);
 }
 
 bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "rmsnorm_backward", args->act));
+    BL_TRY(CHECK_DTYPES("rmsnorm_backward", ops->act, args->x, args->dy, args->dx));
     return ops->rmsnorm_backward(stream, args);
 }
 
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "rope", args->act));
+    BL_TRY(CHECK_DTYPES("rope", ops->act, args->x));
     if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
         return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
                        args->direction);
@@ -80,7 +87,7 @@ static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d,
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "attention_forward", args->act));
+    BL_TRY(CHECK_DTYPES("attention_forward", ops->act, args->q, args->k, args->v, args->o));
     BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
                            args->kv_stride, args->o_stride));
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
@@ -92,7 +99,8 @@ bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_arg
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "attention_backward", args->act));
+    BL_TRY(CHECK_DTYPES("attention_backward", ops->act, args->q, args->k, args->v, args->o,
+                        args->do_, args->dq, args->dk, args->dv));
     BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
                            args->kv_stride, args->o_stride));
     return ops->attention_backward(stream, args);
@@ -103,39 +111,43 @@ bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_a
 bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "swiglu_forward", args->act));
+    BL_TRY(CHECK_DTYPES("swiglu_forward", ops->act, args->gate_up, args->h));
     return ops->swiglu_forward(stream, args);
 }
 
 bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "swiglu_backward", args->act));
+    BL_TRY(CHECK_DTYPES("swiglu_backward", ops->act, args->gate_up, args->dh, args->d_gate_up));
     return ops->swiglu_backward(stream, args);
 }
 
 bl_status bl_add(bl_stream *stream, const bl_add_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act_or_f32(ops, "add", args->act));
+    BL_TRY(CHECK_DTYPES("add", act_or_f32(ops, args->a), args->a, args->b, args->y));
     return ops->add(stream, args);
 }
 
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
 {
-    bl_add_args sum = {.n = args->n, .act = args->act, .a = args->y, .b = args->x, .y = args->y};
+    bl_add_args sum = {.n = args->n, .a = args->y, .b = args->x, .y = args->y};
     return bl_add(stream, &sum);
 }
 
 bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
 {
+    const bl_tensor both[] = {args->x, args->y};
+    for (int i = 0; i < 2; i++)
+        if (both[i].dtype != BL_F32 && both[i].dtype != BL_BF16)
+            return BL_FAIL(BL_EINTERNAL, "cast: a tensor is %s", bl_dtype_name(both[i].dtype));
     return ops_of(stream)->cast(stream, args);
 }
 
 bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act_or_f32(ops, "dropout", args->act));
+    BL_TRY(CHECK_DTYPES("dropout", act_or_f32(ops, args->x), args->x, args->y));
     if (!(args->p >= 0.0f && args->p < 1.0f))
         return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
     return ops->dropout(stream, args);
@@ -144,10 +156,11 @@ bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
 bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "embedding", args->act));
-    if (args->dtype != BL_F32 && args->dtype != BL_F16 && args->dtype != BL_BF16)
+    BL_TRY(CHECK_DTYPES("embedding", ops->act, args->y));
+    bl_dtype dtype = args->table.dtype;
+    if (dtype != BL_F32 && dtype != BL_F16 && dtype != BL_BF16)
         return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
-                       bl_dtype_name(args->dtype));
+                       bl_dtype_name(dtype));
     return ops->embedding(stream, args);
 }
 
@@ -156,7 +169,7 @@ bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
 bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "loss_head", args->act));
+    BL_TRY(CHECK_DTYPES("loss_head", ops->act, args->x, args->dx));
     if (args->head.rows != args->V || args->head.cols != args->H)
         return BL_FAIL(BL_EINTERNAL,
                        "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
@@ -165,9 +178,9 @@ bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
     return ops->loss_head(stream, args);
 }
 
-size_t bl_loss_head_scratch_bytes(const bl_device *device, int64_t T, int64_t H, int64_t V)
+size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V)
 {
-    return table_of(device)->loss_head_scratch_bytes(T, H, V);
+    return table_of(kind)->loss_head_scratch_bytes(T, H, V);
 }
 
 /* ---- optimizer.h ---- */
@@ -194,19 +207,19 @@ bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
 bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "matmul", args->act));
-    BL_TRY(check_act_or_f32(ops, "matmul", args->c_act));
+    BL_TRY(CHECK_DTYPES("matmul", ops->act, args->a, args->b));
+    BL_TRY(CHECK_DTYPES("matmul", act_or_f32(ops, args->c), args->c));
     return ops->matmul(stream, args);
 }
 
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(check_act(ops, "matmul_weight", args->act));
+    BL_TRY(CHECK_DTYPES("matmul_weight", ops->act, args->in, args->out));
     return ops->matmul_weight(stream, args);
 }
 
-size_t bl_matmul_weight_scratch_bytes(const bl_device *device, const bl_matmul_weight_args *args)
+size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weight_args *args)
 {
-    return table_of(device)->matmul_weight_scratch_bytes(args);
+    return table_of(kind)->matmul_weight_scratch_bytes(args);
 }

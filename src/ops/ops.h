@@ -8,9 +8,10 @@
  * results are taken in a fixed order that depends on shapes alone. T is the number of tokens of a micro-batch;
  * T = 0 is legal everywhere and does nothing.
  *
- * Activations and their gradients are `void *` and of the type that the arguments' `act` says: fp32 on the CPU,
- * bf16 on CUDA. Everything declared `float *` is fp32 everywhere. Other combinations are BL_EINTERNAL, except
- * where an op says that it takes both types on CUDA.
+ * Activations and their gradients are tensors, whose dtype is fp32 on the CPU and bf16 on CUDA
+ * (bl_act_dtype). Everything declared `float *` is fp32 everywhere. Another dtype is BL_EINTERNAL, except
+ * where an op says that it takes both on CUDA. Sizes of scratch and dtypes depend on the kind of device
+ * alone, so that memory can be planned before there is a device.
  *
  * A micro-batch is a flat stream of tokens; cu_seqlens[n_documents + 1] holds the first token of each
  * document and T at its end. Documents do not see each other, and positions start at 0 in each. */
@@ -22,18 +23,14 @@
 
 #include "base/status.h"
 #include "device/device.h"
+#include "device/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Zero, and so what arguments without this member initialised mean, is fp32. */
-typedef enum bl_act_type { BL_ACT_F32, BL_ACT_BF16 } bl_act_type;
-
-static inline size_t bl_act_bytes(bl_act_type type)
-{
-    return type == BL_ACT_BF16 ? 2 : 4;
-}
+/* Of activations and their gradients on such a device. */
+bl_dtype bl_act_dtype(bl_device_kind kind);
 
 #ifdef __cplusplus
 }

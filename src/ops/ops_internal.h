@@ -47,7 +47,7 @@ extern "C" {
     X(matmul_weight)
 
 typedef struct ops_table {
-    bl_act_type act; /* of activations on this kind of device */
+    bl_dtype act; /* of activations on this kind of device */
     /* Bytes of an op's scratch, as the op's header says. */
     size_t (*loss_head_scratch_bytes)(int64_t T, int64_t H, int64_t V);
     size_t (*matmul_weight_scratch_bytes)(const bl_matmul_weight_args *args);

@@ -18,10 +18,9 @@ extern "C" {
 typedef struct bl_rope_args {
     int64_t T, n_heads, d, row_stride, n_documents, position_offset;
     int direction; /* +1 or -1 */
-    bl_act_type act;
     const int32_t *cu_seqlens;
     const float *cos_table, *sin_table;
-    void *x;
+    bl_tensor x;
 } bl_rope_args;
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 

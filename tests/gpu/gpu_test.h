@@ -90,6 +90,16 @@ static inline buffer buffer_create(gpu_test *t, size_t bytes, size_t shift_bytes
     return b;
 }
 
+static inline bl_tensor gpu_bf16(const buffer *b)
+{
+    return bl_tensor_of(b->gpu, BL_BF16);
+}
+
+static inline bl_tensor gpu_f32(const buffer *b)
+{
+    return bl_tensor_of(b->gpu, BL_F32);
+}
+
 static inline void buffer_free(gpu_test *t, buffer *b)
 {
     bl_device_free(t->gpu.device, BL_SPACE_DEVICE, b->memory);

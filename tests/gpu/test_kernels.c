@@ -45,13 +45,18 @@ static void check_rmsnorm_forward(gpu_test *t, shape s)
                  rstd = buffer_create(t, (size_t)s.rows * 4, 0);
     float *cx = bf16_inputs(t, n, s.shift, 1, 3.0f, &x), *cw = f32_inputs(t, s.cols, 0, 2, &w),
           *cy = test_floats(n), *crstd = test_floats(s.rows);
-    bl_rmsnorm_forward_args cpu = {
-        .T = s.rows, .H = s.cols, .eps = 1e-5, .x = cx, .w = cw, .y = cy, .rstd = crstd};
+    bl_rmsnorm_forward_args cpu = {.T = s.rows,
+                                   .H = s.cols,
+                                   .eps = 1e-5,
+                                   .x = bl_tensor_f32(cx),
+                                   .w = cw,
+                                   .y = bl_tensor_f32(cy),
+                                   .rstd = crstd};
     gpu_ok(bl_rmsnorm_forward(t->cpu.stream, &cpu));
     test_finish(t->cpu);
     bl_rmsnorm_forward_args gpu = cpu;
-    gpu.act = BL_ACT_BF16;
-    gpu.x = x.gpu, gpu.w = (float *)w.gpu, gpu.y = y.gpu, gpu.rstd = (float *)rstd.gpu;
+    gpu.x = gpu_bf16(&x), gpu.w = (float *)w.gpu, gpu.y = gpu_bf16(&y),
+    gpu.rstd = (float *)rstd.gpu;
     run_twice(t, launch_rmsnorm_forward, &gpu, (buffer *[]){&x, &w, &y, &rstd}, 4);
     bf16_is_within("rmsnorm y", &y, cy, NULL, 10 * U, n);
     for (int64_t i = 0; i < s.rows; i++) {
@@ -59,7 +64,7 @@ static void check_rmsnorm_forward(gpu_test *t, shape s)
         memcpy(&got, rstd.result + 4 * i, 4);
         assert_true(fabs((double)got - (double)crstd[i]) <= 6 * U * (double)crstd[i]);
     }
-    gpu.y = x.gpu; /* in place, without rstd */
+    gpu.y = gpu_bf16(&x); /* in place, without rstd */
     gpu.rstd = NULL;
     run_twice(t, launch_rmsnorm_forward, &gpu, (buffer *[]){&x, &w}, 2);
     same_bytes("rmsnorm in place", &x, y.result, (size_t)n * 2);
@@ -73,7 +78,8 @@ static double *rmsnorm_backward_slack(const bl_rmsnorm_backward_args *a, const f
 {
     double *slack = test_doubles(a->T * a->H);
     for (int64_t t = 0; t < a->T; t++) {
-        const float *x = (const float *)a->x + t * a->H, *dy = (const float *)a->dy + t * a->H;
+        const float *x = (const float *)a->x.data + t * a->H,
+                    *dy = (const float *)a->dy.data + t * a->H;
         double magnitude = 0, rstd = (double)a->rstd[t];
         for (int64_t h = 0; h < a->H; h++)
             magnitude += fabs((double)dy[h] * (double)a->w[h] * (double)x[h]);
@@ -102,17 +108,16 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
         bl_rmsnorm_backward_args cpu = {.T = s.rows,
                                         .H = s.cols,
                                         .accumulate = accumulate,
-                                        .x = cx,
+                                        .x = bl_tensor_f32(cx),
                                         .w = cw,
                                         .rstd = crstd,
-                                        .dy = cdy,
-                                        .dx = cdx};
+                                        .dy = bl_tensor_f32(cdy),
+                                        .dx = bl_tensor_f32(cdx)};
         gpu_ok(bl_rmsnorm_backward(t->cpu.stream, &cpu));
         test_finish(t->cpu);
         bl_rmsnorm_backward_args gpu = cpu;
-        gpu.act = BL_ACT_BF16;
-        gpu.x = x.gpu, gpu.w = (float *)w.gpu, gpu.rstd = (float *)rstd.gpu, gpu.dy = dy.gpu,
-        gpu.dx = dx.gpu;
+        gpu.x = gpu_bf16(&x), gpu.w = (float *)w.gpu, gpu.rstd = (float *)rstd.gpu,
+        gpu.dy = gpu_bf16(&dy), gpu.dx = gpu_bf16(&dx);
         run_twice(t, launch_rmsnorm_backward, &gpu, (buffer *[]){&x, &w, &rstd, &dy, &dx}, 5);
         double *slack = rmsnorm_backward_slack(&cpu, before);
         bf16_is_within("rmsnorm dx", &dx, cdx, slack, U, n);
@@ -120,7 +125,7 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
         if (accumulate) break;
         unsigned char *apart = test_alloc(n, 2);
         memcpy(apart, dx.result, (size_t)n * 2);
-        gpu.dx = dy.gpu;
+        gpu.dx = gpu_bf16(&dy);
         run_twice(t, launch_rmsnorm_backward, &gpu, (buffer *[]){&x, &w, &rstd, &dy}, 4);
         same_bytes("rmsnorm dx over dy", &dy, apart, (size_t)n * 2);
         free(apart);
@@ -152,13 +157,12 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
                         .cu_seqlens = cu,
                         .cos_table = cc,
                         .sin_table = cs,
-                        .x = cx};
+                        .x = bl_tensor_f32(cx)};
     gpu_ok(bl_rope(t->cpu.stream, &cpu));
     test_finish(t->cpu);
     bl_rope_args gpu = cpu;
-    gpu.act = BL_ACT_BF16;
     gpu.cu_seqlens = (int32_t *)cu_seqlens.gpu;
-    gpu.cos_table = (float *)cosines.gpu, gpu.sin_table = (float *)sines.gpu, gpu.x = x.gpu;
+    gpu.cos_table = (float *)cosines.gpu, gpu.sin_table = (float *)sines.gpu, gpu.x = gpu_bf16(&x);
     run_twice(t, launch_rope, &gpu, (buffer *[]){&x, &cosines, &sines, &cu_seqlens}, 4);
     bf16_is_rounded("rope", &x, cx, n);
     free(cx), free(cc), free(cs);
@@ -186,9 +190,13 @@ static void check_swiglu(gpu_test *t, shape s)
     float *cg = bf16_inputs(t, 2 * n, s.shift, 11, 16.0f, &gate_up),
           *cdh = bf16_inputs(t, n, s.shift, 12, 1.0f, &dh), *ch = test_floats(n),
           *cd = test_floats(2 * n);
-    bl_swiglu_forward_args forward = {.T = s.rows, .I = I, .gate_up = cg, .h = ch};
-    bl_swiglu_backward_args backward = {
-        .T = s.rows, .I = I, .gate_up = cg, .dh = cdh, .d_gate_up = cd};
+    bl_swiglu_forward_args forward = {
+        .T = s.rows, .I = I, .gate_up = bl_tensor_f32(cg), .h = bl_tensor_f32(ch)};
+    bl_swiglu_backward_args backward = {.T = s.rows,
+                                        .I = I,
+                                        .gate_up = bl_tensor_f32(cg),
+                                        .dh = bl_tensor_f32(cdh),
+                                        .d_gate_up = bl_tensor_f32(cd)};
     gpu_ok(bl_swiglu_forward(t->cpu.stream, &forward));
     gpu_ok(bl_swiglu_backward(t->cpu.stream, &backward));
     test_finish(t->cpu);
@@ -198,16 +206,15 @@ static void check_swiglu(gpu_test *t, shape s)
         double g = (double)cg[at], sigma = 1 / (1 + exp(-g));
         slack[at] = 50 * U * fabs((double)cdh[i] * (double)cg[at + I]) * sigma * (1 + fabs(g));
     }
-    forward.act = backward.act = BL_ACT_BF16;
-    forward.gate_up = backward.gate_up = gate_up.gpu;
-    forward.h = h.gpu, backward.dh = dh.gpu, backward.d_gate_up = d.gpu;
+    forward.gate_up = backward.gate_up = gpu_bf16(&gate_up);
+    forward.h = gpu_bf16(&h), backward.dh = gpu_bf16(&dh), backward.d_gate_up = gpu_bf16(&d);
     run_twice(t, launch_swiglu_forward, &forward, (buffer *[]){&gate_up, &h}, 2);
     bf16_is_within("swiglu h", &h, ch, NULL, 50 * U, n);
     run_twice(t, launch_swiglu_backward, &backward, (buffer *[]){&gate_up, &dh, &d}, 3);
     bf16_is_within("swiglu d_gate_up", &d, cd, slack, 50 * U, 2 * n);
     unsigned char *apart = test_alloc(n, 4);
     memcpy(apart, d.result, (size_t)n * 4);
-    backward.d_gate_up = gate_up.gpu;
+    backward.d_gate_up = gpu_bf16(&gate_up);
     run_twice(t, launch_swiglu_backward, &backward, (buffer *[]){&gate_up, &dh}, 2);
     if (s.shift == 0) same_bytes("swiglu in place", &gate_up, apart, (size_t)n * 4);
     free(cg), free(cdh), free(ch), free(cd), free(slack), free(apart);
@@ -223,15 +230,16 @@ static void check_add(gpu_test *t, shape s)
     float *ca = bf16_inputs(t, n, s.shift, 13, 1.0f, &a),
           *cb = bf16_inputs(t, n, s.shift, 14, 1.0f, &b), *cy = test_floats(n),
           *cfa = f32_inputs(t, n, s.shift, 15, &fa), *cfb = f32_inputs(t, n, s.shift, 16, &fb);
-    bl_add_args add = {.n = n, .a = ca, .b = cb, .y = cy};
+    bl_add_args add = {
+        .n = n, .a = bl_tensor_f32(ca), .b = bl_tensor_f32(cb), .y = bl_tensor_f32(cy)};
     gpu_ok(bl_add(t->cpu.stream, &add));
-    bl_accumulate_args accumulate = {.n = n, .x = cfa, .y = cfb};
+    bl_accumulate_args accumulate = {.n = n, .x = bl_tensor_f32(cfa), .y = bl_tensor_f32(cfb)};
     gpu_ok(bl_accumulate(t->cpu.stream, &accumulate));
     test_finish(t->cpu);
-    add = (bl_add_args){.n = n, .act = BL_ACT_BF16, .a = a.gpu, .b = b.gpu, .y = y.gpu};
+    add = (bl_add_args){.n = n, .a = gpu_bf16(&a), .b = gpu_bf16(&b), .y = gpu_bf16(&y)};
     run_twice(t, launch_add, &add, (buffer *[]){&a, &b, &y}, 3);
     bf16_is_rounded("add", &y, cy, n);
-    accumulate = (bl_accumulate_args){.n = n, .x = fa.gpu, .y = fb.gpu};
+    accumulate = (bl_accumulate_args){.n = n, .x = gpu_f32(&fa), .y = gpu_f32(&fb)};
     run_twice(t, launch_accumulate, &accumulate, (buffer *[]){&fa, &fb}, 2);
     same_bytes("accumulate", &fb, cfb, (size_t)n * 4);
     free(ca), free(cb), free(cy), free(cfa), free(cfb);
@@ -246,16 +254,13 @@ static void check_cast(gpu_test *t, shape s)
                  widened = buffer_create(t, (size_t)n * 4, 0);
     float *cw = f32_inputs(t, n, s.shift, 17, &wide),
           *cn = bf16_inputs(t, n, s.shift, 18, 1.0f, &near);
-    bl_cast_args cast = {
-        .n = n, .from = BL_ACT_F32, .to = BL_ACT_BF16, .x = wide.gpu, .y = narrow.gpu};
+    bl_cast_args cast = {.n = n, .x = gpu_f32(&wide), .y = gpu_bf16(&narrow)};
     run_twice(t, launch_cast, &cast, (buffer *[]){&wide, &narrow}, 2);
     bf16_is_rounded("cast", &narrow, cw, n);
-    cast = (bl_cast_args){
-        .n = n, .from = BL_ACT_BF16, .to = BL_ACT_F32, .x = near.gpu, .y = widened.gpu};
+    cast = (bl_cast_args){.n = n, .x = gpu_bf16(&near), .y = gpu_f32(&widened)};
     run_twice(t, launch_cast, &cast, (buffer *[]){&near, &widened}, 2);
     same_bytes("cast", &widened, cn, (size_t)n * 4);
-    cast = (bl_cast_args){
-        .n = n, .from = BL_ACT_BF16, .to = BL_ACT_BF16, .x = near.gpu, .y = narrow.gpu};
+    cast = (bl_cast_args){.n = n, .x = gpu_bf16(&near), .y = gpu_bf16(&narrow)};
     run_twice(t, launch_cast, &cast, (buffer *[]){&near, &narrow}, 2);
     bf16_is_rounded("copy", &narrow, cn, n);
     free(cw), free(cn);
@@ -289,21 +294,19 @@ static void check_dropout(gpu_test *t, shape s)
                                .matrix = 3,
                                .sample = samples,
                                .position = positions,
-                               .x = cx,
-                               .y = cy};
+                               .x = bl_tensor_f32(cx),
+                               .y = bl_tensor_f32(cy)};
         gpu_ok(bl_dropout(t->cpu.stream, &cpu));
         test_finish(t->cpu);
         bl_dropout_args gpu = cpu;
-        gpu.act = BL_ACT_BF16;
-        gpu.sample = (int64_t *)sample.gpu, gpu.position = (int32_t *)position.gpu, gpu.x = x.gpu,
-        gpu.y = y.gpu;
+        gpu.sample = (int64_t *)sample.gpu, gpu.position = (int32_t *)position.gpu,
+        gpu.x = gpu_bf16(&x), gpu.y = gpu_bf16(&y);
         run_twice(t, launch_dropout, &gpu, (buffer *[]){&x, &y, &sample, &position}, 4);
         bf16_is_rounded("dropout", &y, cy, n);
-        cpu.x = cfx;
+        cpu.x = bl_tensor_f32(cfx);
         gpu_ok(bl_dropout(t->cpu.stream, &cpu));
         test_finish(t->cpu);
-        gpu.act = BL_ACT_F32;
-        gpu.x = gpu.y = fx.gpu;
+        gpu.x = gpu.y = gpu_f32(&fx);
         run_twice(t, launch_dropout, &gpu, (buffer *[]){&fx, &sample, &position}, 3);
         same_bytes("dropout of fp32", &fx, cy, (size_t)n * 4);
     }
@@ -338,15 +341,14 @@ static void check_embedding(gpu_test *t, shape s)
             }
         bl_embedding_args cpu = {.T = s.rows,
                                  .H = s.cols,
-                                 .dtype = dtypes[k],
                                  .ids = cids,
-                                 .table = table.initial,
-                                 .y = cy};
+                                 .table = bl_tensor_of(table.initial, dtypes[k]),
+                                 .y = bl_tensor_f32(cy)};
         gpu_ok(bl_embedding(t->cpu.stream, &cpu));
         test_finish(t->cpu);
         bl_embedding_args gpu = cpu;
-        gpu.act = BL_ACT_BF16;
-        gpu.ids = (int32_t *)ids.gpu, gpu.table = table.gpu, gpu.y = y.gpu;
+        gpu.ids = (int32_t *)ids.gpu, gpu.table = bl_tensor_of(table.gpu, dtypes[k]),
+        gpu.y = gpu_bf16(&y);
         run_twice(t, launch_embedding, &gpu, (buffer *[]){&table, &ids, &y}, 3);
         bf16_is_rounded("embedding", &y, cy, n);
     }

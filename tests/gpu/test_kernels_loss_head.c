@@ -86,7 +86,7 @@ static bounds bounds_of(const bl_loss_head_args *a, const float *values)
     bounds b = {test_doubles(a->T), test_doubles(a->T * H)};
     double *logits = test_doubles(a->V);
     for (int64_t t = 0; t < a->T; t++) {
-        const float *x = (const float *)a->x + t * H;
+        const float *x = (const float *)a->x.data + t * H;
         double logit = 0, sum = 0, factor = fabs(a->scale * (double)a->weights[t]);
         for (int64_t v = 0; v < a->V; v++) {
             double magnitude = 0;
@@ -146,17 +146,17 @@ static void check_loss_head(gpu_test *t, shape s)
            gtargets = bytes_input(t, targets, (size_t)T * 4),
            loss = bytes_input(t, before, sizeof before),
            scratch = buffer_create(t, ops_cuda_loss_head_scratch_bytes(T, H, V), 192);
-    float *logits = test_floats(bl_loss_head_scratch_floats(V));
+    float *logits = test_alloc((int64_t)bl_loss_head_scratch_bytes(BL_DEVICE_CPU, T, H, V), 1);
     bl_loss_head_args cpu = {.T = T,
                              .H = H,
                              .V = V,
                              .head = w.cpu,
-                             .x = cx,
+                             .x = bl_tensor_f32(cx),
                              .targets = targets,
                              .weights = weights,
                              .scale = 0.125,
                              .logits = logits,
-                             .dx = cdx,
+                             .dx = bl_tensor_f32(cdx),
                              .logp = clogp,
                              .loss_sum = &closs};
     gpu_ok(bl_loss_head(t->cpu.stream, &cpu));
@@ -164,11 +164,10 @@ static void check_loss_head(gpu_test *t, shape s)
     bounds allowed = bounds_of(&cpu, w.values);
 
     bl_loss_head_args gpu = cpu;
-    gpu.act = BL_ACT_BF16;
     gpu.head = w.gpu;
-    gpu.x = x.gpu, gpu.targets = (int32_t *)(void *)gtargets.gpu,
+    gpu.x = gpu_bf16(&x), gpu.targets = (int32_t *)(void *)gtargets.gpu,
     gpu.weights = (float *)(void *)gweights.gpu;
-    gpu.logits = scratch.gpu, gpu.dx = dx.gpu, gpu.logp = (float *)(void *)logp.gpu,
+    gpu.logits = scratch.gpu, gpu.dx = gpu_bf16(&dx), gpu.logp = (float *)(void *)logp.gpu,
     gpu.loss_sum = (double *)(void *)loss.gpu;
     buffer_upload(t, &scratch);
     run_twice(t, launch, &gpu,
@@ -180,14 +179,14 @@ static void check_loss_head(gpu_test *t, shape s)
     memcpy(&got_loss, loss.result, sizeof got_loss);
     assert_true(fabs(got_loss - closs) <= slack);
 
-    gpu.dx = NULL; /* forward only: the same numbers */
+    gpu.dx = (bl_tensor){0}; /* forward only: the same numbers */
     unsigned char *with_gradient = test_alloc(T, 4), *apart = test_alloc(T * H, 2);
     memcpy(with_gradient, logp.result, (size_t)T * 4),
         memcpy(apart, dx.result, (size_t)(T * H) * 2);
     run_twice(t, launch, &gpu,
               (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &logp, &loss}, 7);
     same_bytes("logp without a gradient", &logp, with_gradient, (size_t)T * 4);
-    gpu.dx = x.gpu; /* in place, without the rest */
+    gpu.dx = gpu_bf16(&x); /* in place, without the rest */
     gpu.logp = NULL, gpu.loss_sum = NULL;
     run_twice(t, launch, &gpu, (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights}, 5);
     same_bytes("dx over x", &x, apart, (size_t)(T * H) * 2);
@@ -221,9 +220,8 @@ static void check_bad_target(gpu_test *t, shape s)
     bl_loss_head_args gpu = {.T = T,
                              .H = H,
                              .V = V,
-                             .act = BL_ACT_BF16,
                              .head = w.gpu,
-                             .x = x.gpu,
+                             .x = gpu_bf16(&x),
                              .targets = (int32_t *)(void *)gtargets.gpu,
                              .weights = (float *)(void *)gweights.gpu,
                              .scale = 1.0,

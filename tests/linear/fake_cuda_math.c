@@ -478,9 +478,9 @@ static bl_status dropout_task(bl_stream *stream, const void *args)
         for (int64_t c = 0; c < a->C; c++) {
             uint32_t words[4];
             bl_dropout_words(key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
-            float x = bl_bf16_to_f32(((const uint16_t *)a->x)[t * a->C + c]);
+            float x = bl_bf16_to_f32(((const uint16_t *)a->x.data)[t * a->C + c]);
             bool is_kept = words[c % 4] >= bl_dropout_threshold(a->p);
-            ((uint16_t *)a->y)[t * a->C + c] =
+            ((uint16_t *)a->y.data)[t * a->C + c] =
                 is_kept ? bl_f32_to_bf16(x * bl_dropout_scale(a->p)) : 0;
         }
     return BL_OK;
@@ -493,7 +493,7 @@ static bl_status fake_dropout(bl_stream *stream, const bl_dropout_args *args)
 
 /* The real table would bring the kernels with it, which only a GPU can run. */
 const ops_table ops_cuda_table = {
-    .act = BL_ACT_BF16,
+    .act = BL_BF16,
     .matmul_weight_scratch_bytes = ops_cuda_matmul_weight_scratch_bytes,
     .matmul = ops_cuda_matmul,
     .matmul_weight = ops_cuda_matmul_weight,

@@ -92,7 +92,8 @@ bl_status set_B(bl_stream *stream, bl_linear_stack *stack, const problem *p, int
 
 void forward_once(test_device d, bl_linear_stack *stack, const problem *p, float *y)
 {
-    assert_int_equal(
-        bl_linear_layer_forward(bl_linear_stack_layer(stack, 0), d.stream, T, p->x[0], y), BL_OK);
+    assert_int_equal(bl_linear_layer_forward(bl_linear_stack_layer(stack, 0), d.stream, T,
+                                             bl_tensor_f32(p->x[0]), bl_tensor_f32(y)),
+                     BL_OK);
     test_finish(d);
 }

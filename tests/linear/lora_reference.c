@@ -34,9 +34,9 @@ static void reference_part(const lora_inputs *p, int i, bool sizes, const double
         for (int64_t q = 0; q < r; q++) {
             double u = 0, du = 0;
             for (int64_t k = 0; k < K; k++)
-                u += masked[t * K + k] * size_if(sizes, ((const float *)part->A)[q * K + k]);
+                u += masked[t * K + k] * size_if(sizes, ((const float *)part->A.data)[q * K + k]);
             for (int64_t n = 0; n < part->rows; n++) {
-                double b = size_if(sizes, ((const float *)part->B)[n * r + q]),
+                double b = size_if(sizes, ((const float *)part->B.data)[n * r + q]),
                        dy = size_if(sizes, p->dy[t * N + part->row_begin + n]);
                 out->y[t * N + part->row_begin + n] += s * u * b;
                 out->dB[i][n * r + q] += s * dy * u;
@@ -44,7 +44,7 @@ static void reference_part(const lora_inputs *p, int i, bool sizes, const double
             }
             for (int64_t k = 0; k < K; k++) {
                 out->dA[i][q * K + k] += du * masked[t * K + k];
-                dxd[t * K + k] += du * size_if(sizes, ((const float *)part->A)[q * K + k]);
+                dxd[t * K + k] += du * size_if(sizes, ((const float *)part->A.data)[q * K + k]);
             }
         }
     for (int64_t t = 0; t < T; t++)

@@ -38,10 +38,12 @@ static bl_status run_calls(test_rank *self, const run_case *c, bl_linear_stack *
     for (const int *call = c->order; *call != INT_MIN; call++) {
         int l = *call < 0 ? ~*call : *call;
         bl_linear_layer *layer = bl_linear_stack_layer(stack, l);
+        bl_tensor x = bl_tensor_f32(p->x[l]);
         if (*call < 0)
-            BL_TRY(bl_linear_layer_backward(layer, self->stream, T, p->x[l], p->dy[l], out->dx[l]));
+            BL_TRY(bl_linear_layer_backward(layer, self->stream, T, x, bl_tensor_f32(p->dy[l]),
+                                            bl_tensor_f32(out->dx[l])));
         else
-            BL_TRY(bl_linear_layer_forward(layer, self->stream, T, p->x[l], out->y[l]));
+            BL_TRY(bl_linear_layer_forward(layer, self->stream, T, x, bl_tensor_f32(out->y[l])));
     }
     for (int l = 0; l < LAYERS && lora_r(p, l) > 0; l++) {
         bl_linear_lora_view view = bl_linear_layer_lora(bl_linear_stack_layer(stack, l));
@@ -175,15 +177,18 @@ static void check_layer(const problem *p, int l, bl_pool *pool)
     int64_t N = shapes[l].rows, K = shapes[l].cols, r = lora_r(p, l);
     double *w = decode(p, l, pool), error = (double)(T + K + N + r + 8) * U;
     float *A = test_floats(r * K);
-    bl_lora_linear linear = {
-        .n_parts = r > 0,
-        .part = {{.r = r, .rows = N, .scale = 12.0f / (float)r, .A = A, .B = p->B[l]}},
-        .dropout = {.p = p->kind == DROPOUT ? 0.3f : 0,
-                    .seed = seed,
-                    .step = STEP,
-                    .layer = l,
-                    .sample = p->sample,
-                    .position = p->position}};
+    bl_lora_linear linear = {.n_parts = r > 0,
+                             .part = {{.r = r,
+                                       .rows = N,
+                                       .scale = 12.0f / (float)r,
+                                       .A = bl_tensor_f32(A),
+                                       .B = bl_tensor_f32(p->B[l])}},
+                             .dropout = {.p = p->kind == DROPOUT ? 0.3f : 0,
+                                         .seed = seed,
+                                         .step = STEP,
+                                         .layer = l,
+                                         .sample = p->sample,
+                                         .position = p->position}};
     lora_inputs inputs = {
         .linear = &linear, .T = T, .K = K, .N = N, .w = w, .x = p->x[l], .dy = p->dy[l]};
 
@@ -310,14 +315,16 @@ static void test_forward_only(void **state)
         for (int l = 0; l < LAYERS; l++) {
             float *out = test_floats(T * shapes[l].rows);
             assert_int_equal(bl_linear_layer_forward(bl_linear_stack_layer(stack, l), d.stream, T,
-                                                     p.x[l], l == 0 ? y : out),
+                                                     bl_tensor_f32(p.x[l]),
+                                                     bl_tensor_f32(l == 0 ? y : out)),
                              BL_OK);
             test_finish(d);
             free(out);
         }
     test_same_bits("y without dropout", y, with, T * shapes[0].rows);
-    assert_int_equal(bl_linear_layer_backward(bl_linear_stack_layer(stack, 0), d.stream, T, p.x[0],
-                                              p.dy[0], NULL),
+    assert_int_equal(bl_linear_layer_backward(bl_linear_stack_layer(stack, 0), d.stream, T,
+                                              bl_tensor_f32(p.x[0]), bl_tensor_f32(p.dy[0]),
+                                              (bl_tensor){0}),
                      BL_EUSAGE);
     assert_error_has("forward_only");
     bl_linear_stack_destroy(stack);

@@ -150,9 +150,9 @@ static void test_too_many_tokens(void **state)
 
     create_problem(&p, BL_FORMAT_F32, PLAIN);
     assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
-    assert_int_equal(
-        bl_linear_layer_forward(bl_linear_stack_layer(stack, 1), d.stream, T, p.x[1], p.first.y[1]),
-        BL_EUSAGE);
+    assert_int_equal(bl_linear_layer_forward(bl_linear_stack_layer(stack, 1), d.stream, T,
+                                             bl_tensor_f32(p.x[1]), bl_tensor_f32(p.first.y[1])),
+                     BL_EUSAGE);
     assert_error_has("layer 1: 9 tokens, max_tokens is 8");
     bl_linear_stack_destroy(stack);
     bl_linear_stack_destroy(NULL);

@@ -89,7 +89,7 @@ static void create_toy(const block_case *c, toy *m)
                                   .rms_norm_eps = 1e-5,
                                   .tie_word_embeddings = true,
                                   .rope_theta = 100.0};
-    m->dims = bl_block_dims_of(&m->config);
+    m->dims = bl_block_dims_of(&m->config, BL_DEVICE_CPU);
     m->cos_table = test_floats(T_ALL * c->head_dim / 2);
     m->sin_table = test_floats(T_ALL * c->head_dim / 2);
     bl_llama_config_rope_inv_freq(&m->config, inverse);
@@ -106,7 +106,7 @@ static void create_toy(const block_case *c, toy *m)
                           .norm1 = m->norms,
                           .norm2 = m->norms + c->hidden,
                           .lora = &m->lora,
-                          .lora_weights = m->lora_weights,
+                          .lora_weights = bl_tensor_f32(m->lora_weights),
                           .dropout = {.p = c->dropout, .seed = 11, .step = 5}};
     for (int t = 0; t < T_ALL; t++) {
         m->position[t] = t % 6;
@@ -322,31 +322,38 @@ static void free_result(result *r)
     free(r->out), free(r->d), free(r->gradients);
 }
 
+static int64_t floats_of(int64_t n_bytes)
+{
+    return n_bytes / (int64_t)sizeof(float);
+}
+
 /* Forward and backward of the tokens [begin, end) of x and d_out. Between the two nothing is left but what
  * `save` keeps. */
 static result run(toy *m, const bl_micro_batch *batch, unsigned save, int64_t begin)
 {
     int64_t T = batch->T, H = m->c->hidden,
-            saved_floats = bl_block_saved_floats(&m->dims, save) * bl_round_up(T, 64);
-    int64_t floats = bl_block_workspace_floats(&m->dims, T, m->c->r, m->c->dropout > 0, true);
+            saved_floats = floats_of(bl_block_saved_bytes(&m->dims, save)) * bl_round_up(T, 64);
+    int64_t floats =
+        floats_of(bl_block_workspace_bytes(&m->dims, T, m->c->r, m->c->dropout > 0, true));
     result r = {test_floats(T * H), test_floats(T * H), test_floats(m->lora.n_floats)};
     float *memory = test_floats(floats), *saved = test_floats(saved_floats);
     bl_block_tensors kept = {0};
     bl_block_workspace workspace;
 
     if (save) bl_block_place_saved(&m->dims, save, T, saved, &kept);
-    kept.x = m->x + begin * H;
+    kept.x = bl_tensor_f32(m->x + begin * H);
     bl_block_place_workspace(&m->dims, T, m->c->r, m->c->dropout > 0, true, memory, &workspace);
     for (int64_t i = 0; i < floats; i++) memory[i] = NAN;
     for (int64_t i = 0; i < m->lora.n_floats; i++) r.gradients[i] = NAN;
     memcpy(r.d, m->d_out + begin * H, (size_t)(T * H) * sizeof *r.d);
-    assert_int_equal(bl_block_forward(m->d.stream, &m->block, batch, &kept, &workspace, r.out),
-                     BL_OK);
+    assert_int_equal(
+        bl_block_forward(m->d.stream, &m->block, batch, &kept, &workspace, bl_tensor_f32(r.out)),
+        BL_OK);
     test_finish(m->d);
     for (int64_t i = 0; i < floats; i++) memory[i] = NAN;
-    assert_int_equal(
-        bl_block_backward(m->d.stream, &m->block, batch, &kept, &workspace, r.d, r.gradients),
-        BL_OK);
+    assert_int_equal(bl_block_backward(m->d.stream, &m->block, batch, &kept, &workspace,
+                                       bl_tensor_f32(r.d), r.gradients),
+                     BL_OK);
     test_finish(m->d);
     free(memory);
     free(saved);
@@ -451,12 +458,50 @@ static void test_scratch_of_the_widest_input(void **state)
         toy m;
         create_toy(c, &m);
         int64_t widest = bl_max_i64(bl_max_i64(c->hidden, c->inter), m.dims.q_width);
-        float *memory = test_floats(bl_block_workspace_floats(&m.dims, T_ALL, c->r, true, true));
+        float *memory =
+            test_floats(floats_of(bl_block_workspace_bytes(&m.dims, T_ALL, c->r, true, true)));
         bl_block_workspace workspace;
         bl_block_place_workspace(&m.dims, T_ALL, c->r, true, true, memory, &workspace);
-        assert_true(workspace.dh - workspace.lora >=
-                    bl_lora_linear_workspace_floats(T_ALL, widest, c->r, true));
+        assert_true((char *)workspace.dh.data - (char *)workspace.lora >=
+                    (int64_t)sizeof(float) * (2 * T_ALL * c->r + T_ALL * widest));
         free(memory);
+        free_toy(&m);
+    }
+}
+
+/* On a GPU activations have two bytes; log-sum-exps and norms stay fp32. Places begin at 256 bytes, and rows
+ * of micro-batches that follow each other do, too. */
+static void test_sizes_in_bf16(void **state)
+{
+    enum { ALIGNMENT = 256 };
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        toy m;
+        create_toy(&cases[i], &m);
+        bl_block_dims d = bl_block_dims_of(&m.config, BL_DEVICE_CUDA);
+        int64_t halves = d.hidden + d.q_width + d.qkv_width + 2 * d.inter,
+                saved_bytes = bl_block_saved_bytes(&d, BL_SAVE_S4);
+        assert_int_equal(d.act, BL_BF16);
+        assert_int_equal(saved_bytes, 2 * halves + 4 * d.n_heads);
+        assert_int_equal(bl_block_saved_bytes(&m.dims, BL_SAVE_S4), 4 * (halves + d.n_heads));
+        for (int64_t T = 1; T < 300; T += 41) {
+            int64_t rows = bl_block_rows(&d, T);
+            char *memory = aligned_alloc(ALIGNMENT, (size_t)(rows * saved_bytes));
+            bl_block_tensors t;
+            bl_block_place_saved(&d, BL_SAVE_S4, T, memory, &t);
+            const bl_tensor all[] = {t.mid, t.attention, t.qkv, t.gate_up,
+                                     bl_tensor_of(t.lse, BL_BF16)};
+            for (size_t k = 0; k < BL_COUNT(all); k++) {
+                assert_int_equal(all[k].dtype, BL_BF16);
+                assert_int_equal((uintptr_t)all[k].data % ALIGNMENT, 0);
+            }
+            assert_int_equal((char *)t.gate_up.data + rows * 4 * d.inter - memory,
+                             rows * saved_bytes);
+            assert_true(rows >= T && rows * 2 % ALIGNMENT == 0);
+            free(memory);
+        }
+        assert_true(bl_block_workspace_bytes(&d, T_ALL, 0, false, true) <
+                    bl_block_workspace_bytes(&m.dims, T_ALL, 0, false, true));
         free_toy(&m);
     }
 }
@@ -479,14 +524,16 @@ static void test_extend(void **state)
     result r = run(&m, &batch, BL_SAVE_S0, 0);
     double *want = to_doubles(r.out, T_ALL * H);
     float *k_cache = test_floats(T_ALL * kv), *v_cache = test_floats(T_ALL * kv);
-    float *memory = test_floats(bl_block_workspace_floats(&m.dims, 5, m.c->r, false, false));
+    float *memory =
+        test_floats(floats_of(bl_block_workspace_bytes(&m.dims, 5, m.c->r, false, false)));
     bl_block_workspace workspace;
     bl_block_place_workspace(&m.dims, 5, m.c->r, false, false, memory, &workspace);
     for (int64_t past = 0, i = 0; past < T_ALL; past += pieces[i++]) {
         int32_t piece[2] = {0, (int32_t)pieces[i]};
         bl_micro_batch part = {.T = pieces[i], .n_documents = 1, .cu_seqlens = piece};
-        assert_int_equal(bl_block_extend(m.d.stream, &m.block, &part, past, k_cache, v_cache,
-                                         &workspace, m.x + past * H),
+        assert_int_equal(bl_block_extend(m.d.stream, &m.block, &part, past, bl_tensor_f32(k_cache),
+                                         bl_tensor_f32(v_cache), &workspace,
+                                         bl_tensor_f32(m.x + past * H)),
                          BL_OK);
         test_finish(m.d);
     }
@@ -504,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_documents_packed_and_apart),
         cmocka_unit_test(test_no_tokens),
         cmocka_unit_test(test_scratch_of_the_widest_input),
+        cmocka_unit_test(test_sizes_in_bf16),
         cmocka_unit_test(test_extend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

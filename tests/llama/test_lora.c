@@ -57,13 +57,13 @@ static void test_binding(void **state)
 
     bl_lora_layout_init(&config, &options, &layout);
     float *weights = test_floats(layout.n_floats), *gradients = test_floats(layout.n_floats);
-    bl_lora_layout_bind(&layout, BL_QKV, weights, gradients, &linear);
+    bl_lora_layout_bind(&layout, BL_QKV, bl_tensor_f32(weights), gradients, &linear);
     assert_int_equal(linear.n_parts, 2);
     assert_true(linear.part[1].r == 5 && linear.part[1].row_begin == 48 &&
                 linear.part[1].rows == 16);
-    assert_ptr_equal(linear.part[1].A, weights + layout.a_offset[BL_V]);
+    assert_ptr_equal(linear.part[1].A.data, weights + layout.a_offset[BL_V]);
     assert_ptr_equal(linear.part[1].dB, gradients + layout.b_offset[BL_V]);
-    bl_lora_layout_bind(&layout, BL_GATE_UP, weights, NULL, &linear);
+    bl_lora_layout_bind(&layout, BL_GATE_UP, bl_tensor_f32(weights), NULL, &linear);
     assert_int_equal(linear.n_parts, 1);
     assert_int_equal(linear.part[0].row_begin, 40);
     assert_null(linear.part[0].dA);

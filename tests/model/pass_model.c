@@ -44,8 +44,9 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
                               .embedding_dtype = BL_F32,
                               .n_positions = T_MAX,
                               .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
-    *w = (bl_llama_weights){
-        .host = &m->host, .device = self->device, .dims = bl_block_dims_of(&pass_config)};
+    *w = (bl_llama_weights){.host = &m->host,
+                            .device = self->device,
+                            .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU)};
     BL_TRY(bl_llama_layout(&pass_config, formats, BL_F32, self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
     fill_shards(&w->layout, self->rank, w->shards);

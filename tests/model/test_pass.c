@@ -321,9 +321,9 @@ static bl_status count_bytes(test_rank *self)
     bl_timeline_collect(c.m.timeline);
     bl_timeline_get_totals(c.m.timeline, &totals);
     int64_t rows = 3 * 64; /* one micro-batch has no tokens */
-    int64_t kept = bl_block_saved_floats(&c.m.weights.dims, run->v.save) * 2 * (LAYERS - 2),
-            inputs = HIDDEN * 2 * LAYERS;
-    int64_t want = rows * (inputs + kept) * (int64_t)sizeof(float);
+    int64_t kept = bl_block_saved_bytes(&c.m.weights.dims, run->v.save) * 2 * (LAYERS - 2),
+            inputs = HIDDEN * 2 * LAYERS * (int64_t)sizeof(float);
+    int64_t want = rows * (inputs + kept);
     TEST_CHECK_GOTO(st, done, totals.n_dropped == 0 && totals.lane[BL_LANE_COMPUTE].busy_s > 0);
     TEST_CHECK_GOTO(st, done, moved->n_bytes == (run->v.offload ? want : 0));
     TEST_CHECK_GOTO(st, done, (moved->busy_s > 0) == run->v.offload);

@@ -206,9 +206,13 @@ static void swiglu_of_every_gate(void **state)
             gate_up[N_BF16 + i] = ups[k];
             dh[i] = bf16_value(i * 31 % N_BF16);
         }
-        bl_swiglu_forward_args forward = {.T = 1, .I = N_BF16, .gate_up = gate_up, .h = h};
-        bl_swiglu_backward_args backward = {
-            .T = 1, .I = N_BF16, .gate_up = gate_up, .dh = dh, .d_gate_up = d};
+        bl_swiglu_forward_args forward = {
+            .T = 1, .I = N_BF16, .gate_up = bl_tensor_f32(gate_up), .h = bl_tensor_f32(h)};
+        bl_swiglu_backward_args backward = {.T = 1,
+                                            .I = N_BF16,
+                                            .gate_up = bl_tensor_f32(gate_up),
+                                            .dh = bl_tensor_f32(dh),
+                                            .d_gate_up = bl_tensor_f32(d)};
         assert_int_equal(bl_swiglu_forward(device.stream, &forward), BL_OK);
         assert_int_equal(bl_swiglu_backward(device.stream, &backward), BL_OK);
         test_finish(device);
@@ -249,11 +253,21 @@ static void rope_and_norm_use_the_elements(void **state)
                          .cu_seqlens = cu_seqlens,
                          .cos_table = cosines,
                          .sin_table = sines,
-                         .x = turned};
-    bl_rmsnorm_forward_args forward = {
-        .T = T, .H = D, .eps = 1e-5, .x = x, .w = w, .y = y, .rstd = rstd};
-    bl_rmsnorm_backward_args backward = {
-        .T = T, .H = D, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dx};
+                         .x = bl_tensor_f32(turned)};
+    bl_rmsnorm_forward_args forward = {.T = T,
+                                       .H = D,
+                                       .eps = 1e-5,
+                                       .x = bl_tensor_f32(x),
+                                       .w = w,
+                                       .y = bl_tensor_f32(y),
+                                       .rstd = rstd};
+    bl_rmsnorm_backward_args backward = {.T = T,
+                                         .H = D,
+                                         .x = bl_tensor_f32(x),
+                                         .w = w,
+                                         .rstd = rstd,
+                                         .dy = bl_tensor_f32(dy),
+                                         .dx = bl_tensor_f32(dx)};
     assert_int_equal(bl_rope(device.stream, &rope), BL_OK);
     assert_int_equal(bl_rmsnorm_forward(device.stream, &forward), BL_OK);
     assert_int_equal(bl_rmsnorm_backward(device.stream, &backward), BL_OK);

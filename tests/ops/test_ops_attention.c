@@ -137,10 +137,10 @@ static void problem_run(problem *p, int threads)
                                          .kv_stride = p->fused,
                                          .o_stride = p->o_stride,
                                          .cu_seqlens = s->cu_seqlens,
-                                         .q = p->qkv,
-                                         .k = p->qkv + at_k,
-                                         .v = p->qkv + at_v,
-                                         .o = p->o,
+                                         .q = bl_tensor_f32(p->qkv),
+                                         .k = bl_tensor_f32(p->qkv + at_k),
+                                         .v = bl_tensor_f32(p->qkv + at_v),
+                                         .o = bl_tensor_f32(p->o),
                                          .lse = p->lse};
     bl_attention_backward_args backward = {.T = p->T,
                                            .n_heads = s->n_heads,
@@ -151,15 +151,15 @@ static void problem_run(problem *p, int threads)
                                            .kv_stride = p->fused,
                                            .o_stride = p->o_stride,
                                            .cu_seqlens = s->cu_seqlens,
-                                           .q = p->qkv,
-                                           .k = p->qkv + at_k,
-                                           .v = p->qkv + at_v,
-                                           .o = p->o,
+                                           .q = bl_tensor_f32(p->qkv),
+                                           .k = bl_tensor_f32(p->qkv + at_k),
+                                           .v = bl_tensor_f32(p->qkv + at_v),
+                                           .o = bl_tensor_f32(p->o),
                                            .lse = p->lse,
-                                           .do_ = p->d_o,
-                                           .dq = p->d_qkv,
-                                           .dk = p->d_qkv + at_k,
-                                           .dv = p->d_qkv + at_v,
+                                           .do_ = bl_tensor_f32(p->d_o),
+                                           .dq = bl_tensor_f32(p->d_qkv),
+                                           .dk = bl_tensor_f32(p->d_qkv + at_k),
+                                           .dv = bl_tensor_f32(p->d_qkv + at_v),
                                            .delta = p->delta};
     assert_int_equal(bl_attention_forward(d.stream, &forward), BL_OK);
     assert_int_equal(bl_attention_backward(d.stream, &backward), BL_OK);
@@ -290,10 +290,10 @@ static void generation_sees_the_older_keys(void **state)
                                           .kv_stride = p.fused,
                                           .o_stride = p.o_stride,
                                           .cu_seqlens = cu_seqlens,
-                                          .q = p.qkv + older * p.fused,
-                                          .k = p.qkv + at_k,
-                                          .v = p.qkv + at_v,
-                                          .o = p.o};
+                                          .q = bl_tensor_f32(p.qkv + older * p.fused),
+                                          .k = bl_tensor_f32(p.qkv + at_k),
+                                          .v = bl_tensor_f32(p.qkv + at_v),
+                                          .o = bl_tensor_f32(p.o)};
         memset(p.o, 0, (size_t)(p.T * p.o_stride) * sizeof *p.o);
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_OK);
         test_finish(d);
@@ -334,10 +334,10 @@ static void large_scores_stay_finite(void **state)
                                       .kv_stride = 3 * D,
                                       .o_stride = D,
                                       .cu_seqlens = cu_seqlens,
-                                      .q = qkv,
-                                      .k = qkv + D,
-                                      .v = qkv + 2 * D,
-                                      .o = o,
+                                      .q = bl_tensor_f32(qkv),
+                                      .k = bl_tensor_f32(qkv + D),
+                                      .v = bl_tensor_f32(qkv + 2 * D),
+                                      .o = bl_tensor_f32(o),
                                       .lse = lse};
     bl_attention_forward(d.stream, &args);
     test_finish(d);

@@ -41,8 +41,8 @@ static bl_dropout_args example(int64_t T, int64_t C, const int64_t *sample, cons
                              .matrix = 2,
                              .sample = sample,
                              .position = position,
-                             .x = x,
-                             .y = y};
+                             .x = bl_tensor_f32(x),
+                             .y = bl_tensor_f32(y)};
 }
 
 /* The mask as philox.h documents it, element by element. */
@@ -113,7 +113,7 @@ static void dropout_rate_and_keys(void **state)
     /* Each part of the key changes the mask: two independent masks agree on 82 % of the elements. */
     for (int part = 0; part < 4; part++) {
         other = args;
-        other.y = z;
+        other.y = bl_tensor_f32(z);
         if (part == 0) other.seed++;
         if (part == 1) other.step++;
         if (part == 2) other.layer++;

@@ -92,10 +92,16 @@ static double logit_tolerance(int64_t H)
     return (double)(H + 16) * U;
 }
 
+/* On the CPU neither T nor H matters. */
+static int64_t scratch_floats(int64_t V)
+{
+    return (int64_t)(bl_loss_head_scratch_bytes(BL_DEVICE_CPU, 7, 64, V) / sizeof(float));
+}
+
 static void check(int64_t T, int64_t H, int64_t V, int weights)
 {
     problem p = problem_create(T, H, V, weights);
-    int64_t n_scratch = bl_loss_head_scratch_floats(V);
+    int64_t n_scratch = scratch_floats(V);
     float *logits = test_floats(n_scratch), *dx = test_floats(T * H), *logp = test_floats(T);
     float *first_dx = test_floats(T * H), *first_logp = test_floats(T);
     double largest = 0;
@@ -109,12 +115,12 @@ static void check(int64_t T, int64_t H, int64_t V, int weights)
                                   .H = H,
                                   .V = V,
                                   .head = p.weight,
-                                  .x = p.x,
+                                  .x = bl_tensor_f32(p.x),
                                   .targets = p.targets,
                                   .weights = p.weights,
                                   .scale = p.scale,
                                   .logits = logits,
-                                  .dx = dx,
+                                  .dx = bl_tensor_f32(dx),
                                   .logp = logp,
                                   .loss_sum = &loss};
         assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
@@ -136,14 +142,14 @@ static void check(int64_t T, int64_t H, int64_t V, int weights)
         test_same_bits("dx", first_dx, dx, T * H);
         test_same_bits("logp", first_logp, logp, T);
         /* forward only, and dx over x */
-        args.dx = NULL;
+        args.dx = (bl_tensor){0};
         args.loss_sum = &loss_forward;
         assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
         test_finish(d);
         test_close("logp, forward only", logp, p.want_logp, T, 2 * logit_tolerance(H), U);
         assert_true(fabs(loss_forward - loss) <= 2 * logit_tolerance(H) * largest * (double)T);
         memcpy(dx, p.x, (size_t)(T * H) * sizeof *dx);
-        args.x = args.dx = dx;
+        args.x = args.dx = bl_tensor_f32(dx);
         args.logp = NULL;
         args.loss_sum = NULL;
         assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
@@ -188,18 +194,18 @@ static void gradient_matches_central_differences(void **state)
 {
     (void)state;
     problem p = problem_create(7, 64, 100, WEIGHTS_SIGNED);
-    float *logits = test_floats(bl_loss_head_scratch_floats(100)), *dx = test_floats(7 * 64);
+    float *logits = test_floats(scratch_floats(100)), *dx = test_floats(7 * 64);
     test_device d = test_device_create(2);
     bl_loss_head_args args = {.T = 7,
                               .H = 64,
                               .V = 100,
                               .head = p.weight,
-                              .x = p.x,
+                              .x = bl_tensor_f32(p.x),
                               .targets = p.targets,
                               .weights = p.weights,
                               .scale = p.scale,
                               .logits = logits,
-                              .dx = dx};
+                              .dx = bl_tensor_f32(dx)};
     bl_loss_head(d.stream, &args);
     test_finish(d);
     for (int64_t i = 0; i < 7 * 64; i++) {
@@ -223,18 +229,18 @@ static void bad_input_is_seen(void **state)
 {
     (void)state;
     problem p = problem_create(5, 8, 20, WEIGHTS_ALL);
-    float *logits = test_floats(bl_loss_head_scratch_floats(20)), dx[5 * 8];
+    float *logits = test_floats(scratch_floats(20)), dx[5 * 8];
     double loss = 0;
     bl_loss_head_args args = {.T = 5,
                               .H = 8,
                               .V = 20,
                               .head = p.weight,
-                              .x = p.x,
+                              .x = bl_tensor_f32(p.x),
                               .targets = p.targets,
                               .weights = p.weights,
                               .scale = 1,
                               .logits = logits,
-                              .dx = dx,
+                              .dx = bl_tensor_f32(dx),
                               .loss_sum = &loss};
     /* NaN and infinite logits reach the loss. */
     const float bad[] = {NAN, INFINITY};
@@ -268,10 +274,10 @@ static void bad_input_is_seen(void **state)
 static void scratch_is_bounded(void **state)
 {
     (void)state;
-    assert_int_equal(bl_loss_head_scratch_floats(16), 1 << 20);
-    assert_int_equal(bl_loss_head_scratch_floats(4096), 4096 * 1024);
-    assert_int_equal(bl_loss_head_scratch_floats(128256), 1 << 24);
-    assert_int_equal(bl_loss_head_scratch_floats(2000000), 32000000);
+    assert_int_equal(scratch_floats(16), 1 << 20);
+    assert_int_equal(scratch_floats(4096), 4096 * 1024);
+    assert_int_equal(scratch_floats(128256), 1 << 24);
+    assert_int_equal(scratch_floats(2000000), 32000000);
 }
 
 int main(void)

@@ -3,6 +3,7 @@
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
+#include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/cpu/ops_cpu.h"
 #include "ops/rope.h"
@@ -114,11 +115,21 @@ static void check_norm(int64_t T, int64_t H)
         test_device d = test_device_create(threads);
         y[threads - 1] = test_floats(n);
         dx[threads - 1] = test_floats(n);
-        bl_rmsnorm_forward_args forward = {
-            .T = T, .H = H, .eps = eps, .x = x, .w = w, .y = y[threads - 1], .rstd = rstd};
+        bl_rmsnorm_forward_args forward = {.T = T,
+                                           .H = H,
+                                           .eps = eps,
+                                           .x = bl_tensor_f32(x),
+                                           .w = w,
+                                           .y = bl_tensor_f32(y[threads - 1]),
+                                           .rstd = rstd};
         assert_int_equal(bl_rmsnorm_forward(d.stream, &forward), BL_OK);
-        bl_rmsnorm_backward_args backward = {
-            .T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dx[threads - 1]};
+        bl_rmsnorm_backward_args backward = {.T = T,
+                                             .H = H,
+                                             .x = bl_tensor_f32(x),
+                                             .w = w,
+                                             .rstd = rstd,
+                                             .dy = bl_tensor_f32(dy),
+                                             .dx = bl_tensor_f32(dx[threads - 1])};
         assert_int_equal(bl_rmsnorm_backward(d.stream, &backward), BL_OK);
         test_finish(d);
         if (threads > 1) {
@@ -129,15 +140,18 @@ static void check_norm(int64_t T, int64_t H)
             THREADS_MAX) { /* accumulating adds to what is there; in place overwrites dy and x */
             backward.accumulate = 1;
             assert_int_equal(bl_rmsnorm_backward(d.stream, &backward), BL_OK);
-            forward.y = x;
+            forward.y = bl_tensor_f32(x);
             forward.rstd = NULL;
             test_finish(d);
             for (int64_t i = 0; i < n; i++) assert_true(dx[threads - 1][i] == 2.0f * dx[0][i]);
             assert_int_equal(
-                bl_rmsnorm_backward(
-                    d.stream,
-                    &(bl_rmsnorm_backward_args){
-                        .T = T, .H = H, .x = x, .w = w, .rstd = rstd, .dy = dy, .dx = dy}),
+                bl_rmsnorm_backward(d.stream, &(bl_rmsnorm_backward_args){.T = T,
+                                                                          .H = H,
+                                                                          .x = bl_tensor_f32(x),
+                                                                          .w = w,
+                                                                          .rstd = rstd,
+                                                                          .dy = bl_tensor_f32(dy),
+                                                                          .dx = bl_tensor_f32(dy)}),
                 BL_OK);
             assert_int_equal(bl_rmsnorm_forward(d.stream, &forward), BL_OK);
             test_finish(d);
@@ -222,7 +236,7 @@ static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, in
                              .cu_seqlens = cu_seqlens,
                              .cos_table = cosines,
                              .sin_table = sines,
-                             .x = y};
+                             .x = bl_tensor_f32(y)};
         assert_int_equal(bl_rope(device.stream, &args), BL_OK);
         test_finish(device);
         test_close("rope", y, want, n, 6 * U,
@@ -292,9 +306,13 @@ static void check_swiglu(int64_t T, int64_t I)
     for (int threads = 1; threads <= THREADS_MAX; threads++) {
         test_device d = test_device_create(threads);
         float *h = test_floats(n), *gradient = test_floats(2 * n);
-        bl_swiglu_forward_args forward = {.T = T, .I = I, .gate_up = gate_up, .h = h};
-        bl_swiglu_backward_args backward = {
-            .T = T, .I = I, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient};
+        bl_swiglu_forward_args forward = {
+            .T = T, .I = I, .gate_up = bl_tensor_f32(gate_up), .h = bl_tensor_f32(h)};
+        bl_swiglu_backward_args backward = {.T = T,
+                                            .I = I,
+                                            .gate_up = bl_tensor_f32(gate_up),
+                                            .dh = bl_tensor_f32(dh),
+                                            .d_gate_up = bl_tensor_f32(gradient)};
         assert_int_equal(bl_swiglu_forward(d.stream, &forward), BL_OK);
         assert_int_equal(bl_swiglu_backward(d.stream, &backward), BL_OK);
         test_finish(d);
@@ -308,7 +326,7 @@ static void check_swiglu(int64_t T, int64_t I)
             test_same_bits("swiglu", first, h, n);
             test_same_bits("d gate_up", first_gradient, gradient, 2 * n);
             memcpy(gradient, gate_up, (size_t)(2 * n) * sizeof *gradient);
-            backward.gate_up = gradient; /* in place */
+            backward.gate_up = bl_tensor_f32(gradient); /* in place */
             assert_int_equal(bl_swiglu_backward(d.stream, &backward), BL_OK);
             test_finish(d);
             test_same_bits("d gate_up in place", first_gradient, gradient, 2 * n);
@@ -341,11 +359,14 @@ static void swiglu_survives_extremes(void **state)
     float gate_up[8] = {-1e30f, -200.0f, 200.0f, 1e30f, 1.0f, 1.0f, 1.0f, 1.0f}, h[4],
           dh[4] = {1, 1, 1, 1}, gradient[8];
     test_device d = test_device_create(1);
-    bl_swiglu_forward(d.stream,
-                      &(bl_swiglu_forward_args){.T = 1, .I = 4, .gate_up = gate_up, .h = h});
-    bl_swiglu_backward(d.stream,
-                       &(bl_swiglu_backward_args){
-                           .T = 1, .I = 4, .gate_up = gate_up, .dh = dh, .d_gate_up = gradient});
+    bl_swiglu_forward(
+        d.stream, &(bl_swiglu_forward_args){
+                      .T = 1, .I = 4, .gate_up = bl_tensor_f32(gate_up), .h = bl_tensor_f32(h)});
+    bl_swiglu_backward(d.stream, &(bl_swiglu_backward_args){.T = 1,
+                                                            .I = 4,
+                                                            .gate_up = bl_tensor_f32(gate_up),
+                                                            .dh = bl_tensor_f32(dh),
+                                                            .d_gate_up = bl_tensor_f32(gradient)});
     test_finish(d);
     test_close("silu", h, (const double[]){0, 0, 200, 1e30}, 4, 0, U);
     test_close("silu'", gradient, (const double[]){0, 0, 1, 1, 0, 0, 200, 1e30}, 8, 0, U);
@@ -362,10 +383,13 @@ static void additions_add(void **state)
     for (size_t k = 0; k < BL_COUNT(sizes); k++) {
         int64_t n = sizes[k];
         float *a = test_random_floats(n, 1), *b = test_random_floats(n, 2), *y = test_floats(n);
-        bl_add(d.stream, &(bl_add_args){.n = n, .a = a, .b = b, .y = y});
+        bl_add(d.stream,
+               &(bl_add_args){
+                   .n = n, .a = bl_tensor_f32(a), .b = bl_tensor_f32(b), .y = bl_tensor_f32(y)});
         test_finish(d);
         for (int64_t i = 0; i < n; i++) assert_true(y[i] == a[i] + b[i]);
-        bl_accumulate(d.stream, &(bl_accumulate_args){.n = n, .x = b, .y = a});
+        bl_accumulate(d.stream,
+                      &(bl_accumulate_args){.n = n, .x = bl_tensor_f32(b), .y = bl_tensor_f32(a)});
         test_finish(d);
         test_same_bits("accumulate", a, y, n);
         free(a);
@@ -394,17 +418,20 @@ static void embedding_takes_rows_of_any_float_type(void **state)
     } cases[] = {{BL_F32, values}, {BL_F16, half}, {BL_BF16, brain}};
     test_device d = test_device_create(2);
     for (size_t k = 0; k < BL_COUNT(cases); k++) {
-        bl_embedding_args args = {
-            .T = T, .H = H, .dtype = cases[k].dtype, .ids = ids, .table = cases[k].table, .y = y};
+        bl_embedding_args args = {.T = T,
+                                  .H = H,
+                                  .ids = ids,
+                                  .table = bl_tensor_of(cases[k].table, cases[k].dtype),
+                                  .y = bl_tensor_f32(y)};
         assert_int_equal(bl_embedding(d.stream, &args), BL_OK);
         test_finish(d);
         for (int t = 0; t < T; t++)
             for (int h = 0; h < H; h++)
                 assert_true(fabsf(y[t * H + h] - values[ids[t] * H + h]) <= 6e-8f);
     }
-    bl_embedding_args none = {.T = 0, .H = H, .dtype = BL_F32};
+    bl_embedding_args none = {.T = 0, .H = H, .table.dtype = BL_F32};
     assert_int_equal(bl_embedding(d.stream, &none), BL_OK);
-    none.dtype = BL_I32;
+    none.table.dtype = BL_I32;
     assert_int_equal(bl_embedding(d.stream, &none), BL_EINPUT);
     test_finish(d);
     test_device_destroy(d);
@@ -420,11 +447,16 @@ static void casts_round_to_nearest_even(void **state)
     (void)state;
     x[7] = NAN;
     assert_int_equal(
-        bl_cast(d.stream, &(bl_cast_args){.n = N, .to = BL_ACT_BF16, .x = x, .y = halves}), BL_OK);
-    assert_int_equal(
-        bl_cast(d.stream, &(bl_cast_args){.n = N, .from = BL_ACT_BF16, .x = halves, .y = back}),
+        bl_cast(d.stream,
+                &(bl_cast_args){.n = N, .x = bl_tensor_f32(x), .y = bl_tensor_of(halves, BL_BF16)}),
         BL_OK);
-    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N, .x = x, .y = copy}), BL_OK);
+    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = N,
+                                                       .x = bl_tensor_of(halves, BL_BF16),
+                                                       .y = bl_tensor_f32(back)}),
+                     BL_OK);
+    assert_int_equal(
+        bl_cast(d.stream, &(bl_cast_args){.n = N, .x = bl_tensor_f32(x), .y = bl_tensor_f32(copy)}),
+        BL_OK);
     test_finish(d);
     for (int i = 0; i < N; i++) {
         assert_int_equal(halves[i], bl_f32_to_bf16(x[i]));
@@ -439,16 +471,38 @@ static void casts_round_to_nearest_even(void **state)
     test_device_destroy(d);
 }
 
-static void bf16_activations_are_not_the_cpus(void **state)
+/* At the call, and nothing is touched: bf16 is another device's, and a tensor without a dtype is nobody's. */
+static void other_dtypes_are_refused(void **state)
 {
     test_device d = test_device_create(1);
     float x[4] = {1, 2, 3, 4};
+    bl_tensor f32 = bl_tensor_f32(x), bf16 = bl_tensor_of(x, BL_BF16), unset = {.data = x};
     (void)state;
-    assert_int_equal(
-        bl_add(d.stream, &(bl_add_args){.n = 4, .act = BL_ACT_BF16, .a = x, .b = x, .y = x}),
-        BL_EINTERNAL);
+    for (int k = 0; k < 2; k++) {
+        bl_tensor bad = k ? unset : bf16;
+        assert_int_equal(bl_add(d.stream, &(bl_add_args){.n = 4, .a = f32, .b = bad, .y = f32}),
+                         BL_EINTERNAL);
+        assert_int_equal(bl_add(d.stream, &(bl_add_args){.n = 4, .a = bad, .b = bad, .y = bad}),
+                         BL_EINTERNAL);
+        assert_int_equal(
+            bl_swiglu_forward(d.stream,
+                              &(bl_swiglu_forward_args){.T = 1, .I = 2, .gate_up = f32, .h = bad}),
+            BL_EINTERNAL);
+        assert_int_equal(bl_matmul(d.stream, &(bl_matmul_args){.M = 1,
+                                                               .N = 1,
+                                                               .K = 1,
+                                                               .lda = 1,
+                                                               .ldb = 1,
+                                                               .ldc = 1,
+                                                               .a = f32,
+                                                               .b = f32,
+                                                               .c = bad}),
+                         BL_EINTERNAL);
+    }
+    assert_int_equal(bl_cast(d.stream, &(bl_cast_args){.n = 4, .x = f32, .y = unset}),
+                     BL_EINTERNAL);
     test_finish(d);
-    assert_true(x[0] == 1);
+    for (int i = 0; i < 4; i++) assert_true(x[i] == (float)(i + 1));
     test_device_destroy(d);
 }
 
@@ -463,7 +517,7 @@ int main(void)
         cmocka_unit_test(swiglu_survives_extremes),
         cmocka_unit_test(additions_add),
         cmocka_unit_test(casts_round_to_nearest_even),
-        cmocka_unit_test(bf16_activations_are_not_the_cpus),
+        cmocka_unit_test(other_dtypes_are_refused),
         cmocka_unit_test(embedding_takes_rows_of_any_float_type),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

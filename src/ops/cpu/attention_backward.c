@@ -70,7 +70,7 @@ static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64
         for (int64_t head = first_head; head < first_head + n_heads; head++) {
             int64_t at = token * a->o_stride + head * a->d;
             a->delta[token * a->n_heads + head] =
-                (float)ops_dot((const float *)a->do_ + at, (const float *)a->o + at, a->d);
+                (float)ops_dot(ops_f32(a->do_) + at, ops_f32(a->o) + at, a->d);
         }
     }
 }
@@ -92,15 +92,15 @@ static void backward_item(void *arg, int64_t index, void *scratch)
                     .n_rows = bl_min_i64(QUERY_BLOCK, end - row),
                     .n_keys = bl_min_i64(KEY_BLOCK, end - key),
                     .n_visible = row - key + 1,
-                    .q = (const float *)a->q + at_q,
-                    .do_ = (const float *)a->do_ + row * a->o_stride + head * a->d,
-                    .k = (const float *)a->k + at_key,
-                    .v = (const float *)a->v + at_key,
+                    .q = ops_f32(a->q) + at_q,
+                    .do_ = ops_f32(a->do_) + row * a->o_stride + head * a->d,
+                    .k = ops_f32(a->k) + at_key,
+                    .v = ops_f32(a->v) + at_key,
                     .lse = a->lse + at_row,
                     .delta = a->delta + at_row,
-                    .dq = (float *)a->dq + at_q,
-                    .dk = (float *)a->dk + at_key,
-                    .dv = (float *)a->dv + at_key,
+                    .dq = ops_f32(a->dq) + at_q,
+                    .dk = ops_f32(a->dk) + at_key,
+                    .dv = ops_f32(a->dv) + at_key,
                     .first_keys = key == begin,
                     .first_rows = row == key && head == kv_head * group,
                 };

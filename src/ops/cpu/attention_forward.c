@@ -75,10 +75,10 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     int64_t n_rows = bl_min_i64(QUERY_BLOCK, a->cu_seqlens[document + 1] - begin - first);
     if (n_rows <= 0) return;
 
-    const float *q = (const float *)a->q + (begin + first) * a->q_stride + head * a->d;
+    const float *q = ops_f32(a->q) + (begin + first) * a->q_stride + head * a->d;
     int64_t at_kv = begin * a->kv_stride + head / (a->n_heads / a->n_kv_heads) * a->d;
-    const float *k = (const float *)a->k + at_kv, *v = (const float *)a->v + at_kv;
-    float *o = (float *)a->o + (begin + first) * a->o_stride + head * a->d;
+    const float *k = ops_f32(a->k) + at_kv, *v = ops_f32(a->v) + at_kv;
+    float *o = ops_f32(a->o) + (begin + first) * a->o_stride + head * a->d;
     float scale = (float)(1.0 / sqrt((double)a->d));
     int64_t n_all_keys = first + n_rows + a->position_offset;
     for (int64_t r = 0; r < n_rows; r++) {

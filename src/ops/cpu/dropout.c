@@ -47,7 +47,7 @@ static void dropout_item(void *arg, int64_t index, void *scratch)
             int64_t at = t * a->C + c;
             draw_block(job->key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
             mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words,
-                       (const float *)a->x + at, (float *)a->y + at);
+                       ops_f32(a->x) + at, ops_f32(a->y) + at);
         }
     }
 }
@@ -58,7 +58,7 @@ static void copy_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->C), begin = index * rows,
             end = bl_min_i64(a->T, begin + rows);
     (void)scratch;
-    memcpy((float *)a->y + begin * a->C, (const float *)a->x + begin * a->C,
+    memcpy(ops_f32(a->y) + begin * a->C, ops_f32(a->x) + begin * a->C,
            (size_t)((end - begin) * a->C) * sizeof(float));
 }
 
@@ -67,7 +67,8 @@ bl_status ops_cpu_dropout(bl_stream *stream, const bl_dropout_args *args)
     dropout_job job = {.args = *args};
     int64_t n_items = bl_ceil_div(job.args.T, ops_rows_per_item(job.args.C));
     if (job.args.p == 0.0f) {
-        if (job.args.y != job.args.x) bl_pool_run(ops_pool(stream), n_items, copy_item, &job.args);
+        if (job.args.y.data != job.args.x.data)
+            bl_pool_run(ops_pool(stream), n_items, copy_item, &job.args);
         return BL_OK;
     }
     job.key = bl_dropout_key(job.args.seed, job.args.step, job.args.layer, job.args.matrix);

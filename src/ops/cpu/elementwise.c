@@ -15,8 +15,8 @@ static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *g = (const float *)a->gate_up + t * 2 * a->I;
-        swiglu_row(a->I, g, g + a->I, (float *)a->h + t * a->I);
+        const float *g = ops_f32(a->gate_up) + t * 2 * a->I;
+        swiglu_row(a->I, g, g + a->I, ops_f32(a->h) + t * a->I);
     }
 }
 
@@ -45,9 +45,8 @@ static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *g = (const float *)a->gate_up + t * 2 * a->I,
-                    *dh = (const float *)a->dh + t * a->I;
-        float *dg = (float *)a->d_gate_up + t * 2 * a->I;
+        const float *g = ops_f32(a->gate_up) + t * 2 * a->I, *dh = ops_f32(a->dh) + t * a->I;
+        float *dg = ops_f32(a->d_gate_up) + t * 2 * a->I;
         swiglu_gradient_row(a->I, g, g + a->I, dh, dg, dg + a->I);
     }
 }
@@ -71,8 +70,8 @@ static void add_item(void *arg, int64_t index, void *scratch)
     const bl_add_args *a = arg;
     int64_t begin = index * OPS_ITEM_ELEMENTS;
     (void)scratch;
-    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), (const float *)a->a + begin,
-              (const float *)a->b + begin, (float *)a->y + begin);
+    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), ops_f32(a->a) + begin,
+              ops_f32(a->b) + begin, ops_f32(a->y) + begin);
 }
 
 bl_status ops_cpu_add(bl_stream *stream, const bl_add_args *args)
@@ -86,16 +85,17 @@ static void cast_item(void *arg, int64_t index, void *scratch)
 {
     const bl_cast_args *a = arg;
     int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
-    const char *x = (const char *)a->x + (size_t)begin * bl_act_bytes(a->from);
-    char *y = (char *)a->y + (size_t)begin * bl_act_bytes(a->to);
+    bl_tensor from = bl_tensor_at(a->x, begin), to = bl_tensor_at(a->y, begin);
     (void)scratch;
-    if (a->from == a->to)
-        memcpy(y, x, (size_t)n * bl_act_bytes(a->to));
-    else if (a->from == BL_ACT_BF16)
-        bl_dtype_to_f32(BL_BF16, x, (float *)(void *)y, (size_t)n);
-    else
-        for (int64_t i = 0; i < n; i++)
-            ((uint16_t *)(void *)y)[i] = bl_f32_to_bf16(((const float *)(const void *)x)[i]);
+    if (from.dtype == to.dtype) {
+        memcpy(to.data, from.data, bl_tensor_bytes(to, n));
+    } else if (to.dtype == BL_F32) {
+        bl_dtype_to_f32(from.dtype, from.data, to.data, (size_t)n);
+    } else {
+        const float *x = from.data;
+        uint16_t *y = to.data;
+        for (int64_t i = 0; i < n; i++) y[i] = bl_f32_to_bf16(x[i]);
+    }
 }
 
 bl_status ops_cpu_cast(bl_stream *stream, const bl_cast_args *args)
@@ -109,11 +109,10 @@ static void embedding_item(void *arg, int64_t index, void *scratch)
 {
     const bl_embedding_args *a = arg;
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
-    int64_t row_bytes = a->H * (int64_t)bl_dtype_bytes(a->dtype);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++)
-        bl_dtype_to_f32(a->dtype, (const char *)a->table + a->ids[t] * row_bytes,
-                        (float *)a->y + t * a->H, (size_t)a->H);
+        bl_dtype_to_f32(a->table.dtype, bl_tensor_at(a->table, a->ids[t] * a->H).data,
+                        ops_f32(a->y) + t * a->H, (size_t)a->H);
 }
 
 bl_status ops_cpu_embedding(bl_stream *stream, const bl_embedding_args *args)

@@ -24,7 +24,7 @@ typedef struct chunk {
     double logp[CHUNK_TOKENS_MAX];
 } chunk;
 
-int64_t bl_loss_head_scratch_floats(int64_t V)
+static int64_t scratch_floats(int64_t V)
 {
     int64_t enough =
         bl_max_i64(SCRATCH_FLOATS_MIN,
@@ -35,7 +35,7 @@ int64_t bl_loss_head_scratch_floats(int64_t V)
 size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V)
 {
     (void)T, (void)H;
-    return (size_t)bl_loss_head_scratch_floats(V) * sizeof(float);
+    return (size_t)scratch_floats(V) * sizeof(float);
 }
 
 /* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
@@ -49,7 +49,7 @@ static void softmax_item(void *arg, int64_t index, void *scratch)
     double sum = ops_exp_sum(row, a->V, highest);
     (void)scratch;
     c->logp[index] = (double)logit - (double)highest - log(sum);
-    if (!a->dx) return;
+    if (!bl_tensor_is_there(a->dx)) return;
     double factor = a->scale * (double)a->weights[token], hit = (double)row[target] / sum;
     ops_scale(a->V, (float)(factor / sum), row);
     row[target] = (float)(factor * (hit - 1.0));
@@ -67,7 +67,7 @@ static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, floa
             return BL_FAIL(BL_EINPUT,
                            "loss head: target %d of token %lld is outside the vocabulary of %lld",
                            a->targets[t], (long long)t, (long long)a->V);
-        memmove(packed + c->n_tokens * a->H, (const float *)a->x + t * a->H, row_bytes);
+        memmove(packed + c->n_tokens * a->H, ops_f32(a->x) + t * a->H, row_bytes);
         c->token[c->n_tokens++] = t;
     }
     *next_token = t;
@@ -84,7 +84,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
         if (a->loss_sum) *a->loss_sum -= (double)a->weights[t] * c->logp[i];
         if (a->logp) a->logp[t] = (float)c->logp[i];
     }
-    if (!a->dx) return BL_OK;
+    if (!bl_tensor_is_there(a->dx)) return BL_OK;
     return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, &a->head, 0.0f, packed, a->H);
 }
 
@@ -93,7 +93,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
 static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
 {
     size_t row_bytes = (size_t)a->H * sizeof(float);
-    float *dx = a->dx;
+    float *dx = ops_f32(a->dx);
     for (int64_t t = a->T - 1; t >= 0; t--) {
         if (a->weights[t] == 0.0f)
             memset(dx + t * a->H, 0, row_bytes);
@@ -105,20 +105,19 @@ static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
 bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
 {
     chunk c = {.args = a};
-    int64_t n_packed = 0, floats_per_token = a->dx ? a->V : a->V + a->H;
-    int64_t n_max =
-        bl_min_i64(CHUNK_TOKENS_MAX, bl_loss_head_scratch_floats(a->V) / floats_per_token);
+    int64_t n_packed = 0, floats_per_token = bl_tensor_is_there(a->dx) ? a->V : a->V + a->H;
+    int64_t n_max = bl_min_i64(CHUNK_TOKENS_MAX, scratch_floats(a->V) / floats_per_token);
     if (n_max < 1)
         return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld",
                        (long long)a->H, (long long)a->V);
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
     for (int64_t next_token = 0; next_token < a->T;) {
-        float *packed =
-            a->dx ? (float *)a->dx + n_packed * a->H : (float *)a->logits + n_max * a->V;
+        float *packed = bl_tensor_is_there(a->dx) ? ops_f32(a->dx) + n_packed * a->H
+                                                  : (float *)a->logits + n_max * a->V;
         BL_TRY(gather_chunk(&c, &next_token, n_max, packed));
         if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
         n_packed += c.n_tokens;
     }
-    if (a->dx) spread_rows(a, n_packed);
+    if (bl_tensor_is_there(a->dx)) spread_rows(a, n_packed);
     return BL_OK;
 }

@@ -7,16 +7,18 @@
 bl_status ops_cpu_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
     return bl_cpu_gemm_f32(ops_pool(stream), a->transpose_a, a->transpose_b, a->M, a->N, a->K,
-                           a->alpha, a->a, a->lda, a->b, a->ldb, a->beta, a->c, a->ldc);
+                           a->alpha, ops_f32(a->a), a->lda, ops_f32(a->b), a->ldb, a->beta,
+                           ops_f32(a->c), a->ldc);
 }
 
 bl_status ops_cpu_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *a)
 {
     bl_pool *pool = ops_pool(stream);
     const bl_weight *w = &a->weight;
-    return a->forward
-               ? bl_cpu_gemm_weight_nt(pool, a->T, a->in, w->cols, w, a->beta, a->out, w->rows)
-               : bl_cpu_gemm_weight_nn(pool, a->T, a->in, w->rows, w, a->beta, a->out, w->cols);
+    return a->forward ? bl_cpu_gemm_weight_nt(pool, a->T, ops_f32(a->in), w->cols, w, a->beta,
+                                              ops_f32(a->out), w->rows)
+                      : bl_cpu_gemm_weight_nn(pool, a->T, ops_f32(a->in), w->rows, w, a->beta,
+                                              ops_f32(a->out), w->cols);
 }
 
 /* Matrices are dequantized into the workers' scratch. */

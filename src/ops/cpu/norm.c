@@ -18,9 +18,9 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *x = (const float *)a->x + t * a->H;
+        const float *x = ops_f32(a->x) + t * a->H;
         float rstd = (float)(1.0 / sqrt(ops_dot(x, x, a->H) / (double)a->H + a->eps));
-        normalise_row(a->H, rstd, x, a->w, (float *)a->y + t * a->H);
+        normalise_row(a->H, rstd, x, a->w, ops_f32(a->y) + t * a->H);
         if (a->rstd) a->rstd[t] = rstd;
     }
 }
@@ -69,8 +69,8 @@ static void backward_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *x = (const float *)a->x + t * a->H, *dy = (const float *)a->dy + t * a->H;
-        float rstd = a->rstd[t], *dx = (float *)a->dx + t * a->H;
+        const float *x = ops_f32(a->x) + t * a->H, *dy = ops_f32(a->dy) + t * a->H;
+        float rstd = a->rstd[t], *dx = ops_f32(a->dx) + t * a->H;
         float along =
             (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
         if (a->accumulate)

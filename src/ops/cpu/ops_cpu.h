@@ -63,6 +63,12 @@ static inline bl_pool *ops_pool(bl_stream *stream)
     return bl_device_pool(bl_stream_device(stream));
 }
 
+/* The elements of a tensor: ops.c has seen to it that they are fp32. */
+static inline float *ops_f32(bl_tensor t)
+{
+    return t.data;
+}
+
 /* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend on the
  * threads. */
 static inline int64_t ops_rows_per_item(int64_t n_columns)

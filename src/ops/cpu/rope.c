@@ -30,7 +30,7 @@ static void rope_item(void *arg, int64_t index, void *scratch)
         while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
         int64_t position = t - a->cu_seqlens[document] + a->position_offset;
         rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + position * half,
-                     a->sin_table + position * half, (float *)a->x + t * a->row_stride);
+                     a->sin_table + position * half, ops_f32(a->x) + t * a->row_stride);
     }
 }
 

@@ -23,7 +23,7 @@ static size_t no_matmul_weight_scratch(const bl_matmul_weight_args *args)
 }
 
 #define ENTRY(op) .op = refuse_##op,
-const ops_table ops_cuda_table = {.act = BL_ACT_BF16,
+const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .loss_head_scratch_bytes = no_loss_head_scratch,
                                   .matmul_weight_scratch_bytes = no_matmul_weight_scratch,
                                   OPS_LIST(ENTRY)};

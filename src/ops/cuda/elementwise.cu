@@ -56,9 +56,10 @@ extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const bl_swiglu_
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
     BL_TRY(plan_rows("swiglu_forward", a->T, a->I, &grid, &blocks_per_row));
-    bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->h) && a->I % BL_GROUP == 0;
+    bool aligned =
+        bl_is_aligned(a->gate_up.data) && bl_is_aligned(a->h.data) && a->I % BL_GROUP == 0;
     return bl_launch("swiglu_forward", stream, grid, swiglu_forward_kernel, a->I, aligned,
-                     blocks_per_row, (const bl_bf16 *)a->gate_up, (bl_bf16 *)a->h);
+                     blocks_per_row, (const bl_bf16 *)a->gate_up.data, (bl_bf16 *)a->h.data);
 }
 
 /* d_gate_up may be gate_up: a thread reads its elements before it writes them, and nobody else does either.
@@ -89,11 +90,11 @@ extern "C" bl_status ops_cuda_swiglu_backward(bl_stream *stream, const bl_swiglu
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
     BL_TRY(plan_rows("swiglu_backward", a->T, a->I, &grid, &blocks_per_row));
-    bool aligned = bl_is_aligned(a->gate_up) && bl_is_aligned(a->dh) &&
-                   bl_is_aligned(a->d_gate_up) && a->I % BL_GROUP == 0;
+    bool aligned = bl_is_aligned(a->gate_up.data) && bl_is_aligned(a->dh.data) &&
+                   bl_is_aligned(a->d_gate_up.data) && a->I % BL_GROUP == 0;
     return bl_launch("swiglu_backward", stream, grid, swiglu_backward_kernel, a->I, aligned,
-                     blocks_per_row, (const bl_bf16 *)a->gate_up, (const bl_bf16 *)a->dh,
-                     (bl_bf16 *)a->d_gate_up);
+                     blocks_per_row, (const bl_bf16 *)a->gate_up.data, (const bl_bf16 *)a->dh.data,
+                     (bl_bf16 *)a->d_gate_up.data);
 }
 
 /* ---- sums and copies of n elements: one long row ---- */
@@ -115,12 +116,13 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_add(bl_stream *stream, const bl_add_args *a)
 {
     bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
-    bool aligned = bl_is_aligned(a->a) && bl_is_aligned(a->b) && bl_is_aligned(a->y);
-    if (a->act == BL_ACT_BF16)
+    bool aligned = bl_is_aligned(a->a.data) && bl_is_aligned(a->b.data) && bl_is_aligned(a->y.data);
+    if (a->y.dtype == BL_BF16)
         return bl_launch("add", stream, grid, add_kernel<bl_bf16>, a->n, aligned,
-                         (const bl_bf16 *)a->a, (const bl_bf16 *)a->b, (bl_bf16 *)a->y);
-    return bl_launch("add", stream, grid, add_kernel<float>, a->n, aligned, (const float *)a->a,
-                     (const float *)a->b, (float *)a->y);
+                         (const bl_bf16 *)a->a.data, (const bl_bf16 *)a->b.data,
+                         (bl_bf16 *)a->y.data);
+    return bl_launch("add", stream, grid, add_kernel<float>, a->n, aligned,
+                     (const float *)a->a.data, (const float *)a->b.data, (float *)a->y.data);
 }
 
 template <typename From, typename To>
@@ -137,15 +139,14 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 extern "C" bl_status ops_cuda_cast(bl_stream *stream, const bl_cast_args *a)
 {
     bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
-    if (a->from == a->to) {
-        return bl_copy("cast", stream, a->y, a->x, (size_t)a->n * bl_act_bytes(a->to));
-    }
-    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->y);
-    if (a->from == BL_ACT_F32)
+    if (a->x.dtype == a->y.dtype)
+        return bl_copy("cast", stream, a->y.data, a->x.data, bl_tensor_bytes(a->y, a->n));
+    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->y.data);
+    if (a->x.dtype == BL_F32)
         return bl_launch("cast", stream, grid, cast_kernel<float, bl_bf16>, a->n, aligned,
-                         (const float *)a->x, (bl_bf16 *)a->y);
+                         (const float *)a->x.data, (bl_bf16 *)a->y.data);
     return bl_launch("cast", stream, grid, cast_kernel<bl_bf16, float>, a->n, aligned,
-                     (const bl_bf16 *)a->x, (float *)a->y);
+                     (const bl_bf16 *)a->x.data, (float *)a->y.data);
 }
 
 /* ---- dropout ---- */
@@ -189,9 +190,8 @@ extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const bl_dropout_args *
     unsigned blocks_per_row = 0;
     BL_TRY(plan_rows("dropout", a->T, a->C, &grid, &blocks_per_row));
     if (a->p == 0.0f) {
-        if (a->x == a->y) return BL_OK;
-        return bl_copy("dropout", stream, a->y, a->x,
-                       (size_t)a->T * (size_t)a->C * bl_act_bytes(a->act));
+        if (a->x.data == a->y.data) return BL_OK;
+        return bl_copy("dropout", stream, a->y.data, a->x.data, bl_tensor_bytes(a->y, a->T * a->C));
     }
     dropout_mask mask;
     mask.key = bl_dropout_key(a->seed, a->step, a->layer, a->matrix);
@@ -199,12 +199,12 @@ extern "C" bl_status ops_cuda_dropout(bl_stream *stream, const bl_dropout_args *
     mask.scale = bl_dropout_scale(a->p);
     mask.sample = a->sample;
     mask.position = a->position;
-    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->y) && a->C % BL_GROUP == 0;
-    if (a->act == BL_ACT_BF16)
+    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->y.data) && a->C % BL_GROUP == 0;
+    if (a->y.dtype == BL_BF16)
         return bl_launch("dropout", stream, grid, dropout_kernel<bl_bf16>, a->C, aligned,
-                         blocks_per_row, mask, (const bl_bf16 *)a->x, (bl_bf16 *)a->y);
+                         blocks_per_row, mask, (const bl_bf16 *)a->x.data, (bl_bf16 *)a->y.data);
     return bl_launch("dropout", stream, grid, dropout_kernel<float>, a->C, aligned, blocks_per_row,
-                     mask, (const float *)a->x, (float *)a->y);
+                     mask, (const float *)a->x.data, (float *)a->y.data);
 }
 
 /* ---- embedding ---- */
@@ -233,7 +233,7 @@ extern "C" bl_status ops_cuda_embedding(bl_stream *stream, const bl_embedding_ar
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
     BL_TRY(plan_rows("embedding", a->T, a->H, &grid, &blocks_per_row));
-    bool aligned = bl_is_aligned(a->table) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
-    return bl_launch("embedding", stream, grid, embedding_kernel, a->H, a->dtype, aligned,
-                     blocks_per_row, a->ids, a->table, (bl_bf16 *)a->y);
+    bool aligned = bl_is_aligned(a->table.data) && bl_is_aligned(a->y.data) && a->H % BL_GROUP == 0;
+    return bl_launch("embedding", stream, grid, embedding_kernel, a->H, a->table.dtype, aligned,
+                     blocks_per_row, a->ids, a->table.data, (bl_bf16 *)a->y.data);
 }

@@ -207,7 +207,7 @@ static bl_status find_candidates(const gemm_state *state, plan *p)
 static bl_status make_plan(const gemm_state *state, const plan_key *key, plan *p)
 {
     cudaDataType_t in_type = key->kind == OPS_GEMM_BF16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
-    cudaDataType_t out_type = key->d_type == BL_ACT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    cudaDataType_t out_type = key->d_type == BL_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     static const float *const somewhere =
         (const float *)(uintptr_t)ALIGNMENT_MAX; /* the heuristic asks whether there are scales */
     bl_status st;
@@ -281,7 +281,7 @@ static bl_status probe_kinds(gemm_state *state)
         BL_TRY(find_plan(state,
                          &(ops_gemm){.kind = (ops_gemm_kind)kind,
                                      .transpose_a = true,
-                                     .d_type = BL_ACT_BF16,
+                                     .d_type = BL_BF16,
                                      .beta = 1,
                                      .m = 16384,
                                      .n = 4096,

@@ -38,7 +38,7 @@ typedef struct ops_gemm {
     /* FP8: sums that are rounded to fewer bits than fp32 has on their way; no layer asks for
      * them. */
     bool fast_sums;
-    bl_act_type d_type;
+    bl_dtype d_type;
     float alpha, beta;
     int64_t m, n, k, lda, ldb, ldd;
     const void *a, *b;

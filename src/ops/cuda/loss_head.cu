@@ -199,11 +199,9 @@ static bl_status multiply_piece(const head_chunk *c, bool forward, int64_t row, 
     const bl_loss_head_args *a = c->args;
     char *scratch = (char *)a->logits;
     bl_matmul_args product = {};
-    product.act = BL_ACT_BF16;
-    product.c_act = BL_ACT_F32;
     product.alpha = 1.0f;
     product.M = c->n_tokens;
-    product.b = matrix;
+    product.b = bl_tensor_of(matrix, BL_BF16);
     product.ldb = a->H;
     product.scratch = scratch + c->at.gemm;
     product.scratch_bytes = BL_MATMUL_SCRATCH_BYTES;
@@ -211,15 +209,15 @@ static bl_status multiply_piece(const head_chunk *c, bool forward, int64_t row, 
         product.transpose_b = true;
         product.N = n_rows;
         product.K = product.lda = a->H;
-        product.a = (const bl_bf16 *)a->x + c->first * a->H;
-        product.c = (float *)scratch + row;
+        product.a = bl_tensor_at(a->x, c->first * a->H);
+        product.c = bl_tensor_f32((float *)scratch + row);
         product.ldc = c->at.ld;
     } else {
         product.N = product.ldc = a->H;
         product.K = n_rows;
-        product.a = (const bl_bf16 *)scratch + row;
+        product.a = bl_tensor_of((const bl_bf16 *)scratch + row, BL_BF16);
         product.lda = 2 * c->at.ld;
-        product.c = scratch + c->at.dx;
+        product.c = bl_tensor_f32((float *)(scratch + c->at.dx));
         product.beta = row > 0 ? 1.0f : 0.0f;
     }
     return ops_cuda_matmul(c->stream, &product);
@@ -267,7 +265,7 @@ static bl_status run_chunk(const head_chunk *c)
     softmax_task task;
     task.V = a->V;
     task.ld = c->at.ld;
-    task.with_gradient = a->dx != NULL;
+    task.with_gradient = bl_tensor_is_there(a->dx);
     task.scale = a->scale;
     task.targets = a->targets + c->first;
     task.weights = a->weights + c->first;
@@ -281,14 +279,12 @@ static bl_status run_chunk(const head_chunk *c)
     if (a->loss_sum)
         BL_TRY(bl_launch("loss_head: loss_sum", c->stream, {1, SUM_THREADS, 1}, loss_sum_kernel,
                          c->n_tokens, task.weights, task.logp_wide, a->loss_sum));
-    if (!a->dx) return BL_OK;
+    if (!bl_tensor_is_there(a->dx)) return BL_OK;
     BL_TRY(multiply_head(c, false));
     bl_cast_args narrow = {};
     narrow.n = c->n_tokens * a->H;
-    narrow.from = BL_ACT_F32;
-    narrow.to = BL_ACT_BF16;
-    narrow.x = scratch + c->at.dx;
-    narrow.y = (bl_bf16 *)a->dx + c->first * a->H;
+    narrow.x = bl_tensor_f32((float *)(scratch + c->at.dx));
+    narrow.y = bl_tensor_at(a->dx, c->first * a->H);
     return ops_cuda_cast(c->stream, &narrow);
 }
 

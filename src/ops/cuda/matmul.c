@@ -21,10 +21,10 @@
 
 static bl_status zero_rows(bl_stream *stream, const bl_matmul_args *a)
 {
-    size_t bytes = bl_act_bytes(a->c_act);
+    size_t bytes = bl_dtype_bytes(a->c.dtype);
     cudaStream_t handle = bl_cuda_stream_handle(stream);
-    cudaError_t error = cudaMemset2DAsync(a->c, (size_t)a->ldc * bytes, 0, (size_t)a->N * bytes,
-                                          (size_t)a->M, handle);
+    cudaError_t error = cudaMemset2DAsync(a->c.data, (size_t)a->ldc * bytes, 0,
+                                          (size_t)a->N * bytes, (size_t)a->M, handle);
     return error == cudaSuccess ? BL_OK : bl_cuda_fail("cudaMemset2DAsync", (int)error);
 }
 
@@ -38,7 +38,7 @@ bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
     return ops_cuda_gemm(stream, &(ops_gemm){.kind = OPS_GEMM_BF16,
                                              .transpose_a = a->transpose_b,
                                              .transpose_b = a->transpose_a,
-                                             .d_type = a->c_act,
+                                             .d_type = a->c.dtype,
                                              .alpha = a->alpha,
                                              .beta = a->beta,
                                              .m = a->N,
@@ -47,9 +47,9 @@ bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
                                              .lda = a->ldb,
                                              .ldb = a->lda,
                                              .ldd = a->ldc,
-                                             .a = a->b,
-                                             .b = a->a,
-                                             .d = a->c,
+                                             .a = a->b.data,
+                                             .b = a->a.data,
+                                             .d = a->c.data,
                                              .workspace = a->scratch,
                                              .workspace_bytes = a->scratch ? a->scratch_bytes : 0});
 }
@@ -81,7 +81,7 @@ static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a
     bool is_fp8 = kind != OPS_GEMM_BF16;
     p.gemm = (ops_gemm){.kind = kind,
                         .transpose_a = is_fp8 || a->forward,
-                        .d_type = BL_ACT_BF16,
+                        .d_type = BL_BF16,
                         .alpha = 1,
                         .beta = a->beta,
                         .m = outer,
@@ -94,9 +94,9 @@ static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a
                              : is_fp8                               ? p.scratch + p.at.turned
                              : ops_matmul_plan_is_dense(&a->weight) ? a->weight.segment[0].codes
                                                                     : p.scratch + p.at.dense,
-                        .b = is_fp8 ? (const void *)(p.scratch + p.at.codes) : a->in,
+                        .b = is_fp8 ? (const void *)(p.scratch + p.at.codes) : a->in.data,
                         .b_scale = (const float *)(const void *)(p.scratch + p.at.scales),
-                        .d = a->out,
+                        .d = a->out.data,
                         .workspace = p.scratch + p.at.workspace,
                         .workspace_bytes = BL_MATMUL_SCRATCH_BYTES};
     p.gemm.a_scale =
@@ -164,14 +164,16 @@ static bl_status run_fp8(const weight_product *p)
 
     if (p->gemm.kind == OPS_GEMM_FP8_ROW) {
         BL_TRY(stack_row_scales(p, weight_scales));
-        BL_TRY(fp8_cuda_quantise_rows(p->stream, a->in, p->inner, a->forward ? NULL : weight_scales,
-                                      a->T, p->inner, codes, scales));
+        BL_TRY(fp8_cuda_quantise_rows(p->stream, a->in.data, p->inner,
+                                      a->forward ? NULL : weight_scales, a->T, p->inner, codes,
+                                      scales));
         if (!a->forward)
             BL_TRY(
                 fp8_cuda_fill(p->stream, (float *)(void *)(p->scratch + p->at.ones), p->K, 1.0f));
     } else {
         BL_TRY(stack_block_scales(p, weight_scales));
-        BL_TRY(fp8_cuda_quantise_groups(p->stream, a->in, p->inner, a->T, p->inner, codes, scales));
+        BL_TRY(fp8_cuda_quantise_groups(p->stream, a->in.data, p->inner, a->T, p->inner, codes,
+                                        scales));
     }
     if (!a->forward)
         BL_TRY(fp8_cuda_transpose(p->stream, a->weight.segment[0].codes, p->N, p->K,

@@ -165,20 +165,20 @@ static bl_status check_rows(const char *what, int64_t T, int64_t H)
 extern "C" bl_status ops_cuda_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *a)
 {
     BL_TRY(check_rows("rmsnorm_forward", a->T, a->H));
-    bool aligned =
-        bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->y) && a->H % BL_GROUP == 0;
+    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->y.data) &&
+                   a->H % BL_GROUP == 0;
     return bl_launch("rmsnorm_forward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
-                     rmsnorm_forward_kernel, a->H, a->eps, aligned, (const bl_bf16 *)a->x, a->w,
-                     (bl_bf16 *)a->y, a->rstd);
+                     rmsnorm_forward_kernel, a->H, a->eps, aligned, (const bl_bf16 *)a->x.data,
+                     a->w, (bl_bf16 *)a->y.data, a->rstd);
 }
 
 extern "C" bl_status ops_cuda_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *a)
 {
     BL_TRY(check_rows("rmsnorm_backward", a->T, a->H));
-    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->w) && bl_is_aligned(a->dy) &&
-                   bl_is_aligned(a->dx) && a->H % BL_GROUP == 0;
+    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->dy.data) &&
+                   bl_is_aligned(a->dx.data) && a->H % BL_GROUP == 0;
     return bl_launch("rmsnorm_backward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
                      rmsnorm_backward_kernel, a->H, a->accumulate != 0, aligned,
-                     (const bl_bf16 *)a->x, a->w, a->rstd, (const bl_bf16 *)a->dy,
-                     (bl_bf16 *)a->dx);
+                     (const bl_bf16 *)a->x.data, a->w, a->rstd, (const bl_bf16 *)a->dy.data,
+                     (bl_bf16 *)a->dx.data);
 }

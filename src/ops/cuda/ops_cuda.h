@@ -6,9 +6,9 @@
  * bl_cuda_launched("<op>") or BL_EINTERNAL for arguments that it has no kernel for. T = 0 and n = 0 queue
  * nothing.
  *
- * Types. Activations and their gradients are bf16 (`act` is BL_ACT_BF16); arithmetic is fp32, sums that
+ * Types. Activations and their gradients are bf16; arithmetic is fp32, sums that
  * decide a result as wide as the op's header says. Weights of norms, tables of angles, log-sum-exps,
- * gradients of LoRA weights and all of the optimizer stay fp32. cast, add and dropout take either type.
+ * gradients of LoRA weights and all of the optimizer stay fp32. cast, add and dropout take fp32, too.
  *
  * loss_head: a target outside [0, V) of a token that counts makes logp and the loss NaN: a kernel has no
  * status to return. */

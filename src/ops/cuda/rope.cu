@@ -54,9 +54,9 @@ extern "C" bl_status ops_cuda_rope(bl_stream *stream, const bl_rope_args *a)
     if (a->n_heads == 0 || half == 0) return BL_OK;
     rope_tables tables = {a->cu_seqlens, a->n_documents, a->position_offset,
                           a->cos_table,  a->sin_table,   (float)a->direction};
-    bool aligned = bl_is_aligned(a->x) && bl_is_aligned(a->cos_table) &&
+    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->cos_table) &&
                    bl_is_aligned(a->sin_table) && half % BL_GROUP == 0 &&
                    a->row_stride % BL_GROUP == 0;
     return bl_launch("rope", stream, {a->T, BL_BLOCK_THREADS, 1}, rope_kernel, (unsigned)a->n_heads,
-                     (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x);
+                     (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x.data);
 }

@@ -15,7 +15,7 @@ bl_status ops_cuda_attention_backward(bl_stream *stream, const bl_attention_back
 }
 
 #define ENTRY(op) .op = ops_cuda_##op,
-const ops_table ops_cuda_table = {.act = BL_ACT_BF16,
+const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
                                   .matmul_weight_scratch_bytes =
                                       ops_cuda_matmul_weight_scratch_bytes,

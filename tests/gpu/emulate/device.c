@@ -44,7 +44,7 @@ const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device)
 
 bl_status ops_cuda_accumulate(bl_stream *stream, const bl_accumulate_args *a)
 {
-    bl_add_args sum = {.n = a->n, .act = a->act, .a = a->y, .b = a->x, .y = a->y};
+    bl_add_args sum = {.n = a->n, .a = a->y, .b = a->x, .y = a->y};
     return ops_cuda_add(stream, &sum);
 }
 
@@ -57,15 +57,15 @@ static double element(const void *matrix, int64_t i)
 bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
     (void)stream;
-    if (a->act != BL_ACT_BF16 || a->c_act != BL_ACT_F32)
+    if (a->a.dtype != BL_BF16 || a->c.dtype != BL_F32)
         return BL_FAIL(BL_EINTERNAL, "matmul: not emulated");
     for (int64_t m = 0; m < a->M; m++)
         for (int64_t n = 0; n < a->N; n++) {
             double sum = 0;
             for (int64_t k = 0; k < a->K; k++)
-                sum += element(a->a, a->transpose_a ? k * a->lda + m : m * a->lda + k) *
-                       element(a->b, a->transpose_b ? n * a->ldb + k : k * a->ldb + n);
-            float *c = (float *)a->c + m * a->ldc + n;
+                sum += element(a->a.data, a->transpose_a ? k * a->lda + m : m * a->lda + k) *
+                       element(a->b.data, a->transpose_b ? n * a->ldb + k : k * a->ldb + n);
+            float *c = (float *)a->c.data + m * a->ldc + n;
             *c = (float)((double)a->alpha * sum +
                          (a->beta != 0.0f ? (double)a->beta * (double)*c : 0.0));
         }
