@@ -1,34 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ring itself: what prefetch, acquire and release do to its slots, what waits for what, and what it
  * refuses. That gathered bytes are right for any schedule is test_base's; shards that a source brings are test_gather_source's. */
-#include "ops_test.h"
-#include "test_ranks.h"
+#include "gather_case.h"
 
 #include <unistd.h>
 
-#include "comm/gather_ring.h"
-
-enum { FLOATS = 256, SHARD_BYTES = FLOATS * 4, PAUSE_US = 20000 };
-
-/* Units 0..n-2 of one item each, the last a whole_ring one of two items. */
-typedef struct ring_case {
-    test_rank *self;
-    bl_stream *gathers;
-    bl_gather_ring *ring;
-    float *shards; /* [N_UNITS + 1][FLOATS]: the last unit has two */
-} ring_case;
-
+/* Units 0..n-2 of one item each, the last a whole_ring one of two items. Shard u + i is item i of unit u. */
 enum { N_UNITS = 5, WHOLE = N_UNITS - 1 };
 
-static bl_status open_ring(test_rank *self, int depth, ring_case *c)
+static bl_status open_ring(test_rank *self, int depth, gather_case *c)
 {
     bl_gather_unit units[N_UNITS] = {0};
 
-    *c = (ring_case){.self = self};
-    BL_TRY(bl_stream_create(self->device, "gathers", &c->gathers));
-    BL_TRY(bl_device_alloc(self->device, BL_SPACE_DEVICE, (N_UNITS + 1) * SHARD_BYTES, "shards",
-                           (void **)&c->shards));
-    for (int i = 0; i < (N_UNITS + 1) * FLOATS; i++) c->shards[i] = test_value(self->rank, i, 5);
+    BL_TRY(gather_case_open(self, N_UNITS + 1, c));
     for (int u = 0; u < N_UNITS; u++) {
         units[u].n_items = u == WHOLE ? 2 : 1;
         units[u].whole_ring = u == WHOLE;
@@ -43,63 +27,16 @@ static bl_status open_ring(test_rank *self, int depth, ring_case *c)
     return bl_gather_ring_validate(c->ring);
 }
 
-static void close_ring(ring_case *c)
+static bl_status use(gather_case *c, int64_t unit, int item, float offset, unsigned pause_us)
 {
-    (void)bl_stream_synchronize(c->self->stream);
-    if (c->gathers) (void)bl_stream_synchronize(c->gathers);
-    bl_gather_ring_destroy(c->ring);
-    bl_device_free(c->self->device, BL_SPACE_DEVICE, c->shards);
-    bl_stream_destroy(c->gathers);
+    return gather_case_use(c, unit, item, unit + item, offset, pause_us);
 }
-
-typedef struct check_args {
-    const float *gathered;
-    int n_ranks, first;
-    float offset;
-    unsigned pause_us;
-} check_args;
-
-static bl_status check_values(bl_stream *stream, const void *argument)
-{
-    const check_args *a = argument;
-    (void)stream;
-    usleep(a->pause_us);
-    for (int r = 0; r < a->n_ranks; r++)
-        for (int i = 0; i < FLOATS; i++)
-            if (a->gathered[r * FLOATS + i] != test_value(r, a->first + i, 5) + a->offset)
-                return BL_FAIL(BL_EINTERNAL, "float %d of rank %d is %g", i, r,
-                               (double)a->gathered[r * FLOATS + i]);
-    return BL_OK;
-}
-
-/* Acquires an item and queues a look at it. */
-static bl_status use(ring_case *c, int64_t unit, int item, float offset, unsigned pause_us)
-{
-    const void *gathered;
-    BL_TRY(bl_gather_ring_acquire(c->ring, unit, item, c->self->stream, &gathered));
-    check_args args = {gathered, c->self->n_ranks, (int)(unit + item) * FLOATS, offset, pause_us};
-    BL_TRY(bl_stream_call(c->self->stream, check_values, &args, sizeof args));
-    return bl_gather_ring_validate(c->ring);
-}
-
-static bl_status release(ring_case *c, int64_t unit)
-{
-    BL_TRY(bl_gather_ring_release(c->ring, unit, c->self->stream));
-    return bl_gather_ring_validate(c->ring);
-}
-
-#define RUN(fn, n_ranks)                                                                           \
-    do {                                                                                           \
-        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                     \
-        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                             \
-        assert_int_equal(run_status, BL_OK);                                                       \
-    } while (0)
 
 /* ---- slots ---- */
 
 static bl_status fill_and_refuse(test_rank *self)
 {
-    ring_case c;
+    gather_case c;
     bl_status st;
     const void *unused;
 
@@ -112,21 +49,21 @@ static bl_status fill_and_refuse(test_rank *self)
     TEST_CHECK_GOTO(st, done,
                     bl_gather_ring_acquire(c.ring, 2, 0, self->stream, &unused) == BL_EINTERNAL);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "no free slot for unit 2"));
-    BL_TRY_GOTO(st, done, release(&c, 0));
+    BL_TRY_GOTO(st, done, gather_case_release(&c, 0));
     TEST_CHECK_GOTO(
         st, done, bl_gather_ring_acquire(c.ring, WHOLE, 0, self->stream, &unused) == BL_EINTERNAL);
-    BL_TRY_GOTO(st, done, release(&c, 3)); /* is not there: no effect */
+    BL_TRY_GOTO(st, done, gather_case_release(&c, 3)); /* is not there: no effect */
     BL_TRY_GOTO(st, done, use(&c, 1, 0, 0, 0));
-    BL_TRY_GOTO(st, done, release(&c, 1));
+    BL_TRY_GOTO(st, done, gather_case_release(&c, 1));
     BL_TRY_GOTO(st, done, use(&c, WHOLE, 1, 0, 0));
     TEST_CHECK_GOTO(st, done,
                     bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EINTERNAL);
     BL_TRY_GOTO(st, done, use(&c, WHOLE, 0, 0, 0));
-    BL_TRY_GOTO(st, done, release(&c, WHOLE));
+    BL_TRY_GOTO(st, done, gather_case_release(&c, WHOLE));
     BL_TRY_GOTO(st, done, use(&c, 0, 0, 0, 0));
     st = bl_stream_synchronize(self->stream);
 done:
-    close_ring(&c);
+    gather_case_close(&c);
     return st;
 }
 
@@ -141,7 +78,7 @@ static void test_slots(void **state)
 
 static bl_status reuse(test_rank *self)
 {
-    ring_case c;
+    gather_case c;
     bl_status st;
 
     BL_TRY_GOTO(st, done, open_ring(self, 1, &c));
@@ -150,11 +87,11 @@ static bl_status reuse(test_rank *self)
         i++) { /* the host runs ahead: all gathers are queued while the first reader still sleeps */
         int64_t unit = (i * 3) % N_UNITS;
         BL_TRY_GOTO(st, done, use(&c, unit, 0, 0, i % 2 == self->rank % 2 ? PAUSE_US : 0));
-        BL_TRY_GOTO(st, done, release(&c, unit));
+        BL_TRY_GOTO(st, done, gather_case_release(&c, unit));
     }
     st = bl_stream_synchronize(self->stream);
 done:
-    close_ring(&c);
+    gather_case_close(&c);
     return st;
 }
 
@@ -183,14 +120,14 @@ static bl_status add_slowly(bl_stream *stream, const void *argument)
 
 static bl_status change(test_rank *self)
 {
-    ring_case c;
+    gather_case c;
     bl_status st;
 
     BL_TRY_GOTO(st, done, open_ring(self, 2, &c));
     BL_TRY_GOTO(st, done, use(&c, 0, 0, 0, 0));
     BL_TRY_GOTO(st, done, use(&c, 1, 0, 0, 0));
-    BL_TRY_GOTO(st, done, release(&c, 0));
-    BL_TRY_GOTO(st, done, release(&c, 1));
+    BL_TRY_GOTO(st, done, gather_case_release(&c, 0));
+    BL_TRY_GOTO(st, done, gather_case_release(&c, 1));
     /* As the optimizer does: the update is queued behind the last use, and the next step's gathers behind the
      * update. */
     add_args args = {c.shards, 1.0f, (N_UNITS + 1) * FLOATS};
@@ -201,7 +138,7 @@ static bl_status change(test_rank *self)
     BL_TRY_GOTO(st, done, use(&c, 0, 0, 1.0f, 0));
     st = bl_stream_synchronize(self->stream);
 done:
-    close_ring(&c);
+    gather_case_close(&c);
     return st;
 }
 
@@ -223,7 +160,7 @@ static bl_status fail_task(bl_stream *stream, const void *argument)
 /* A gather stream that failed: who waits for a gather learns why. */
 static bl_status fail_gathers(test_rank *self)
 {
-    ring_case c;
+    gather_case c;
     const void *gathered;
     bl_status st;
 
@@ -233,7 +170,7 @@ static bl_status fail_gathers(test_rank *self)
     BL_TRY_GOTO(st, done, bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &gathered));
     st = bl_stream_synchronize(self->stream);
 done:
-    close_ring(&c);
+    gather_case_close(&c);
     return st;
 }
 

@@ -1,48 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ring with a source: shards that do not lie in device memory, those that are lent, and what the timeline
  * says of them. The ring's own rules are test_gather_ring's. */
-#include "ops_test.h"
-#include "test_ranks.h"
+#include "gather_case.h"
 
 #include <stdatomic.h>
 #include <unistd.h>
-
-#include "comm/gather_ring.h"
-
-enum { FLOATS = 256, SHARD_BYTES = FLOATS * 4, PAUSE_US = 20000 };
-
-typedef struct check_args {
-    const float *gathered;
-    int n_ranks, first;
-    unsigned pause_us;
-} check_args;
-
-static bl_status check_values(bl_stream *stream, const void *argument)
-{
-    const check_args *a = argument;
-    (void)stream;
-    usleep(a->pause_us);
-    for (int r = 0; r < a->n_ranks; r++)
-        for (int i = 0; i < FLOATS; i++)
-            if (a->gathered[r * FLOATS + i] != test_value(r, a->first + i, 5))
-                return BL_FAIL(BL_EINTERNAL, "float %d of rank %d is %g", i, r,
-                               (double)a->gathered[r * FLOATS + i]);
-    return BL_OK;
-}
-
-static bl_status pause_task(bl_stream *stream, const void *argument)
-{
-    (void)stream;
-    usleep(*(const unsigned *)argument);
-    return BL_OK;
-}
-
-#define RUN(fn, n_ranks)                                                                           \
-    do {                                                                                           \
-        bl_status run_status = test_ranks_run(n_ranks, 1, 60, fn, NULL, NULL);                     \
-        if (run_status != BL_OK) print_error("%s\n", bl_error_text());                             \
-        assert_int_equal(run_status, BL_OK);                                                       \
-    } while (0)
 
 /* ---- a source ---- */
 
@@ -57,10 +19,7 @@ enum {
  * items. Shard i holds test_value(rank, i * FLOATS + ...), and the items of a unit lie where no other unit's
  * do, so that a slot that is filled too early or gathered too late shows. */
 typedef struct fetch_case {
-    test_rank *self;
-    bl_stream *gathers, *copies;
-    bl_gather_ring *ring;
-    float *shards;
+    gather_case g;
     int fails_at;      /* of the source's finish calls: that one's task fails; -1: none */
     int refuses;       /* that one's call fails */
     unsigned pause_us; /* of each finish */
@@ -102,7 +61,7 @@ static bl_status fetch_finish(void *user, int64_t unit, int item, void *dst, bl_
 {
     fetch_case *c = user;
     int which = c->n_finishes++;
-    fetch_args args = {c, dst, c->shards + (unit * FETCHED_ITEMS + item) * FLOATS,
+    fetch_args args = {c, dst, c->g.shards + (unit * FETCHED_ITEMS + item) * FLOATS,
                        which == c->fails_at};
     log_call(c, unit, item, true);
     if (which == c->refuses) return BL_FAIL(BL_EIO, "the source refuses");
@@ -114,18 +73,14 @@ static bl_status open_fetched(test_rank *self, int depth, int fetched_mask, bool
 {
     bl_gather_unit units[FETCHED_UNITS] = {0};
 
-    *c = (fetch_case){.self = self, .fails_at = -1, .refuses = -1};
-    BL_TRY(bl_stream_create(self->device, "gathers", &c->gathers));
-    BL_TRY(bl_stream_create(self->device, "copies", &c->copies));
-    BL_TRY(bl_device_alloc(self->device, BL_SPACE_DEVICE, FETCHED_SHARDS * SHARD_BYTES, "shards",
-                           (void **)&c->shards));
-    for (int i = 0; i < FETCHED_SHARDS * FLOATS; i++) c->shards[i] = test_value(self->rank, i, 5);
+    *c = (fetch_case){.fails_at = -1, .refuses = -1};
+    BL_TRY(gather_case_open(self, FETCHED_SHARDS, &c->g));
     for (int u = 0; u < FETCHED_UNITS; u++) {
         units[u].n_items = FETCHED_ITEMS;
         for (int i = 0; i < FETCHED_ITEMS; i++)
             units[u].item[i] = (bl_gather_item){
                 .shard =
-                    fetched_mask & 1 << i ? NULL : c->shards + (u * FETCHED_ITEMS + i) * FLOATS,
+                    fetched_mask & 1 << i ? NULL : c->g.shards + (u * FETCHED_ITEMS + i) * FLOATS,
                 .shard_bytes = SHARD_BYTES,
                 .slot_offset = (size_t)(u * SHARD_BYTES + i * 8 * SHARD_BYTES),
                 .lane = BL_LANE_DISK,
@@ -133,39 +88,23 @@ static bl_status open_fetched(test_rank *self, int depth, int fetched_mask, bool
     }
     bl_gather_ring_options options = {.device = self->device,
                                       .comm = self->comm,
-                                      .stream = c->gathers,
-                                      .copy = c->copies,
+                                      .stream = c->g.gathers,
+                                      .copy = c->g.copies,
                                       .source = {c, fetch_start, fetch_finish},
                                       .depth = depth,
                                       .is_synchronous = is_synchronous,
                                       .timeline = timeline,
                                       .lane = BL_LANE_GATHER};
     size_t before = bl_device_bytes(self->device);
-    BL_TRY(bl_gather_ring_create(&options, FETCHED_UNITS, units, &c->ring));
+    BL_TRY(bl_gather_ring_create(&options, FETCHED_UNITS, units, &c->g.ring));
     TEST_CHECK(bl_device_bytes(self->device) - before ==
                bl_gather_ring_bytes(depth, FETCHED_UNITS, units, self->n_ranks));
-    return bl_gather_ring_validate(c->ring);
-}
-
-static void close_fetched(fetch_case *c)
-{
-    (void)bl_stream_synchronize(c->self->stream);
-    if (c->gathers) (void)bl_stream_synchronize(c->gathers);
-    if (c->copies) (void)bl_stream_synchronize(c->copies);
-    bl_gather_ring_destroy(c->ring);
-    bl_device_free(c->self->device, BL_SPACE_DEVICE, c->shards);
-    bl_stream_destroy(c->copies);
-    bl_stream_destroy(c->gathers);
+    return bl_gather_ring_validate(c->g.ring);
 }
 
 static bl_status use_fetched(fetch_case *c, int64_t unit, int item, unsigned pause_us)
 {
-    const void *gathered;
-    BL_TRY(bl_gather_ring_acquire(c->ring, unit, item, c->self->stream, &gathered));
-    check_args args = {gathered, c->self->n_ranks, (int)(unit * FETCHED_ITEMS + item) * FLOATS,
-                       pause_us};
-    BL_TRY(bl_stream_call(c->self->stream, check_values, &args, sizeof args));
-    return bl_gather_ring_validate(c->ring);
+    return gather_case_use(&c->g, unit, item, unit * FETCHED_ITEMS + item, 0, pause_us);
 }
 
 /* All of a unit is started before any of it is waited for, and items in device memory are not asked for. */
@@ -181,7 +120,7 @@ static bl_status start_before_finish(test_rank *self)
         st, done, c.n_calls == BL_COUNT(expected) && memcmp(c.log, expected, sizeof expected) == 0);
     st = bl_stream_synchronize(self->stream);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -203,16 +142,16 @@ static bl_status reuse_fetched(test_rank *self)
     BL_TRY_GOTO(st, done, open_fetched(self, 2, *mask, false, NULL, &c));
     for (int i = 0; i < 12; i++) {
         int64_t unit = (i * 3) % FETCHED_UNITS;
-        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
-        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, ((i + 1) * 3) % FETCHED_UNITS));
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, unit));
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, ((i + 1) * 3) % FETCHED_UNITS));
         for (int k = 0; k < FETCHED_ITEMS; k++)
             BL_TRY_GOTO(st, done,
                         use_fetched(&c, unit, k, (i + k + self->rank) % 4 == 0 ? PAUSE_US / 4 : 0));
-        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
+        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.g.ring, unit, self->stream));
     }
     st = bl_stream_synchronize(self->stream);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -232,22 +171,21 @@ static void test_a_source_waits_for_readers(void **state)
  * shards lie where the next unit's own will. */
 static bl_status release_unused(test_rank *self)
 {
-    unsigned pause_us = PAUSE_US;
     fetch_case c;
     bl_status st;
 
     BL_TRY_GOTO(st, done, open_fetched(self, 1, 7, false, NULL, &c));
-    BL_TRY_GOTO(st, done, bl_stream_call(c.gathers, pause_task, &pause_us, sizeof pause_us));
+    BL_TRY_GOTO(st, done, gather_case_pause(c.g.gathers, PAUSE_US));
     for (int64_t unit = 0; unit < FETCHED_UNITS; unit++) {
-        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, unit));
         if (unit == FETCHED_UNITS - 1)
             for (int k = 0; k < FETCHED_ITEMS; k++)
                 BL_TRY_GOTO(st, done, use_fetched(&c, unit, k, 0));
-        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
+        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.g.ring, unit, self->stream));
     }
     st = bl_stream_synchronize(self->stream);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -269,13 +207,13 @@ static bl_status lend(test_rank *self)
     BL_TRY_GOTO(st, done, open_fetched(self, 1, 0, false, NULL, &c));
     for (int i = 0; i < FETCHED_ITEMS; i++) {
         BL_TRY_GOTO(st, done, use_fetched(&c, 1, i, 0));
-        BL_TRY_GOTO(st, done, bl_gather_ring_acquire(c.ring, 1, i, self->stream, &got));
+        BL_TRY_GOTO(st, done, bl_gather_ring_acquire(c.g.ring, 1, i, self->stream, &got));
         TEST_CHECK_GOTO(st, done,
-                        (got == c.shards + (FETCHED_ITEMS + i) * FLOATS) == (self->n_ranks == 1));
+                        (got == c.g.shards + (FETCHED_ITEMS + i) * FLOATS) == (self->n_ranks == 1));
     }
     st = bl_stream_synchronize(self->stream);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -310,7 +248,6 @@ static bl_status check_arrived(bl_stream *stream, const void *argument)
 /* Before the acquire nothing has come, however long that takes; after it all of the unit has. */
 static bl_status bring_when_acquired(test_rank *self)
 {
-    unsigned pause_us = PAUSE_US;
     fetch_case c;
     bl_status st;
 
@@ -319,19 +256,19 @@ static bl_status bring_when_acquired(test_rank *self)
         arrived_args before = {&c, (int)unit * FETCHED_ITEMS},
                      after = {&c, (int)(unit + 1) * FETCHED_ITEMS};
         c.pause_us = PAUSE_US / 10;
-        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, unit));
+        BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, unit));
         TEST_CHECK_GOTO(st, done, c.n_calls == (int)unit * 2 * FETCHED_ITEMS);
-        BL_TRY_GOTO(st, done, bl_stream_call(self->stream, pause_task, &pause_us, sizeof pause_us));
+        BL_TRY_GOTO(st, done, gather_case_pause(self->stream, PAUSE_US));
         BL_TRY_GOTO(st, done, bl_stream_call(self->stream, check_arrived, &before, sizeof before));
         BL_TRY_GOTO(st, done, use_fetched(&c, unit, 0, 0));
         BL_TRY_GOTO(st, done, bl_stream_call(self->stream, check_arrived, &after, sizeof after));
         BL_TRY_GOTO(st, done, use_fetched(&c, unit, 1, 0));
         BL_TRY_GOTO(st, done, use_fetched(&c, unit, 2, 0));
-        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.ring, unit, self->stream));
+        BL_TRY_GOTO(st, done, bl_gather_ring_release(c.g.ring, unit, self->stream));
     }
     st = bl_stream_synchronize(self->stream);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -352,7 +289,7 @@ static bl_status fail_fetch(test_rank *self)
 
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
     c.fails_at = self->rank == 0 ? 1 : -1;
-    BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 0));
+    BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, 0));
     st = use_fetched(&c, 0, 2, 0); /* whether the failure is known by now or not */
     if (self->rank > 0) {          /* its peers: cancelled */
         if (st == BL_OK) st = bl_stream_synchronize(self->stream);
@@ -361,9 +298,9 @@ static bl_status fail_fetch(test_rank *self)
     TEST_CHECK_GOTO(st, done, bl_stream_synchronize(self->stream) == BL_EIO || st == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
     TEST_CHECK_GOTO(st, done,
-                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+                    bl_gather_ring_acquire(c.g.ring, 0, 0, self->stream, &unused) == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
-    st = bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused);
+    st = bl_gather_ring_acquire(c.g.ring, 1, 0, self->stream, &unused);
 done:
     if (st !=
         BL_OK) { /* as the rank's thread does, so that the others' gathers end before the ring is closed */
@@ -371,7 +308,7 @@ done:
         bl_error_save(&error, st);
         bl_comm_abort(self->comm, &error);
     }
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st == BL_OK ? BL_OK : bl_fail(st, "%s", "planted in the source, and seen");
 }
 
@@ -383,15 +320,15 @@ static bl_status refuse_fetch(test_rank *self)
 
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
     c.refuses = 1;
-    TEST_CHECK_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 0) == BL_EIO);
+    TEST_CHECK_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, 0) == BL_EIO);
     TEST_CHECK_GOTO(st, done,
-                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+                    bl_gather_ring_acquire(c.g.ring, 0, 0, self->stream, &unused) == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "the source refuses"));
     TEST_CHECK_GOTO(st, done,
-                    bl_gather_ring_acquire(c.ring, 1, 0, self->stream, &unused) == BL_EIO);
+                    bl_gather_ring_acquire(c.g.ring, 1, 0, self->stream, &unused) == BL_EIO);
     st = bl_stream_synchronize(self->stream);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -409,13 +346,13 @@ static bl_status fail_copies(test_rank *self)
     bl_status st;
 
     BL_TRY_GOTO(st, done, open_fetched(self, 2, 7, false, NULL, &c));
-    BL_TRY_GOTO(st, done, bl_stream_call(c.copies, fail_task, NULL, 0));
-    TEST_CHECK_GOTO(st, done, bl_stream_synchronize(c.copies) == BL_EIO);
+    BL_TRY_GOTO(st, done, bl_stream_call(c.g.copies, fail_task, NULL, 0));
+    TEST_CHECK_GOTO(st, done, bl_stream_synchronize(c.g.copies) == BL_EIO);
     TEST_CHECK_GOTO(st, done,
-                    bl_gather_ring_acquire(c.ring, 0, 0, self->stream, &unused) == BL_EIO);
+                    bl_gather_ring_acquire(c.g.ring, 0, 0, self->stream, &unused) == BL_EIO);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted on the copy stream"));
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     return st;
 }
 
@@ -450,8 +387,8 @@ static bl_status measure_stalls(test_rank *self)
     c.pause_us = self->rank == 0 ? 2 * PAUSE_US : 0;
     for (int i = 0; i < FETCHED_ITEMS; i++) BL_TRY_GOTO(st, done, use_fetched(&c, 0, i, 0));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(c.gathers));
-    BL_TRY_GOTO(st, done, bl_stream_synchronize(c.copies));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(c.g.gathers));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(c.g.copies));
     bl_timeline_collect(timeline);
     bl_timeline_get_totals(timeline, &totals);
     const bl_lane_totals *disk = &totals.lane[BL_LANE_DISK], *gather = &totals.lane[BL_LANE_GATHER];
@@ -466,7 +403,7 @@ static bl_status measure_stalls(test_rank *self)
         atomic_store(was_late, true); /* about 4e-6 */
     if (self->rank == 0) TEST_CHECK_GOTO(st, done, disk->busy_s >= 4e-6 * PAUSE_US);
 done:
-    close_fetched(&c);
+    gather_case_close(&c.g);
     bl_timeline_destroy(timeline);
     return st;
 }
