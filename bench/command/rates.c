@@ -9,6 +9,7 @@
 #include "bench/command/bench.h"
 #include "bench/command/rates.h"
 #include "comm/comm.h"
+#include "device/staging.h"
 #include "ops/matmul.h"
 #include "train/metrics.h"
 
@@ -187,11 +188,13 @@ static bool is_gathered(const gather_rank *r, const unsigned char *all)
     return true;
 }
 
-static bl_status time_gathers(gather_rank *r, bl_stream *stream, unsigned char *all)
+static bl_status time_gathers(gather_rank *r, bl_stream *stream, bl_twin *twin)
 {
-    unsigned char *mine = all + (size_t)bl_comm_rank(r->comm) * r->bytes_per_rank;
+    size_t offset = (size_t)bl_comm_rank(r->comm) * r->bytes_per_rank;
+    unsigned char *all = twin->memory, *mine = all + offset;
 
-    memset(mine, bl_comm_rank(r->comm) + 1, r->bytes_per_rank);
+    memset((char *)twin->host + offset, bl_comm_rank(r->comm) + 1, r->bytes_per_rank);
+    BL_TRY(bl_twin_upload(twin, stream, offset, r->bytes_per_rank));
     for (int64_t run = -1; run < r->runs; run++) {
         BL_TRY(bl_comm_barrier(r->comm, stream));
         BL_TRY(bl_stream_synchronize(stream));
@@ -199,7 +202,10 @@ static bl_status time_gathers(gather_rank *r, bl_stream *stream, unsigned char *
         BL_TRY(bl_comm_all_gather(r->comm, stream, mine, all, r->bytes_per_rank));
         BL_TRY(bl_stream_synchronize(stream));
         if (run >= 0) r->seconds[run] = bl_now_s() - start;
-        if (run < 0 && !is_gathered(r, all))
+        if (run >= 0) continue;
+        BL_TRY(bl_twin_download(twin, stream, 0, twin->n_bytes));
+        BL_TRY(bl_stream_synchronize(stream));
+        if (!is_gathered(r, twin->host))
             return BL_FAIL(BL_EINTERNAL, "an all-gather of the local ranks differs");
     }
     return BL_OK;
@@ -210,19 +216,19 @@ static void *run_gather_rank(void *arg)
     gather_rank *r = arg;
     bl_device *device = NULL;
     bl_stream *stream = NULL;
-    void *all = NULL;
+    bl_twin *twin = NULL;
     bl_status st;
 
     BL_TRY_GOTO(st, done, bl_device_create_cpu(1, &device));
     BL_TRY_GOTO(st, done, bl_stream_create(device, "gather", &stream));
     size_t n_bytes = (size_t)bl_comm_size(r->comm) * r->bytes_per_rank;
-    BL_TRY_GOTO(st, done, bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "bench gather", &all));
-    st = time_gathers(r, stream, all);
+    BL_TRY_GOTO(st, done, bl_twin_create(device, n_bytes, "bench gather", &twin));
+    st = time_gathers(r, stream, twin);
 done:
     bl_error_save(&r->error, st);
     if (st != BL_OK) bl_comm_abort(r->comm, &r->error);
     bl_stream_destroy(stream);
-    if (device) bl_device_free(device, BL_SPACE_DEVICE, all);
+    bl_twin_destroy(twin);
     bl_device_destroy(device);
     return NULL;
 }
