@@ -16,6 +16,12 @@
 
 enum { PIECE = 256, MARGIN = 64, MOST = 3 * PIECE + 1 };
 
+const char *__asan_default_options(void);
+const char *__asan_default_options(void)
+{
+    return "allocator_may_return_null=1"; /* as malloc does */
+}
+
 static void assert_ok(bl_status st)
 {
     if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
