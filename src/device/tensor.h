@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor.h -- device data whose element type depends on the device: activations, their gradients, compute
- * copies of LoRA weights. Shape and strides are their users'. It borrows its data. Zero is no tensor: no
- * data, and a dtype that no op takes. Not to be computed with by pointer arithmetic: bl_tensor_at. */
+/* tensor.h -- device data whose element type depends on the device: activations, their gradients,
+ * compute copies of LoRA weights. It borrows the data; shape and strides are its user's. Zero is no
+ * tensor: no data, and a dtype that no op takes. */
 #ifndef BALLAST_DEVICE_TENSOR_H
 #define BALLAST_DEVICE_TENSOR_H
 

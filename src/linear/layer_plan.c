@@ -142,7 +142,7 @@ static void count_tiers(bl_linear_stack *stack)
 /* What the base takes to gather its layers. */
 static bl_status count_ring(bl_linear_stack *stack)
 {
-    bool bounces = bl_device_get_kind(stack->options.device) == BL_DEVICE_CUDA;
+    bool bounces = !bl_device_host_writes(stack->options.device);
     bool *is = calloc((size_t)stack->n_layers, sizeof *is);
 
     if (!is) return BL_FAIL(BL_ENOMEM, "linear stack");
