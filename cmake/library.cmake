@@ -34,7 +34,7 @@ endif()
 set(library_headers
   base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
   io/reader.h
-  device/device.h device/tensor.h device/timeline.h
+  device/device.h device/staging.h device/tensor.h device/timeline.h
   fp8/fp8.h fp8/codec.h
   ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h
   ops/optimizer.h ops/philox.h
