@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_plan.c -- choices for a host whose memory is given, of a model that is not there: what fits
+ * stays in memory, what does not goes to disk, and the error says what is lacking. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/sizes.h"
+#include "plan/lora.h"
+#include "plan/plan.h"
+
+static const char DIR[] = "/nowhere/pages"; /* a plan creates nothing */
+
+typedef struct plan_case {
+    bl_train_config *config;
+    bl_llama_config model;
+    bl_format *formats;
+    bl_lora_layout lora;
+    bl_plan_input input;
+} plan_case;
+
+/* Llama 3.1 8B in fp8_row on two ranks of one process, with `checkpointing` and offload_ratio auto. */
+static void open_case(plan_case *p, const char *checkpointing)
+{
+    char *args[] = {"--model_name_or_path",
+                    "/nowhere/model",
+                    "--train_file",
+                    "/nowhere/train.jsonl",
+                    "--output_dir",
+                    "/nowhere/out",
+                    "--ranks",
+                    "2",
+                    "--threads",
+                    "1",
+                    "--offload_ratio",
+                    "auto",
+                    "--offload_tier",
+                    "disk",
+                    "--offload_dir",
+                    (char *)DIR,
+                    "--activation_checkpointing",
+                    (char *)checkpointing};
+
+    *p = (plan_case){0};
+    assert_int_equal(
+        bl_train_config_load(BL_CONFIG_TRAIN, NULL, (int)BL_COUNT(args), args, &p->config), BL_OK);
+    assert_int_equal(bl_llama_config_preset("llama3.1-8b", &p->model), BL_OK);
+    int64_t n_formats = p->model.n_layers * BL_PROJECTIONS;
+    p->formats = calloc((size_t)n_formats, sizeof *p->formats);
+    assert_non_null(p->formats);
+    for (int64_t i = 0; i < n_formats; i++) p->formats[i] = BL_FORMAT_FP8_ROW;
+    assert_int_equal(bl_plan_choose_lora(p->config, &p->model, true, &p->lora), BL_OK);
+    p->input = (bl_plan_input){.config = p->config,
+                               .model = &p->model,
+                               .formats = p->formats,
+                               .embedding_dtype = BL_BF16,
+                               .head_dtype = BL_BF16,
+                               .n_positions = 1024,
+                               .lora = &p->lora,
+                               .topology = {.n_ranks = 2, .n_here = 2, .n_on_host = 2},
+                               .is_training = true,
+                               .longest_train_row = 1024};
+}
+
+static void close_case(plan_case *p)
+{
+    bl_train_config_free(p->config);
+    free(p->formats);
+}
+
+static bl_plan choose(plan_case *p, int64_t available_bytes)
+{
+    bl_plan plan;
+    p->input.available_bytes = available_bytes;
+    assert_int_equal(bl_plan_choose(&p->input, &plan), BL_OK);
+    return plan;
+}
+
+/* Nine tenths of the memory are used: with a little less than all of the base needs, a twentieth of
+ * it goes to disk. */
+static void test_ratio_by_given_memory(void **state)
+{
+    plan_case p;
+
+    (void)state;
+    open_case(&p, "full");
+    bl_plan all = choose(&p, -1);
+    assert_true(all.placement.ratio == 0.0 && all.memory.disk == 0);
+    int64_t enough = (all.memory.total + 8) / 9 * 10;
+    assert_true(choose(&p, enough).placement.ratio == 0.0);
+    bl_plan most = choose(&p, enough - 20);
+    assert_true(most.placement.ratio == 0.05 && most.memory.disk > 0);
+    assert_true(most.memory.total < all.memory.total);
+    bl_plan least = choose(&p, 1);
+    assert_true(least.placement.ratio == 1.0 && least.memory.total < most.memory.total);
+    assert_string_equal(least.placement.dir, DIR);
+    assert_int_equal(access(DIR, F_OK), -1);
+    close_case(&p);
+}
+
+/* A host is shared: with a process per rank, each has half of it. */
+static void test_processes_share_a_host(void **state)
+{
+    plan_case p;
+
+    (void)state;
+    open_case(&p, "full");
+    p.input.topology = (bl_topology){.n_ranks = 2, .n_here = 1, .n_on_host = 2};
+    int64_t enough = (choose(&p, -1).memory.total + 8) / 9 * 10;
+    assert_true(choose(&p, 2 * enough).placement.ratio == 0.0);
+    assert_true(choose(&p, 2 * enough - 40).placement.ratio > 0.0);
+    close_case(&p);
+}
+
+/* The most that half of the memory holds. An evaluation saves nothing, whatever there is. */
+static void test_saving_by_given_memory(void **state)
+{
+    static const struct {
+        const char *name;
+        unsigned save;
+    } cases[] = {{"none", BL_SAVE_S4}, {"selective", BL_SAVE_S2}, {"full", BL_SAVE_S0}};
+    int64_t total[BL_COUNT(cases)];
+    plan_case p;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        open_case(&p, cases[i].name);
+        bl_plan plan = choose(&p, -1);
+        assert_int_equal(plan.pass.save, cases[i].save);
+        total[i] = plan.memory.total;
+        assert_true(i == 0 || total[i] < total[i - 1]);
+        close_case(&p);
+    }
+    open_case(&p, "auto");
+    assert_int_equal(choose(&p, 2 * total[0]).pass.save, BL_SAVE_S4);
+    assert_int_equal(choose(&p, 2 * total[0] - 2).pass.save, BL_SAVE_S2);
+    assert_int_equal(choose(&p, 2 * total[1] - 2).pass.save, BL_SAVE_S0);
+    p.input.is_training = false;
+    assert_int_equal(choose(&p, 2 * total[0]).pass.save, BL_SAVE_S0);
+    close_case(&p);
+}
+
+static void test_check_by_given_memory(void **state)
+{
+    plan_case p;
+
+    (void)state;
+    open_case(&p, "full");
+    bl_plan plan = choose(&p, -1);
+    p.input.available_bytes = plan.memory.total;
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_OK);
+    p.input.available_bytes = plan.memory.total - 1;
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
+    assert_non_null(strstr(bl_error_text(), "offload_ratio 1"));
+    plan = choose(&p, 1); /* all is on disk: no key is left */
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
+    assert_null(strstr(bl_error_text(), "offload_ratio 1"));
+    close_case(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ratio_by_given_memory),
+        cmocka_unit_test(test_processes_share_a_host),
+        cmocka_unit_test(test_saving_by_given_memory),
+        cmocka_unit_test(test_check_by_given_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
