@@ -141,25 +141,31 @@ static void assert_same_bits(const placement_case *c)
 static void test_no_placement_changes_a_bit(void **state)
 {
     static const int ranks[] = {1, 2, 4, 8}, depths[] = {1, 2, 4};
-    static const double ratios[] = {0, 1, 0.3,
-                                    0.5}; /* the page files of 1 serve those that follow */
+    static const double ratios[] = {1, 0.3, 0.5};
     static const struct {
         const char *tier, *engine;
     } ways[] = {{"host", NULL}, {"disk", "uring"}, {"disk", "pread"}};
-    int n = 0;
 
     (void)state;
     for (size_t r = 0; r < BL_COUNT(ranks); r++)
-        for (size_t w = 0; w < BL_COUNT(ways); w++)
-            for (size_t q = 0; q < BL_COUNT(ratios); q++)
-                for (size_t d = 0; d < BL_COUNT(depths); d++, n++)
-                    assert_same_bits(&(placement_case){.ranks = ranks[r],
-                                                       .depth = depths[d],
-                                                       .ratio = ratios[q],
-                                                       .tier = ways[w].tier,
-                                                       .engine = ways[w].engine,
-                                                       .is_disturbed = n % 2 == 1,
-                                                       .bounces = n % 3 == 2});
+        for (size_t d = 0; d < BL_COUNT(depths); d++) {
+            /* All in device memory: tier and engine are not looked at. */
+            assert_same_bits(&(placement_case){.ranks = ranks[r],
+                                               .depth = depths[d],
+                                               .ratio = 0,
+                                               .tier = "host",
+                                               .is_disturbed = (r + d) % 2});
+            /* Every number of ranks, way and depth; every ratio with each pair of them. Page files of one
+             * ratio are found by runs of another, larger and smaller. */
+            for (size_t w = 0; w < BL_COUNT(ways); w++)
+                assert_same_bits(&(placement_case){.ranks = ranks[r],
+                                                   .depth = depths[d],
+                                                   .ratio = ratios[(r + w + d) % 3],
+                                                   .tier = ways[w].tier,
+                                                   .engine = ways[w].engine,
+                                                   .is_disturbed = (r / 2 + w + d) % 2,
+                                                   .bounces = (r + d) % 2});
+        }
 }
 
 static void test_no_overlap_changes_no_bit(void **state)
