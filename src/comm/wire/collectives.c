@@ -23,7 +23,7 @@ typedef struct arrival {
 /* Where ranks meet: one for collectives, which run on streams, and one for splits, which run on the rank's
  * own thread. */
 typedef struct crossing {
-    bl_lane *lane;
+    bl_wire_channel *channel;
     arrival *arrivals;      /* [size] */
     bl_transfer *transfers; /* [2 size] */
     int n_transfers;
@@ -68,7 +68,7 @@ static bl_status exchange(crossing *x, bl_comm_kind kind, bool is_meeting)
 {
     int n = x->n_transfers;
     x->n_transfers = 0;
-    return bl_lane_exchange(x->lane, kind, is_meeting, x->transfers, n);
+    return bl_wire_channel_exchange(x->channel, kind, is_meeting, x->transfers, n);
 }
 
 /* Says `own` to the others, hears theirs and compares. Ranks that disagree all find out, and abort the job.
@@ -349,7 +349,7 @@ static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
 
 static void crossing_close(crossing *x)
 {
-    bl_lane_destroy(x->lane);
+    bl_wire_channel_destroy(x->channel);
     free(x->arrivals);
     free(x->transfers);
 }
@@ -376,7 +376,7 @@ static const bl_comm_backend wire_backend = {
     .destroy = wire_destroy,
 };
 
-static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int lane_idx,
+static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int channel_idx,
                                const wire_comm *c)
 {
     size_t size = (size_t)c->base.size;
@@ -384,7 +384,8 @@ static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int lane_i
     x->transfers = calloc(2 * size, sizeof *x->transfers);
     if (!x->arrivals || !x->transfers)
         return BL_FAIL(BL_ENOMEM, "a communicator of %zu ranks", size);
-    return bl_lane_create(wire, group, lane_idx, c->base.size, c->job_ranks, &x->lane);
+    return bl_wire_channel_create(wire, group, channel_idx, c->base.size, c->job_ranks,
+                                  &x->channel);
 }
 
 static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const int *job_ranks,

@@ -8,7 +8,7 @@
 
 #include "comm/wire/wire.h"
 
-enum { BL_WIRE_TAG_CONTROL = 0, BL_WIRE_LANES = 2 }; /* lanes a group */
+enum { BL_WIRE_TAG_CONTROL = 0, BL_WIRE_CHANNELS = 2 }; /* channels a group */
 
 /* What MPI has under way: types of mpi.c. */
 typedef struct bl_mpi bl_mpi;
@@ -32,13 +32,13 @@ struct bl_wire {
     pthread_cond_t wake;  /* the wire's thread: something to do */
     pthread_cond_t ready; /* MPI has started, or has not */
     bool is_ready, is_closing, is_down;
-    bl_lane *given; /* lanes with a new exchange, in order */
+    bl_wire_channel *given; /* channels with a new exchange, in order */
     int next_group;
     bl_error start_error;
     bl_word first; /* first.error.status BL_OK: all is well */
 
     /* of the wire's thread alone */
-    bl_lane *active; /* the lanes with an exchange under way */
+    bl_wire_channel *active; /* the channels with an exchange under way */
     bl_mpi *mpi;
     bl_hearing *heard; /* [size]: whose word has come */
     bl_word verdict;
@@ -48,13 +48,13 @@ struct bl_wire {
 };
 
 /* One transfer: its pieces go one after the other. */
-typedef struct bl_lane_transfer {
+typedef struct bl_wire_channel_transfer {
     size_t n_done, n_under_way;
-} bl_lane_transfer;
+} bl_wire_channel_transfer;
 
-struct bl_lane {
+struct bl_wire_channel {
     bl_wire *wire;
-    bl_lane *next;
+    bl_wire_channel *next;
     int size, tag, *job_ranks;
     bool is_under_way; /* under the lock */
     bool is_done;      /* ended well */
@@ -67,8 +67,8 @@ struct bl_lane {
     const bl_transfer *transfers;
     int n_transfers, n_left;
     double last_event_s;
-    bl_mpi_requests *requests; /* [2 size] */
-    bl_lane_transfer *state;   /* [2 size] */
+    bl_mpi_requests *requests;       /* [2 size] */
+    bl_wire_channel_transfer *state; /* [2 size] */
 };
 
 /* Takes down the job's first failure, and wakes the wire's thread. */

@@ -70,54 +70,54 @@ static void abort_with(bl_wire *w, bl_status st)
 /* ---- exchanges, on the wire's thread ---- */
 
 /* Begins the next piece of transfer i. */
-static bl_status begin_piece(bl_lane *lane, int i)
+static bl_status begin_piece(bl_wire_channel *channel, int i)
 {
-    const bl_transfer *t = &lane->transfers[i];
-    bl_lane_transfer *s = &lane->state[i];
+    const bl_transfer *t = &channel->transfers[i];
+    bl_wire_channel_transfer *s = &channel->state[i];
     unsigned char *at = (unsigned char *)t->bytes + s->n_done;
-    int peer = lane->job_ranks[t->peer];
+    int peer = channel->job_ranks[t->peer];
 
     s->n_under_way = t->n_bytes - s->n_done < PIECE_BYTES ? t->n_bytes - s->n_done : PIECE_BYTES;
     if (t->is_send)
-        return check_mpi(MPI_Isend(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag,
-                                   MPI_COMM_WORLD, &lane->requests->all[i]),
+        return check_mpi(MPI_Isend(at, (int)s->n_under_way, MPI_BYTE, peer, channel->tag,
+                                   MPI_COMM_WORLD, &channel->requests->all[i]),
                          "MPI_Isend");
-    return check_mpi(MPI_Irecv(at, (int)s->n_under_way, MPI_BYTE, peer, lane->tag, MPI_COMM_WORLD,
-                               &lane->requests->all[i]),
+    return check_mpi(MPI_Irecv(at, (int)s->n_under_way, MPI_BYTE, peer, channel->tag,
+                               MPI_COMM_WORLD, &channel->requests->all[i]),
                      "MPI_Irecv");
 }
 
-static bl_status begin_exchange(bl_lane *lane)
+static bl_status begin_exchange(bl_wire_channel *channel)
 {
-    lane->is_begun = true;
-    lane->last_event_s = bl_now_s();
-    for (int i = 0; i < lane->n_transfers; i++) lane->requests->all[i] = MPI_REQUEST_NULL;
+    channel->is_begun = true;
+    channel->last_event_s = bl_now_s();
+    for (int i = 0; i < channel->n_transfers; i++) channel->requests->all[i] = MPI_REQUEST_NULL;
     for (int pass = 0; pass < 2;
          pass++) /* receives first: what finds one waiting is not copied twice */
-        for (int i = 0; i < lane->n_transfers; i++) {
-            if (lane->transfers[i].is_send != (pass == 1)) continue;
-            lane->state[i] = (bl_lane_transfer){0};
-            BL_TRY(begin_piece(lane, i));
+        for (int i = 0; i < channel->n_transfers; i++) {
+            if (channel->transfers[i].is_send != (pass == 1)) continue;
+            channel->state[i] = (bl_wire_channel_transfer){0};
+            BL_TRY(begin_piece(channel, i));
         }
     return BL_OK;
 }
 
 /* Writes "rank 3" or "ranks 1, 3": the peers with a transfer that is not done (a receive, for a meeting). */
-static void name_missing(const bl_lane *lane, char *text, size_t text_bytes)
+static void name_missing(const bl_wire_channel *channel, char *text, size_t text_bytes)
 {
     int n_missing = 0;
     size_t length = 0;
     char list[192] = "";
 
-    for (int rank = 0; rank < lane->size; rank++) {
+    for (int rank = 0; rank < channel->size; rank++) {
         bool is_missing = false;
-        for (int i = 0; i < lane->n_transfers; i++)
-            is_missing |= lane->transfers[i].peer == rank &&
-                          lane->state[i].n_done < lane->transfers[i].n_bytes &&
-                          !(lane->is_meeting && lane->transfers[i].is_send);
+        for (int i = 0; i < channel->n_transfers; i++)
+            is_missing |= channel->transfers[i].peer == rank &&
+                          channel->state[i].n_done < channel->transfers[i].n_bytes &&
+                          !(channel->is_meeting && channel->transfers[i].is_send);
         if (!is_missing || length >= sizeof list) continue;
         length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
-                                   n_missing ? ", " : "", lane->job_ranks[rank]);
+                                   n_missing ? ", " : "", channel->job_ranks[rank]);
         n_missing++;
     }
     snprintf(text, text_bytes, "%s %s", n_missing == 1 ? "rank" : "ranks", list);
@@ -125,78 +125,79 @@ static void name_missing(const bl_lane *lane, char *text, size_t text_bytes)
 
 /* By the time at which this round began: a process that is stopped in the middle of one does not yet know how
  * long (notice_absence). */
-static bl_status check_deadline(const bl_lane *lane)
+static bl_status check_deadline(const bl_wire_channel *channel)
 {
-    double deadline_s = lane->wire->deadline_s;
+    double deadline_s = channel->wire->deadline_s;
     char missing[256];
 
-    if (deadline_s <= 0 || lane->wire->round_s - lane->last_event_s < deadline_s) return BL_OK;
-    name_missing(lane, missing, sizeof missing);
-    if (lane->is_meeting)
+    if (deadline_s <= 0 || channel->wire->round_s - channel->last_event_s < deadline_s)
+        return BL_OK;
+    name_missing(channel, missing, sizeof missing);
+    if (channel->is_meeting)
         return BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
-                       bl_comm_kind_name(lane->kind), deadline_s);
+                       bl_comm_kind_name(channel->kind), deadline_s);
     return BL_FAIL(BL_ERANK, "%s moved no byte in the middle of %s for %.1f s", missing,
-                   bl_comm_kind_name(lane->kind), deadline_s);
+                   bl_comm_kind_name(channel->kind), deadline_s);
 }
 
 /* Asks about an exchange once. */
-static bl_status advance(bl_lane *lane)
+static bl_status advance(bl_wire_channel *channel)
 {
     int n_finished = 0;
 
-    if (!lane->is_begun) {
-        lane->wire->quiet_rounds = 0;
-        BL_TRY(begin_exchange(lane));
+    if (!channel->is_begun) {
+        channel->wire->quiet_rounds = 0;
+        BL_TRY(begin_exchange(channel));
     }
-    BL_TRY(check_mpi(MPI_Testsome(lane->n_transfers, lane->requests->all, &n_finished,
-                                  lane->requests->finished, MPI_STATUSES_IGNORE),
+    BL_TRY(check_mpi(MPI_Testsome(channel->n_transfers, channel->requests->all, &n_finished,
+                                  channel->requests->finished, MPI_STATUSES_IGNORE),
                      "MPI_Testsome"));
-    if (n_finished == MPI_UNDEFINED || n_finished == 0) return check_deadline(lane);
-    lane->wire->quiet_rounds = 0;
-    if (!lane->is_meeting) lane->last_event_s = bl_now_s();
+    if (n_finished == MPI_UNDEFINED || n_finished == 0) return check_deadline(channel);
+    channel->wire->quiet_rounds = 0;
+    if (!channel->is_meeting) channel->last_event_s = bl_now_s();
     for (int k = 0; k < n_finished; k++) {
-        int i = lane->requests->finished[k];
-        lane->state[i].n_done += lane->state[i].n_under_way;
-        if (lane->state[i].n_done < lane->transfers[i].n_bytes)
-            BL_TRY(begin_piece(lane, i));
+        int i = channel->requests->finished[k];
+        channel->state[i].n_done += channel->state[i].n_under_way;
+        if (channel->state[i].n_done < channel->transfers[i].n_bytes)
+            BL_TRY(begin_piece(channel, i));
         else
-            lane->n_left--;
+            channel->n_left--;
     }
     return BL_OK;
 }
 
-static void end_exchange(bl_lane *lane, bool is_done)
+static void end_exchange(bl_wire_channel *channel, bool is_done)
 {
-    pthread_mutex_lock(&lane->wire->lock);
-    lane->is_done = is_done;
-    lane->is_under_way = false;
-    pthread_cond_signal(&lane->ended);
-    pthread_mutex_unlock(&lane->wire->lock);
+    pthread_mutex_lock(&channel->wire->lock);
+    channel->is_done = is_done;
+    channel->is_under_way = false;
+    pthread_cond_signal(&channel->ended);
+    pthread_mutex_unlock(&channel->wire->lock);
 }
 
 static void advance_all(bl_wire *w)
 {
-    for (bl_lane **link = &w->active; *link;) {
-        bl_lane *lane = *link;
-        bl_status st = advance(lane);
+    for (bl_wire_channel **link = &w->active; *link;) {
+        bl_wire_channel *channel = *link;
+        bl_status st = advance(channel);
         if (st != BL_OK) {
-            bl_error_save(&lane->error, st);
+            bl_error_save(&channel->error, st);
             abort_with(w, st);
             return;
         }
-        if (lane->n_left > 0) {
-            link = &lane->next;
+        if (channel->n_left > 0) {
+            link = &channel->next;
             continue;
         }
-        *link = lane->next;
-        end_exchange(lane, true);
+        *link = channel->next;
+        end_exchange(channel, true);
     }
 }
 
 /* Takes what has been given; returns whether the wire is closing. */
 static bool take_given(bl_wire *w)
 {
-    bl_lane **end = &w->active;
+    bl_wire_channel **end = &w->active;
     while (*end) end = &(*end)->next;
     pthread_mutex_lock(&w->lock);
     *end = w->given;
@@ -242,7 +243,8 @@ static bool notice_absence(bl_wire *w)
     bool was_absent = now - w->round_s > SPREAD_S;
     if (was_absent) {
         w->late_until_s = now + SPREAD_S;
-        for (bl_lane *lane = w->active; lane; lane = lane->next) lane->last_event_s = now;
+        for (bl_wire_channel *channel = w->active; channel; channel = channel->next)
+            channel->last_event_s = now;
     }
     w->round_s = now;
     return was_absent;
@@ -306,9 +308,9 @@ static void go_down(bl_wire *w)
     take_given(w);
     pthread_mutex_lock(&w->lock);
     w->is_down = true;
-    for (bl_lane *lane = w->active; lane; lane = lane->next) {
-        lane->is_under_way = false;
-        pthread_cond_signal(&lane->ended);
+    for (bl_wire_channel *channel = w->active; channel; channel = channel->next) {
+        channel->is_under_way = false;
+        pthread_cond_signal(&channel->ended);
     }
     w->active = NULL;
     pthread_mutex_unlock(&w->lock);
@@ -329,7 +331,8 @@ static void rest(bl_wire *w)
         sched_yield();
         return;
     }
-    for (const bl_lane *lane = w->active; lane; lane = lane->next) moves |= !lane->is_meeting;
+    for (const bl_wire_channel *channel = w->active; channel; channel = channel->next)
+        moves |= !channel->is_meeting;
     if (w->active)
         ns = bl_min_i64(moves ? 4 * SHORT_NS : LONG_NS,
                         (int64_t)SHORT_NS * (1 + w->quiet_rounds / SPINS));
@@ -430,7 +433,7 @@ void *bl_mpi_main(void *argument)
     return NULL;
 }
 
-/* ---- what a wire and a lane own of it ---- */
+/* ---- what a wire and a channel own of it ---- */
 
 bl_mpi *bl_mpi_create(int n_processes)
 {

@@ -148,79 +148,79 @@ void bl_wire_take_group(bl_wire *w, int group)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* ---- lanes ---- */
+/* ---- channels ---- */
 
-bl_status bl_lane_create(bl_wire *w, int group, int lane_idx, int size, const int *job_ranks,
-                         bl_lane **out)
+bl_status bl_wire_channel_create(bl_wire *w, int group, int channel_idx, int size,
+                                 const int *job_ranks, bl_wire_channel **out)
 {
-    bl_lane *lane = calloc(1, sizeof *lane);
+    bl_wire_channel *channel = calloc(1, sizeof *channel);
     size_t n = 2 * (size_t)size;
 
     *out = NULL;
-    if (!lane) return BL_FAIL(BL_ENOMEM, "a lane of %d ranks", size);
-    init_condition(&lane->ended);
-    lane->wire = w;
-    lane->size = size;
-    lane->requests = bl_mpi_requests_create(2 * size);
-    lane->state = calloc(n, sizeof *lane->state);
-    lane->job_ranks = calloc((size_t)size, sizeof *lane->job_ranks);
-    if (!lane->requests || !lane->state || !lane->job_ranks) {
-        bl_lane_destroy(lane);
-        return BL_FAIL(BL_ENOMEM, "a lane of %d ranks", size);
+    if (!channel) return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
+    init_condition(&channel->ended);
+    channel->wire = w;
+    channel->size = size;
+    channel->requests = bl_mpi_requests_create(2 * size);
+    channel->state = calloc(n, sizeof *channel->state);
+    channel->job_ranks = calloc((size_t)size, sizeof *channel->job_ranks);
+    if (!channel->requests || !channel->state || !channel->job_ranks) {
+        bl_wire_channel_destroy(channel);
+        return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
     }
-    memcpy(lane->job_ranks, job_ranks, (size_t)size * sizeof *job_ranks);
-    if (group > w->max_tag / BL_WIRE_LANES - 1) {
-        bl_lane_destroy(lane);
-        return BL_FAIL(BL_ELIMIT, "more than %d communicators", w->max_tag / BL_WIRE_LANES - 1);
+    memcpy(channel->job_ranks, job_ranks, (size_t)size * sizeof *job_ranks);
+    if (group > w->max_tag / BL_WIRE_CHANNELS - 1) {
+        bl_wire_channel_destroy(channel);
+        return BL_FAIL(BL_ELIMIT, "more than %d communicators", w->max_tag / BL_WIRE_CHANNELS - 1);
     }
-    lane->tag = BL_WIRE_TAG_CONTROL + group * BL_WIRE_LANES + lane_idx;
-    *out = lane;
+    channel->tag = BL_WIRE_TAG_CONTROL + group * BL_WIRE_CHANNELS + channel_idx;
+    *out = channel;
     return BL_OK;
 }
 
-void bl_lane_destroy(bl_lane *lane)
+void bl_wire_channel_destroy(bl_wire_channel *channel)
 {
-    if (!lane) return;
-    pthread_cond_destroy(&lane->ended);
-    bl_mpi_requests_free(lane->requests);
-    free(lane->state);
-    free(lane->job_ranks);
-    free(lane);
+    if (!channel) return;
+    pthread_cond_destroy(&channel->ended);
+    bl_mpi_requests_free(channel->requests);
+    free(channel->state);
+    free(channel->job_ranks);
+    free(channel);
 }
 
 /* Under the lock. */
-static void give_exchange(bl_lane *lane)
+static void give_exchange(bl_wire_channel *channel)
 {
-    bl_lane **end = &lane->wire->given;
+    bl_wire_channel **end = &channel->wire->given;
     while (*end) end = &(*end)->next;
-    *end = lane;
-    lane->next = NULL;
-    lane->n_left = lane->n_transfers;
-    lane->is_begun = lane->is_done = false;
-    lane->is_under_way = true;
-    lane->error.status = BL_OK;
-    pthread_cond_signal(&lane->wire->wake);
+    *end = channel;
+    channel->next = NULL;
+    channel->n_left = channel->n_transfers;
+    channel->is_begun = channel->is_done = false;
+    channel->is_under_way = true;
+    channel->error.status = BL_OK;
+    pthread_cond_signal(&channel->wire->wake);
 }
 
-bl_status bl_lane_exchange(bl_lane *lane, bl_comm_kind kind, bool is_meeting,
-                           const bl_transfer *transfers, int n_transfers)
+bl_status bl_wire_channel_exchange(bl_wire_channel *channel, bl_comm_kind kind, bool is_meeting,
+                                   const bl_transfer *transfers, int n_transfers)
 {
-    bl_wire *w = lane->wire;
+    bl_wire *w = channel->wire;
 
     pthread_mutex_lock(&w->lock);
     bool is_well = w->first.error.status == BL_OK;
     if (is_well && n_transfers > 0) {
-        lane->kind = kind;
-        lane->is_meeting = is_meeting;
-        lane->transfers = transfers;
-        lane->n_transfers = n_transfers;
-        give_exchange(lane);
-        while (lane->is_under_way) pthread_cond_wait(&lane->ended, &w->lock);
-        is_well = lane->is_done;
+        channel->kind = kind;
+        channel->is_meeting = is_meeting;
+        channel->transfers = transfers;
+        channel->n_transfers = n_transfers;
+        give_exchange(channel);
+        while (channel->is_under_way) pthread_cond_wait(&channel->ended, &w->lock);
+        is_well = channel->is_done;
     }
     bl_error first = w->first.error;
     pthread_mutex_unlock(&w->lock);
     if (is_well) return BL_OK;
-    if (n_transfers > 0 && lane->error.status != BL_OK) return bl_error_restore(&lane->error);
+    if (n_transfers > 0 && channel->error.status != BL_OK) return bl_error_restore(&channel->error);
     return BL_FAIL(BL_ECANCELLED, "cancelled: %s", first.text);
 }
