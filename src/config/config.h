@@ -40,10 +40,10 @@ typedef enum bl_compute_dtype {
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
 typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
 typedef enum bl_activation_checkpointing {
-    BL_CHECKPOINT_NONE,
-    BL_CHECKPOINT_SELECTIVE,
-    BL_CHECKPOINT_FULL,
-    BL_CHECKPOINT_AUTO
+    BL_RECOMPUTE_NONE,
+    BL_RECOMPUTE_SELECTIVE,
+    BL_RECOMPUTE_FULL,
+    BL_RECOMPUTE_AUTO
 } bl_activation_checkpointing;
 typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dtype;
 

@@ -11,9 +11,9 @@ static const struct {
     bl_activation_checkpointing key;
     unsigned save;
     const char *name;
-} savings[] = {{BL_CHECKPOINT_NONE, BL_SAVE_S4, "none"},
-               {BL_CHECKPOINT_SELECTIVE, BL_SAVE_S2, "selective"},
-               {BL_CHECKPOINT_FULL, BL_SAVE_S0, "full"}};
+} savings[] = {{BL_RECOMPUTE_NONE, BL_SAVE_S4, "none"},
+               {BL_RECOMPUTE_SELECTIVE, BL_SAVE_S2, "selective"},
+               {BL_RECOMPUTE_FULL, BL_SAVE_S0, "full"}};
 
 /* Each of them plans with the same memory. */
 static int64_t processes_on_host(const bl_plan_input *in)
@@ -59,7 +59,7 @@ static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
 static unsigned first_saving(bl_activation_checkpointing asked)
 {
     size_t i = 0;
-    while (savings[i].key != asked && savings[i].key != BL_CHECKPOINT_FULL) i++;
+    while (savings[i].key != asked && savings[i].key != BL_RECOMPUTE_FULL) i++;
     return savings[i].save;
 }
 
@@ -80,11 +80,11 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
 
 static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
 {
-    if (in->config->activation_checkpointing != BL_CHECKPOINT_AUTO) return BL_OK;
+    if (in->config->activation_checkpointing != BL_RECOMPUTE_AUTO) return BL_OK;
     int64_t available = available_bytes(in);
     for (size_t i = 0; i < BL_COUNT(savings); i++) {
         BL_TRY(predict(in, savings[i].save, plan));
-        if (savings[i].key != BL_CHECKPOINT_FULL &&
+        if (savings[i].key != BL_RECOMPUTE_FULL &&
             plan->memory.total > available / 2 / processes_on_host(in))
             continue;
         bl_log_info("activation_checkpointing auto: %s, %.1f MiB in all of %.1f MiB available",

@@ -80,7 +80,7 @@ static void test_yaml_scalars(void **state)
     assert_true(c->learning_rate == 2e-5 && c->warmup_steps == 10 && !c->shuffle &&
                 c->train_on_inputs);
     assert_true(c->eval_strategy == BL_EVAL_NO && c->packing == BL_PACKING_NONE);
-    assert_true(c->activation_checkpointing == BL_CHECKPOINT_NONE);
+    assert_true(c->activation_checkpointing == BL_RECOMPUTE_NONE);
     assert_int_equal(c->lora_target_modules.n_items, 2);
     assert_string_equal(c->lora_target_modules.items[1], "v_proj");
     assert_true(c->seed == 42 && c->lora_dropout == 0 && c->lora_alpha == 8 &&
@@ -300,8 +300,7 @@ static void test_aliases(void **state)
     assert_string_equal(c->train_file, "t");
     assert_true(c->lora_r == 4 && c->max_seq_length == 64 && c->learning_rate == 0.001 &&
                 c->num_train_epochs == 2);
-    assert_true(c->eval_strategy == BL_EVAL_NO &&
-                c->activation_checkpointing == BL_CHECKPOINT_FULL);
+    assert_true(c->eval_strategy == BL_EVAL_NO && c->activation_checkpointing == BL_RECOMPUTE_FULL);
     assert_true(c->per_device_train_batch_size == 3 && c->gradient_accumulation_steps == 5 &&
                 c->save_steps == 0);
     assert_true(c->packing == BL_PACKING_NONE && c->max_grad_norm == 0.5);
@@ -309,7 +308,7 @@ static void test_aliases(void **state)
     bl_train_config_free(c);
 
     assert_int_equal(load(REQUIRED, "--gradient_checkpointing --adapter dir", &c), BL_OK);
-    assert_int_equal(c->activation_checkpointing, BL_CHECKPOINT_FULL);
+    assert_int_equal(c->activation_checkpointing, BL_RECOMPUTE_FULL);
     assert_string_equal(c->init_adapter, "dir");
     bl_train_config_free(c);
 
@@ -383,10 +382,10 @@ static void test_enums(void **state)
         CASE(base_format, "fp8_row", BL_BASE_FP8_ROW),
         CASE(base_format, "fp8_block", BL_BASE_FP8_BLOCK),
         CASE(base_format, "stored", BL_BASE_STORED),
-        CASE(activation_checkpointing, "none", BL_CHECKPOINT_NONE),
-        CASE(activation_checkpointing, "selective", BL_CHECKPOINT_SELECTIVE),
-        CASE(activation_checkpointing, "full", BL_CHECKPOINT_FULL),
-        CASE(activation_checkpointing, "auto", BL_CHECKPOINT_AUTO),
+        CASE(activation_checkpointing, "none", BL_RECOMPUTE_NONE),
+        CASE(activation_checkpointing, "selective", BL_RECOMPUTE_SELECTIVE),
+        CASE(activation_checkpointing, "full", BL_RECOMPUTE_FULL),
+        CASE(activation_checkpointing, "auto", BL_RECOMPUTE_AUTO),
         CASE(adapter_dtype, "f32", BL_ADAPTER_F32),
         CASE(adapter_dtype, "bf16", BL_ADAPTER_BF16),
     };
