@@ -321,12 +321,12 @@ static bl_status keep_scales(bl_llama_weights *w, bl_staging *staging)
     return BL_OK;
 }
 
-static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards,
+static bl_status load_jobs(bl_llama_weights *w, bl_comm *shard_group,
                            const bl_llama_placement *placement, bl_staging *staging)
 {
     const bl_llama_host *host = w->host;
     load_plan plan = {.weights = w,
-                      .shard = bl_comm_rank(shards),
+                      .shard = bl_comm_rank(shard_group),
                       .max_staging_bytes = bl_llama_staging_bytes(placement),
                       .staging = staging};
     bl_row_loader *loader = NULL;
@@ -335,8 +335,8 @@ static bl_status load_jobs(bl_llama_weights *w, bl_comm *shards,
     BL_TRY_GOTO(st, done, plan_jobs(&plan));
     BL_TRY_GOTO(st, done,
                 bl_row_loader_create(host->files, host->io_files, host->io_engine,
-                                     bl_comm_size(shards), bl_device_pool(w->device), plan.jobs,
-                                     plan.n_jobs, plan.shard == 0, &loader));
+                                     bl_comm_size(shard_group), bl_device_pool(w->device),
+                                     plan.jobs, plan.n_jobs, plan.shard == 0, &loader));
     st = run_jobs(&plan, loader);
 done:
     bl_row_loader_destroy(loader);
@@ -347,21 +347,21 @@ done:
     return st;
 }
 
-bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shards,
+bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shard_group,
                              const bl_llama_placement *placement, bl_staging *staging)
 {
     static const bl_llama_placement all_on_device = {.tier = BL_TIER_HOST};
 
     if (!placement) placement = &all_on_device;
-    BL_TRY(create_pages(w, bl_comm_rank(shards), placement));
+    BL_TRY(create_pages(w, bl_comm_rank(shard_group), placement));
     if (bl_pages_has_disk(w->pages)) {
         BL_TRY(
             keep_scales(w, staging)); /* first: rows that are quantised again bring the same ones */
-        if (bl_comm_rank(shards) == 0)
+        if (bl_comm_rank(shard_group) == 0)
             bl_log_info("%s: page files of this model are there; what they hold is not read again",
                         placement->dir);
     }
-    BL_TRY(load_jobs(w, shards, placement, staging));
+    BL_TRY(load_jobs(w, shard_group, placement, staging));
     if (!bl_pages_has_disk(w->pages)) BL_TRY(keep_scales(w, staging));
     BL_TRY(bl_pages_seal(w->pages));
     for (int64_t page = 0; page < bl_pages_count(w->pages); page++)

@@ -16,7 +16,7 @@ void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR
 bl_status bl_llama_check_tensors(const bl_llama_config *config, const bl_hf_model *model);
 
 /* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
-bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shards,
+bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shard_group,
                              const bl_llama_placement *placement, bl_staging *staging);
 
 /* Rows [begin, end) of a weight, to be kept in `format`. */
@@ -35,7 +35,7 @@ uint64_t bl_llama_tensor_seed(const char *name); /* of checksums of its rows */
 /* Carries out jobs in their order while the rows of the next ones are being read. */
 typedef struct bl_row_loader bl_row_loader;
 
-/* The model's shards, opened for readers: in the order of bl_hf_file. */
+/* The model's files, opened for readers: in the order of bl_hf_file. */
 bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out);
 
 /* All is borrowed until the loader is destroyed. n_readers: loaders at work on this host at a time, which

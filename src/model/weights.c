@@ -155,14 +155,14 @@ static bl_status allocate(bl_llama_weights *w)
 }
 
 /* What the ranks have read of the base, together; then what each reads whole. */
-static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shards, bl_stream *stream)
+static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shard_group, bl_stream *stream)
 {
     bl_twin *sum;
 
     BL_TRY(bl_twin_create(w->device, sizeof w->checksum, "a checksum", &sum));
     memcpy(sum->host, &w->checksum, sizeof w->checksum);
     bl_status st = bl_twin_upload(sum, stream, 0, sizeof w->checksum);
-    if (st == BL_OK) st = bl_comm_all_reduce_i64(shards, stream, sum->memory, 1);
+    if (st == BL_OK) st = bl_comm_all_reduce_i64(shard_group, stream, sum->memory, 1);
     if (st == BL_OK) st = bl_twin_download(sum, stream, 0, sizeof w->checksum);
     if (st == BL_OK) st = bl_stream_synchronize(stream);
     memcpy(&w->checksum, sum->host, sizeof w->checksum);
@@ -178,7 +178,7 @@ static size_t staging_bytes(const bl_llama_config *c)
                               bl_max_i64(c->hidden_size, c->head_dim) * (int64_t)sizeof(float));
 }
 
-bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards,
+bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shard_group,
                                 bl_stream *stream, const bl_llama_placement *placement,
                                 bl_llama_weights **out)
 {
@@ -194,16 +194,16 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
     BL_TRY_GOTO(
         st, done,
-        bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shards), &w->layout));
+        bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shard_group), &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
-    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shards, placement, staging));
-    BL_TRY_GOTO(st, done, sum_checksums(w, shards, stream));
+    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shard_group, placement, staging));
+    BL_TRY_GOTO(st, done, sum_checksums(w, shard_group, stream));
     BL_TRY_GOTO(st, done, load_norms(w, staging));
     BL_TRY_GOTO(st, done, make_rope_tables(w, staging));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
-    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shards, stream, w->scales, w->n_scales));
+    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shard_group, stream, w->scales, w->n_scales));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
     if (c->tie_word_embeddings) {
         bl_format format = BL_FORMAT_F32;
@@ -237,7 +237,7 @@ bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_op
                                bl_base **out)
 {
     bl_pager_options options = {.device = w->device,
-                                .comm = bl_comm_size(o->shards) > 1 ? o->shards : NULL,
+                                .comm = bl_comm_size(o->shard_group) > 1 ? o->shard_group : NULL,
                                 .copy = o->copy,
                                 .gather = o->gather,
                                 .ring_depth = o->ring_depth,

@@ -48,7 +48,7 @@ typedef struct bl_llama_host {
     bl_format *formats;                 /* [layer * BL_PROJECTIONS + projection] */
     bl_llama_base_formats base_formats; /* the same, counted */
     int64_t n_positions;                /* of the RoPE tables */
-    bl_io_files *io_files; /* the model's shards in the order of bl_hf_file; ranks read from them */
+    bl_io_files *io_files;  /* the model's files in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
 } bl_llama_host;
 
@@ -101,16 +101,16 @@ typedef struct bl_llama_weights {
 } bl_llama_weights;
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
- * placement NULL: all in device memory. Collective over `shards` (the shard group): scales are exchanged there. `host` is borrowed until the
+ * placement NULL: all in device memory. Collective over `shard_group`: scales are exchanged there. `host` is borrowed until the
  * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
-bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shards,
+bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shard_group,
                                 bl_stream *stream, const bl_llama_placement *placement,
                                 bl_llama_weights **out);
 
 /* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls. Streams and comm are borrowed. */
 struct bl_pager_hooks;
 typedef struct bl_llama_base_options {
-    bl_comm *shards;          /* the shard group */
+    bl_comm *shard_group;
     bl_stream *copy, *gather; /* different ones */
     int ring_depth;
     int queue_depth; /* of the reader of disk pages: bl_llama_pager_queue_depth; 0: as for a host's only rank */

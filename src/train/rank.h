@@ -15,7 +15,7 @@ typedef struct bl_rank {
     bool is_at_fault; /* of a failure that all ranks see, the reason is this one's */
 
     /* Of all ranks, on `communication`; of this rank's shard group, on `gather`. */
-    bl_comm *world, *shards;
+    bl_comm *world, *shard_group;
     bl_device *device;
     bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */
     bl_stream *communication;                /* LoRA's weights, gradients, sums */

@@ -11,7 +11,7 @@ static int index_on_host(const bl_rank *r)
 static bl_status create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
-    bl_llama_base_options options = {.shards = r->shards,
+    bl_llama_base_options options = {.shard_group = r->shard_group,
                                      .copy = r->copy,
                                      .gather = r->gather,
                                      .ring_depth = (int)c->ring_depth,
@@ -23,7 +23,7 @@ static bl_status create_base(bl_rank *r)
     bl_llama_placement placement = r->job->plan.placement;
 
     placement.index = index_on_host(r);
-    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shards, r->gather, &placement,
+    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shard_group, r->gather, &placement,
                                  &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
@@ -54,7 +54,7 @@ bl_status bl_rank_open(bl_rank *r)
     r->trace_lane = (bl_trace_rank){job->trace, r->index};
     BL_TRY(create_timeline(r));
     /* Also where one shard group has all ranks: what comes from a slow disk must not hold up gradients (comm/README.md). */
-    return bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shards);
+    return bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shard_group);
 }
 
 bl_status bl_rank_load_base(bl_rank *r)
@@ -119,6 +119,6 @@ void bl_rank_close(bl_rank *r)
     bl_stream_destroy(r->copy);
     bl_stream_destroy(r->activations);
     bl_device_destroy(r->device);
-    bl_comm_destroy(r->shards);
+    bl_comm_destroy(r->shard_group);
     bl_comm_destroy(r->world);
 }
