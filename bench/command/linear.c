@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench linear: the quantised LoRA linear layer against a plain GEMM of the same shape, in one run. The
- * CPU's is here; linear_cuda.c has a GPU's. */
-#include <math.h>
+/* ballast bench linear: quantized LoRA linear layers against a plain GEMM of the same shape, in one run. Options
+ * and shapes are here; linear_ranks.c measures on the CPU, linear_cuda.c on a GPU. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/files.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/linear_cuda.h"
-#include "device/staging.h"
+#include "bench/command/linear_ranks.h"
 #include "linear/lora_linear.h"
 #include "llama/projection.h"
-#include "ops/matmul.h"
-#include "train/metrics.h"
 
 typedef struct bench_options {
     char *model;
-    int64_t tokens, lora_r, threads, runs;
+    int64_t tokens, lora_r, threads, runs, layers, ranks, shard_size, ring_depth;
+    double offload_ratio;
+    bl_tier offload_tier; /* BL_TIER_HOST, BL_TIER_DISK */
+    char *offload_dir;
     bl_string_list formats, matrices;
     bl_device_kind device;
 } bench_options;
@@ -41,9 +41,23 @@ static const bl_option table[] = {
     {OPTION(lora_r, INT), .default_text = "16", .min = 1, .max = 4096,
      .help = "rank of the adapter on every projection"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
-     .help = "CPU threads"},
+     .help = "CPU threads per rank"},
     {OPTION(runs, INT), .default_text = "5", .min = 1, .max = 1000,
      .help = "timed runs, each beside a run of the plain GEMM"},
+    {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 64,
+     .help = "ranks of this process, each with its own tokens"},
+    {OPTION(shard_size, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 64,
+     .help = "ranks that share a weight's rows, must divide ranks; auto: all"},
+    {OPTION(offload_ratio, REAL), .default_text = "0", .min = 0, .max = 1,
+     .help = "fraction of the frozen weights in offload_tier"},
+    {OPTION(offload_tier, ENUM), .names = "device|host|disk", .default_text = "host",
+     .help = "tier of offloaded weights: host or disk"},
+    {OPTION(offload_dir, PATH), .default_text = "/tmp",
+     .help = "where a scratch directory for page files is made, and removed"},
+    {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64,
+     .help = "layers gathered at a time, the current one included"},
+    {OPTION(layers, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
+     .help = "layers of each shape; auto: 1, and 4 times ring_depth when sharded or offloaded"},
 };
 
 static const char *const matrix_names[BL_LAYER_MATRICES] = {"qkv", "o", "gate_up", "down"};
@@ -56,92 +70,8 @@ typedef struct bench_case {
     int matrix;
     bl_format format;
     int64_t T, N, K;
-    float *block, *x, *y, *dx, *dense;
-    unsigned char *codes;
-    float *scales;
     bl_lora_linear linear;
 } bench_case;
-
-/* Deterministic values in [-0.5, 0.5) for n floats of device memory: the speed of a GEMM depends on them
- * little, that of an FP8 encoder not at all. */
-static bl_status fill(bl_device *device, float *to, int64_t n)
-{
-    uint32_t state = 12345;
-    bl_staging *staging;
-
-    BL_TRY(bl_staging_create(device, BL_STAGING_BYTES, "staging of bench matrices", &staging));
-    float *x = staging->bytes;
-    int64_t most = (int64_t)(staging->n_bytes / sizeof *x);
-    bl_status st = BL_OK;
-    for (int64_t first = 0, n_piece; st == BL_OK && first < n; first += n_piece) {
-        n_piece = bl_min_i64(most, n - first);
-        for (int64_t i = 0; i < n_piece; i++) {
-            state = state * 1664525u + 1013904223u;
-            x[i] = (float)(state >> 8) * 0x1p-24f - 0.5f;
-        }
-        st = bl_staging_upload(staging, to + first, x, (size_t)n_piece * sizeof *x);
-    }
-    bl_staging_destroy(staging);
-    return st;
-}
-
-/* A task of the stream: the weight in its format is made where it lies. */
-static bl_status encode_weight(bl_stream *stream, const void *args)
-{
-    const bench_case *c = *(bench_case *const *)args;
-    bl_pool *pool = bl_device_pool(bl_stream_device(stream));
-    switch (c->format) {
-    case BL_FORMAT_FP8_ROW:
-        return bl_fp8_row_quantise(pool, BL_F32, c->dense, 0, c->N, c->K, c->codes, c->scales);
-    case BL_FORMAT_FP8_BLOCK:
-        return bl_fp8_block_quantise(pool, BL_F32, c->dense, c->N, c->K, c->codes, c->scales);
-    case BL_FORMAT_BF16:
-        for (int64_t i = 0; i < c->N * c->K; i++)
-            ((uint16_t *)(void *)c->codes)[i] = bl_f32_to_bf16(c->dense[i]);
-        return BL_OK;
-    case BL_FORMAT_F16:
-        for (int64_t i = 0; i < c->N * c->K; i++)
-            ((uint16_t *)(void *)c->codes)[i] = bl_f32_to_f16(c->dense[i]);
-        return BL_OK;
-    default:
-        memcpy(c->codes, c->dense, (size_t)(c->N * c->K) * sizeof(float));
-        return BL_OK;
-    }
-}
-
-static bl_status allocate(bench_case *c)
-{
-    int64_t r = c->options->lora_r, T = c->T, N = c->N, K = c->K;
-    c->linear.workspace_bytes = bl_lora_linear_workspace_bytes(BL_DEVICE_CPU, &c->linear, T);
-    int64_t workspace = (int64_t)(c->linear.workspace_bytes / sizeof(float));
-    int64_t floats = 2 * T * K + T * N + N * K + 2 * (r * K * BL_LORA_PARTS + N * r) + workspace;
-    size_t code_bytes, n_scales;
-
-    if (!bl_format_sizes(c->format, N, K, &code_bytes, &n_scales))
-        return BL_FAIL(BL_EUSAGE, "the matrix is too large");
-    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, (size_t)floats * sizeof(float),
-                           "bench matrices", (void **)&c->block));
-    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, code_bytes, "bench weight",
-                           (void **)&c->codes));
-    BL_TRY(bl_device_alloc(c->device, BL_SPACE_DEVICE, n_scales * sizeof(float), "bench scales",
-                           (void **)&c->scales));
-    BL_TRY(fill(c->device, c->block, floats));
-    float *at = c->block;
-    c->x = at, at += T * K;
-    c->dx = at, at += T * K;
-    c->y = at, at += T * N;
-    c->dense = at, at += N * K;
-    c->linear.workspace = at, at += workspace;
-    for (int p = 0; p < c->linear.n_parts; p++) {
-        bl_lora_part *part = &c->linear.part[p];
-        part->A = bl_tensor_f32(at), at += r * K;
-        part->dA = at, at += r * K;
-        part->B = bl_tensor_f32(at), at += part->rows * r;
-        part->dB = at, at += part->rows * r;
-    }
-    BL_TRY(bl_stream_call(c->stream, encode_weight, &c, sizeof c));
-    return bl_stream_synchronize(c->stream);
-}
 
 static void describe(bench_case *c, const bl_llama_config *config)
 {
@@ -158,73 +88,6 @@ static void describe(bench_case *c, const bl_llama_config *config)
     c->N = w->rows;
     c->K = w->cols;
     c->T = c->options->tokens;
-}
-
-static bl_status plain_gemm(bench_case *c, bool forward)
-{
-    bl_matmul_args args = {.transpose_b = forward,
-                           .M = c->T,
-                           .N = forward ? c->N : c->K,
-                           .K = forward ? c->K : c->N,
-                           .lda = forward ? c->K : c->N,
-                           .ldb = c->K,
-                           .ldc = forward ? c->N : c->K,
-                           .alpha = 1.0f,
-                           .a = bl_tensor_f32(forward ? c->x : c->y),
-                           .b = bl_tensor_f32(c->dense),
-                           .c = bl_tensor_f32(forward ? c->y : c->dx)};
-    BL_TRY(bl_matmul(c->stream, &args));
-    return bl_stream_synchronize(c->stream);
-}
-
-static bl_status layer(bench_case *c, bool forward)
-{
-    bl_tensor x = bl_tensor_f32(c->x), y = bl_tensor_f32(c->y), dx = bl_tensor_f32(c->dx);
-    BL_TRY(forward ? bl_lora_linear_forward(c->stream, &c->linear, c->T, x, y)
-                   : bl_lora_linear_backward(c->stream, &c->linear, c->T, x, y, dx));
-    return bl_stream_synchronize(c->stream);
-}
-
-static bl_status measure(bench_case *c, bool forward)
-{
-    double best_gemm = INFINITY, best_layer = INFINITY;
-    for (int64_t run = -1; run < c->options->runs; run++) { /* run -1 warms up */
-        double start = bl_now_s();
-        BL_TRY(plain_gemm(c, forward));
-        double middle = bl_now_s();
-        BL_TRY(layer(c, forward));
-        double end = bl_now_s();
-        if (run < 0) continue;
-        best_gemm = fmin(best_gemm, middle - start);
-        best_layer = fmin(best_layer, end - middle);
-    }
-    double flops = 2.0 * (double)c->T * (double)c->N * (double)c->K;
-    printf("{\"bench\":\"linear\",\"matrix\":\"%s\",\"rows\":%lld,\"cols\":%lld,\"tokens\":%lld,"
-           "\"format\":\"%"
-           "s\",\"lora_r\":%lld,"
-           "\"pass\":\"%s\",\"seconds\":%.6f,\"gflops\":%.2f,\"gemm_gflops\":%.2f,\"percent_of_"
-           "gemm\":%.1f}\n",
-           matrix_names[c->matrix], (long long)c->N, (long long)c->K, (long long)c->T,
-           bl_format_name(c->format), (long long)c->options->lora_r,
-           forward ? "forward" : "backward", best_layer, flops / best_layer * 1e-9,
-           flops / best_gemm * 1e-9, 100.0 * best_gemm / best_layer);
-    fflush(stdout);
-    return BL_OK;
-}
-
-static bl_status run_case(bench_case *c)
-{
-    bl_status st;
-    BL_TRY_GOTO(st, done, allocate(c));
-    c->linear.weight.n_segments = 1;
-    c->linear.weight.segment[0] = (bl_weight_segment){c->format, c->codes, c->scales, c->N};
-    BL_TRY_GOTO(st, done, measure(c, true));
-    st = measure(c, false);
-done:
-    bl_device_free(c->device, BL_SPACE_DEVICE, c->block);
-    bl_device_free(c->device, BL_SPACE_DEVICE, c->codes);
-    bl_device_free(c->device, BL_SPACE_DEVICE, c->scales);
-    return st;
 }
 
 static bl_status parse_matrix(const char *name, int *out)
@@ -245,39 +108,102 @@ static bl_status run_cuda_case(const bench_case *c)
                                                   .linear = c->linear});
 }
 
-static bl_status create_device(const bench_options *o, bl_device **out)
+static int threads_of(const bench_options *o)
 {
-    if (o->device == BL_DEVICE_CUDA) return bl_device_create_cuda(0, out);
-    return bl_device_create_cpu(
-        (int)(o->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : o->threads), out);
+    if (o->threads != BL_OPTION_AUTO) return (int)o->threads;
+    return (int)bl_max_i64(1, sysconf(_SC_NPROCESSORS_ONLN) / o->ranks);
+}
+
+static bl_status run_cpu_case(const bench_case *c, const char *dir, uint64_t key)
+{
+    const bench_options *o = c->options;
+    int shard_size = (int)(o->shard_size == BL_OPTION_AUTO ? o->ranks : o->shard_size);
+    int64_t layers = o->layers;
+
+    if (layers == BL_OPTION_AUTO)
+        layers = shard_size > 1 || o->offload_ratio > 0 ? 4 * o->ring_depth : 1;
+    return bl_bench_linear_ranks(&(bl_linear_ranks_case){
+        .matrix = matrix_names[c->matrix],
+        .spec = {.rows = c->N,
+                 .cols = c->K,
+                 .format = c->format,
+                 .lora = {.r = o->lora_r, .alpha = 2.0 * (double)o->lora_r}},
+        .T = c->T,
+        .layers = layers,
+        .runs = o->runs,
+        .ranks = (int)o->ranks,
+        .shard_size = shard_size,
+        .threads = threads_of(o),
+        .ring_depth = (int)o->ring_depth,
+        .ratio = o->offload_ratio,
+        .tier = o->offload_tier,
+        .dir = dir,
+        .key = key});
+}
+
+static bl_status check_options(const bench_options *o)
+{
+    bool is_plain = o->ranks == 1 && o->offload_ratio == 0;
+
+    if (o->shard_size != BL_OPTION_AUTO && o->ranks % o->shard_size != 0)
+        return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld",
+                       (long long)o->shard_size, (long long)o->ranks);
+    if (o->offload_tier == BL_TIER_DEVICE)
+        return BL_FAIL(BL_EUSAGE, "--offload_tier: host or disk");
+    if (o->device == BL_DEVICE_CUDA && !is_plain)
+        return BL_FAIL(BL_EUSAGE, "--device cuda: one rank, nothing offloaded");
+    return BL_OK;
+}
+
+static bl_status run_cases(const bench_options *o, bl_device *cuda, bl_stream *stream,
+                           const char *dir)
+{
+    bl_llama_config config;
+    uint64_t key = 0;
+
+    BL_TRY(bl_llama_config_preset(o->model, &config));
+    for (int64_t m = 0; m < o->matrices.n_items; m++)
+        for (int64_t f = 0; f < o->formats.n_items; f++) {
+            bench_case c = {.options = o, .device = cuda, .stream = stream};
+            BL_TRY(parse_matrix(o->matrices.items[m], &c.matrix));
+            if (!bl_format_parse(o->formats.items[f], &c.format))
+                return BL_FAIL(BL_EUSAGE, "formats: %s is no format", o->formats.items[f]);
+            describe(&c, &config);
+            BL_TRY(cuda ? run_cuda_case(&c) : run_cpu_case(&c, dir, ++key));
+        }
+    return BL_OK;
+}
+
+static bl_status run_on_cuda(const bench_options *o)
+{
+    bl_device *device = NULL;
+    bl_stream *stream = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_device_create_cuda(0, &device));
+    BL_TRY_GOTO(st, done, bl_stream_create(device, "bench", &stream));
+    st = run_cases(o, device, stream, NULL);
+done:
+    bl_stream_destroy(stream);
+    bl_device_destroy(device);
+    return st;
 }
 
 static bl_status run(const void *values)
 {
     const bench_options *o = values;
-    bl_llama_config config;
-    bl_device *device = NULL;
-    bl_stream *stream = NULL;
-    bl_status st;
+    char scratch[512];
+    bl_error error;
 
-    BL_TRY(bl_llama_config_preset(o->model, &config));
-    BL_TRY_GOTO(st, done, create_device(o, &device));
-    BL_TRY_GOTO(st, done, bl_stream_create(device, "bench", &stream));
-    for (int64_t m = 0; m < o->matrices.n_items; m++)
-        for (int64_t f = 0; f < o->formats.n_items; f++) {
-            bench_case c = {.options = o, .device = device, .stream = stream};
-            BL_TRY_GOTO(st, done, parse_matrix(o->matrices.items[m], &c.matrix));
-            if (!bl_format_parse(o->formats.items[f], &c.format)) {
-                st = BL_FAIL(BL_EUSAGE, "formats: %s is no format", o->formats.items[f]);
-                goto done;
-            }
-            describe(&c, &config);
-            BL_TRY_GOTO(st, done, o->device == BL_DEVICE_CUDA ? run_cuda_case(&c) : run_case(&c));
-        }
-done:
-    bl_stream_destroy(stream);
-    bl_device_destroy(device);
-    return st;
+    BL_TRY(check_options(o));
+    if (o->device == BL_DEVICE_CUDA) return run_on_cuda(o);
+    if (o->offload_tier != BL_TIER_DISK || o->offload_ratio == 0)
+        return run_cases(o, NULL, NULL, NULL);
+    snprintf(scratch, sizeof scratch, "%s/ballast-bench-XXXXXX", o->offload_dir);
+    if (!mkdtemp(scratch)) return bl_fail_errno(BL_EIO, "make a directory in %s", o->offload_dir);
+    bl_error_save(&error, run_cases(o, NULL, NULL, scratch));
+    (void)bl_tree_remove(scratch);
+    return bl_error_restore(&error);
 }
 
 const bl_bench bl_bench_linear = {
@@ -285,15 +211,16 @@ const bl_bench bl_bench_linear = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(bench_options),
-    .details = "A JSON line for each matrix, format and pass: the layer with its adapter, "
-               "everything included, beside "
-               "an fp32\n"
-               "GEMM of the frozen matrix's shape, alternating in one run; the best of --runs. "
-               "Backward is dx, dA and "
-               "dB; its GEMM is\n"
-               "dx's alone. On a GPU FP8 formats are measured decoded and as FP8, beside the "
-               "fastest bf16 and FP8 GEMMs that "
-               "cuBLASLt\n"
-               "offers; docs/gpu.md explains the fields.\n",
+    .details = "A JSON line for each matrix, format and pass: a pass over `layers` layers with "
+               "LoRA, beside\n"
+               "fp32 GEMMs of their shape and, when sharded or offloaded, beside the same layers "
+               "resident,\n"
+               "taking turns in one run. seconds is the median of --runs, percentages are medians "
+               "of the runs' own.\n"
+               "Backward is dx, dA and dB; its GEMM is dx's alone. Sharded and resident outputs "
+               "are compared.\n"
+               "On a GPU FP8 formats are measured decoded and as FP8, beside the fastest bf16 and "
+               "FP8 GEMMs that\n"
+               "cuBLASLt offers; docs/gpu.md explains the fields.\n",
     .run = run,
 };
