@@ -5,7 +5,7 @@
  * shard of equal size. A gather brings the rank's own shard to its place in a slot and completes it with an in-place all-gather on the
  * ring's stream; an acquire makes another stream wait for exactly that item. Shards that lie in device memory are copied on the gather
  * stream; others are brought by a source (offload/pager.h) on a copy stream of their own, so that the next unit's bytes come while this
- * one's are gathered. The base (linear/base_sharded.c, base_paged.c) and the LoRA weights (train/) are all kept this way.
+ * one's are gathered. The base (linear/base_paged.c) and the LoRA weights (train/) are all kept this way.
  *
  * All ranks of the group call prefetch, acquire and release in the same order: whether a call starts a gather depends on the
  * calls before it alone, so the collectives match without extra communication.

@@ -3,7 +3,7 @@
  *
  * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices. acquire gives a
  * matrix as the GEMM wants it; release says that the unit is no longer needed. base_resident.c holds everything in
- * device memory; base_sharded.c holds one row-shard a rank and gathers; base_paged.h brings shards from host memory and disk, too. */
+ * device memory; base_paged.h has a row shard per rank, in device memory, host memory or on disk, and gathers it. */
 #ifndef BALLAST_LINEAR_BASE_H
 #define BALLAST_LINEAR_BASE_H
 
@@ -80,17 +80,9 @@ typedef struct bl_base bl_base;
 /* layout and shards (layout->shard_bytes, device memory) are borrowed until the base is destroyed. Resident: n_shards must be 1. */
 bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out);
 
-/* comm: the shard group (size n_shards); stream: carries the gathers; ring_depth >= 1 slots. */
-bl_status bl_base_create_sharded(const bl_base_layout *layout, const void *shards,
-                                 bl_device *device, bl_comm *comm, bl_stream *stream,
-                                 int ring_depth, bl_base **out);
-
 /* Of a base whose weights have checksums (base_paged.h): BL_EINPUT names the first page that has changed since it was loaded. With the
  * streams idle. Other bases: BL_OK. */
 bl_status bl_base_verify(bl_base *base);
-
-/* Device memory that the ring of a sharded base takes; SIZE_MAX when that is more than a size_t can count. */
-size_t bl_base_sharded_ring_bytes(const bl_base_layout *layout, int ring_depth);
 
 void bl_base_destroy(bl_base *base); /* NULL is fine */
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts of row-shards for any shapes and shard counts, and the sources of frozen weights that device memory
- * holds: what a rank gets from gathered shards is bit for bit what the resident base has, for any ring depth,
- * prefetching, order of visits and timing. Links no offload. */
+/* Layouts of row shards for any shapes and shard counts, and the base that is resident in device memory. Links
+ * no offload. */
 #include "base_case.h"
 
 /* ---- layouts ---- */
@@ -165,77 +164,17 @@ static void test_resident_has_each_row(void **state)
     test_device_destroy(d);
 }
 
-static bl_status compare_sharded(test_rank *self)
-{
-    const base_case *c = self->arg;
-    bl_base_unit units[UNITS], whole_units[UNITS];
-    bl_base_layout layout, whole;
-    void *shards = NULL, *everything = NULL;
-    bl_base *sharded = NULL, *resident = NULL;
-    bl_stream *gathers = NULL;
-    bl_status st;
-
-    base_case_layout(self->n_ranks, units, &layout);
-    base_case_layout(1, whole_units, &whole);
-    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "gathers", &gathers));
-    BL_TRY_GOTO(st, done, base_case_shards(&layout, self->device, self->rank, &shards));
-    BL_TRY_GOTO(st, done, base_case_shards(&whole, self->device, 0, &everything));
-    BL_TRY_GOTO(st, done, bl_base_create_resident(&whole, everything, &resident));
-    size_t before = bl_device_bytes(self->device);
-    BL_TRY_GOTO(st, done,
-                bl_base_create_sharded(&layout, shards, self->device, self->comm, gathers, c->depth,
-                                       &sharded));
-    TEST_CHECK_GOTO(st, done,
-                    bl_device_bytes(self->device) - before ==
-                        bl_base_sharded_ring_bytes(&layout, c->depth));
-    st = base_case_visit(self, c, sharded, resident, gathers);
-done:
-    (void)bl_stream_synchronize(self->stream);
-    if (gathers) (void)bl_stream_synchronize(gathers);
-    bl_base_destroy(sharded);
-    bl_base_destroy(resident);
-    bl_device_free(self->device, BL_SPACE_DEVICE, shards);
-    bl_device_free(self->device, BL_SPACE_DEVICE, everything);
-    bl_stream_destroy(gathers);
-    return st;
-}
-
-static void test_sharded_equals_resident(void **state)
-{
-    static const int ranks[] = {1, 2, 3, 4, 8}, depths[] = {1, 2, 4};
-    (void)state;
-    for (size_t r = 0; r < BL_COUNT(ranks); r++)
-        for (size_t d = 0; d < BL_COUNT(depths); d++)
-            for (int variant = 0; variant < 3; variant++) {
-                base_case c = {
-                    .depth = depths[d], .look_ahead = variant * depths[d], .pauses = variant != 1};
-                bl_status st = test_ranks_run(ranks[r], 1, 60, compare_sharded, &c, NULL);
-                if (st != BL_OK)
-                    print_error("%d ranks, depth %d, ahead %d: %s\n", ranks[r], c.depth,
-                                c.look_ahead, bl_error_text());
-                assert_int_equal(st, BL_OK);
-            }
-}
-
 static void test_wrong_number_of_shards(void **state)
 {
     bl_base_unit units[UNITS];
     bl_base_layout layout;
-    bl_comm *comm;
     bl_base *base = (bl_base *)units;
-    test_device d = test_device_create(1);
     (void)state;
 
     base_case_layout(2, units, &layout);
-    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
     assert_int_equal(bl_base_create_resident(&layout, NULL, &base), BL_EINTERNAL);
     assert_null(base);
-    assert_int_equal(bl_base_create_sharded(&layout, NULL, d.device, comm, d.stream, 2, &base),
-                     BL_EINTERNAL);
-    assert_null(base);
     bl_base_destroy(NULL);
-    bl_comm_destroy(comm);
-    test_device_destroy(d);
 }
 
 int main(void)
@@ -245,7 +184,6 @@ int main(void)
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_layout_that_overflows),
         cmocka_unit_test(test_resident_has_each_row),
-        cmocka_unit_test(test_sharded_equals_resident),
         cmocka_unit_test(test_wrong_number_of_shards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

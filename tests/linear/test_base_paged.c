@@ -101,6 +101,26 @@ done:
     return st;
 }
 
+/* Row shards in device memory. */
+static void test_sharded_equals_resident(void **state)
+{
+    static const int ranks[] = {1, 2, 3, 4, 8}, depths[] = {1, 2, 4};
+    (void)state;
+    for (size_t r = 0; r < BL_COUNT(ranks); r++)
+        for (size_t d = 0; d < BL_COUNT(depths); d++)
+            for (int variant = 0; variant < 3; variant++) {
+                paged_case c = {.visits = {.depth = depths[d],
+                                           .look_ahead = variant * depths[d],
+                                           .pauses = variant != 1},
+                                .tiers = BL_TIER_DEVICE};
+                bl_status st = test_ranks_run(ranks[r], 1, 60, compare_paged, &c, NULL);
+                if (st != BL_OK)
+                    print_error("%d ranks, depth %d, ahead %d: %s\n", ranks[r], depths[d],
+                                c.visits.look_ahead, bl_error_text());
+                assert_int_equal(st, BL_OK);
+            }
+}
+
 /* Files of a test are few: one list and one page file a rank. */
 static void remove_dir(const char *dir)
 {
@@ -147,6 +167,7 @@ static void test_paged_equals_resident(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sharded_equals_resident),
         cmocka_unit_test(test_paged_equals_resident),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

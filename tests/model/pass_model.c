@@ -33,6 +33,29 @@ static void fill_shards(const bl_base_layout *layout, int shard, float *out)
         }
 }
 
+/* w->shards as pages in device memory. */
+static bl_status make_pages(bl_llama_weights *w, int shard)
+{
+    enum { N_PAGES = LAYERS * BL_LAYER_MATRICES + 1 };
+    bl_pages_options options = {
+        .device = w->device, .node = -1, .shard = shard, .n_shards = w->layout.n_shards};
+    bl_page_spec specs[N_PAGES];
+    char names[N_PAGES][BL_PAGE_NAME_BYTES];
+
+    TEST_CHECK(bl_base_part_count(&w->layout) <= N_PAGES);
+    for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);) {
+        snprintf(names[at.index], sizeof names[0], "part %d", (int)at.index);
+        specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, BL_TIER_DEVICE};
+    }
+    BL_TRY(bl_pages_create(&options, bl_base_part_count(&w->layout), specs, &w->pages));
+    for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);)
+        BL_TRY(bl_pages_write(w->pages, at.index, 0,
+                              (const char *)w->shards + w->layout.units[at.idx_unit].offset +
+                                  at.part->shard_offset,
+                              at.part->shard_bytes));
+    return bl_pages_seal(w->pages);
+}
+
 static bl_status make_base(test_rank *self, int depth, pass_model *m)
 {
     bl_format formats[LAYERS * BL_PROJECTIONS];
@@ -59,8 +82,14 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
     w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
     BL_TRY(bl_stream_create(self->device, "gathers", &m->gathers));
     if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
-    return bl_base_create_sharded(&w->layout, w->shards, self->device, self->comm, m->gathers,
-                                  depth, &m->base);
+    BL_TRY(bl_stream_create(self->device, "copies", &m->copies));
+    BL_TRY(make_pages(w, self->rank));
+    return bl_llama_base_create(w,
+                                &(bl_llama_base_options){.shard_group = self->comm,
+                                                         .copy = m->copies,
+                                                         .gather = m->gathers,
+                                                         .ring_depth = depth},
+                                &m->base);
 }
 
 bl_status pass_adapter_create(test_rank *self, bl_stream *gathers, int depth, int64_t r,
@@ -126,12 +155,14 @@ void pass_model_close(test_rank *self, pass_model *m, bl_llama_pass *pass)
     bl_llama_pass_destroy(pass);
     pass_adapter_close(&m->lora);
     bl_base_destroy(m->base);
+    bl_pages_destroy(m->weights.pages);
     bl_base_layout_free(&m->weights.layout);
     free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables),
         free(m->host.embedding);
     free(m->loss);
     bl_timeline_destroy(m->timeline);
     bl_stream_destroy(m->gathers);
+    bl_stream_destroy(m->copies);
     bl_stream_destroy(m->activations);
 }
 

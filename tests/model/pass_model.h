@@ -39,7 +39,7 @@ typedef struct pass_model {
     bl_llama_weights weights;
     bl_base *base;
     pass_adapter lora;
-    bl_stream *gathers, *activations;
+    bl_stream *gathers, *copies, *activations;
     bl_timeline *timeline;
     bl_micro_batch micro[MICROS];
     int32_t ids[T_MAX], targets[T_MAX], position[T_MAX], cu_seqlens[MICROS][2];

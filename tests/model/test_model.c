@@ -19,7 +19,7 @@ enum { PATH_BYTES = 512, MAX_TOKENS = 2048 };
 /* One rank's model, resident, or sharded over `comm` (n_ranks > 1). */
 typedef struct model {
     bl_device *device;
-    bl_stream *stream, *gathers;
+    bl_stream *stream, *gathers, *copies;
     bl_llama_weights *weights;
     bl_base *base;
     bl_lora_layout no_lora;
@@ -34,8 +34,12 @@ static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_str
     BL_TRY(bl_llama_weights_load(host, device, comm, m->gathers, NULL, &m->weights));
     if (bl_comm_size(comm) == 1)
         return bl_base_create_resident(&m->weights->layout, m->weights->shards, &m->base);
-    return bl_base_create_sharded(&m->weights->layout, m->weights->shards, device, comm, m->gathers,
-                                  2, &m->base);
+    BL_TRY(bl_stream_create(device, "copies", &m->copies));
+    return bl_llama_base_create(
+        m->weights,
+        &(bl_llama_base_options){
+            .shard_group = comm, .copy = m->copies, .gather = m->gathers, .ring_depth = 2},
+        &m->base);
 }
 
 static void close_model(model *m)
@@ -45,6 +49,7 @@ static void close_model(model *m)
     bl_base_destroy(m->base);
     bl_llama_weights_free(m->weights);
     bl_stream_destroy(m->gathers);
+    bl_stream_destroy(m->copies);
 }
 
 /* *sum = -sum of log p(ids[t + 1]) for t in [first, n - 1). */
