@@ -6,7 +6,8 @@
  *
  * Four layers run on two ranks, threads of this process. Each stores half of every FP8 weight, in host
  * memory or, with DIR (which must exist), in page files there; calls gather a layer's weight just in
- * time. One rank with all weights in device memory gives the same bits. */
+ * time. One rank with all weights in device memory gives the same bits. A CPU computes, whose device
+ * memory is any memory; for a GPU x, y and their gradients would be of bl_device_alloc. */
 #include <stdio.h>
 #include <string.h>
 

@@ -55,6 +55,7 @@ bl_status bl_twin_download(bl_twin *twin, bl_stream *stream, size_t offset, size
 bl_status bl_staging_create(bl_device *device, size_t n_bytes, const char *what, bl_staging **out)
 {
     *out = NULL;
+    if (n_bytes == 0) return BL_FAIL(BL_EINTERNAL, "%s: an empty staging buffer", what);
     bl_staging *s = calloc(1, sizeof *s);
     if (!s) return BL_FAIL(BL_ENOMEM, "%s", what);
     *s = (bl_staging){.device = device, .n_bytes = n_bytes};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* staging.h -- how the host gives bytes to a device and takes them back: through pinned host memory, by
  * copies in stream order. Host code reads and writes BL_SPACE_DEVICE memory in no other way, on a CPU as on a
- * GPU; guard.h proves it.
+ * GPU; guard.h proves it. One exception: where bl_device_host_writes, frozen weights are read straight into it.
  *
- *   bl_twin      a small block that goes to and fro as long as it lives (token batches, counters): device
+ *   bl_twin      a small block that is copied in both directions again and again (token batches, counters): device
  *                memory with pinned host memory of the same size beside it. Its copies are queued.
  *   bl_staging   a pinned buffer of bounded size through which any number of bytes goes piece by piece, to
  *                and from device memory of others (weights, checkpoints). Its calls return when the bytes
@@ -38,12 +38,12 @@ enum { BL_STAGING_BYTES = 1 << 20 }; /* a piece that keeps a copy busy and is so
 
 typedef struct bl_staging {
     bl_device *device;
-    bl_stream *stream; /* its own: a failure of the caller's streams is none of it */
+    bl_stream *stream; /* its own: it does not see failures of the caller's streams */
     size_t n_bytes;
     void *bytes; /* [n_bytes], BL_SPACE_HOST: the caller's between two calls */
 } bl_staging;
 
-/* The device is borrowed. BL_ENOMEM names `what`; BL_ELIMIT: no more streams. NULL is fine. */
+/* n_bytes >= 1. The device is borrowed. BL_ENOMEM names `what`; BL_ELIMIT: no more streams. NULL is fine. */
 bl_status bl_staging_create(bl_device *device, size_t n_bytes, const char *what, bl_staging **out);
 void bl_staging_destroy(bl_staging *staging);
 

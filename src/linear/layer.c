@@ -175,6 +175,9 @@ void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step, const in
 
 bl_status bl_linear_stack_verify(bl_linear_stack *stack)
 {
+    /* A call may have asked for the next layers. */
+    if (stack->copy) BL_TRY(bl_stream_synchronize(stack->copy));
+    if (stack->gather) BL_TRY(bl_stream_synchronize(stack->gather));
     return bl_base_verify(stack->base);
 }
 
@@ -217,8 +220,7 @@ static bl_status compare_ranks(const bl_linear_stack *stack)
     for (int r = 1; r < stack->n_ranks && st == BL_OK; r++)
         if (host[r] != host[0])
             st = BL_FAIL(BL_EUSAGE,
-                         "linear stack: layers, seed or ring depth of rank %d differ from rank 0's",
-                         r);
+                         "linear stack: layers or options of rank %d differ from rank 0's", r);
 done:
     if (st != BL_OK) (void)bl_stream_synchronize(stack->gather);
     bl_twin_destroy(twin);

@@ -7,7 +7,7 @@
  *
  * A stack is a sequence of layers that share one ring of device memory. Each rank of the group stores
  * 1/n of the rows of every W, in device memory, host memory or page files; a call gathers its
- * layer's W just in time while the next layer's is on its way. Neither tier, ratio, ring depth nor
+ * layer's W just in time while the next layer's is in flight. Neither tier, ratio, ring depth nor
  * the number of ranks changes a bit of y, dx, dA or dB.
  *
  * A and B (fp32) and their gradients are on every rank, whole: the caller sums gradients over the
@@ -18,7 +18,7 @@
  * direction that calls take. Another order is right, too, but waits for its gathers. Ranks of a group
  * make the same calls in the same order.
  *
- * Nothing is allocated after creation. One thread at a time calls a stack's functions. */
+ * Nothing is allocated after creation but by bl_linear_stack_verify. One thread at a time calls a stack's functions. */
 #ifndef BALLAST_LINEAR_LAYER_H
 #define BALLAST_LINEAR_LAYER_H
 
@@ -43,7 +43,8 @@ typedef struct bl_linear_lora {
 } bl_linear_lora;
 
 /* A layer, and where its frozen weight W (rows, cols) comes from: memory or a function. Both are read
- * by bl_linear_stack_create only, each rank its own rows. */
+ * by bl_linear_stack_create only, each rank its own rows; for BL_FORMAT_FP8_BLOCK whole blocks of 128
+ * rows, of which its neighbours have a part. */
 typedef struct bl_linear_spec {
     int64_t rows, cols;
     bl_format format;   /* how W is stored */

@@ -66,7 +66,7 @@ typedef struct bl_pass_options {
 
 typedef struct bl_llama_pass bl_llama_pass;
 
-/* Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
+/* A CPU device: on CUDA nobody casts LoRA weights to bf16 for it yet. Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
 bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
                                bl_stream *compute, const bl_pass_options *options,
                                bl_llama_pass **out);

@@ -164,8 +164,10 @@ static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shard_group, bl_str
     bl_status st = bl_twin_upload(sum, stream, 0, sizeof w->checksum);
     if (st == BL_OK) st = bl_comm_all_reduce_i64(shard_group, stream, sum->memory, 1);
     if (st == BL_OK) st = bl_twin_download(sum, stream, 0, sizeof w->checksum);
-    if (st == BL_OK) st = bl_stream_synchronize(stream);
-    memcpy(&w->checksum, sum->host, sizeof w->checksum);
+    bl_status ran =
+        bl_stream_synchronize(stream); /* also after a failure: the twin is about to go */
+    if (st == BL_OK) st = ran;
+    if (st == BL_OK) memcpy(&w->checksum, sum->host, sizeof w->checksum);
     w->checksum += w->host->embedding_checksum;
     bl_twin_destroy(sum);
     return st;

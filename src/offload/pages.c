@@ -385,7 +385,7 @@ bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes
     return compare(pages, page, XXH3_64bits(bytes, page->spec.n_bytes));
 }
 
-/* A page between device memory and the host, piece by piece through the staging buffer: read from the page file into `memory`, or taken
+/* A page between `memory`, of either space, and the host, piece by piece through the staging buffer: read from the page file, or taken
  * from there. *found: the checksum of what passed. */
 static bl_status pass_page(const bl_pages *pages, const held_page *page, bl_staging *staging,
                            bool from_disk, void *memory, uint64_t *found)

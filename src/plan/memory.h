@@ -26,8 +26,8 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);
 
-/* What train/batch.c and train/adapter_state.c allocate, bytes: a micro-batch of T_max tokens, and
- * one rank's part of an adapter with its AdamW state, gradients and ring. */
+/* What train/batch.c and train/adapter_state.c allocate, bytes: a micro-batch of T_max tokens (in
+ * device memory, and the same in host memory), and one rank's part of an adapter with its AdamW state, gradients and ring. */
 int64_t bl_plan_micro_batch_bytes(int64_t T_max);
 int64_t bl_plan_adapter_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
                               int ring_depth);

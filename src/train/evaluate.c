@@ -15,7 +15,8 @@ static bl_status fill(bl_rank *r, int64_t micro)
 
     bl_batches_clear(batches);
     for (int64_t row = first; row < bl_min_i64(first + b, job->data.validation.n); row++)
-        BL_TRY(bl_batches_append(batches, 0, job->data.validation.set, row, row));
+        BL_TRY(bl_batches_append(batches, 0, job->data.validation.set,
+                                 job->data.validation.first + row, row));
     return bl_batches_upload(batches, r->compute);
 }
 

@@ -120,7 +120,9 @@ bl_status bl_rank_compare_weights(bl_rank *r)
         st = bl_comm_all_gather(r->world, r->communication, &shared[r->index], shared,
                                 sizeof *shared);
     if (st == BL_OK) st = bl_twin_download(sums, r->communication, 0, sums->n_bytes);
-    if (st == BL_OK) st = bl_stream_synchronize(r->communication);
+    bl_status ran =
+        bl_stream_synchronize(r->communication); /* also after a failure: the twin goes */
+    if (st == BL_OK) st = ran;
     while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
     bl_twin_destroy(sums);
     if (st != BL_OK || other == n_ranks) return st;

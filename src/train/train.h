@@ -6,6 +6,8 @@
 #include "comm/launch.h"
 #include "config/config.h"
 
+/* For both: `launch` was opened with a `leave` function (comm/launch.h), which ends the process when another one of the job fails. */
+
 /* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank. While they run, SIGTERM,
  * SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to BL_ESTOPPED after saving a checkpoint; a second one of the
  * first three, as those before and after, is the process's own to handle, and it may exit at any moment. SIGHUP and SIGXCPU come

@@ -102,7 +102,10 @@ static void *stream_main(void *argument)
         bool failed = self->error.status != BL_OK;
         if (!failed || t->runs_after_failure) {
             bl_status st = bl_cpu_guard_open(self->guard);
-            if (st == BL_OK) st = t->fn(&self->base, t->args);
+            if (st == BL_OK || t->runs_after_failure) {
+                bl_status ran = t->fn(&self->base, t->args);
+                if (st == BL_OK) st = ran;
+            }
             bl_cpu_guard_close(self->guard);
             if (st != BL_OK && !failed) {
                 bl_error_save(&self->error, st);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A GPU as a device: choosing it, and memory. Streams and events are in stream.c.
+/* A GPU as a device: choosing it, and memory. Streams and events are in stream.c, streams of
+ * the host in host_stream.c.
  *
  * Device memory is cudaMalloc's, of exactly the size asked for. Host memory is mmap's, registered with the
  * driver in pieces that end at multiples of CUDA_PIECE_BYTES: a single registration of hundreds of GB is one

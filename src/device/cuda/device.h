@@ -61,8 +61,9 @@ typedef struct cuda_stamp {
 typedef struct cuda_device {
     bl_device base;
     bl_cuda_properties properties;
-    void *own_stream;     /* zeroes new memory, records time bases */
-    pthread_mutex_t lock; /* guards is_taken and n_tasks_before of lanes, time, extension */
+    void *own_stream; /* zeroes new memory, records time bases */
+    pthread_mutex_t
+        lock; /* guards is_taken and n_tasks_before of lanes, time, extension, making host_done */
     cuda_lane lanes[CUDA_LANES];
     atomic_int n_failures;
     /* [CUDA_LANES], pinned: what streams on threads of the host have done, for all who wait; NULL before the first of them. A GPU

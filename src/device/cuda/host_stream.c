@@ -2,7 +2,7 @@
 /* A stream of a GPU's device whose tasks run on a thread of the host. It has a lane in the device's clocks as all
  * others have, so that errors travel the same way (stream.c); each of its tasks counts there, waits too.
  *
- *   - How many of a lane's tasks are done stands in the device's pinned host_done. Threads wait for it as for any
+ *   - The device's pinned host_done has the number of each lane's tasks that are done. Threads wait for it as for any
  * counter; a CUDA stream waits for its low word with the driver's cuStreamWaitValue32 (cyclic, so 2^31 tasks may be
  * under way), which holds a hardware queue and no thread. host_done lives as long as the device, and a lane's numbers
  * never shrink: an event outlives its stream.
@@ -225,10 +225,15 @@ typedef CUresult (*wait_value_fn)(CUstream stream, CUdeviceptr address, cuuint32
 bl_status device_cuda_wait_for_host(void *handle, const cuda_event *event)
 {
     const cuda_device *owner = (const cuda_device *)event->base.device;
+    uint64_t target = event->clock.n_tasks[event->host_lane];
     enum cudaDriverEntryPointQueryResult found;
     void *entry = NULL;
     wait_value_fn wait_value;
 
+    /* Reached: an event of long ago would look like one to come, by its low word. */
+    if (atomic_load_explicit(&owner->host_done[event->host_lane].value, memory_order_acquire) >=
+        target)
+        return BL_OK;
     BL_TRY(CHECK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, WAIT_VALUE_SINCE,
                                                   cudaEnableDefault, &found)));
     if (!entry || found != cudaDriverEntryPointSuccess)
@@ -238,9 +243,8 @@ bl_status device_cuda_wait_for_host(void *handle, const cuda_event *event)
     const char *low_word = owner->host_done_on_device +
                            (size_t)event->host_lane * sizeof(bl_counter) +
                            offsetof(bl_counter, value);
-    CUresult result =
-        wait_value(handle, (CUdeviceptr)(uintptr_t)low_word,
-                   (cuuint32_t)event->clock.n_tasks[event->host_lane], CU_STREAM_WAIT_VALUE_GEQ);
+    CUresult result = wait_value(handle, (CUdeviceptr)(uintptr_t)low_word, (cuuint32_t)target,
+                                 CU_STREAM_WAIT_VALUE_GEQ);
     if (result == CUDA_SUCCESS) return BL_OK;
     return BL_FAIL(BL_EINTERNAL, "cuStreamWaitValue32: error %d of the driver", (int)result);
 }

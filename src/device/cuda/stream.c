@@ -152,6 +152,7 @@ void *bl_cuda_stream_handle(bl_stream *stream)
 
 void *bl_cuda_stream_scratch(bl_stream *stream)
 {
+    assert(stream->backend == &stream_backend && "kernels do not run on a host stream");
     return ((cuda_stream *)stream)->scratch;
 }
 
