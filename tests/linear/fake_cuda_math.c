@@ -491,6 +491,21 @@ static bl_status fake_dropout(bl_stream *stream, const bl_dropout_args *args)
     return bl_stream_call(stream, dropout_task, args, sizeof *args);
 }
 
+/* fp32 to bf16, as the compute copies of LoRA weights are made. */
+static bl_status cast_task(bl_stream *stream, const void *args)
+{
+    const bl_cast_args *a = args;
+    (void)stream;
+    for (int64_t i = 0; i < a->n; i++)
+        ((uint16_t *)a->y.data)[i] = bl_f32_to_bf16(((const float *)a->x.data)[i]);
+    return BL_OK;
+}
+
+static bl_status fake_cast(bl_stream *stream, const bl_cast_args *args)
+{
+    return bl_stream_call(stream, cast_task, args, sizeof *args);
+}
+
 /* The real table would bring the kernels with it, which only a GPU can run. */
 const ops_table ops_cuda_table = {
     .act = BL_BF16,
@@ -498,4 +513,5 @@ const ops_table ops_cuda_table = {
     .matmul = ops_cuda_matmul,
     .matmul_weight = ops_cuda_matmul_weight,
     .dropout = fake_dropout,
+    .cast = fake_cast,
 };
