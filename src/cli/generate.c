@@ -47,7 +47,7 @@ static const bl_option table[] = {
 typedef struct session {
     const generate_options *options;
     bl_tokenizer *tokenizer;
-    bl_llama_host *host;
+    bl_llama_model *model;
     bl_comm *comm;
     bl_device *device;
     bl_stream *stream;
@@ -68,17 +68,17 @@ static void print_options(FILE *out, bool as_markdown)
 static bl_status load_adapter(session *s)
 {
     if (!s->options->adapter) {
-        bl_lora_layout_init(&s->host->config, NULL, &s->lora);
+        bl_lora_layout_init(&s->model->config, NULL, &s->lora);
         return BL_OK;
     }
-    return bl_lora_read_all(s->options->adapter, &s->host->config, s->device, &s->lora,
+    return bl_lora_read_all(s->options->adapter, &s->model->config, s->device, &s->lora,
                             &s->lora_weights);
 }
 
 static void print_base_formats(const session *s)
 {
     char text[BL_BASE_FORMATS_TEXT_BYTES];
-    bl_llama_base_formats_describe(&s->host->base_formats, "memory", text);
+    bl_llama_base_formats_describe(&s->model->base_formats, "memory", text);
     bl_log_info("base_format %s: %s", bl_base_format_name(s->options->base_format), text);
 }
 
@@ -91,17 +91,17 @@ static bl_status open_session(session *s)
     BL_TRY(bl_tokenizer_encode(s->tokenizer, o->prompt, strlen(o->prompt), flags, &s->ids));
     if (s->ids.n == 0) return BL_FAIL(BL_EUSAGE, "the prompt has no tokens");
     int64_t capacity = (int64_t)s->ids.n + o->max_new_tokens;
-    BL_TRY(bl_llama_host_open(o->model, o->base_format, capacity, &s->host));
+    BL_TRY(bl_llama_model_open(o->model, o->base_format, capacity, &s->model));
     for (size_t i = 0; i < s->ids.n; i++)
-        if (s->ids.id[i] >= s->host->config.vocab_size)
+        if (s->ids.id[i] >= s->model->config.vocab_size)
             return BL_FAIL(BL_EINPUT, "%s: the tokenizer gives token %d, the model has %lld",
-                           o->model, s->ids.id[i], (long long)s->host->config.vocab_size);
+                           o->model, s->ids.id[i], (long long)s->model->config.vocab_size);
     BL_TRY(bl_comm_create_local(1, 0.0, &s->comm));
     BL_TRY(bl_device_create_cpu(o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN)
                                                              : (int)o->threads,
                                 &s->device));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
-    BL_TRY(bl_llama_weights_load(s->host, s->device, s->comm, s->stream, NULL, &s->weights));
+    BL_TRY(bl_llama_weights_load(s->model, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));
     BL_TRY(load_adapter(s));
     BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights,
@@ -119,15 +119,15 @@ static void close_session(session *s)
     bl_stream_destroy(s->stream);
     bl_device_destroy(s->device);
     bl_comm_destroy(s->comm);
-    bl_llama_host_close(s->host);
+    bl_llama_model_close(s->model);
     bl_ids_free(&s->ids);
     bl_tokenizer_destroy(s->tokenizer);
 }
 
 static bool is_end(const session *s, int32_t id)
 {
-    for (int i = 0; i < s->host->config.n_eos_token_ids; i++)
-        if (s->host->config.eos_token_ids[i] == id) return true;
+    for (int i = 0; i < s->model->config.n_eos_token_ids; i++)
+        if (s->model->config.eos_token_ids[i] == id) return true;
     size_t n;
     const int32_t *ends = bl_tokenizer_eos(s->tokenizer, &n);
     for (size_t i = 0; i < n; i++)
@@ -161,7 +161,7 @@ static bl_status generate(session *s)
     BL_TRY(print_growth(s, &printed, false));
     BL_TRY(bl_generator_extend(s->generator, s->ids.id, n_prompt, &logits));
     for (int64_t i = 0; i < o->max_new_tokens; i++) {
-        int32_t id = bl_generator_choose(logits, s->host->config.vocab_size, o->temperature,
+        int32_t id = bl_generator_choose(logits, s->model->config.vocab_size, o->temperature,
                                          o->top_p, (uint64_t)o->seed, n_prompt + i);
         if (is_end(s, id)) break;
         BL_TRY(bl_ids_push(&s->ids, id));

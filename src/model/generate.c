@@ -35,7 +35,7 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
                               bl_base *base, const bl_lora_layout *lora, const float *lora_weights,
                               int64_t capacity, bl_generator **out)
 {
-    const bl_llama_config *c = &weights->host->config;
+    const bl_llama_config *c = &weights->model->config;
     const bl_block_dims *dims = &weights->dims;
     int64_t H = c->hidden_size, V = c->vocab_size, r = lora->options.r;
     bl_tensor none = bl_tensor_of(NULL, dims->act);
@@ -45,9 +45,9 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
     bl_status st = BL_OK;
 
     *out = NULL;
-    if (capacity > weights->host->n_positions)
+    if (capacity > weights->model->n_positions)
         return BL_FAIL(BL_EUSAGE, "a cache of %lld tokens over a model opened for %lld positions",
-                       (long long)capacity, (long long)weights->host->n_positions);
+                       (long long)capacity, (long long)weights->model->n_positions);
     bl_generator *g = calloc(1, sizeof *g);
     if (!g) return BL_FAIL(BL_ENOMEM, "a generator");
     *g = (bl_generator){.device = device,
@@ -98,15 +98,15 @@ void bl_generator_destroy(bl_generator *g)
 
 static bl_status extend_layers(bl_generator *g)
 {
-    const bl_llama_host *host = g->weights->host;
-    int64_t H = host->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
-    bl_tensor table = bl_tensor_of(host->embedding, host->embedding_dtype);
+    const bl_llama_model *model = g->weights->model;
+    int64_t H = model->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
+    bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
     bl_tensor lora_weights = bl_tensor_f32(g->lora_weights);
 
     BL_TRY(bl_embedding(
         g->stream, &(bl_embedding_args){
                        .T = g->batch.T, .H = H, .ids = g->batch.ids, .table = table, .y = g->x}));
-    for (int64_t l = 0; l < host->config.n_layers; l++) {
+    for (int64_t l = 0; l < model->config.n_layers; l++) {
         const float *norms = g->weights->norms + 2 * l * H;
         bl_block block = {.dims = &g->weights->dims,
                           .base = g->base,
@@ -125,7 +125,7 @@ static bl_status extend_layers(bl_generator *g)
 
 static bl_status last_logits(bl_generator *g)
 {
-    const bl_llama_config *c = &g->weights->host->config;
+    const bl_llama_config *c = &g->weights->model->config;
     bl_tensor logits = bl_tensor_of(g->logits->memory, g->x.dtype);
     int64_t H = c->hidden_size;
     bl_weight head = g->weights->tied_head;
@@ -153,7 +153,7 @@ static bl_status last_logits(bl_generator *g)
 
 bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, const float **logits)
 {
-    int64_t vocab = g->weights->host->config.vocab_size;
+    int64_t vocab = g->weights->model->config.vocab_size;
     int32_t *host_ids = g->tokens->host, *ends = host_ids + CHUNK;
 
     if (n < 1 || g->n_past + n > g->capacity)

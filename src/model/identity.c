@@ -46,7 +46,7 @@ static bl_status add_config(XXH3_state_t *hash, const bl_llama_config *config)
     return BL_OK;
 }
 
-bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes,
+bl_status bl_llama_fingerprint(const bl_llama_model *model, int64_t probe_bytes,
                                uint64_t *fingerprint)
 {
     XXH3_state_t *hash = XXH3_createState();
@@ -54,14 +54,14 @@ bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes,
     int64_t total = 0;
 
     if (hash) XXH3_64bits_reset(hash);
-    if (st == BL_OK) st = add_config(hash, &host->config);
-    for (size_t i = 0; i < bl_hf_count(host->files); i++)
-        total += bl_hf_at(host->files, i)->n_bytes;
+    if (st == BL_OK) st = add_config(hash, &model->config);
+    for (size_t i = 0; i < bl_hf_count(model->files); i++)
+        total += bl_hf_at(model->files, i)->n_bytes;
     int64_t stride = probe_bytes == 0               ? INT64_MAX / PROBE_BYTES
                      : total <= WHOLE * probe_bytes ? 1
                                                     : bl_ceil_div(total, probe_bytes);
-    for (size_t i = 0; st == BL_OK && i < bl_hf_count(host->files); i++)
-        st = add_tensor(hash, bl_hf_at(host->files, i), stride);
+    for (size_t i = 0; st == BL_OK && i < bl_hf_count(model->files); i++)
+        st = add_tensor(hash, bl_hf_at(model->files, i), stride);
     if (st == BL_OK) *fingerprint = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);
     return st;

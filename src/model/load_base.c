@@ -90,15 +90,15 @@ static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source,
 static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, int segment,
                              bl_hf_weight *out)
 {
-    const bl_llama_host *host = plan->weights->host;
+    const bl_llama_model *model = plan->weights->model;
     char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
 
-    for (int q = 0; unit < host->config.n_layers && q < BL_PROJECTIONS; q++) {
+    for (int q = 0; unit < model->config.n_layers && q < BL_PROJECTIONS; q++) {
         const bl_projection_info *info = bl_projection_get((bl_projection)q);
         if ((int)info->matrix == matrix && info->segment == segment)
             bl_llama_tensor_name(unit, info->module, name);
     }
-    return bl_hf_get_weight(host->files, name, out);
+    return bl_hf_get_weight(model->files, name, out);
 }
 
 static bl_status plan_part(load_plan *plan, const bl_base_walk *at)
@@ -237,13 +237,13 @@ static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
 /* Of the contents of a rank's pages: the model, and how it is cut and coded. */
 static bl_status choose_key(const bl_llama_weights *w, uint64_t *key)
 {
-    const bl_llama_host *host = w->host;
-    size_t n_formats = (size_t)host->config.n_layers * BL_PROJECTIONS;
+    const bl_llama_model *model = w->model;
+    size_t n_formats = (size_t)model->config.n_layers * BL_PROJECTIONS;
     uint64_t parts[4];
 
-    BL_TRY(bl_llama_fingerprint(host, 0, &parts[0]));
-    BL_TRY(hash_times(host->files, &parts[1]));
-    parts[2] = XXH3_64bits(host->formats, n_formats * sizeof *host->formats);
+    BL_TRY(bl_llama_fingerprint(model, 0, &parts[0]));
+    BL_TRY(hash_times(model->files, &parts[1]));
+    parts[2] = XXH3_64bits(model->formats, n_formats * sizeof *model->formats);
     parts[3] = (uint64_t)w->layout.n_shards;
     *key = XXH3_64bits(parts, sizeof parts);
     return BL_OK;
@@ -264,7 +264,7 @@ static void report_others(const char *dir, uint64_t key)
 static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_placement *placement)
 {
     const bl_base_layout *layout = &w->layout;
-    int64_t n_pages = bl_base_part_count(layout), n_layers = w->host->config.n_layers;
+    int64_t n_pages = bl_base_part_count(layout), n_layers = w->model->config.n_layers;
     bl_pages_options options = {
         .device = w->device,
         .pin = placement->pin,
@@ -324,7 +324,7 @@ static bl_status keep_scales(bl_llama_weights *w, bl_staging *staging)
 static bl_status load_jobs(bl_llama_weights *w, bl_comm *shard_group,
                            const bl_llama_placement *placement, bl_staging *staging)
 {
-    const bl_llama_host *host = w->host;
+    const bl_llama_model *model = w->model;
     load_plan plan = {.weights = w,
                       .shard = bl_comm_rank(shard_group),
                       .max_staging_bytes = bl_llama_staging_bytes(placement),
@@ -334,7 +334,7 @@ static bl_status load_jobs(bl_llama_weights *w, bl_comm *shard_group,
 
     BL_TRY_GOTO(st, done, plan_jobs(&plan));
     BL_TRY_GOTO(st, done,
-                bl_row_loader_create(host->files, host->io_files, host->io_engine,
+                bl_row_loader_create(model->files, model->io_files, model->io_engine,
                                      bl_comm_size(shard_group), bl_device_pool(w->device),
                                      plan.jobs, plan.n_jobs, plan.shard == 0, &loader));
     st = run_jobs(&plan, loader);

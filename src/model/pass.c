@@ -162,7 +162,7 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                                bl_stream *compute, const bl_pass_options *options,
                                bl_llama_pass **out)
 {
-    const bl_llama_config *config = &weights->host->config;
+    const bl_llama_config *config = &weights->model->config;
     bl_pass_options o = *options;
 
     *out = NULL;
@@ -358,8 +358,8 @@ static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
 
 static bl_status embed(bl_llama_pass *pass, const bl_pass_input *input)
 {
-    const bl_llama_host *host = pass->weights->host;
-    bl_tensor table = bl_tensor_of(host->embedding, host->embedding_dtype);
+    const bl_llama_model *model = pass->weights->model;
+    bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
 
     BL_TRY(bl_spill_reserve(pass->inputs, 0));
     for (int m = 0; m < input->n_micro; m++) {
@@ -392,7 +392,7 @@ static bl_status visit_forward(bl_llama_pass *pass, const bl_pass_input *input, 
 /* Final norm, head, loss and, in training, the gradient of the last layer's output. */
 static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
 {
-    const bl_llama_config *config = &pass->weights->host->config;
+    const bl_llama_config *config = &pass->weights->model->config;
     const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
     bl_weight head;
 

@@ -76,23 +76,23 @@ static int64_t place_scales(bl_base_layout *layout, float *scales)
 
 static bl_status load_norm(bl_llama_weights *w, const char *name, bl_staging *staging, float *to)
 {
-    const bl_stored_tensor *t = bl_hf_find(w->host->files, name);
+    const bl_stored_tensor *t = bl_hf_find(w->model->files, name);
     float *out = staging->bytes; /* it has room for hidden_size */
 
     BL_TRY(bl_stored_tensor_read_f32(t, out));
-    for (int64_t i = 0; i < w->host->config.hidden_size; i++)
+    for (int64_t i = 0; i < w->model->config.hidden_size; i++)
         if (!isfinite(out[i]))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
                            bl_safetensors_path(t->file), name, (long long)i);
-    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->host->config.hidden_size * sizeof *out,
+    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->model->config.hidden_size * sizeof *out,
                                         bl_llama_tensor_seed(name));
-    return bl_staging_upload(staging, to, out, (size_t)w->host->config.hidden_size * sizeof *out);
+    return bl_staging_upload(staging, to, out, (size_t)w->model->config.hidden_size * sizeof *out);
 }
 
 static bl_status load_norms(bl_llama_weights *w, bl_staging *staging)
 {
     static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};
-    const bl_llama_config *c = &w->host->config;
+    const bl_llama_config *c = &w->model->config;
     char name[BL_TENSOR_NAME_BYTES];
 
     for (int64_t l = 0; l < c->n_layers; l++)
@@ -107,7 +107,7 @@ static bl_status load_norms(bl_llama_weights *w, bl_staging *staging)
 static bl_status fill_rope_tables(const bl_llama_weights *w, const double *inv_freq, int64_t half,
                                   bl_staging *staging)
 {
-    int64_t n_positions = w->host->n_positions,
+    int64_t n_positions = w->model->n_positions,
             most = (int64_t)(staging->n_bytes / (2 * sizeof(float))) / half;
     float *cosines = staging->bytes, *sines = cosines + most * half;
 
@@ -124,7 +124,7 @@ static bl_status fill_rope_tables(const bl_llama_weights *w, const double *inv_f
 
 static bl_status make_rope_tables(bl_llama_weights *w, bl_staging *staging)
 {
-    const bl_llama_config *c = &w->host->config;
+    const bl_llama_config *c = &w->model->config;
     int64_t half = c->head_dim / 2;
     double *inv_freq = malloc((size_t)half * sizeof *inv_freq);
 
@@ -133,15 +133,15 @@ static bl_status make_rope_tables(bl_llama_weights *w, bl_staging *staging)
     bl_status st = fill_rope_tables(w, inv_freq, half, staging);
     free(inv_freq);
     w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table = w->rope_tables + w->host->n_positions * half;
+    w->dims.sin_table = w->rope_tables + w->model->n_positions * half;
     return st;
 }
 
 static bl_status allocate(bl_llama_weights *w)
 {
-    const bl_llama_config *c = &w->host->config;
+    const bl_llama_config *c = &w->model->config;
     size_t norms = (size_t)((2 * c->n_layers + 1) * c->hidden_size),
-           rope = (size_t)(w->host->n_positions * c->head_dim);
+           rope = (size_t)(w->model->n_positions * c->head_dim);
 
     w->n_scales = place_scales(&w->layout, NULL);
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)w->n_scales * sizeof(float),
@@ -168,7 +168,7 @@ static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shard_group, bl_str
         bl_stream_synchronize(stream); /* also after a failure: the twin is about to go */
     if (st == BL_OK) st = ran;
     if (st == BL_OK) memcpy(&w->checksum, sum->host, sizeof w->checksum);
-    w->checksum += w->host->embedding_checksum;
+    w->checksum += w->model->embedding_checksum;
     bl_twin_destroy(sum);
     return st;
 }
@@ -180,23 +180,23 @@ static size_t staging_bytes(const bl_llama_config *c)
                               bl_max_i64(c->hidden_size, c->head_dim) * (int64_t)sizeof(float));
 }
 
-bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shard_group,
-                                bl_stream *stream, const bl_llama_placement *placement,
-                                bl_llama_weights **out)
+bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
+                                bl_comm *shard_group, bl_stream *stream,
+                                const bl_llama_placement *placement, bl_llama_weights **out)
 {
-    const bl_llama_config *c = &host->config;
+    const bl_llama_config *c = &model->config;
     bl_staging *staging = NULL;
     bl_status st = BL_OK;
 
     *out = NULL;
     bl_llama_weights *w = calloc(1, sizeof *w);
     if (!w) return BL_FAIL(BL_ENOMEM, "model weights");
-    w->host = host;
+    w->model = model;
     w->device = device;
     w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
-    BL_TRY_GOTO(
-        st, done,
-        bl_llama_layout(c, host->formats, host->head_dtype, bl_comm_size(shard_group), &w->layout));
+    BL_TRY_GOTO(st, done,
+                bl_llama_layout(c, model->formats, model->head_dtype, bl_comm_size(shard_group),
+                                &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
@@ -209,12 +209,12 @@ bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
     if (c->tie_word_embeddings) {
         bl_format format = BL_FORMAT_F32;
-        bl_format_from_dtype(host->embedding_dtype, &format);
+        bl_format_from_dtype(model->embedding_dtype, &format);
         w->tied_head = (bl_weight){
             .rows = c->vocab_size,
             .cols = c->hidden_size,
             .n_segments = 1,
-            .segment = {{.format = format, .codes = host->embedding, .rows = c->vocab_size}}};
+            .segment = {{.format = format, .codes = model->embedding, .rows = c->vocab_size}}};
     }
     *out = w;
     w = NULL;
@@ -244,11 +244,11 @@ bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_op
                                 .gather = o->gather,
                                 .ring_depth = o->ring_depth,
                                 .queue_depth = o->queue_depth,
-                                .io_engine = w->host->io_engine,
+                                .io_engine = w->model->io_engine,
                                 .verify_always = o->verify_always,
                                 .timeline = o->timeline,
                                 .hooks = o->hooks};
     if (bl_pages_files(w->pages))
-        bl_io_files_warn_with(bl_pages_files(w->pages), w->host->io_files); /* and all ranks' */
+        bl_io_files_warn_with(bl_pages_files(w->pages), w->model->io_files); /* and all ranks' */
     return bl_base_create_paged(&w->layout, w->pages, &options, out);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weights.h -- a Llama checkpoint brought into memory: what a host holds once, and what each rank holds.
  *
- * Once a host (bl_llama_host): the configuration, the open files, the embedding table in its stored dtype (and the tied head, which
- * is the same table), and the format chosen for each projection. Each rank (bl_llama_weights): its row-shard of every frozen
- * matrix, quantised as it was read; all scales; the norms; RoPE tables.
+ * Once a host (bl_llama_model): the configuration, the open files, the embedding table in its stored dtype (and
+ * the tied head, which is the same table), and the format chosen for each projection. Each rank
+ * (bl_llama_weights): its row-shard of every frozen matrix, quantised as it was read; all scales; the norms;
+ * RoPE tables.
  *
  * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the untied head. */
 #ifndef BALLAST_MODEL_WEIGHTS_H
@@ -38,7 +39,7 @@ typedef struct bl_llama_base_formats {
     int64_t n[BL_STORED_FORMAT_COUNT][BL_FORMAT_COUNT], n_matrices;
 } bl_llama_base_formats;
 
-typedef struct bl_llama_host {
+typedef struct bl_llama_model {
     bl_llama_config config;
     bl_hf_model *files;
     bl_dtype embedding_dtype;
@@ -50,7 +51,7 @@ typedef struct bl_llama_host {
     int64_t n_positions;                /* of the RoPE tables */
     bl_io_files *io_files;  /* the model's files in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
-} bl_llama_host;
+} bl_llama_model;
 
 /* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales; reads no
  * weights. Sets config->n_kv_heads as bl_llama_config_fit_kv_heads. BL_EINPUT lists all that is wrong. */
@@ -58,11 +59,12 @@ bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model
 
 /* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is
  * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
-bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions,
-                             bl_llama_host **out);
-void bl_llama_host_close(bl_llama_host *host); /* NULL is fine */
-/* Chooses the formats anew. No weights that were loaded from the host may be left. BL_EUSAGE as bl_llama_host_open. */
-bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format format);
+bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
+                              bl_llama_model **out);
+void bl_llama_model_close(bl_llama_model *model); /* NULL is fine */
+/* Chooses the formats anew. No weights that were loaded from it may be left. BL_EUSAGE as
+ * bl_llama_model_open. */
+bl_status bl_llama_model_set_format(bl_llama_model *model, bl_base_format format);
 const char *bl_base_format_name(bl_base_format format); /* "auto" */
 
 /* base_formats.c: the counts in words. Held, stored: "fp8_row", or "26 fp8_row, 2 bf16". Described: "bf16 in the checkpoint, fp8_row in
@@ -79,7 +81,7 @@ void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *
 bool bl_llama_base_is_quantized(const bl_llama_base_formats *f);
 
 typedef struct bl_llama_weights {
-    const bl_llama_host *host;
+    const bl_llama_model *model;
     bl_device *device;
     bl_base_layout layout;
     /* This rank's shards, in the order of bl_base_next, and after them, if some lie on disk, its
@@ -101,11 +103,11 @@ typedef struct bl_llama_weights {
 } bl_llama_weights;
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
- * placement NULL: all in device memory. Collective over `shard_group`: scales are exchanged there. `host` is borrowed until the
+ * placement NULL: all in device memory. Collective over `shard_group`: scales are exchanged there. `model` is borrowed until the
  * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
-bl_status bl_llama_weights_load(const bl_llama_host *host, bl_device *device, bl_comm *shard_group,
-                                bl_stream *stream, const bl_llama_placement *placement,
-                                bl_llama_weights **out);
+bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
+                                bl_comm *shard_group, bl_stream *stream,
+                                const bl_llama_placement *placement, bl_llama_weights **out);
 
 /* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls. Streams and comm are borrowed. */
 struct bl_pager_hooks;
@@ -125,10 +127,10 @@ bl_status bl_llama_base_create(const bl_llama_weights *weights,
  * tensor's name, stored format and shape, its first and last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors
  * together (0: none). All of a model of up to 8 probe_bytes is read: that takes no longer than to read so many places of a larger one.
  * bl_llama_weights.checksum covers every byte, once they are read. */
-bl_status bl_llama_fingerprint(const bl_llama_host *host, int64_t probe_bytes,
+bl_status bl_llama_fingerprint(const bl_llama_model *model, int64_t probe_bytes,
                                uint64_t *fingerprint);
 /* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
-int64_t bl_llama_load_bytes(const bl_llama_host *host, int n_shards);
+int64_t bl_llama_load_bytes(const bl_llama_model *model, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */
 
 /* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */

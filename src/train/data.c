@@ -9,7 +9,7 @@
 
 typedef struct opening {
     const bl_train_config *config;
-    const bl_llama_host *host;
+    const bl_llama_model *model;
     bl_run_data *data;
 } opening;
 
@@ -25,7 +25,7 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     options.overlong = c->overlong;
     options.train_on_inputs = c->train_on_inputs;
     options.skip_bad = c->skip_bad;
-    options.vocab_size = (int32_t)o->host->config.vocab_size;
+    options.vocab_size = (int32_t)o->model->config.vocab_size;
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
     options.no_tokenizer = data->tokenizer_error.status == BL_OK ? NULL : &data->tokenizer_error;
@@ -60,9 +60,9 @@ static bl_status open_tokenizer(const opening *o)
     }
     BL_TRY(st);
     int64_t tokens = bl_tokenizer_vocab_size(data->tokenizer);
-    if (tokens > o->host->config.vocab_size && c->data_format != BL_DATA_TOKENS)
+    if (tokens > o->model->config.vocab_size && c->data_format != BL_DATA_TOKENS)
         bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows",
-                       (long long)tokens, (long long)o->host->config.vocab_size);
+                       (long long)tokens, (long long)o->model->config.vocab_size);
     return BL_OK;
 }
 
@@ -124,10 +124,10 @@ static bl_status split(const bl_train_config *c, bl_run_data *data)
     return BL_OK;
 }
 
-bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_host *host,
+bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_model *model,
                                     bl_run_data *data)
 {
-    opening o = {c, host, data};
+    opening o = {c, model, data};
 
     BL_TRY(open_tokenizer(&o));
     if (c->train_file) BL_TRY(open_dataset(&o, c->train_file, &data->train));
@@ -138,10 +138,10 @@ bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_hos
     return finish(&o);
 }
 
-bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_host *host,
+bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_model *model,
                                       bl_run_data *data)
 {
-    opening o = {c, host, data};
+    opening o = {c, model, data};
 
     BL_TRY(open_tokenizer(&o));
     if (c->validation_file) BL_TRY(open_dataset(&o, c->validation_file, &data->validation));

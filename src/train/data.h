@@ -21,11 +21,11 @@ typedef struct bl_run_data {
     bl_rows train, validation; /* validation.set may be train.set: a split */
 } bl_run_data;
 
-/* Opens what `config` names for a training, or for an evaluation: without training rows. `host` is
+/* Opens what `config` names for a training, or for an evaluation: without training rows. `model` is
  * borrowed for the call. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
-bl_status bl_run_data_open_training(const bl_train_config *config, const bl_llama_host *host,
+bl_status bl_run_data_open_training(const bl_train_config *config, const bl_llama_model *model,
                                     bl_run_data *data);
-bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_llama_host *host,
+bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_llama_model *model,
                                       bl_run_data *data);
 void bl_run_data_close(bl_run_data *data); /* one that is all zero is fine */
 

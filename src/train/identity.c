@@ -22,7 +22,7 @@ bl_status bl_job_identify(bl_job *job)
     job->identity.train = job->data.train.set ? bl_dataset_fingerprint(job->data.train.set) : 0;
     job->identity.validation =
         job->data.validation.set ? bl_dataset_fingerprint(job->data.validation.set) : 0;
-    return bl_llama_fingerprint(job->host, 0, &job->identity.model);
+    return bl_llama_fingerprint(job->model, 0, &job->identity.model);
 }
 
 bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state)
@@ -31,7 +31,7 @@ bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *
         validation[HASH_TEXT_BYTES];
     json_t *config;
 
-    BL_TRY(bl_llama_config_describe(&job->host->config, &config));
+    BL_TRY(bl_llama_config_describe(&job->model->config, &config));
     json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model",
                             hash_text(job->identity.model, model), "weights",
                             hash_text(weights, base), "data", hash_text(job->identity.train, data),
@@ -91,7 +91,7 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
         fputs("it does not say which model and data it was made with; ", out);
         return BL_OK;
     }
-    BL_TRY(bl_llama_config_describe(&job->host->config, &config));
+    BL_TRY(bl_llama_config_describe(&job->model->config, &config));
     bool differ = list_config(json_object_get(state, "model_config"), config, out);
     json_decref(config);
     if (!differ && !is_same(state, "model", job->identity.model))

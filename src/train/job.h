@@ -24,7 +24,7 @@ typedef struct bl_job {
     /* Of the one rank of this process, until that rank has it; NULL without launch. */
     bl_comm *world;
 
-    bl_llama_host *host;
+    bl_llama_model *model;
     bl_llama_base_formats base_formats; /* of the base that the ranks load */
     bl_run_data data;
     bl_lora_layout lora; /* n_floats 0: no adapter */

@@ -32,20 +32,20 @@ bl_status bl_job_open_model(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(
-        bl_llama_host_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->host));
-    job->host->io_engine = c->io_engine;
-    job->base_formats = job->host->base_formats;
-    if (c->max_seq_length > job->host->config.max_position_embeddings)
+        bl_llama_model_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->model));
+    job->model->io_engine = c->io_engine;
+    job->base_formats = job->model->base_formats;
+    if (c->max_seq_length > job->model->config.max_position_embeddings)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions",
                        (long long)c->max_seq_length,
-                       (long long)job->host->config.max_position_embeddings);
+                       (long long)job->model->config.max_position_embeddings);
     return BL_OK;
 }
 
 void bl_job_measure_rows(bl_job *job)
 {
     const bl_run_data *data = &job->data;
-    job->host->n_positions =
+    job->model->n_positions =
         bl_max_i64(1, bl_max_i64(data->train.longest, data->validation.longest));
 }
 
@@ -58,15 +58,15 @@ void bl_job_print_base_formats(const bl_job *job, const char *where)
 
 bl_plan_input bl_job_plan_input(const bl_job *job)
 {
-    const bl_llama_host *host = job->host;
+    const bl_llama_model *model = job->model;
     return (bl_plan_input){
         .config = job->config,
-        .model = &host->config,
-        .formats = host->formats,
-        .embedding_dtype = host->embedding_dtype,
-        .head_dtype = host->head_dtype,
-        .n_positions = host->n_positions,
-        .load_bytes = bl_llama_load_bytes(host, bl_plan_n_shards(job->config, &job->topology)),
+        .model = &model->config,
+        .formats = model->formats,
+        .embedding_dtype = model->embedding_dtype,
+        .head_dtype = model->head_dtype,
+        .n_positions = model->n_positions,
+        .load_bytes = bl_llama_load_bytes(model, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
         .topology = job->topology,
         .longest_train_row = job->data.train.longest,
@@ -96,5 +96,5 @@ void bl_job_close(bl_job *job)
     bl_comm_destroy(job->world);
     (void)bl_trace_close(job->trace);
     bl_run_data_close(&job->data);
-    bl_llama_host_close(job->host);
+    bl_llama_model_close(job->model);
 }

@@ -105,7 +105,7 @@ static bl_status look(const bl_job *job, const talk *t, const char *probe, view 
                   .train = job->identity.train,
                   .validation = job->identity.validation};
     if (probe) BL_TRY(look_at_folder(t, probe, own));
-    BL_TRY(bl_llama_fingerprint(job->host, PROBE_BYTES, &own->weights));
+    BL_TRY(bl_llama_fingerprint(job->model, PROBE_BYTES, &own->weights));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
 }
 

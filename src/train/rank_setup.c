@@ -23,7 +23,7 @@ static bl_status create_base(bl_rank *r)
     bl_llama_placement placement = r->job->plan.placement;
 
     placement.index = index_on_host(r);
-    BL_TRY(bl_llama_weights_load(r->job->host, r->device, r->shard_group, r->gather, &placement,
+    BL_TRY(bl_llama_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
                                  &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
@@ -32,7 +32,7 @@ static bl_status create_base(bl_rank *r)
 static bl_status create_timeline(bl_rank *r)
 {
     enum { SPANS_A_LAYER = 64, MIN_SPANS = 1024 };
-    int64_t n_spans = bl_max_i64(MIN_SPANS, SPANS_A_LAYER * r->job->host->config.n_layers);
+    int64_t n_spans = bl_max_i64(MIN_SPANS, SPANS_A_LAYER * r->job->model->config.n_layers);
     bl_span_sink sink = r->job->trace ? bl_trace_span : NULL;
     return bl_timeline_create(r->device, (int)n_spans, sink, &r->trace_lane, &r->timeline);
 }
@@ -68,7 +68,7 @@ bl_status bl_rank_create_adapter(bl_rank *r)
     const bl_job *job = r->job;
     if (job->lora.n_floats == 0) return BL_OK;
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
-                                   &job->lora, job->host->config.n_layers,
+                                   &job->lora, job->model->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
     r->adapter = bl_adapter_state_adapter(r->state);
     return BL_OK;
@@ -79,7 +79,7 @@ bl_status bl_rank_fill_adapter(bl_rank *r)
     const bl_train_config *c = r->job->config;
     if (!r->state) return BL_OK;
     if (c->init_adapter)
-        return bl_adapter_state_read_peft(r->state, &r->job->host->config, c->init_adapter);
+        return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
     return bl_adapter_state_initialise(r->state, (uint64_t)c->seed);
 }
 

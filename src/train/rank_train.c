@@ -118,7 +118,7 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
 /* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
 static double step_flops(const bl_trainer *t, int64_t n_tokens, int64_t n_labels)
 {
-    const bl_llama_config *c = &t->training->job.host->config;
+    const bl_llama_config *c = &t->training->job.model->config;
     const bl_block_dims *d = &t->rank->weights->dims;
     double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
     double lora = (double)t->training->job.lora.n_floats;
@@ -282,7 +282,7 @@ bl_status bl_trainer_run(bl_trainer *t)
         BL_TRY(after_step(t, step + 1));
     }
     if (t->output) BL_TRY(bl_output_check_lock(t->output));
-    return bl_adapter_state_write_peft(t->rank->state, &job->host->config, job->config->output_dir,
+    return bl_adapter_state_write_peft(t->rank->state, &job->model->config, job->config->output_dir,
                                        job->config->model_name_or_path,
                                        job->config->adapter_dtype == BL_ADAPTER_BF16);
 }

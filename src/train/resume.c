@@ -25,7 +25,7 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
     const bl_outcome *outcome = &t->output->outcome;
     return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step,
                      "ranks", job->topology.n_ranks, "n_layers",
-                     (json_int_t)job->host->config.n_layers, "floats_per_layer",
+                     (json_int_t)job->model->config.n_layers, "floats_per_layer",
                      (json_int_t)job->lora.n_floats, "metrics_bytes", (json_int_t)metrics_bytes,
                      "evaluated_step", (json_int_t)t->evaluated_step, "first_loss",
                      outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
@@ -52,7 +52,7 @@ done:
 static int64_t checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    return bl_adapter_shards_bytes(&job->lora, job->host->config.n_layers) + SLACK_BYTES;
+    return bl_adapter_shards_bytes(&job->lora, job->model->config.n_layers) + SLACK_BYTES;
 }
 
 /* Begin and commit: rank 0's. */
@@ -224,11 +224,11 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     BL_TRY(bl_json_get_real(start->dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300,
                             &outcome->trained.loss));
     start->n_ranks = (int)ranks;
-    if (layers != job->host->config.n_layers || floats != job->lora.n_floats)
+    if (layers != job->model->config.n_layers || floats != job->lora.n_floats)
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
                        start->dir, (long long)layers, (long long)floats,
-                       (long long)job->host->config.n_layers, (long long)job->lora.n_floats);
+                       (long long)job->model->config.n_layers, (long long)job->lora.n_floats);
     BL_TRY(list_differences(training, state, &differences));
     bl_status st = BL_OK;
     if (differences[0] != '\0') {

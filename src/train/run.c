@@ -20,9 +20,9 @@ static void print_model(const bl_job *job)
     bl_log_info("products: %s", products);
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x "
                 "%lld threads, shards of %lld",
-                (double)bl_llama_config_n_params(&job->host->config) * 1e-6,
-                (long long)job->host->config.n_layers, (long long)job->lora.options.r,
-                (double)(job->lora.n_floats * job->host->config.n_layers) * 1e-6,
+                (double)bl_llama_config_n_params(&job->model->config) * 1e-6,
+                (long long)job->model->config.n_layers, (long long)job->lora.options.r,
+                (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6,
                 job->topology.n_ranks, (long long)c->threads, (long long)c->shard_size);
 }
 
@@ -73,7 +73,7 @@ static bl_status close_trace(bl_job *job)
     return bl_trace_close(trace);
 }
 
-/* Evaluates the adapter that was written, on the formats that job->host now has, if that takes no more than training has taken. */
+/* Evaluates the adapter that was written, on the formats that job->model now has, if that takes no more than training has taken. */
 static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
 {
     bl_train_config config = *job->config;
@@ -84,10 +84,10 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     config.offload_dir = NULL;
     bl_job stored = {.config = &config,
                      .topology = job->topology,
-                     .host = job->host,
+                     .model = job->model,
                      .data.validation = job->data.validation};
 
-    BL_TRY(bl_plan_choose_lora(&config, &job->host->config, false, &stored.lora));
+    BL_TRY(bl_plan_choose_lora(&config, &job->model->config, false, &stored.lora));
     bl_plan_input input = bl_job_plan_input(&stored);
     BL_TRY(bl_job_choose_plan(&stored, &input));
     if (stored.plan.memory.total > job->plan.memory.total) {
@@ -111,7 +111,7 @@ static bl_status evaluate_stored_base(bl_training *training, bl_outcome *outcome
     if (!job->config->eval_stored_base || !job->data.validation.set || job->launch ||
         !bl_llama_base_is_quantized(&job->base_formats))
         return BL_OK;
-    bl_status st = bl_llama_host_set_format(job->host, BL_BASE_STORED);
+    bl_status st = bl_llama_model_set_format(job->model, BL_BASE_STORED);
     if (st == BL_OK) st = evaluate_written(job, outcome);
     if (st == BL_OK && outcome->stored.rows > 0)
         st = bl_training_write_readme(training, outcome, job->config->output_dir);
@@ -123,9 +123,9 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_job_open_model(job));
-    BL_TRY(bl_run_data_open_training(c, job->host, &job->data));
+    BL_TRY(bl_run_data_open_training(c, job->model, &job->data));
     bl_job_measure_rows(job);
-    BL_TRY(bl_plan_choose_lora(c, &job->host->config, true, &job->lora));
+    BL_TRY(bl_plan_choose_lora(c, &job->model->config, true, &job->lora));
     bl_job_print_base_formats(job, "training");
     return BL_OK;
 }

@@ -39,9 +39,9 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_job_open_model(job));
-    BL_TRY(bl_run_data_open_evaluation(c, job->host, &job->data));
+    BL_TRY(bl_run_data_open_evaluation(c, job->model, &job->data));
     bl_job_measure_rows(job);
-    BL_TRY(bl_plan_choose_lora(c, &job->host->config, false, &job->lora));
+    BL_TRY(bl_plan_choose_lora(c, &job->model->config, false, &job->lora));
     bl_job_print_base_formats(job, "memory");
     if (!job->data.validation.set) return BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     BL_TRY(bl_job_identify(job));

@@ -72,16 +72,16 @@ static bl_status quantize(const char *source, const char *target, bl_format form
 }
 
 typedef struct loaded {
-    bl_llama_host *host;
+    bl_llama_model *model;
     bl_llama_weights *weights;
 } loaded;
 
 static loaded load(const char *dir, bl_base_format format, bl_io_engine engine)
 {
     loaded l;
-    if (bl_llama_host_open(dir, format, 16, &l.host) != BL_OK) fail_msg("%s", bl_error_text());
-    l.host->io_engine = engine;
-    if (bl_llama_weights_load(l.host, device, comm, stream, NULL, &l.weights) != BL_OK)
+    if (bl_llama_model_open(dir, format, 16, &l.model) != BL_OK) fail_msg("%s", bl_error_text());
+    l.model->io_engine = engine;
+    if (bl_llama_weights_load(l.model, device, comm, stream, NULL, &l.weights) != BL_OK)
         fail_msg("%s", bl_error_text());
     return l;
 }
@@ -89,7 +89,7 @@ static loaded load(const char *dir, bl_base_format format, bl_io_engine engine)
 static void unload(loaded *l)
 {
     bl_llama_weights_free(l->weights);
-    bl_llama_host_close(l->host);
+    bl_llama_model_close(l->model);
 }
 
 static size_t scale_bytes(const loaded *l)
@@ -121,8 +121,8 @@ static void check_model(const char *source)
         loaded quantized = load(target, BL_BASE_AUTO, BL_IO_AUTO);
         assert_same(&expected, &other);
         assert_same(&expected, &quantized);
-        for (size_t i = 0; i < (size_t)expected.host->config.n_layers * BL_PROJECTIONS; i++)
-            assert_int_equal(quantized.host->formats[i], formats[f]);
+        for (size_t i = 0; i < (size_t)expected.model->config.n_layers * BL_PROJECTIONS; i++)
+            assert_int_equal(quantized.model->formats[i], formats[f]);
         unload(&expected);
         unload(&other);
         unload(&quantized);

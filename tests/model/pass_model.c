@@ -63,11 +63,11 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
     double inverse[HEAD_DIM / 2];
 
     for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
-    m->host = (bl_llama_host){.config = pass_config,
-                              .embedding_dtype = BL_F32,
-                              .n_positions = T_MAX,
-                              .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
-    *w = (bl_llama_weights){.host = &m->host,
+    m->model = (bl_llama_model){.config = pass_config,
+                                .embedding_dtype = BL_F32,
+                                .n_positions = T_MAX,
+                                .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
+    *w = (bl_llama_weights){.model = &m->model,
                             .device = self->device,
                             .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU)};
     BL_TRY(bl_llama_layout(&pass_config, formats, BL_F32, self->n_ranks, &w->layout));
@@ -158,7 +158,7 @@ void pass_model_close(test_rank *self, pass_model *m, bl_llama_pass *pass)
     bl_pages_destroy(m->weights.pages);
     bl_base_layout_free(&m->weights.layout);
     free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables),
-        free(m->host.embedding);
+        free(m->model.embedding);
     free(m->loss);
     bl_timeline_destroy(m->timeline);
     bl_stream_destroy(m->gathers);

@@ -35,7 +35,7 @@ typedef struct pass_adapter {
 } pass_adapter;
 
 typedef struct pass_model {
-    bl_llama_host host;
+    bl_llama_model model;
     bl_llama_weights weights;
     bl_base *base;
     pass_adapter lora;

@@ -159,13 +159,13 @@ static const char *make_model(const made *m)
     return dir;
 }
 
-static bl_llama_host *open_host(const char *dir, bl_base_format format)
+static bl_llama_model *open_host(const char *dir, bl_base_format format)
 {
-    bl_llama_host *host;
-    bl_status st = bl_llama_host_open(dir, format, 16, &host);
+    bl_llama_model *model;
+    bl_status st = bl_llama_model_open(dir, format, 16, &model);
     if (st != BL_OK) print_error("%s\n", bl_error_text());
     assert_int_equal(st, BL_OK);
-    return host;
+    return model;
 }
 
 /* ---- one rank: each projection is what quantising it whole gives ---- */
@@ -182,7 +182,7 @@ static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t l
     char name[96];
 
     snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)layer, info->module);
-    assert_int_equal(bl_hf_get_weight(w->host->files, name, &stored), BL_OK);
+    assert_int_equal(bl_hf_get_weight(w->model->files, name, &stored), BL_OK);
     assert_int_equal(segment->format, format);
     assert_int_equal(segment->rows, stored.rows);
     assert_true(bl_format_sizes(format, stored.rows, stored.cols, &n_codes, &n_scales));
@@ -208,7 +208,7 @@ static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t l
         memcpy(codes, bytes, n_codes);
     }
     const bl_base_part *part = &matrix->part[0]; /* one format a model: one part a matrix */
-    int64_t first_row = bl_projection_row(&w->host->config, p);
+    int64_t first_row = bl_projection_row(&w->model->config, p);
     const char *held =
         (const char *)w->shards + unit->offset + part->shard_offset + first_row * part->row_bytes;
     assert_memory_equal(held, codes, n_codes);
@@ -259,7 +259,7 @@ static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
     for (int again = 0; again < 2; again++) {
         bl_llama_weights *paged;
         bl_staging *staging = NULL;
-        BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream,
+        BL_TRY(bl_llama_weights_load(load->whole->model, self->device, self->comm, self->stream,
                                      &placement, &paged));
         bl_status st = bl_pages_has_disk(paged->pages) == (again == 1)
                            ? BL_OK
@@ -290,7 +290,7 @@ static bl_status load_shard(test_rank *self)
 {
     const sharded_load *load = self->arg;
     bl_llama_weights *mine;
-    BL_TRY(bl_llama_weights_load(load->whole->host, self->device, self->comm, self->stream, NULL,
+    BL_TRY(bl_llama_weights_load(load->whole->model, self->device, self->comm, self->stream, NULL,
                                  &mine));
     bl_status st = check_shards(mine, load->whole, self->rank);
     if (st == BL_OK) st = check_pages(self, mine);
@@ -302,13 +302,13 @@ static bl_status load_shard(test_rank *self)
 static uint64_t check_model(const made *m, bl_base_format choice, bl_format format)
 {
     static const int ranks[] = {2, 3, 5, 8};
-    bl_llama_host *host = open_host(make_model(m), choice);
+    bl_llama_model *model = open_host(make_model(m), choice);
     test_device d = test_device_create(2);
     bl_llama_weights *whole;
     bl_comm *comm;
 
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
-    assert_int_equal(bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &whole), BL_OK);
+    assert_int_equal(bl_llama_weights_load(model, d.device, comm, d.stream, NULL, &whole), BL_OK);
     for (int64_t l = 0; l < LAYERS; l++)
         for (int p = 0; p < BL_PROJECTIONS; p++)
             check_projection(whole, bl_device_pool(d.device), l, (bl_projection)p, format);
@@ -324,11 +324,11 @@ static uint64_t check_model(const made *m, bl_base_format choice, bl_format form
     /* A model that was written again, whatever its bytes, has page files of its own. */
     const struct timespec long_ago[2] = {{1, 0}, {1, 0}};
     assert_int_equal(
-        utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(host->files, 0)), long_ago, 0), 0);
+        utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(model->files, 0)), long_ago, 0), 0);
     assert_int_equal(test_ranks_run(ranks[0], 1, 60, load_shard, &load, NULL), BL_OK);
     uint64_t checksum = whole->checksum;
     bl_llama_weights_free(whole);
-    bl_llama_host_close(host);
+    bl_llama_model_close(model);
     bl_comm_destroy(comm);
     test_device_destroy(d);
     return checksum;
@@ -357,13 +357,13 @@ static void test_fp8_checkpoints(void **state)
                   .scales = (bl_scale_kind)kind,
                   .has_embedding = true,
                   .has_head = true};
-        bl_llama_host *host;
+        bl_llama_model *model;
         uint64_t checksum = check_model(&m, BL_BASE_AUTO, kept[kind]);
         assert_true(check_model(&m, BL_BASE_STORED, kept[kind]) == checksum);
         bl_base_format other = kind == BL_SCALE_BLOCK ? BL_BASE_FP8_ROW : BL_BASE_FP8_BLOCK;
-        assert_int_equal(bl_llama_host_open(tmp_path("model"), other, 16, &host), BL_EUSAGE);
+        assert_int_equal(bl_llama_model_open(tmp_path("model"), other, 16, &model), BL_EUSAGE);
         assert_error_has("would lose by being quantised again");
-        assert_null(host);
+        assert_null(model);
     }
 }
 
@@ -372,15 +372,15 @@ static void test_fp8_checkpoints(void **state)
 static uint64_t checksum_of(const char *dir, bl_base_format format)
 {
     test_device d = test_device_create(2);
-    bl_llama_host *host = open_host(dir, format);
+    bl_llama_model *model = open_host(dir, format);
     bl_llama_weights *weights;
     bl_comm *comm;
 
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
-    assert_int_equal(bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &weights), BL_OK);
+    assert_int_equal(bl_llama_weights_load(model, d.device, comm, d.stream, NULL, &weights), BL_OK);
     uint64_t checksum = weights->checksum;
     bl_llama_weights_free(weights);
-    bl_llama_host_close(host);
+    bl_llama_model_close(model);
     bl_comm_destroy(comm);
     test_device_destroy(d);
     return checksum;
@@ -473,20 +473,20 @@ static void test_places_are_in_the_checksum(void **state)
 static void check_refused(const made *m, bl_base_format format, const char *place)
 {
     const char *dir = make_model(m);
-    bl_llama_host *host;
+    bl_llama_model *model;
     bl_llama_weights *weights = NULL;
     test_device d = test_device_create(1);
     bl_comm *comm;
 
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
-    bl_status st = bl_llama_host_open(dir, format, 16, &host);
-    if (st == BL_OK) st = bl_llama_weights_load(host, d.device, comm, d.stream, NULL, &weights);
+    bl_status st = bl_llama_model_open(dir, format, 16, &model);
+    if (st == BL_OK) st = bl_llama_weights_load(model, d.device, comm, d.stream, NULL, &weights);
     assert_int_equal(st, BL_EINPUT);
     assert_null(weights);
     assert_error_has(m->poisoned);
     assert_error_has(place);
     assert_error_has("model.safetensors");
-    bl_llama_host_close(host);
+    bl_llama_model_close(model);
     bl_comm_destroy(comm);
     test_device_destroy(d);
 }
@@ -535,21 +535,23 @@ static void test_tied_table_under_either_name(void **state)
     (void)state;
     for (int i = 0; i < 3; i++) {
         made m = {.dtype = BL_F32, .tied = true, .has_embedding = i != 1, .has_head = i != 0};
-        bl_llama_host *host = open_host(make_model(&m), BL_BASE_AUTO);
+        bl_llama_model *model = open_host(make_model(&m), BL_BASE_AUTO);
         tables[i] = test_alloc((int64_t)n_bytes, 1);
-        memcpy(tables[i], host->embedding, n_bytes);
-        bl_llama_host_close(host);
+        memcpy(tables[i], model->embedding, n_bytes);
+        bl_llama_model_close(model);
     }
     assert_memory_equal(tables[0], tables[1], n_bytes);
     assert_memory_equal(tables[0], tables[2], n_bytes);
     for (int i = 0; i < 3; i++) free(tables[i]);
 
     made missing = {.dtype = BL_F32, .has_embedding = true};
-    bl_llama_host *host;
-    assert_int_equal(bl_llama_host_open(make_model(&missing), BL_BASE_AUTO, 16, &host), BL_EINPUT);
+    bl_llama_model *model;
+    assert_int_equal(bl_llama_model_open(make_model(&missing), BL_BASE_AUTO, 16, &model),
+                     BL_EINPUT);
     assert_error_has("lm_head.weight");
     missing = (made){.dtype = BL_F32, .tied = true};
-    assert_int_equal(bl_llama_host_open(make_model(&missing), BL_BASE_AUTO, 16, &host), BL_EINPUT);
+    assert_int_equal(bl_llama_model_open(make_model(&missing), BL_BASE_AUTO, 16, &model),
+                     BL_EINPUT);
     assert_error_has("embed_tokens");
 }
 

@@ -17,21 +17,21 @@
 enum { PATH_BYTES = 512, MAX_TOKENS = 2048 };
 
 /* One rank's model, resident, or sharded over `comm` (n_ranks > 1). */
-typedef struct model {
+typedef struct rank_model {
     bl_device *device;
     bl_stream *stream, *gathers, *copies;
     bl_llama_weights *weights;
     bl_base *base;
     bl_lora_layout no_lora;
-} model;
+} rank_model;
 
-static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_stream *stream,
-                            bl_comm *comm, model *m)
+static bl_status open_model(const bl_llama_model *model, bl_device *device, bl_stream *stream,
+                            bl_comm *comm, rank_model *m)
 {
-    *m = (model){.device = device, .stream = stream};
-    bl_lora_layout_init(&host->config, NULL, &m->no_lora);
+    *m = (rank_model){.device = device, .stream = stream};
+    bl_lora_layout_init(&model->config, NULL, &m->no_lora);
     BL_TRY(bl_stream_create(device, "gathers", &m->gathers));
-    BL_TRY(bl_llama_weights_load(host, device, comm, m->gathers, NULL, &m->weights));
+    BL_TRY(bl_llama_weights_load(model, device, comm, m->gathers, NULL, &m->weights));
     if (bl_comm_size(comm) == 1)
         return bl_base_create_resident(&m->weights->layout, m->weights->shards, &m->base);
     BL_TRY(bl_stream_create(device, "copies", &m->copies));
@@ -42,7 +42,7 @@ static bl_status open_model(const bl_llama_host *host, bl_device *device, bl_str
         &m->base);
 }
 
-static void close_model(model *m)
+static void close_model(rank_model *m)
 {
     (void)bl_stream_synchronize(m->stream);
     if (m->gathers) (void)bl_stream_synchronize(m->gathers);
@@ -53,7 +53,7 @@ static void close_model(model *m)
 }
 
 /* *sum = -sum of log p(ids[t + 1]) for t in [first, n - 1). */
-static bl_status sum_nll(model *m, int32_t *ids, int64_t n, int64_t first, double *sum)
+static bl_status sum_nll(rank_model *m, int32_t *ids, int64_t n, int64_t first, double *sum)
 {
     static const bl_pass_options defaults = {.max_group = 1, .ring_depth = 2};
     bl_pass_options options = defaults;
@@ -135,9 +135,9 @@ static void ok(bl_status st)
     assert_int_equal(st, BL_OK);
 }
 
-static void check_greedy(model *m, const golden *g, double error)
+static void check_greedy(rank_model *m, const golden *g, double error)
 {
-    int64_t vocab = m->weights->host->config.vocab_size;
+    int64_t vocab = m->weights->model->config.vocab_size;
     bl_generator *generator;
     const float *logits;
 
@@ -164,7 +164,7 @@ static void check_greedy(model *m, const golden *g, double error)
 
 /* Ranks that hold shards must give the bits of the rank that holds all. */
 typedef struct sharded_run {
-    const bl_llama_host *host;
+    const bl_llama_model *model;
     golden *g;
     double nll;
     float *logits; /* after all ids */
@@ -176,10 +176,10 @@ static bl_status run_sharded(test_rank *self)
     bl_generator *generator = NULL;
     const float *logits;
     double sum;
-    model m;
+    rank_model m;
     bl_status st;
 
-    BL_TRY_GOTO(st, done, open_model(run->host, self->device, self->stream, self->comm, &m));
+    BL_TRY_GOTO(st, done, open_model(run->model, self->device, self->stream, self->comm, &m));
     BL_TRY_GOTO(st, done, sum_nll(&m, run->g->ids, run->g->n, 0, &sum));
     TEST_CHECK_GOTO(st, done, sum == run->nll);
     BL_TRY_GOTO(st, done,
@@ -188,7 +188,7 @@ static bl_status run_sharded(test_rank *self)
     BL_TRY_GOTO(st, done, bl_generator_extend(generator, run->g->ids, run->g->n, &logits));
     TEST_CHECK_GOTO(
         st, done,
-        memcmp(logits, run->logits, (size_t)run->host->config.vocab_size * sizeof *logits) == 0);
+        memcmp(logits, run->logits, (size_t)run->model->config.vocab_size * sizeof *logits) == 0);
     st = bl_stream_synchronize(m.gathers);
 done:
     bl_generator_destroy(generator);
@@ -196,16 +196,16 @@ done:
     return st;
 }
 
-static void check_case(const char *dir, bl_llama_host *host, const json_t *json, bool exact)
+static void check_case(const char *dir, bl_llama_model *model, const json_t *json, bool exact)
 {
     test_device d = test_device_create(2);
     golden g = read_case(json);
-    double error = logit_error(&host->config, g.n, fabs(g.top_logit)), sum;
+    double error = logit_error(&model->config, g.n, fabs(g.top_logit)), sum;
     bl_comm *comm;
-    model m;
+    rank_model m;
 
     ok(bl_comm_create_local(1, 0, &comm));
-    ok(open_model(host, d.device, d.stream, comm, &m));
+    ok(open_model(model, d.device, d.stream, comm, &m));
     ok(sum_nll(&m, g.ids, g.n, 0, &sum));
     double off = fabs(sum / (double)(g.n - 1) - g.mean_nll);
     /* E4M3 keeps three bits: a weight is off by up to 1/16, some 0.03 rms. Other weights, and so another
@@ -216,13 +216,13 @@ static void check_case(const char *dir, bl_llama_host *host, const json_t *json,
         fail();
     }
     if (exact) check_greedy(&m, &g, error);
-    sharded_run run = {host, &g, sum, test_floats(host->config.vocab_size)};
+    sharded_run run = {model, &g, sum, test_floats(model->config.vocab_size)};
     bl_generator *generator;
     const float *logits;
     ok(bl_generator_create(d.device, d.stream, m.weights, m.base, &m.no_lora, NULL, g.n,
                            &generator));
     ok(bl_generator_extend(generator, g.ids, g.n, &logits));
-    memcpy(run.logits, logits, (size_t)host->config.vocab_size * sizeof *logits);
+    memcpy(run.logits, logits, (size_t)model->config.vocab_size * sizeof *logits);
     bl_generator_destroy(generator);
     for (int ranks = 2; ranks <= 3; ranks++)
         ok(test_ranks_run(ranks, 1, 60, run_sharded, &run, NULL));
@@ -240,11 +240,11 @@ static void check_golden(const char *dir, const char *golden_path)
     const json_t *list = json_object_get(root, "cases");
     assert_true(json_array_size(list) >= 3);
     for (int quantised = 0; quantised < 2; quantised++) {
-        bl_llama_host *host;
-        ok(bl_llama_host_open(dir, quantised ? BL_BASE_FP8_ROW : BL_BASE_STORED, 256, &host));
+        bl_llama_model *model;
+        ok(bl_llama_model_open(dir, quantised ? BL_BASE_FP8_ROW : BL_BASE_STORED, 256, &model));
         for (size_t i = 0; i < json_array_size(list); i++)
-            check_case(dir, host, json_array_get(list, i), !quantised);
-        bl_llama_host_close(host);
+            check_case(dir, model, json_array_get(list, i), !quantised);
+        bl_llama_model_close(model);
     }
     json_decref(root);
 }
@@ -275,8 +275,8 @@ static void test_stories(void **state)
 typedef struct demo {
     test_device d;
     bl_comm *comm;
-    bl_llama_host *host;
-    model m;
+    bl_llama_model *model;
+    rank_model m;
     golden g;
 } demo;
 
@@ -289,14 +289,14 @@ static void open_demo(demo *t, int64_t n_positions)
     t->g = read_case(json_array_get(json_object_get(root, "cases"), 0));
     json_decref(root);
     ok(bl_comm_create_local(1, 0, &t->comm));
-    ok(bl_llama_host_open("demo/base", BL_BASE_STORED, n_positions, &t->host));
-    ok(open_model(t->host, t->d.device, t->d.stream, t->comm, &t->m));
+    ok(bl_llama_model_open("demo/base", BL_BASE_STORED, n_positions, &t->model));
+    ok(open_model(t->model, t->d.device, t->d.stream, t->comm, &t->m));
 }
 
 static void close_demo(demo *t)
 {
     close_model(&t->m);
-    bl_llama_host_close(t->host);
+    bl_llama_model_close(t->model);
     bl_comm_destroy(t->comm);
     test_device_destroy(t->d);
 }
@@ -329,9 +329,9 @@ static void test_long_prompts(void **state)
     (void)state;
 
     open_demo(&t, N);
-    int64_t vocab = t.host->config.vocab_size;
+    int64_t vocab = t.model->config.vocab_size;
     for (int64_t i = 0; i <= N; i++) ids[i] = t.g.ids[i % t.g.n];
-    double error = logit_error(&t.host->config, N, fabs(t.g.top_logit));
+    double error = logit_error(&t.model->config, N, fabs(t.g.top_logit));
     ok(sum_nll(&t.m, ids, N, N - 2, &sum));
     bl_generator *whole = new_generator(&t, N), *parts = new_generator(&t, N);
     ok(bl_generator_extend(whole, ids, N - 1, &logits));
@@ -353,8 +353,8 @@ static void test_cache_equals_recomputation(void **state)
     (void)state;
 
     open_demo(&t, 64);
-    int64_t vocab = t.host->config.vocab_size;
-    double error = logit_error(&t.host->config, t.g.n, fabs(t.g.top_logit));
+    int64_t vocab = t.model->config.vocab_size;
+    double error = logit_error(&t.model->config, t.g.n, fabs(t.g.top_logit));
     bl_generator *generator = new_generator(&t, 64);
     for (int64_t n = 1; n <= t.g.n; n++) {
         bl_generator *again = new_generator(&t, n);
@@ -381,7 +381,7 @@ static void test_what_generation_refuses(void **state)
                      BL_EUSAGE);
     assert_null(generator);
     generator = new_generator(&t, 12);
-    int32_t past_the_end = (int32_t)t.host->config.vocab_size, negative = -1;
+    int32_t past_the_end = (int32_t)t.model->config.vocab_size, negative = -1;
     assert_int_equal(bl_generator_extend(generator, t.g.ids, 13, &logits), BL_EUSAGE);
     assert_int_equal(bl_generator_extend(generator, t.g.ids, 0, &logits), BL_EUSAGE);
     assert_int_equal(bl_generator_extend(generator, &past_the_end, 1, &logits), BL_EINPUT);
@@ -390,18 +390,18 @@ static void test_what_generation_refuses(void **state)
     assert_int_equal(bl_generator_extend(generator, t.g.ids, 2, &logits), BL_EUSAGE);
     ok(bl_generator_extend(generator, t.g.ids + 11, 1,
                            &logits)); /* nothing was appended by what was refused */
-    float *kept = test_floats(t.host->config.vocab_size);
-    memcpy(kept, logits, (size_t)t.host->config.vocab_size * sizeof *kept);
+    float *kept = test_floats(t.model->config.vocab_size);
+    memcpy(kept, logits, (size_t)t.model->config.vocab_size * sizeof *kept);
     bl_generator *fresh = new_generator(&t, 12);
     ok(bl_generator_extend(fresh, t.g.ids, 11, &after));
     ok(bl_generator_extend(fresh, t.g.ids + 11, 1, &after));
-    test_same_bits("logits", kept, after, t.host->config.vocab_size);
+    test_same_bits("logits", kept, after, t.model->config.vocab_size);
     bl_generator_destroy(fresh);
     bl_generator_destroy(generator);
 
-    for (int64_t i = 0, hidden = t.host->config.hidden_size; i < hidden;
+    for (int64_t i = 0, hidden = t.model->config.hidden_size; i < hidden;
          i++) /* overflows before the head */
-        t.m.weights->norms[2 * t.host->config.n_layers * hidden + i] = 3e38f;
+        t.m.weights->norms[2 * t.model->config.n_layers * hidden + i] = 3e38f;
     generator = new_generator(&t, 4);
     assert_int_equal(bl_generator_extend(generator, t.g.ids, 4, &logits), BL_ENUMERIC);
     bl_generator_destroy(generator);

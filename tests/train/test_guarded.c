@@ -252,7 +252,7 @@ static void test_evaluation(void **state)
 /* ---- generation ---- */
 
 typedef struct generation {
-    bl_llama_host *host;
+    bl_llama_model *model;
     bl_comm *comm;
     bl_device *device;
     bl_stream *stream;
@@ -277,7 +277,7 @@ static void close_generation(generation *g)
     bl_stream_destroy(g->stream);
     bl_device_destroy(g->device);
     bl_comm_destroy(g->comm);
-    bl_llama_host_close(g->host);
+    bl_llama_model_close(g->model);
 }
 
 /* The logits after each token of a prompt and of its greedy continuation; the caller's. */
@@ -288,16 +288,16 @@ static float *generate(const char *model, const char *adapter, int64_t n_tokens,
     generation g = {0};
     const float *logits;
 
-    ok(bl_llama_host_open(model, BL_BASE_AUTO, N_PROMPT + n_tokens, &g.host));
+    ok(bl_llama_model_open(model, BL_BASE_AUTO, N_PROMPT + n_tokens, &g.model));
     ok(bl_comm_create_local(1, 0.0, &g.comm));
     ok(bl_device_create_cpu(2, &g.device));
     ok(bl_stream_create(g.device, "compute", &g.stream));
-    ok(bl_llama_weights_load(g.host, g.device, g.comm, g.stream, NULL, &g.weights));
+    ok(bl_llama_weights_load(g.model, g.device, g.comm, g.stream, NULL, &g.weights));
     ok(bl_base_create_resident(&g.weights->layout, g.weights->shards, &g.base));
-    ok(bl_lora_read_all(adapter, &g.host->config, g.device, &g.lora, &g.lora_weights));
+    ok(bl_lora_read_all(adapter, &g.model->config, g.device, &g.lora, &g.lora_weights));
     ok(bl_generator_create(g.device, g.stream, g.weights, g.base, &g.lora, g.lora_weights,
                            N_PROMPT + n_tokens, &g.generator));
-    int64_t vocab = g.host->config.vocab_size;
+    int64_t vocab = g.model->config.vocab_size;
     *n_floats = (n_tokens + 1) * vocab;
     float *all = malloc((size_t)*n_floats * sizeof *all);
     assert_non_null(all);

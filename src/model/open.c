@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.c -- what a host holds once: configuration, open files, embedding, and the format of each projection. */
+/* open.c -- what a host holds once: configuration, open files, embedding, and the format of each projection. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,73 +101,73 @@ const char *bl_base_format_name(bl_base_format format)
     return names[format];
 }
 
-bl_status bl_llama_host_set_format(bl_llama_host *host, bl_base_format choice)
+bl_status bl_llama_model_set_format(bl_llama_model *model, bl_base_format choice)
 {
-    size_t n = (size_t)host->config.n_layers * BL_PROJECTIONS;
-    if (!host->formats) host->formats = calloc(n, sizeof *host->formats);
-    if (!host->formats) return BL_FAIL(BL_ENOMEM, "formats of %zu weights", n);
-    host->base_formats = (bl_llama_base_formats){0};
+    size_t n = (size_t)model->config.n_layers * BL_PROJECTIONS;
+    if (!model->formats) model->formats = calloc(n, sizeof *model->formats);
+    if (!model->formats) return BL_FAIL(BL_ENOMEM, "formats of %zu weights", n);
+    model->base_formats = (bl_llama_base_formats){0};
     for (size_t i = 0; i < n; i++) {
         char name[BL_TENSOR_NAME_BYTES];
         bl_hf_weight w;
         bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS),
                              bl_projection_get(i % BL_PROJECTIONS)->module, name);
-        BL_TRY(bl_hf_get_weight(host->files, name, &w));
-        BL_TRY(choose_format(choice, &w, &host->formats[i]));
-        bl_llama_base_formats_count(&host->base_formats, &w, host->formats[i]);
+        BL_TRY(bl_hf_get_weight(model->files, name, &w));
+        BL_TRY(choose_format(choice, &w, &model->formats[i]));
+        bl_llama_base_formats_count(&model->base_formats, &w, model->formats[i]);
     }
     return BL_OK;
 }
 
-static bl_status read_embedding(bl_llama_host *host)
+static bl_status read_embedding(bl_llama_model *model)
 {
-    const bl_stored_tensor *t = bl_hf_find(host->files, "model.embed_tokens.weight");
-    const bl_stored_tensor *head = bl_hf_find(host->files, "lm_head.weight");
+    const bl_stored_tensor *t = bl_hf_find(model->files, "model.embed_tokens.weight");
+    const bl_stored_tensor *head = bl_hf_find(model->files, "lm_head.weight");
 
     if (!t) t = head; /* tied, and stored under the head's name */
-    host->embedding_dtype = t->dtype;
-    host->head_dtype = head ? head->dtype : t->dtype;
+    model->embedding_dtype = t->dtype;
+    model->head_dtype = head ? head->dtype : t->dtype;
     int64_t available =
         bl_memory_available_bytes(); /* where there is less the system would end us while we read */
     if (available >= 0 && t->n_bytes > available)
         return BL_FAIL(BL_ENOMEM, "%s: takes %lld bytes of memory, %lld are available", t->name,
                        (long long)t->n_bytes, (long long)available);
-    host->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
-    if (!host->embedding)
+    model->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
+    if (!model->embedding)
         return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
-    BL_TRY(bl_stored_tensor_read(t, 0, (size_t)t->n_bytes, host->embedding));
-    host->embedding_checksum = XXH3_64bits_withSeed(host->embedding, (size_t)t->n_bytes, 0);
-    return bl_llama_check_finite(t, 0, t->shape[0], host->embedding);
+    BL_TRY(bl_stored_tensor_read(t, 0, (size_t)t->n_bytes, model->embedding));
+    model->embedding_checksum = XXH3_64bits_withSeed(model->embedding, (size_t)t->n_bytes, 0);
+    return bl_llama_check_finite(t, 0, t->shape[0], model->embedding);
 }
 
-bl_status bl_llama_host_open(const char *dir, bl_base_format format, int64_t max_positions,
-                             bl_llama_host **out)
+bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
+                              bl_llama_model **out)
 {
     bl_status st = BL_OK;
 
     *out = NULL;
-    bl_llama_host *host = calloc(1, sizeof *host);
-    if (!host) return BL_FAIL(BL_ENOMEM, "model %s", dir);
-    host->n_positions = bl_max_i64(max_positions, 1);
-    BL_TRY_GOTO(st, done, bl_llama_config_load(dir, &host->config));
-    BL_TRY_GOTO(st, done, bl_hf_open(dir, &host->files));
-    BL_TRY_GOTO(st, done, bl_llama_check_model(&host->config, host->files));
-    BL_TRY_GOTO(st, done, bl_llama_host_set_format(host, format));
-    BL_TRY_GOTO(st, done, read_embedding(host));
-    BL_TRY_GOTO(st, done, bl_llama_open_io_files(host->files, &host->io_files));
-    *out = host;
-    host = NULL;
+    bl_llama_model *model = calloc(1, sizeof *model);
+    if (!model) return BL_FAIL(BL_ENOMEM, "model %s", dir);
+    model->n_positions = bl_max_i64(max_positions, 1);
+    BL_TRY_GOTO(st, done, bl_llama_config_load(dir, &model->config));
+    BL_TRY_GOTO(st, done, bl_hf_open(dir, &model->files));
+    BL_TRY_GOTO(st, done, bl_llama_check_model(&model->config, model->files));
+    BL_TRY_GOTO(st, done, bl_llama_model_set_format(model, format));
+    BL_TRY_GOTO(st, done, read_embedding(model));
+    BL_TRY_GOTO(st, done, bl_llama_open_io_files(model->files, &model->io_files));
+    *out = model;
+    model = NULL;
 done:
-    bl_llama_host_close(host);
+    bl_llama_model_close(model);
     return st;
 }
 
-void bl_llama_host_close(bl_llama_host *host)
+void bl_llama_model_close(bl_llama_model *model)
 {
-    if (!host) return;
-    bl_io_files_close(host->io_files);
-    bl_hf_close(host->files);
-    free(host->embedding);
-    free(host->formats);
-    free(host);
+    if (!model) return;
+    bl_io_files_close(model->io_files);
+    bl_hf_close(model->files);
+    free(model->embedding);
+    free(model->formats);
+    free(model);
 }
