@@ -45,11 +45,6 @@ int64_t bl_train_batch_rows(const bl_train_config *config)
            config->ranks;
 }
 
-int64_t bl_train_epoch_steps(const bl_train_config *config, int64_t n_rows)
-{
-    return bl_ceil_div(n_rows, bl_train_batch_rows(config));
-}
-
 int64_t bl_train_total_steps(const bl_train_config *config, int64_t n_rows)
 {
     if (config->max_steps > 0) return config->max_steps;

@@ -23,11 +23,10 @@ typedef struct bl_sampler {
 /* The row at `position` >= 0 of the endless sequence. */
 int64_t bl_sampler_row(const bl_sampler *sampler, int64_t position);
 
-/* Sequences of one step; steps of the whole run (max_steps, or num_train_epochs rounded up to whole steps);
- * steps of an epoch. */
+/* Sequences of one step; steps of the whole run (max_steps, or num_train_epochs rounded up to whole
+ * steps). */
 int64_t bl_train_batch_rows(const bl_train_config *config);
 int64_t bl_train_total_steps(const bl_train_config *config, int64_t n_rows);
-int64_t bl_train_epoch_steps(const bl_train_config *config, int64_t n_rows);
 
 /* The learning rate of step `step` (from 0) as transformers' get_scheduler gives it: the first step of a
  * warm-up has rate 0. warm-up = warmup_steps, or ceil(warmup_ratio * total_steps) when that is 0. */
