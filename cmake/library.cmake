@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(library_modules base io device fp8 ops comm offload linear linear_paged)
+set(library_modules base safetensors io device fp8 ops comm offload linear linear_paged)
 set(library_objects)
 set(BALLAST_LINK_LIBRARIES)
 foreach(module ${library_modules})
@@ -33,6 +33,7 @@ endif()
 
 set(library_headers
   base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
+  store/safetensors.h
   io/reader.h
   device/device.h device/staging.h device/tensor.h device/timeline.h
   fp8/fp8.h fp8/codec.h

@@ -50,7 +50,8 @@ typedef struct bl_linear_spec {
     bl_format format;   /* how W is stored */
     bl_dtype dtype;     /* of the rows given: BL_F32, BL_F16 or BL_BF16 */
     const void *weight; /* row-major and dense, host memory; NULL: */
-    /* writes rows [begin, end) of W, dense, to `out` (host memory). From the thread of create. */
+    /* writes rows [begin, end) of W, dense, to `out` (host memory). From the thread of create. For a
+     * tensor of a checkpoint: bl_stored_tensor_read_rows (store/safetensors.h). */
     bl_status (*read_rows)(void *user, int64_t begin, int64_t end, void *out);
     void *user;
     bl_linear_lora lora;

@@ -316,6 +316,17 @@ bl_status bl_stored_tensor_read(const bl_stored_tensor *tensor, int64_t offset_b
     return st == BL_OK ? st : bl_error_prefix(st, "tensor %s", tensor->name);
 }
 
+bl_status bl_stored_tensor_read_rows(void *tensor, int64_t begin, int64_t end, void *out)
+{
+    const bl_stored_tensor *t = tensor;
+
+    if (t->n_dims != 2 || begin < 0 || begin > end || end > t->shape[0])
+        return BL_FAIL(BL_EINTERNAL, "tensor %s of %d dimensions: rows %" PRId64 " to %" PRId64,
+                       t->name, t->n_dims, begin, end);
+    int64_t row_bytes = t->shape[1] * (int64_t)bl_dtype_bytes(t->dtype);
+    return bl_stored_tensor_read(t, begin * row_bytes, (size_t)((end - begin) * row_bytes), out);
+}
+
 bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst)
 {
     char piece[CONVERT_BYTES];

@@ -13,6 +13,10 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { BL_TENSOR_MAX_DIMS = 8, BL_SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 
 typedef struct bl_safetensors bl_safetensors;
@@ -47,6 +51,10 @@ const bl_stored_tensor *bl_safetensors_find(const bl_safetensors *file,
  * Any number of threads at a time. */
 bl_status bl_stored_tensor_read(const bl_stored_tensor *tensor, int64_t offset_bytes,
                                 size_t n_bytes, void *dst);
+
+/* Rows [begin, end) of a matrix, as stored, to `out` (host memory): what bl_linear_spec.read_rows of linear/layer.h asks for, with the
+ * tensor (const bl_stored_tensor *) as `user`. BL_EINTERNAL: no matrix, or rows outside it; else as bl_stored_tensor_read. */
+bl_status bl_stored_tensor_read_rows(void *tensor, int64_t begin, int64_t end, void *out);
 
 /* The whole tensor as float, one value an element; F32, F16, BF16 and F64 (BL_EINPUT for others). */
 bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst);
@@ -86,5 +94,9 @@ bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
  * any case. */
 bl_status bl_safetensors_writer_commit(bl_safetensors_writer *writer);
 void bl_safetensors_writer_abort(bl_safetensors_writer *writer); /* NULL is fine */
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

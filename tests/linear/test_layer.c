@@ -322,7 +322,8 @@ static void test_forward_only(void **state)
                                                      bl_tensor_f32(l == 0 ? y : out)),
                              BL_OK);
             test_finish(d);
-            assert_int_equal(bl_linear_stack_verify(stack), BL_OK); /* the next layer is in flight */
+            assert_int_equal(bl_linear_stack_verify(stack),
+                             BL_OK); /* the next layer is in flight */
             free(out);
         }
     test_same_bits("y without dropout", y, with, T * shapes[0].rows);
@@ -360,12 +361,13 @@ static void compute_large(test_device d, large_case *c)
     float *scales = test_floats((int64_t)n_scales);
     bl_pool *pool = bl_device_pool(d.device);
     if (c->format == BL_FORMAT_FP8_ROW)
-        assert_int_equal(bl_fp8_row_quantise(pool, BL_F32, c->w, 0, LARGE_ROWS, LARGE_COLS, codes,
-                                             scales),
-                         BL_OK);
+        assert_int_equal(
+            bl_fp8_row_quantise(pool, BL_F32, c->w, 0, LARGE_ROWS, LARGE_COLS, codes, scales),
+            BL_OK);
     else
         assert_int_equal(
-            bl_fp8_block_quantise(pool, BL_F32, c->w, LARGE_ROWS, LARGE_COLS, codes, scales), BL_OK);
+            bl_fp8_block_quantise(pool, BL_F32, c->w, LARGE_ROWS, LARGE_COLS, codes, scales),
+            BL_OK);
     bl_fp8_dequantise(pool, c->format, codes, scales, LARGE_ROWS, LARGE_COLS, decoded);
     for (int64_t t = 0; t < T; t++)
         for (int64_t n = 0; n < LARGE_ROWS; n++) {

@@ -5,6 +5,7 @@
 #include "test_ranks.h"
 
 #include "../store/tmp_dir.h"
+#include "store/safetensors.h"
 
 /* ---- page files ---- */
 
@@ -62,6 +63,56 @@ static void test_page_files(void **state)
     }
     free_problem(&p);
     for (size_t i = 0; i < BL_COUNT(y); i++) free(y[i]);
+    test_device_destroy(d);
+}
+
+/* ---- a tensor of a checkpoint ---- */
+
+static const bl_stored_tensor *write_tensor(const problem *p, bl_safetensors **file)
+{
+    const bl_stored_tensor_spec spec = {"w", BL_BF16, 2, {shapes[0].rows, shapes[0].cols}};
+    size_t n_bytes = (size_t)(shapes[0].rows * shapes[0].cols) * sizeof(uint16_t);
+    bl_safetensors_writer *writer;
+
+    assert_int_equal(bl_safetensors_create(tmp_path("w.safetensors"), &spec, 1, NULL, 0, &writer),
+                     BL_OK);
+    assert_int_equal(bl_safetensors_writer_append(writer, p->bf16[0], n_bytes), BL_OK);
+    assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
+    assert_int_equal(bl_safetensors_open(tmp_path("w.safetensors"), file), BL_OK);
+    return bl_safetensors_find(*file, "w");
+}
+
+static void test_tensor_of_a_file(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options o = {.device = d.device, .max_tokens = T};
+    float *y[2];
+    bl_safetensors *file;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_ROW, PLAIN);
+    bl_linear_spec spec = p.bf16_specs[0];
+    const bl_stored_tensor *tensor = write_tensor(&p, &file);
+    for (int is_stored = 0; is_stored < 2; is_stored++) {
+        bl_linear_stack *stack;
+        if (is_stored) {
+            spec.weight = NULL;
+            spec.read_rows = bl_stored_tensor_read_rows;
+            spec.user = (void *)tensor;
+        }
+        y[is_stored] = test_floats(T * shapes[0].rows);
+        assert_int_equal(bl_linear_stack_create(&o, 1, &spec, &stack), BL_OK);
+        forward_once(d, stack, &p, y[is_stored]);
+        bl_linear_stack_destroy(stack);
+    }
+    test_same_bits("of the file", y[0], y[1], T * shapes[0].rows);
+    assert_int_equal(bl_stored_tensor_read_rows((void *)tensor, 0, shapes[0].rows + 1, y[0]),
+                     BL_EINTERNAL);
+    assert_error_has("tensor w of 2 dimensions: rows 0 to");
+    bl_safetensors_close(file);
+    free(y[0]), free(y[1]);
+    free_problem(&p);
     test_device_destroy(d);
 }
 
@@ -220,9 +271,9 @@ static void test_ranks_that_differ(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_page_files),        cmocka_unit_test(test_rejected_options),
-        cmocka_unit_test(test_rejected_specs),    cmocka_unit_test(test_too_many_tokens),
-        cmocka_unit_test(test_ranks_that_differ),
+        cmocka_unit_test(test_tensor_of_a_file), cmocka_unit_test(test_page_files),
+        cmocka_unit_test(test_rejected_options), cmocka_unit_test(test_rejected_specs),
+        cmocka_unit_test(test_too_many_tokens),  cmocka_unit_test(test_ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
 }
