@@ -2,7 +2,9 @@
 /* comm.h -- a group of ranks and what they do together. Every collective is a task on a stream of the calling
  * rank; all ranks of a group call the same collectives in the same order with the same sizes. A communicator
  * is used by one stream at a time. Reductions are an all-to-all and a sum in rank order (((0 + x_0) + x_1) +
- * ...), in the element type: the bits depend on the number of ranks and never on timing.
+ * ...), in the element type: the bits depend on the number of ranks and never on timing. Buffers are memory
+ * that the stream's device reads and writes (BL_SPACE_DEVICE; on the CPU any), and stay valid until the stream
+ * has passed the collective; other ranks read them, too.
  *
  * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits for a rank,
  * and every later one, on any rank of the job then ends with BL_ECANCELLED (sticky on its stream). A rank

@@ -2,8 +2,7 @@
 /* config.h -- a run's configuration: one struct, filled from a YAML file and a command line
  * (options/options.h).
  *
- * Fields are named as their keys; docs/options.md says what each means, and table.c holds the ranges
- * and defaults. Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig
+ * Fields are named as their keys; docs/options.md says what each means, its range and its default. Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig
  * for lora_*). */
 #ifndef BALLAST_CONFIG_CONFIG_H
 #define BALLAST_CONFIG_CONFIG_H

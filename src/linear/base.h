@@ -39,7 +39,7 @@ typedef struct bl_base_matrix {
 
 typedef struct bl_base_unit {
     int n_matrices;
-    /* The head: may use the whole ring (DESIGN: ring bytes = max(depth x slot, head)). */
+    /* The head: may use the whole ring (ring bytes = max(depth x slot, head)). */
     bool whole_ring;
     bl_base_matrix matrix[BL_BASE_MATRICES];
     size_t shard_bytes, slot_bytes;
@@ -86,11 +86,14 @@ bl_status bl_base_verify(bl_base *base);
 
 void bl_base_destroy(bl_base *base); /* NULL is fine */
 
+/* The three return at once; the work is on streams. Errors: BL_EINTERNAL for a unit or matrix that there is none of, or an order against
+ * the rules; a failed stream's error; of a reader or communicator, as offload/pager.h and comm/comm.h say. */
+
 /* A hint that `unit` comes soon, given in the order of use and never for a unit that comes after a whole_ring one which is still to
  * be acquired: that one needs every slot. All ranks of a shard group make the same calls in the same order. */
 bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
-/* *out: the matrix, its codes valid for tasks queued on `stream` until the unit's release. */
+/* *out: the matrix, codes and scales in device memory, its codes valid for tasks queued on `stream` until the unit's release. */
 bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
                           bl_weight *out);
 bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);

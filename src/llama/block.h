@@ -93,7 +93,9 @@ typedef struct bl_block {
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
 } bl_block;
 
-/* out (T,H) = the layer's output. Tensors that `tensors` has go there, the others to the workspace. */
+/* All three acquire the layer's matrices of `base` and leave the release to the visit. */
+
+/* out (T,H) = the layer's output; it overlaps none of `tensors`. Tensors that `tensors` has go there, the others to the workspace. */
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                            bl_tensor out);

@@ -19,7 +19,7 @@
 #include "llama/lora.h"
 #include "model/weights.h"
 
-/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats) that backward overwrites; end says that the tasks queued
+/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats, fp32, device memory, valid until end) that backward overwrites; end says that the tasks queued
  * on `stream` so far complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
 typedef struct bl_gradient_sink {
     void *user;
@@ -27,7 +27,7 @@ typedef struct bl_gradient_sink {
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
 } bl_gradient_sink;
 
-/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one item. */
+/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one item. layout and ring are borrowed. */
 typedef struct bl_pass_adapter {
     const bl_lora_layout *lora;
     bl_gather_ring *ring;

@@ -30,11 +30,13 @@ bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 /* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always.
  * BF16: the matrix is decoded to bf16 in scratch. The reference.
  * FP8: the codes are multiplied as they are with `in` quantised to E4M3 on the fly, a scale a token for fp8_row and a scale a token and
- * 128 channels for fp8_block. Matrices, shapes and devices that this cannot serve take BF16: see the head of cuda/matmul.c. */
+ * 128 channels for fp8_block. BF16 all the same: segments of different
+ * formats or with gaps between them; rows or cols that are no multiples of 16; for fp8_block segments that end inside a block, and T that is
+ * no multiple of 4; a GPU without FP8 products of the kind. */
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
 /* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W + beta dx.
- * `in` and `out` are dense rows; W = weight (N,K), in any format, decoded on the fly: no fp32 copy of it is made.
+ * With beta 0 `out` is overwritten, whatever it held; it overlaps neither `in` nor the weight. Both are dense rows; W = weight (N,K), in any format, decoded on the fly: no fp32 copy of it is made.
  * scratch: bl_matmul_weight_scratch_bytes of the same arguments, or of ones with a larger T; 256-byte aligned. None on the CPU. */
 typedef struct bl_matmul_weight_args {
     bool forward;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h -- what is decided before a weight is loaded: where the frozen base is stored, which
+/* plan.h -- what is decided before a layer is loaded: where the frozen base is stored, which
  * activations are saved, and the memory that this takes. Results never depend on it. */
 #ifndef BALLAST_PLAN_PLAN_H
 #define BALLAST_PLAN_PLAN_H

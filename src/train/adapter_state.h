@@ -17,7 +17,7 @@
 
 typedef struct bl_adapter_state bl_adapter_state;
 
-/* Everything zero; bl_plan_adapter_bytes says how much. layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
+/* Everything zero; bl_plan_adapter_bytes says how much. device, layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
                                   bl_stream *communication, bl_timeline *timeline,
                                   const bl_lora_layout *layout, int64_t n_layers, int ring_depth,

@@ -39,7 +39,9 @@ typedef struct bl_trainer {
 bl_status bl_trainer_setup(bl_trainer *trainer);
 void bl_trainer_free(bl_trainer *trainer);
 
-/* rank_train.c */
+/* rank_train.c: the steps from the start on, evaluations and checkpoints when they are due, and at the end the adapter. After setup;
+ * collective over the ranks of the job. BL_ESTOPPED: a signal; a checkpoint is saved. BL_ENUMERIC: a loss that is not finite. BL_EINPUT:
+ * rows that changed or cannot be used. Else the error of a device, a file or another rank. */
 bl_status bl_trainer_run(bl_trainer *trainer);
 
 /* identity.c: after the weights were read. BL_ECHECKPOINT: the checkpoint that is resumed was made
