@@ -334,6 +334,32 @@ static void test_the_way_back_goes_on_beside_work(void **state)
     close_fixture(&f);
 }
 
+/* Work on an entry that is on its way back begins when it is there. */
+static void test_work_waits_for_the_way_back(void **state)
+{
+    fixture f;
+    atomic_int n_reached = 0, *counter = &n_reached;
+    (void)state;
+
+    open_fixture(&f, (shape){5, 2, 3});
+    assert_ok(bl_spill_begin(f.spill, ENTRY_BYTES, true));
+    for (int64_t e = 0; e < 5; e++) write_entry(&f, e);
+    fall(&f, 0, 5, 4, ENTRY_BYTES);
+    finish(&f);
+    close_gate(f.copy);
+    fall(&f, 0, 4, 3, ENTRY_BYTES); /* entry 1 begins to come back into its slot */
+    assert_ok(bl_spill_take(f.spill, 2));
+    assert_ok(bl_spill_drop(f.spill, 2));
+    assert_ok(bl_spill_take(f.spill, 1));
+    assert_ok(bl_stream_call(f.compute, count_task, &counter, sizeof counter));
+    usleep(20000);
+    assert_int_equal(atomic_load(&n_reached), 0);
+    atomic_store(&gate_is_open, true);
+    finish(&f);
+    assert_int_equal(atomic_load(&n_reached), 1);
+    close_fixture(&f);
+}
+
 /* The transfer that the next call queues takes so long from where compute is now. */
 static void pace_next_transfer(fixture *f, bl_event *here, unsigned pause_us)
 {
@@ -483,6 +509,7 @@ int main(void)
         cmocka_unit_test(test_entries_come_back),
         cmocka_unit_test(test_work_goes_on_beside_the_way_out),
         cmocka_unit_test(test_the_way_back_goes_on_beside_work),
+        cmocka_unit_test(test_work_waits_for_the_way_back),
         cmocka_unit_test(test_transfers_are_hidden),
         cmocka_unit_test(test_wrong_order_is_refused),
         cmocka_unit_test(test_wrong_shapes_are_refused),
