@@ -153,6 +153,15 @@ bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t s
     return size_bytes ? stream->backend->copy(stream, dst, src, size_bytes) : BL_OK;
 }
 
+bl_status bl_stream_copy_rows(bl_stream *stream, const bl_row_copy *copy)
+{
+    if (copy->n_rows == 0 || copy->row_bytes == 0) return BL_OK;
+    if (copy->row_bytes > copy->dst_stride || copy->row_bytes > copy->src_stride)
+        return BL_FAIL(BL_EINTERNAL, "a copy of rows of %zu bytes, %zu and %zu apart",
+                       copy->row_bytes, copy->dst_stride, copy->src_stride);
+    return stream->backend->copy_rows(stream, copy);
+}
+
 bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
 {
     return size_bytes ? stream->backend->zero(stream, dst, size_bytes) : BL_OK;

@@ -103,6 +103,15 @@ bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, s
 bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
 bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);
 
+/* Device memory to device memory: n_rows rows of row_bytes, whose starts are dst_stride and src_stride bytes apart (>= row_bytes). No
+ * overlap. */
+typedef struct bl_row_copy {
+    void *dst;
+    const void *src;
+    size_t dst_stride, src_stride, row_bytes, n_rows;
+} bl_row_copy;
+bl_status bl_stream_copy_rows(bl_stream *stream, const bl_row_copy *copy);
+
 /* Returns when all tasks given before have ended, with the sticky error if there is one. */
 bl_status bl_stream_synchronize(bl_stream *stream);
 

@@ -15,6 +15,7 @@ typedef struct bl_stream_backend {
     void (*destroy)(bl_stream *stream);
     bl_status (*call)(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
     bl_status (*copy)(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
+    bl_status (*copy_rows)(bl_stream *stream, const bl_row_copy *copy);
     bl_status (*zero)(bl_stream *stream, void *dst, size_t size_bytes);
     bl_status (*wait)(bl_stream *stream, bl_event *event);
     bl_status (*synchronize)(bl_stream *stream);

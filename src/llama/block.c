@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "llama/block.h"
 
-#include <string.h>
-
 #include "base/sizes.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
@@ -373,20 +371,17 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
     return backward_attention(stream, block, batch, workspace, &t, d, gradients);
 }
 
-typedef struct append_rows_args {
-    int64_t T, width, row_stride;
-    bl_tensor src, dst;
-} append_rows_args;
-
-/* Dense rows at dst from rows of a wider matrix. */
-static bl_status append_rows(bl_stream *stream, const void *arguments)
+/* T dense rows at dst from columns [column, column + width) of qkv. */
+static bl_status append_rows(bl_stream *stream, const bl_block_dims *dims, int64_t T, bl_tensor qkv,
+                             int64_t column, int64_t width, bl_tensor dst)
 {
-    const append_rows_args *a = arguments;
-    (void)stream;
-    for (int64_t t = 0; t < a->T; t++)
-        memcpy(bl_tensor_at(a->dst, t * a->width).data,
-               bl_tensor_at(a->src, t * a->row_stride).data, bl_tensor_bytes(a->dst, a->width));
-    return BL_OK;
+    return bl_stream_copy_rows(stream,
+                               &(bl_row_copy){.dst = dst.data,
+                                              .src = bl_tensor_at(qkv, column).data,
+                                              .dst_stride = bl_tensor_bytes(dst, width),
+                                              .src_stride = bl_tensor_bytes(qkv, dims->qkv_width),
+                                              .row_bytes = bl_tensor_bytes(dst, width),
+                                              .n_rows = (size_t)T});
 }
 
 bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
@@ -398,12 +393,10 @@ bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_mic
     int64_t T = batch->T, kv = dims->kv_width;
 
     BL_TRY(compute_qkv(stream, block, batch, n_past, workspace, &t));
-    append_rows_args append = {T, kv, dims->qkv_width, bl_tensor_at(t.qkv, dims->q_width),
-                               bl_tensor_at(k_cache, n_past * kv)};
-    BL_TRY(bl_stream_call(stream, append_rows, &append, sizeof append));
-    append.src = bl_tensor_at(t.qkv, dims->q_width + kv);
-    append.dst = bl_tensor_at(v_cache, n_past * kv);
-    BL_TRY(bl_stream_call(stream, append_rows, &append, sizeof append));
+    BL_TRY(
+        append_rows(stream, dims, T, t.qkv, dims->q_width, kv, bl_tensor_at(k_cache, n_past * kv)));
+    BL_TRY(append_rows(stream, dims, T, t.qkv, dims->q_width + kv, kv,
+                       bl_tensor_at(v_cache, n_past * kv)));
     BL_TRY(
         bl_attention_forward(stream, &(bl_attention_forward_args){.T = T,
                                                                   .n_heads = dims->n_heads,

@@ -248,6 +248,29 @@ static void test_stamps(void **state)
     bl_stamp_destroy(second);
 }
 
+static void test_rows_on_the_gpu(void **state)
+{
+    fixture *f = *state;
+    enum { ROWS = 16, WIDE = 64, NARROW = 24 };
+    int *dst = f->memory + ROWS * WIDE;
+    bl_row_copy rows = {.dst = dst,
+                        .src = f->memory + 8,
+                        .dst_stride = NARROW * sizeof(int),
+                        .src_stride = WIDE * sizeof(int),
+                        .row_bytes = NARROW * sizeof(int),
+                        .n_rows = ROWS};
+
+    for (int i = 0; i < WORDS; i++) f->pinned[i] = i;
+    copy(f->gpu, f->memory, f->pinned);
+    assert_ok(bl_stream_copy_rows(f->gpu, &rows));
+    copy(f->gpu, f->result, f->memory);
+    assert_ok(bl_stream_synchronize(f->gpu));
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < NARROW; i++)
+            assert_int_equal(f->result[ROWS * WIDE + row * NARROW + i], row * WIDE + 8 + i);
+    assert_int_equal(bl_stream_copy_rows(f->host, &rows), BL_EINTERNAL);
+}
+
 static void test_what_it_does_not_take(void **state)
 {
     fixture *f = *state;
@@ -268,6 +291,7 @@ int main(void)
         HOST_TEST(test_host_streams_wait_for_each_other),
         HOST_TEST(test_lanes_are_used_again),
         HOST_TEST(test_stamps),
+        HOST_TEST(test_rows_on_the_gpu),
         HOST_TEST(test_what_it_does_not_take),
     };
 #ifndef FAKE_CUDA

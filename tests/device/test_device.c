@@ -34,13 +34,12 @@ typedef struct fixture {
     bl_event *event;
 } fixture;
 
-static int setup(void **state)
+static int setup(void **state) /* b: a host stream, on the CPU as any other */
 {
     fixture *f = calloc(1, sizeof *f);
     assert_non_null(f);
     assert_ok(bl_device_create_cpu(2, &f->device));
     assert_ok(bl_stream_create(f->device, "stream a", &f->a));
-    /* on the CPU a host stream is as any other */
     assert_ok(bl_stream_create_host(f->device, "a stream with a long name", &f->b));
     assert_ok(bl_event_create(f->device, &f->event));
     *state = f;
@@ -262,15 +261,20 @@ static void test_copy_and_zero(void **state)
 {
     bl_stream *stream = ((fixture *)*state)->a;
     char src[100], dst[100];
+    bl_row_copy rows = {dst + 70, src, 10, 5, 3, 2};
     memset(src, 7, sizeof src);
     memset(dst, 1, sizeof dst);
     assert_ok(bl_stream_copy(stream, dst + 10, src, 50));
     assert_ok(bl_stream_zero(stream, dst + 20, 5));
-    assert_ok(bl_stream_copy(stream, NULL, NULL, 0));
+    assert_ok(bl_stream_copy_rows(stream, &rows));
+    rows.row_bytes = 6;
+    assert_int_equal(bl_stream_copy_rows(stream, &rows), BL_EINTERNAL);
     assert_ok(bl_stream_zero(stream, NULL, 0));
     assert_ok(bl_stream_synchronize(stream));
-    for (int i = 0; i < 100; i++)
-        assert_int_equal(dst[i], i < 10 || i >= 60 ? 1 : i >= 20 && i < 25 ? 0 : 7);
+    for (int i = 0; i < 100; i++) {
+        bool is_copied = (i >= 10 && i < 60) || (i >= 70 && i < 90 && i % 10 < 3);
+        assert_int_equal(dst[i], i >= 20 && i < 25 ? 0 : is_copied ? 7 : 1);
+    }
 }
 
 static bl_status read_name(bl_stream *stream, const void *args)

@@ -152,6 +152,16 @@ static bl_status copy_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
+static bl_status copy_rows_task(bl_stream *stream, const void *args)
+{
+    const bl_row_copy *c = args;
+    (void)stream;
+    for (size_t row = 0; row < c->n_rows; row++)
+        memcpy((char *)c->dst + row * c->dst_stride, (const char *)c->src + row * c->src_stride,
+               c->row_bytes);
+    return BL_OK;
+}
+
 static bl_status zero_task(bl_stream *stream, const void *args)
 {
     const move_args *a = args;
@@ -164,6 +174,11 @@ static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size
 {
     move_args args = {.dst = dst, .src = src, .size_bytes = size_bytes};
     return stream_call(stream, copy_task, &args, sizeof args);
+}
+
+static bl_status stream_copy_rows(bl_stream *stream, const bl_row_copy *copy)
+{
+    return stream_call(stream, copy_rows_task, copy, sizeof *copy);
 }
 
 static bl_status stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
@@ -286,6 +301,7 @@ static const bl_stream_backend stream_backend = {
     .destroy = stream_destroy,
     .call = stream_call,
     .copy = stream_copy,
+    .copy_rows = stream_copy_rows,
     .zero = stream_zero,
     .wait = stream_wait,
     .synchronize = stream_synchronize,

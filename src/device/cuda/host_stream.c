@@ -147,6 +147,12 @@ static bl_status host_copy(bl_stream *stream, void *dst, const void *src, size_t
     return BL_FAIL(BL_EINTERNAL, "a copy of %zu bytes on a host stream of a GPU", size_bytes);
 }
 
+static bl_status host_copy_rows(bl_stream *stream, const bl_row_copy *copy)
+{
+    (void)stream;
+    return BL_FAIL(BL_EINTERNAL, "a copy of %zu rows on a host stream of a GPU", copy->n_rows);
+}
+
 static bl_status host_zero(bl_stream *stream, void *dst, size_t size_bytes)
 {
     (void)stream, (void)dst;
@@ -272,6 +278,7 @@ static const bl_stream_backend host_backend = {
     .destroy = host_destroy,
     .call = host_call,
     .copy = host_copy,
+    .copy_rows = host_copy_rows,
     .zero = host_zero,
     .wait = host_wait,
     .synchronize = host_synchronize,

@@ -227,6 +227,13 @@ static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size
     return BL_OK;
 }
 
+static bl_status stream_copy_rows(bl_stream *stream, const bl_row_copy *c)
+{
+    BL_TRY(device_cuda_enter(stream->device));
+    return CHECK(cudaMemcpy2DAsync(c->dst, c->dst_stride, c->src, c->src_stride, c->row_bytes,
+                                   c->n_rows, cudaMemcpyDefault, ((cuda_stream *)stream)->handle));
+}
+
 static bl_status zero_task(bl_stream *stream, const void *args)
 {
     const zero_args *a = args;
@@ -449,6 +456,7 @@ static const bl_stream_backend stream_backend = {
     .destroy = stream_destroy,
     .call = stream_call,
     .copy = stream_copy,
+    .copy_rows = stream_copy_rows,
     .zero = stream_zero,
     .wait = stream_wait,
     .synchronize = stream_synchronize,
