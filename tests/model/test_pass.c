@@ -198,7 +198,7 @@ static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
     }
     TEST_CHECK_GOTO(st, done, bl_device_allocations(self->device) == allocations);
     int visits = LAYERS + 1;
-    bl_gradient_sink never = {NULL};
+    bl_gradient_sink never = {.user = NULL};
     bl_pass_micro micro;
     use_adapter(&m, 0, 1, &never, &micro);
     bl_pass_input input = {.n_micro = 1, .micro = &micro, .stop = stop_at, .stop_user = &visits};

@@ -137,7 +137,7 @@ static bl_status run_refused(test_rank *self)
 {
     variant v = {.group = 1, .depth = 1};
     pass_model m = {.base = NULL};
-    bl_gradient_sink sink = {NULL};
+    bl_gradient_sink sink = {.user = NULL};
     bl_llama_pass *pass = NULL;
     bl_status st;
 
