@@ -9,6 +9,7 @@
 
 #include "../store/tmp_dir.h"
 #include "device/guard.h"
+#include "linear/layer_internal.h"
 #include "lora_reference.h"
 
 enum { STEP = 7, MAX_RANKS = 3 };
@@ -265,6 +266,49 @@ static void test_any_order_of_calls(void **state)
     free_problem(&p);
 }
 
+static void assert_held(const bl_linear_stack *stack, int64_t now, int64_t next)
+{
+    assert_int_equal(stack->n_held, 2);
+    assert_int_equal(stack->held[0], now);
+    assert_int_equal(stack->held[1], next);
+}
+
+/* Bits do not show a wrong guess, only waits do: what the ring holds after each call of two passes, up and down. */
+static void test_the_next_layer_is_prefetched(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options o = {.device = d.device, .max_tokens = T, .tier = BL_TIER_HOST, .ratio = 1};
+    outputs got;
+    bl_linear_stack *stack;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_BF16, PLAIN);
+    got = create_outputs(&p);
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int l = 0; l < LAYERS; l++) {
+            assert_int_equal(bl_linear_layer_forward(bl_linear_stack_layer(stack, l), d.stream, T,
+                                                     bl_tensor_f32(p.x[l]),
+                                                     bl_tensor_f32(got.y[l])),
+                             BL_OK);
+            assert_held(stack, l, l + 1 < LAYERS ? l + 1 : l - 1);
+        }
+        for (int l = LAYERS - 1; l >= 0; l--) {
+            assert_int_equal(bl_linear_layer_backward(bl_linear_stack_layer(stack, l), d.stream, T,
+                                                      bl_tensor_f32(p.x[l]), bl_tensor_f32(p.dy[l]),
+                                                      bl_tensor_f32(got.dx[l])),
+                             BL_OK);
+            assert_held(stack, l, l > 0 ? l - 1 : 1);
+        }
+    }
+    test_finish(d);
+    bl_linear_stack_destroy(stack);
+    free_outputs(&got);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
 /* Host code touches no device memory: on a guarded device that would end the test. */
 static void test_device_memory_is_left_alone(void **state)
 {
@@ -467,6 +511,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_way_is_right),
         cmocka_unit_test(test_any_order_of_calls),
+        cmocka_unit_test(test_the_next_layer_is_prefetched),
         cmocka_unit_test(test_device_memory_is_left_alone),
         cmocka_unit_test(test_forward_only),
         cmocka_unit_test(test_masks),
