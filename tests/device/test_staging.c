@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* staging.h under the guard: every size around a piece's arrives, there and back, nothing beside it changes,
- * and wrong ranges are refused. */
+ * and wrong ranges are refused. Without the guard, whose tasks are waited for in any case: on a stream that is late. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/sizes.h"
 #include "device/guard.h"
@@ -173,10 +174,45 @@ static void test_a_failed_stream_of_others(void **state)
     bl_device_free(f->device, BL_SPACE_DEVICE, memory);
 }
 
+static bl_status sleep_task(bl_stream *stream, const void *args)
+{
+    static const struct timespec nap = {.tv_nsec = 20000000};
+    (void)stream, (void)args;
+    nanosleep(&nap, NULL);
+    return BL_OK;
+}
+
+/* A piece stays in the buffer until it is where it belongs, and comes out when it is there. */
+static void test_a_late_stream(void **state)
+{
+    unsigned char there[MOST], back[MOST];
+    bl_device *device;
+    bl_staging *staging;
+    void *memory;
+    (void)state;
+
+    bl_device_guard_memory(false);
+    assert_ok(bl_device_create_cpu(1, &device));
+    assert_ok(bl_device_alloc(device, BL_SPACE_DEVICE, MOST, "there", &memory));
+    assert_ok(bl_staging_create(device, PIECE, "pieces", &staging));
+    for (size_t i = 0; i < MOST; i++) there[i] = number(i);
+    assert_ok(bl_stream_call(staging->stream, sleep_task, NULL, 0));
+    assert_ok(bl_staging_upload(staging, memory, there, MOST));
+    assert_memory_equal(memory, there, MOST);
+    assert_ok(bl_stream_call(staging->stream, sleep_task, NULL, 0));
+    assert_ok(bl_staging_download(staging, back, memory, MOST));
+    assert_memory_equal(back, there, MOST);
+    bl_staging_destroy(staging);
+    bl_device_free(device, BL_SPACE_DEVICE, memory);
+    bl_device_destroy(device);
+    bl_device_guard_memory(true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_number_of_bytes), cmocka_unit_test(test_a_twin),
-        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_a_failed_stream_of_others)};
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_a_failed_stream_of_others),
+        cmocka_unit_test(test_a_late_stream)};
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

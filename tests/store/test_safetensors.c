@@ -270,6 +270,40 @@ static void test_reads_as_float(void **state)
     bl_safetensors_close(file);
 }
 
+static void test_reads_rows(void **state)
+{
+    enum { ROWS = 5, COLS = 3 };
+    const bl_stored_tensor_spec tensors[] = {{"matrix", BL_BF16, 2, {ROWS, COLS}},
+                                             {"vector", BL_BF16, 1, {COLS}}};
+    uint16_t values[(ROWS + 1) * COLS], rows[ROWS * COLS];
+    bl_safetensors_writer *writer;
+    bl_safetensors *file;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(values); i++) values[i] = (uint16_t)(i + 1);
+    assert_int_equal(
+        bl_safetensors_create(tmp_path("rows"), tensors, BL_COUNT(tensors), NULL, 0, &writer),
+        BL_OK);
+    assert_int_equal(bl_safetensors_writer_append(writer, values, sizeof values), BL_OK);
+    assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
+    assert_int_equal(bl_safetensors_open(tmp_path("rows"), &file), BL_OK);
+    void *matrix = (void *)bl_safetensors_find(file, "matrix");
+    for (int begin = 0; begin <= ROWS; begin++)
+        for (int end = begin; end <= ROWS; end++) {
+            size_t n = (size_t)((end - begin) * COLS);
+            memset(rows, 0, sizeof rows);
+            assert_int_equal(bl_stored_tensor_read_rows(matrix, begin, end, rows), BL_OK);
+            assert_memory_equal(rows, values + begin * COLS, n * sizeof *rows);
+            for (size_t i = n; i < BL_COUNT(rows); i++) assert_int_equal(rows[i], 0);
+        }
+    assert_int_equal(bl_stored_tensor_read_rows(matrix, 0, ROWS + 1, rows), BL_EINTERNAL);
+    assert_int_equal(bl_stored_tensor_read_rows(matrix, -1, 1, rows), BL_EINTERNAL);
+    assert_int_equal(bl_stored_tensor_read_rows(matrix, 2, 1, rows), BL_EINTERNAL);
+    void *vector = (void *)bl_safetensors_find(file, "vector");
+    assert_int_equal(bl_stored_tensor_read_rows(vector, 0, 1, rows), BL_EINTERNAL);
+    bl_safetensors_close(file);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_writer_layout),
         cmocka_unit_test(test_writer_refuses_wrong_use),
         cmocka_unit_test(test_reads_as_float),
+        cmocka_unit_test(test_reads_rows),
     };
     return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
 }
