@@ -6,6 +6,7 @@
 
 #include "base/sizes.h"
 #include "device/staging.h"
+#include "model/schedule.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
 #include "ops/elementwise.h"
@@ -38,9 +39,9 @@ struct bl_llama_pass {
     const bl_pass_adapter **adapters;
     bl_tensor *lora_weights;
     int n_adapters;
-    int64_t n_visits;  /* of the pass under way: n_layers + 1, or 2 n_layers + 1 with backward */
-    bool has_backward; /* has some micro-batch of the pass under way */
-    int span;          /* of the visit under way */
+    bl_schedule schedule; /* of the pass under way; has_backward: some micro-batch of it has */
+    bl_weight head;       /* of the pass under way, from its visit on */
+    int span;             /* of the visit under way */
     bl_block_workspace workspace;
 };
 
@@ -234,46 +235,27 @@ static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_in
     return t;
 }
 
-/* Position `at` in the order of visits: 0..L-1, the head, then in training L-1..0; what follows is the next pass's start, layer 0. */
-static int64_t visit_unit(const bl_llama_pass *pass, int64_t at)
+static bl_status prefetch_lora(bl_llama_pass *pass, int64_t layer)
 {
-    at %= pass->n_visits;
-    return at <= pass->n_layers ? at : 2 * pass->n_layers - at;
-}
-
-static bl_status prefetch(bl_llama_pass *pass, int64_t at)
-{
-    bool tied = pass->weights->tied_head.rows > 0;
-    for (int64_t ahead = 0; ahead < pass->options.ring_depth; ahead++) {
-        int64_t unit = visit_unit(pass, at + ahead);
-        if (unit ==
-            pass->n_layers) { /* nothing may be gathered beyond a head that still needs the whole ring */
-            if (tied) continue;
-            return bl_base_prefetch(pass->base, unit);
-        }
-        /* LoRA's weights may change between passes. */
-        for (int a = 0; a < pass->n_adapters && at + ahead < pass->n_visits; a++)
-            BL_TRY(bl_gather_ring_prefetch(pass->adapters[a]->ring, unit));
-        BL_TRY(bl_base_prefetch(pass->base, unit));
-    }
+    for (int a = 0; a < pass->n_adapters; a++)
+        BL_TRY(bl_gather_ring_prefetch(pass->adapters[a]->ring, layer));
     return BL_OK;
 }
 
-static bl_status begin_visit(bl_llama_pass *pass, const bl_pass_input *input, int64_t at)
+static bl_status acquire_lora(bl_llama_pass *pass, int64_t layer)
 {
-    int64_t layer = visit_unit(pass, at);
-    const char *name = at < pass->n_layers ? "forward" : at == pass->n_layers ? "head" : "backward";
-
-    if (input->stop && input->stop(input->stop_user))
-        return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
-    BL_TRY(prefetch(pass, at));
-    BL_TRY(bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, layer, -1,
-                             pass->compute, &pass->span));
-    for (int a = 0; a < pass->n_adapters && layer < pass->n_layers; a++) {
+    for (int a = 0; a < pass->n_adapters; a++) {
         const void *weights;
         BL_TRY(bl_gather_ring_acquire(pass->adapters[a]->ring, layer, 0, pass->compute, &weights));
         pass->lora_weights[a] = bl_tensor_f32(weights);
     }
+    return BL_OK;
+}
+
+static bl_status release_lora(bl_llama_pass *pass, int64_t layer)
+{
+    for (int a = 0; a < pass->n_adapters; a++)
+        BL_TRY(bl_gather_ring_release(pass->adapters[a]->ring, layer, pass->compute));
     return BL_OK;
 }
 
@@ -295,21 +277,6 @@ static bl_block block_of(const bl_llama_pass *pass, const bl_pass_micro *micro, 
     block.dropout = micro->adapter->dropout;
     if (!micro->gradients) block.dropout.p = 0;
     return block;
-}
-
-static bl_status end_visit(bl_llama_pass *pass, int64_t at)
-{
-    int64_t unit = visit_unit(pass, at), next = at + 1;
-    /* A tied head lies in host memory: around it the last layer is visited twice in a row. */
-    if (pass->weights->tied_head.rows > 0 && next < pass->n_visits &&
-        visit_unit(pass, next) == pass->n_layers)
-        next++;
-    bool again = unit == visit_unit(pass, next); /* visited again at once: keep it */
-    if (!again) BL_TRY(bl_base_release(pass->base, unit, pass->compute));
-    bool releases_lora = (!again || next >= pass->n_visits) && unit < pass->n_layers;
-    for (int a = 0; a < pass->n_adapters && releases_lora; a++)
-        BL_TRY(bl_gather_ring_release(pass->adapters[a]->ring, unit, pass->compute));
-    return bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0);
 }
 
 /* The pass's adapters, each once, and whether it fits what create was told. */
@@ -340,139 +307,182 @@ static bl_status collect_adapters(bl_llama_pass *pass, const bl_pass_input *inpu
 /* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room for more tokens. */
 static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
 {
+    bool has_backward = false;
+
     BL_TRY(collect_adapters(pass, input));
-    pass->has_backward = false;
     for (int m = 0; m < input->n_micro; m++) {
         pass->first_row[m + 1] =
             pass->first_row[m] + bl_block_rows(&pass->weights->dims, input->micro[m].batch->T);
-        pass->has_backward = pass->has_backward || input->micro[m].gradients;
+        has_backward = has_backward || input->micro[m].gradients;
     }
     size_t n_rows = (size_t)pass->first_row[input->n_micro],
            row_bytes = bl_tensor_bytes(pass->d, pass->hidden);
 
-    pass->n_visits = pass->has_backward ? 2 * pass->n_layers + 1 : pass->n_layers + 1;
-    BL_TRY(bl_spill_begin(pass->inputs, n_rows * row_bytes, pass->has_backward));
-    if (!pass->has_backward) return BL_OK;
+    pass->head = pass->weights->tied_head;
+    pass->schedule = (bl_schedule){.n_layers = pass->n_layers,
+                                   .n_micro = input->n_micro,
+                                   .ring_depth = pass->options.ring_depth,
+                                   .has_backward = has_backward,
+                                   .head_is_tied = pass->head.rows > 0};
+    BL_TRY(bl_spill_begin(pass->inputs, n_rows * row_bytes, has_backward));
+    if (!has_backward) return BL_OK;
     return bl_spill_begin(pass->saved, n_rows * (size_t)pass->saved_bytes, true);
 }
 
-static bl_status embed(bl_llama_pass *pass, const bl_pass_input *input)
+static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
 {
-    const bl_llama_model *model = pass->weights->model;
-    bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
+    int64_t head = pass->n_layers;
+    const char *name = action->visit < head    ? "forward"
+                       : action->visit == head ? "head"
+                                               : "backward";
 
-    BL_TRY(bl_spill_reserve(pass->inputs, 0));
-    for (int m = 0; m < input->n_micro; m++) {
-        const bl_micro_batch *b = input->micro[m].batch;
-        BL_TRY(bl_embedding(pass->compute, &(bl_embedding_args){.T = b->T,
-                                                                .H = pass->hidden,
-                                                                .ids = b->ids,
-                                                                .table = table,
-                                                                .y = boundary(pass, 0, m)}));
-    }
-    return bl_spill_put(pass->inputs, 0);
+    return bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, action->unit, -1,
+                             pass->compute, &pass->span);
 }
 
-static bl_status visit_forward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer)
+static bl_status embed(bl_llama_pass *pass, const bl_pass_micro *micro, int m)
 {
-    BL_TRY(begin_visit(pass, input, layer));
-    BL_TRY(bl_spill_reserve(pass->inputs, layer + 1));
-    if (pass->has_backward) BL_TRY(bl_spill_reserve(pass->saved, layer));
-    for (int m = 0; m < input->n_micro; m++) {
-        bl_block_tensors kept = kept_tensors(pass, input, layer, m);
-        bl_block block = block_of(pass, &input->micro[m], layer);
-        BL_TRY(bl_block_forward(pass->compute, &block, input->micro[m].batch, &kept,
-                                &pass->workspace, boundary(pass, layer + 1, m)));
-    }
-    BL_TRY(bl_spill_put(pass->inputs, layer + 1));
-    if (pass->has_backward) BL_TRY(bl_spill_put(pass->saved, layer));
-    return end_visit(pass, layer);
+    const bl_llama_model *model = pass->weights->model;
+
+    return bl_embedding(
+        pass->compute,
+        &(bl_embedding_args){.T = micro->batch->T,
+                             .H = pass->hidden,
+                             .ids = micro->batch->ids,
+                             .table = bl_tensor_of(model->embedding, model->embedding_dtype),
+                             .y = boundary(pass, 0, m)});
+}
+
+static bl_status run_forward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
+{
+    bl_block_tensors kept = kept_tensors(pass, input, layer, m);
+    bl_block block = block_of(pass, &input->micro[m], layer);
+
+    return bl_block_forward(pass->compute, &block, input->micro[m].batch, &kept, &pass->workspace,
+                            boundary(pass, layer + 1, m));
 }
 
 /* Final norm, head, loss and, in training, the gradient of the last layer's output. */
-static bl_status visit_head(bl_llama_pass *pass, const bl_pass_input *input)
+static bl_status run_head(bl_llama_pass *pass, const bl_pass_micro *micro, int m)
 {
     const bl_llama_config *config = &pass->weights->model->config;
     const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
-    bl_weight head;
+    const bl_micro_batch *b = micro->batch;
+    bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
 
-    BL_TRY(begin_visit(pass, input, pass->n_layers));
-    if (pass->has_backward) BL_TRY(bl_spill_take(pass->inputs, pass->n_layers));
-    if (pass->weights->tied_head.rows > 0)
-        head = pass->weights->tied_head;
-    else
-        BL_TRY(bl_base_acquire(pass->base, pass->n_layers, 0, pass->compute, &head));
-    for (int m = 0; m < input->n_micro; m++) {
-        const bl_pass_micro *micro = &input->micro[m];
-        const bl_micro_batch *b = micro->batch;
-        bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
-        if (micro->gradients) d = boundary_gradient(pass, m);
-        BL_TRY(bl_rmsnorm_forward(pass->compute,
-                                  &(bl_rmsnorm_forward_args){.T = b->T,
-                                                             .H = pass->hidden,
-                                                             .eps = config->rms_norm_eps,
-                                                             .x = x,
-                                                             .w = w,
-                                                             .y = pass->workspace.norm,
-                                                             .rstd = pass->workspace.rstd}));
-        BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
-                                                                .H = pass->hidden,
-                                                                .V = config->vocab_size,
-                                                                .head = head,
-                                                                .x = pass->workspace.norm,
-                                                                .targets = b->targets,
-                                                                .weights = b->weights,
-                                                                .scale = micro->loss_scale,
-                                                                .logits = pass->logits,
-                                                                .dx = d,
-                                                                .loss_sum = micro->loss_sum}));
-        if (micro->gradients)
-            BL_TRY(bl_rmsnorm_backward(pass->compute,
-                                       &(bl_rmsnorm_backward_args){.T = b->T,
-                                                                   .H = pass->hidden,
-                                                                   .x = x,
-                                                                   .w = w,
-                                                                   .rstd = pass->workspace.rstd,
-                                                                   .dy = d,
-                                                                   .dx = d}));
-    }
-    if (pass->has_backward) BL_TRY(bl_spill_drop(pass->inputs, pass->n_layers));
-    return end_visit(pass, pass->n_layers);
+    if (micro->gradients) d = boundary_gradient(pass, m);
+    BL_TRY(bl_rmsnorm_forward(pass->compute,
+                              &(bl_rmsnorm_forward_args){.T = b->T,
+                                                         .H = pass->hidden,
+                                                         .eps = config->rms_norm_eps,
+                                                         .x = x,
+                                                         .w = w,
+                                                         .y = pass->workspace.norm,
+                                                         .rstd = pass->workspace.rstd}));
+    BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
+                                                            .H = pass->hidden,
+                                                            .V = config->vocab_size,
+                                                            .head = pass->head,
+                                                            .x = pass->workspace.norm,
+                                                            .targets = b->targets,
+                                                            .weights = b->weights,
+                                                            .scale = micro->loss_scale,
+                                                            .logits = pass->logits,
+                                                            .dx = d,
+                                                            .loss_sum = micro->loss_sum}));
+    if (!micro->gradients) return BL_OK;
+    return bl_rmsnorm_backward(pass->compute,
+                               &(bl_rmsnorm_backward_args){.T = b->T,
+                                                           .H = pass->hidden,
+                                                           .x = x,
+                                                           .w = w,
+                                                           .rstd = pass->workspace.rstd,
+                                                           .dy = d,
+                                                           .dx = d});
 }
 
-static bl_status visit_backward(bl_llama_pass *pass, const bl_pass_input *input, int64_t at)
+static bl_status run_backward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
 {
-    int64_t layer = visit_unit(pass, at);
+    const bl_gradient_sink *sink = input->micro[m].gradients;
+    float *gradients;
 
-    BL_TRY(begin_visit(pass, input, at));
-    BL_TRY(bl_spill_take(pass->inputs, layer));
-    BL_TRY(bl_spill_take(pass->saved, layer));
-    for (int m = 0; m < input->n_micro; m++) {
-        const bl_gradient_sink *sink = input->micro[m].gradients;
-        if (!sink) continue;
-        bl_block_tensors kept = kept_tensors(pass, input, layer, m);
-        bl_block block = block_of(pass, &input->micro[m], layer);
-        float *gradients;
-        BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
-        BL_TRY(bl_block_backward(pass->compute, &block, input->micro[m].batch, &kept,
-                                 &pass->workspace, boundary_gradient(pass, m), gradients));
-        BL_TRY(sink->end(sink->user, layer, pass->compute));
+    if (!sink) return BL_OK;
+    bl_block_tensors kept = kept_tensors(pass, input, layer, m);
+    bl_block block = block_of(pass, &input->micro[m], layer);
+    BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
+    BL_TRY(bl_block_backward(pass->compute, &block, input->micro[m].batch, &kept, &pass->workspace,
+                             boundary_gradient(pass, m), gradients));
+    return sink->end(sink->user, layer, pass->compute);
+}
+
+typedef struct pass_run {
+    bl_llama_pass *pass;
+    const bl_pass_input *input;
+} pass_run;
+
+/* bl_action_sink: queues one action of the schedule. */
+static bl_status carry_out(void *user, const bl_action *action)
+{
+    const pass_run *run = user;
+    bl_llama_pass *pass = run->pass;
+    const bl_pass_input *input = run->input;
+    int64_t unit = action->unit;
+    int m = action->micro;
+
+    switch (action->kind) {
+    case BL_ACTION_VISIT:
+        if (!input->stop || !input->stop(input->stop_user)) return BL_OK;
+        return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
+    case BL_ACTION_PREFETCH_LORA:
+        return prefetch_lora(pass, unit);
+    case BL_ACTION_PREFETCH_BASE:
+        return bl_base_prefetch(pass->base, unit);
+    case BL_ACTION_BEGIN:
+        return begin_visit(pass, action);
+    case BL_ACTION_ACQUIRE_LORA:
+        return acquire_lora(pass, unit);
+    case BL_ACTION_ACQUIRE_HEAD:
+        return bl_base_acquire(pass->base, unit, 0, pass->compute, &pass->head);
+    case BL_ACTION_RESERVE_INPUT:
+        return bl_spill_reserve(pass->inputs, unit);
+    case BL_ACTION_RESERVE_SAVED:
+        return bl_spill_reserve(pass->saved, unit);
+    case BL_ACTION_TAKE_INPUT:
+        return bl_spill_take(pass->inputs, unit);
+    case BL_ACTION_TAKE_SAVED:
+        return bl_spill_take(pass->saved, unit);
+    case BL_ACTION_EMBED:
+        return embed(pass, &input->micro[m], m);
+    case BL_ACTION_FORWARD:
+        return run_forward(pass, input, unit, m);
+    case BL_ACTION_HEAD:
+        return run_head(pass, &input->micro[m], m);
+    case BL_ACTION_BACKWARD:
+        return run_backward(pass, input, unit, m);
+    case BL_ACTION_PUT_INPUT:
+        return bl_spill_put(pass->inputs, unit);
+    case BL_ACTION_PUT_SAVED:
+        return bl_spill_put(pass->saved, unit);
+    case BL_ACTION_DROP_INPUT:
+        return bl_spill_drop(pass->inputs, unit);
+    case BL_ACTION_DROP_SAVED:
+        return bl_spill_drop(pass->saved, unit);
+    case BL_ACTION_RELEASE_BASE:
+        return bl_base_release(pass->base, unit, pass->compute);
+    case BL_ACTION_RELEASE_LORA:
+        return release_lora(pass, unit);
+    case BL_ACTION_END:
+        return bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0);
+    case BL_N_ACTIONS:
+        break;
     }
-    BL_TRY(bl_spill_drop(pass->inputs, layer));
-    BL_TRY(bl_spill_drop(pass->saved, layer));
-    return end_visit(pass, at);
+    return BL_FAIL(BL_EINTERNAL, "action %d of a pass", (int)action->kind);
 }
 
 bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
 {
     BL_TRY(begin_pass(pass, input));
-    BL_TRY(embed(pass, input));
-    for (int64_t layer = 0; layer < pass->n_layers; layer++)
-        BL_TRY(visit_forward(pass, input, layer));
-    BL_TRY(visit_head(pass, input));
-    for (int64_t at = pass->n_layers + 1; at < pass->n_visits; at++)
-        BL_TRY(visit_backward(pass, input, at));
-    return BL_OK;
+    return bl_schedule_run(&pass->schedule, carry_out, &(pass_run){pass, input});
 }
 
 /* Of n elements of any memory; as far as they can be read. */

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/schedule.h"
+
+/* Where the actions of a visit go. */
+typedef struct emitter {
+    const bl_schedule *schedule;
+    int64_t visit;
+    bl_action_sink sink;
+    void *user;
+} emitter;
+
+static bl_status emit(const emitter *e, bl_action_kind kind, int64_t unit)
+{
+    return e->sink(e->user,
+                   &(bl_action){.kind = kind, .visit = e->visit, .unit = unit, .micro = -1});
+}
+
+static bl_status emit_micro_batches(const emitter *e, bl_action_kind kind, int64_t unit)
+{
+    for (int m = 0; m < e->schedule->n_micro; m++)
+        BL_TRY(e->sink(e->user,
+                       &(bl_action){.kind = kind, .visit = e->visit, .unit = unit, .micro = m}));
+    return BL_OK;
+}
+
+int64_t bl_schedule_n_visits(const bl_schedule *schedule)
+{
+    return (schedule->has_backward ? 2 : 1) * schedule->n_layers + 1;
+}
+
+int64_t bl_schedule_unit(const bl_schedule *schedule, int64_t at)
+{
+    at %= bl_schedule_n_visits(schedule);
+    return at <= schedule->n_layers ? at : 2 * schedule->n_layers - at;
+}
+
+static bl_status prefetch(const emitter *e)
+{
+    const bl_schedule *s = e->schedule;
+    int64_t n_visits = bl_schedule_n_visits(s);
+
+    for (int64_t at = e->visit; at < e->visit + s->ring_depth; at++) {
+        int64_t unit = bl_schedule_unit(s, at);
+        if (unit ==
+            s->n_layers) { /* nothing may be gathered beyond a head that still needs the whole ring */
+            if (s->head_is_tied) continue;
+            return emit(e, BL_ACTION_PREFETCH_BASE, unit);
+        }
+        /* LoRA's weights may change between passes. */
+        if (at < n_visits) BL_TRY(emit(e, BL_ACTION_PREFETCH_LORA, unit));
+        BL_TRY(emit(e, BL_ACTION_PREFETCH_BASE, unit));
+    }
+    return BL_OK;
+}
+
+static bl_status begin_visit(const emitter *e, int64_t unit)
+{
+    BL_TRY(emit(e, BL_ACTION_VISIT, unit));
+    BL_TRY(prefetch(e));
+    BL_TRY(emit(e, BL_ACTION_BEGIN, unit));
+    return unit < e->schedule->n_layers ? emit(e, BL_ACTION_ACQUIRE_LORA, unit) : BL_OK;
+}
+
+static bl_status end_visit(const emitter *e, int64_t unit)
+{
+    const bl_schedule *s = e->schedule;
+    int64_t n_visits = bl_schedule_n_visits(s), next = e->visit + 1;
+
+    /* A tied head lies in host memory: around it the last layer is visited twice in a row. */
+    if (s->head_is_tied && next < n_visits && bl_schedule_unit(s, next) == s->n_layers) next++;
+    bool again = unit == bl_schedule_unit(s, next); /* visited again at once: keep it */
+    if (!again) BL_TRY(emit(e, BL_ACTION_RELEASE_BASE, unit));
+    if ((!again || next >= n_visits) && unit < s->n_layers)
+        BL_TRY(emit(e, BL_ACTION_RELEASE_LORA, unit));
+    return emit(e, BL_ACTION_END, unit);
+}
+
+static bl_status visit_forward(const emitter *e, int64_t layer)
+{
+    bool keeps = e->schedule->has_backward;
+
+    BL_TRY(emit(e, BL_ACTION_RESERVE_INPUT, layer + 1));
+    if (keeps) BL_TRY(emit(e, BL_ACTION_RESERVE_SAVED, layer));
+    BL_TRY(emit_micro_batches(e, BL_ACTION_FORWARD, layer));
+    BL_TRY(emit(e, BL_ACTION_PUT_INPUT, layer + 1));
+    return keeps ? emit(e, BL_ACTION_PUT_SAVED, layer) : BL_OK;
+}
+
+static bl_status visit_head(const emitter *e, int64_t head)
+{
+    const bl_schedule *s = e->schedule;
+
+    if (s->has_backward) BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, head));
+    if (!s->head_is_tied) BL_TRY(emit(e, BL_ACTION_ACQUIRE_HEAD, head));
+    BL_TRY(emit_micro_batches(e, BL_ACTION_HEAD, head));
+    return s->has_backward ? emit(e, BL_ACTION_DROP_INPUT, head) : BL_OK;
+}
+
+static bl_status visit_backward(const emitter *e, int64_t layer)
+{
+    BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
+    BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
+    BL_TRY(emit_micro_batches(e, BL_ACTION_BACKWARD, layer));
+    BL_TRY(emit(e, BL_ACTION_DROP_INPUT, layer));
+    return emit(e, BL_ACTION_DROP_SAVED, layer);
+}
+
+bl_status bl_schedule_visit(const bl_schedule *schedule, int64_t at, bl_action_sink sink,
+                            void *user)
+{
+    const emitter e = {schedule, at, sink, user};
+    int64_t unit = bl_schedule_unit(schedule, at);
+
+    BL_TRY(begin_visit(&e, unit));
+    if (at < schedule->n_layers)
+        BL_TRY(visit_forward(&e, unit));
+    else if (at == schedule->n_layers)
+        BL_TRY(visit_head(&e, unit));
+    else
+        BL_TRY(visit_backward(&e, unit));
+    return end_visit(&e, unit);
+}
+
+bl_status bl_schedule_run(const bl_schedule *schedule, bl_action_sink sink, void *user)
+{
+    const emitter e = {schedule, -1, sink, user};
+
+    BL_TRY(emit(&e, BL_ACTION_RESERVE_INPUT, 0));
+    BL_TRY(emit_micro_batches(&e, BL_ACTION_EMBED, 0));
+    BL_TRY(emit(&e, BL_ACTION_PUT_INPUT, 0));
+    for (int64_t at = 0; at < bl_schedule_n_visits(schedule); at++)
+        BL_TRY(bl_schedule_visit(schedule, at, sink, user));
+    return BL_OK;
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* schedule.h -- the order of a pass: what it does for one group of micro-batches, action by action.
+ *
+ * No device, no memory, no time. pass.c carries the actions out on streams; plan/ carries them out on
+ * a model of the machine. So a plan foresees the program that runs. src/model/README.md has the
+ * table of visits. */
+#ifndef BALLAST_MODEL_SCHEDULE_H
+#define BALLAST_MODEL_SCHEDULE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Where an action names a unit it is a layer, or n_layers for the head. Entries of the stacks (offload/spill.h):
+ * inputs[l] is the group's input of layer l, inputs[n_layers] that of the final norm; saved[l] is what
+ * layer l's forward keeps. */
+typedef enum bl_action_kind {
+    BL_ACTION_VISIT,         /* visit `visit` begins; nothing of it has been queued */
+    BL_ACTION_PREFETCH_LORA, /* the unit's trainable weights come soon */
+    BL_ACTION_PREFETCH_BASE, /* the unit's frozen weights come soon */
+    BL_ACTION_BEGIN,         /* the visit's own work begins */
+    BL_ACTION_ACQUIRE_LORA,
+    BL_ACTION_ACQUIRE_HEAD, /* layers acquire their matrices one by one (llama/block.h) */
+    BL_ACTION_RESERVE_INPUT,
+    BL_ACTION_RESERVE_SAVED,
+    BL_ACTION_TAKE_INPUT,
+    BL_ACTION_TAKE_SAVED,
+    BL_ACTION_EMBED, /* micro-batch `micro`, as are the next three; before the first visit */
+    BL_ACTION_FORWARD,
+    BL_ACTION_HEAD,
+    BL_ACTION_BACKWARD,
+    BL_ACTION_PUT_INPUT,
+    BL_ACTION_PUT_SAVED,
+    BL_ACTION_DROP_INPUT,
+    BL_ACTION_DROP_SAVED,
+    BL_ACTION_RELEASE_BASE,
+    BL_ACTION_RELEASE_LORA,
+    BL_ACTION_END, /* of the visit's work */
+    BL_N_ACTIONS
+} bl_action_kind;
+
+typedef struct bl_action {
+    bl_action_kind kind;
+    int64_t visit; /* under way; -1: before the first */
+    int64_t unit;  /* layer, head, or entry of the stack */
+    int micro;     /* -1: the action is not a micro-batch's */
+} bl_action;
+
+typedef struct bl_schedule {
+    int64_t n_layers;
+    int n_micro;       /* micro-batches of the group */
+    int ring_depth;    /* units to look ahead, the visit's own included */
+    bool has_backward; /* else forward and loss alone */
+    /* The head is the embedding: it is no unit, nothing is gathered for it. */
+    bool head_is_tied;
+} bl_schedule;
+
+/* n_layers + 1, and n_layers more with a backward pass. */
+int64_t bl_schedule_n_visits(const bl_schedule *schedule);
+
+/* The unit of visit `at`: layers 0..L-1, the head L, then with a backward pass L-1..0; what follows is the next pass's start. */
+int64_t bl_schedule_unit(const bl_schedule *schedule, int64_t at);
+
+/* Carries out one action; what is not BL_OK ends the pass. */
+typedef bl_status (*bl_action_sink)(void *user, const bl_action *action);
+
+/* All actions of a pass, in order; the first status of sink that is not BL_OK, or BL_OK. */
+bl_status bl_schedule_run(const bl_schedule *schedule, bl_action_sink sink, void *user);
+
+/* Those of one visit. */
+bl_status bl_schedule_visit(const bl_schedule *schedule, int64_t at, bl_action_sink sink,
+                            void *user);
+
+#endif
