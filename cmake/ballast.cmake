@@ -9,7 +9,7 @@ set(ballast_c_options -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-protot
   -fno-math-errno -ffp-contract=off
   $<$<C_COMPILER_ID:Clang>:-Wno-pass-failed>) # a loop that clang leaves scalar at -O1 is no error
 target_compile_options(ballast_options INTERFACE "$<$<COMPILE_LANGUAGE:C>:${ballast_c_options}>")
-if(BALLAST_CUDA)
+if(BALLAST_CUDA AND NOT BALLAST_CUDA_EMULATED)
   target_compile_options(ballast_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${BALLAST_CUDA_OPTIONS}>")
 endif()
 target_compile_definitions(ballast_options INTERFACE _GNU_SOURCE)
@@ -33,6 +33,9 @@ function(ballast_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ballast_options ${ARG_LINKS} cmocka)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests) # skip.h
+  if(BALLAST_CUDA_EMULATED)
+    target_compile_definitions(${name} PRIVATE BALLAST_CUDA_EMULATED) # emulate/emulated.h has what a test may do to the GPU
+  endif()
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 900) # a hang; a loaded machine and a sanitizer make the longest take minutes

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-# CUDA: BALLAST_CUDA is auto, on or off; afterwards the variable of that name is ON or OFF, and `if(BALLAST_CUDA)` asks it.
+# CUDA: BALLAST_CUDA is auto, on, off or emulated; afterwards the variable of that name is ON or OFF, and `if(BALLAST_CUDA)` asks it.
+# Emulated, it is ON and so is BALLAST_CUDA_EMULATED: a C++ compiler takes the .cu files, and tests/emulate is the runtime and cuBLASLt.
+# Modules link the targets ballast_cudart and ballast_cublaslt, and name their kernels by ballast_cuda_sources.
 # A .cu file exports extern "C" functions only, so that programs are linked by the C compiler and need no C++ library.
-set(BALLAST_CUDA off CACHE STRING "GPUs through CUDA: on, off, or auto (on where a toolkit is installed)")
-set_property(CACHE BALLAST_CUDA PROPERTY STRINGS auto on off)
-if(NOT BALLAST_CUDA MATCHES "^(auto|on|off|ON|OFF)$")
-  message(FATAL_ERROR "BALLAST_CUDA is ${BALLAST_CUDA}: auto, on or off")
+set(BALLAST_CUDA off CACHE STRING "GPUs through CUDA: on, off, auto (on where a toolkit is installed), or emulated (on the CPU, for tests)")
+set_property(CACHE BALLAST_CUDA PROPERTY STRINGS auto on off emulated)
+if(NOT BALLAST_CUDA MATCHES "^(auto|on|off|emulated|ON|OFF)$")
+  message(FATAL_ERROR "BALLAST_CUDA is ${BALLAST_CUDA}: auto, on, off or emulated")
+endif()
+set(BALLAST_CUDA_EMULATED OFF)
+if(BALLAST_CUDA STREQUAL "emulated")
+  set(BALLAST_CUDA_EMULATED ON)
 endif()
 
 # Where a toolkit is usually installed without being on the PATH.
-if(NOT BALLAST_CUDA MATCHES "^(off|OFF)$" AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+if(NOT BALLAST_CUDA MATCHES "^(off|OFF|emulated)$" AND NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(BALLAST_NVCC nvcc PATHS /usr/local/cuda/bin)
   mark_as_advanced(BALLAST_NVCC)
   if(BALLAST_NVCC)
@@ -16,8 +22,8 @@ if(NOT BALLAST_CUDA MATCHES "^(off|OFF)$" AND NOT CMAKE_CUDA_COMPILER AND NOT DE
   endif()
 endif()
 
-set(ballast_cuda OFF)
-if(NOT BALLAST_CUDA MATCHES "^(off|OFF)$")
+set(ballast_cuda ${BALLAST_CUDA_EMULATED})
+if(NOT BALLAST_CUDA MATCHES "^(off|OFF|emulated)$")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
@@ -28,7 +34,18 @@ if(NOT BALLAST_CUDA MATCHES "^(off|OFF)$")
 endif()
 set(BALLAST_CUDA ${ballast_cuda})
 
-if(BALLAST_CUDA)
+if(BALLAST_CUDA_EMULATED)
+  enable_language(CXX)
+  set(CMAKE_CXX_STANDARD 17)
+  set(CMAKE_CXX_STANDARD_REQUIRED ON)
+  set(CMAKE_CXX_EXTENSIONS OFF)
+  find_path(BALLAST_CUDA_HEADERS cuda_runtime_api.h PATHS /usr/local/cuda/include REQUIRED)
+  add_library(ballast_cudart INTERFACE)
+  target_include_directories(ballast_cudart SYSTEM INTERFACE ${BALLAST_CUDA_HEADERS})
+  target_link_libraries(ballast_cudart INTERFACE emulated_cudart)
+  add_library(ballast_cublaslt INTERFACE)
+  target_link_libraries(ballast_cublaslt INTERFACE ballast_cudart emulated_cublaslt)
+elseif(BALLAST_CUDA)
   # Ampere; Hopper with its own instructions; and its intermediate code for what comes later.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
@@ -41,7 +58,27 @@ if(BALLAST_CUDA)
   set(CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES "") # of the host compiler: the C++ library, which nothing here uses
   set(CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES "")
   set(BALLAST_CUDA_OPTIONS --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti)
+  add_library(ballast_cudart INTERFACE)
+  target_link_libraries(ballast_cudart INTERFACE CUDA::cudart_static)
+  add_library(ballast_cublaslt INTERFACE)
+  target_link_libraries(ballast_cublaslt INTERFACE CUDA::cublasLt)
 endif()
+
+# ballast_cuda_sources(TARGET FILE...): kernels of a module. The arithmetic in element.h rounds where C rounds: no fused multiply-add.
+function(ballast_cuda_sources target)
+  target_sources(${target} PRIVATE ${ARGN})
+  if(NOT BALLAST_CUDA_EMULATED)
+    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS --fmad=false)
+    return()
+  endif()
+  set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
+    OBJECT_DEPENDS "${emulate}/emulate.h" INCLUDE_DIRECTORIES ${emulate}
+    COMPILE_OPTIONS "-include;${emulate}/emulate.h;${BALLAST_EMULATED_OPTIONS}")
+endfunction()
+# A GPU traps on a wide access that is not aligned; x86 may let it pass. These traps need no sanitizer's runtime.
+set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp-contract=off -U_FORTIFY_SOURCE
+  -fsanitize=alignment,bounds,shift,signed-integer-overflow -fsanitize-undefined-trap-on-error)
 
 # Every program below `folder` is linked by the C compiler, whatever its libraries were written in.
 function(ballast_link_with_c folder)

@@ -19,7 +19,7 @@ add_library(libballast STATIC ${library_objects})
 set_target_properties(libballast PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE C)
 add_library(ballast::ballast ALIAS libballast)
 
-if(BALLAST_CUDA)
+if(BALLAST_CUDA AND NOT BALLAST_CUDA_EMULATED)
   string(APPEND BALLAST_LINK_LIBRARIES " -L${CUDAToolkit_LIBRARY_DIR} -lcublasLt -lcudart_static -ldl -lrt")
 endif()
 string(STRIP "${BALLAST_LINK_LIBRARIES}" BALLAST_LINK_LIBRARIES)

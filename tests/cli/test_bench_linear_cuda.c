@@ -12,7 +12,7 @@
 
 #include "bench/command/bench.h"
 #include "bench/command/linear_cuda.h"
-#include "fake_cuda_math.h"
+#include "emulate/emulated.h"
 
 enum { N_LINES = 4, LINE_BYTES = 2048 };
 
@@ -128,9 +128,9 @@ static void test_no_fp8(void **state)
     char text[64];
     (void)state;
 
-    fake_cublaslt_refuse_fp8(true);
+    emulated_cublaslt_refuse_fp8(true);
     run(BL_FORMAT_FP8_ROW, &l);
-    fake_cublaslt_refuse_fp8(false);
+    emulated_cublaslt_refuse_fp8(false);
     for (int i = 2; i < N_LINES; i++) {
         assert_string_equal(value(l.line[i], "fp8_gemm_sums", text), "\"none\"");
         assert_true(atof(value(l.line[i], "fp8_gemm_seconds", text)) == 0);

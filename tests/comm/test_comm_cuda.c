@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The local communicator between ranks that each have a CUDA device: on a GPU, or, built with FAKE_CUDA, on
+/* The local communicator between ranks that each have a CUDA device: on a GPU, or, built with BALLAST_CUDA_EMULATED, on
  * tests/device/fake_cudart.c. Results are those of the CPU bit for bit: copies are copies, and sums have the
  * same order. */
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream contract of device.h on a CUDA device: on a GPU, or, built with FAKE_CUDA, on fake_cudart.c. No
+/* The stream contract of device.h on a CUDA device: on a GPU, or, built with BALLAST_CUDA_EMULATED, on fake_cudart.c. No
  * task here waits for another stream's task: CUDA may run all host functions on one thread. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,8 +15,8 @@
 
 #include "device/cuda/stream.h"
 #include "device/device.h"
-#ifdef FAKE_CUDA
-#include "fake_cudart.h"
+#ifdef BALLAST_CUDA_EMULATED
+#include "emulate/emulated.h"
 #endif
 
 static void assert_ok(bl_status st)
@@ -326,7 +326,7 @@ static void test_a_foreign_stream_serves(void **state)
     bl_device_destroy(cpu);
 }
 
-#ifdef FAKE_CUDA
+#ifdef BALLAST_CUDA_EMULATED
 
 static void test_host_memory_is_registered_in_pieces(void **state)
 {
@@ -335,7 +335,7 @@ static void test_host_memory_is_registered_in_pieces(void **state)
     unsigned char *host, *device;
     assert_ok(bl_device_alloc(f->device, BL_SPACE_HOST, piece + 8192, "host", (void **)&host));
     assert_ok(bl_device_alloc(f->device, BL_SPACE_DEVICE, 8192, "device", (void **)&device));
-    assert_in_range(fake_cuda_registrations(), 2, 3);
+    assert_in_range(emulated_cuda_registrations(), 2, 3);
     unsigned char *boundary = (unsigned char *)(((uintptr_t)host / piece + 1) * piece);
     if (boundary > host + piece) boundary = host + piece; /* then the allocation began at one */
     size_t before = boundary - host < 4096 ? (size_t)(boundary - host) : 4096;
@@ -347,7 +347,7 @@ static void test_host_memory_is_registered_in_pieces(void **state)
     assert_ok(bl_stream_synchronize(f->a));
     bl_device_free(f->device, BL_SPACE_DEVICE, device);
     bl_device_free(f->device, BL_SPACE_HOST, host);
-    assert_int_equal(fake_cuda_registrations(), 0);
+    assert_int_equal(emulated_cuda_registrations(), 0);
 }
 
 static void test_a_broken_gpu_is_told_and_nothing_hangs(void **state)
@@ -356,13 +356,13 @@ static void test_a_broken_gpu_is_told_and_nothing_hangs(void **state)
     int list[2 * BL_STREAM_DEPTH], n = 0;
     give_note(f->a, list, &n, 0);
     assert_ok(bl_stream_synchronize(f->a));
-    fake_cuda_break();
+    emulated_cuda_break();
     assert_int_equal(bl_stream_synchronize(f->a), BL_EINTERNAL);
     assert_non_null(strstr(bl_error_text(), "illegal memory access"));
     assert_non_null(strstr(bl_error_text(), "cuda"));
     assert_int_equal(bl_stream_copy(f->a, list, list + 1, 4), BL_EINTERNAL);
     assert_int_equal(bl_event_record(f->event, f->a), BL_EINTERNAL);
-    fake_cuda_mend();
+    emulated_cuda_mend();
 }
 
 /* One thread drives both, and each call is about the other one than the call before: it makes its own device current. */
@@ -374,7 +374,7 @@ static void test_two_gpus_by_turns(void **state)
     bl_event *event;
     bl_stamp *stamp;
     int *here_memory, *there_memory, list[2], n = 0;
-    fake_cuda_set_machine(13000, 2);
+    emulated_cuda_set_machine(13000, 2);
     assert_ok(bl_device_create_cuda(1, &second));
     assert_ok(bl_stream_create(second, "there", &there));
     assert_ok(bl_event_create(second, &event));
@@ -406,20 +406,20 @@ static void test_two_gpus_by_turns(void **state)
     bl_event_destroy(event);
     bl_stream_destroy(there);
     bl_device_destroy(second);
-    fake_cuda_set_machine(13000, 1);
+    emulated_cuda_set_machine(13000, 1);
 }
 
 static void test_machines_that_will_not_do(void **state)
 {
     bl_device *device;
     (void)state;
-    fake_cuda_set_machine(0, 0);
+    emulated_cuda_set_machine(0, 0);
     assert_int_equal(bl_device_create_cuda(0, &device), BL_ELIMIT);
     assert_non_null(strstr(bl_error_text(), "no NVIDIA driver"));
-    fake_cuda_set_machine(12040, 1);
+    emulated_cuda_set_machine(12040, 1);
     assert_int_equal(bl_device_create_cuda(0, &device), BL_ELIMIT);
     assert_non_null(strstr(bl_error_text(), "driver serves CUDA 12.4"));
-    fake_cuda_set_machine(13000, 1);
+    emulated_cuda_set_machine(13000, 1);
     assert_int_equal(bl_device_create_cuda(1, &device), BL_ELIMIT);
     assert_non_null(strstr(bl_error_text(), "GPU 1 is not among this machine's 1"));
     assert_null(device);
@@ -449,7 +449,7 @@ int main(void)
         TEST(test_stamps_tell_the_time),
         TEST(test_pinned_memory_of_the_callers),
         TEST(test_a_foreign_stream_serves),
-#ifdef FAKE_CUDA
+#ifdef BALLAST_CUDA_EMULATED
         TEST(test_host_memory_is_registered_in_pieces),
         TEST(test_a_broken_gpu_is_told_and_nothing_hangs),
         TEST(test_two_gpus_by_turns),

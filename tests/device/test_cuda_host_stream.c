@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host streams beside a GPU's own, and events between the two kinds: on a GPU, or, built with FAKE_CUDA, on
+/* Host streams beside a GPU's own, and events between the two kinds: on a GPU, or, built with BALLAST_CUDA_EMULATED, on
  * fake_cudart.c. Tasks of a host stream may wait. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -294,7 +294,7 @@ int main(void)
         HOST_TEST(test_rows_on_the_gpu),
         HOST_TEST(test_what_it_does_not_take),
     };
-#ifndef FAKE_CUDA
+#ifndef BALLAST_CUDA_EMULATED
     bl_device *device;
     if (bl_device_create_cuda(0, &device) != BL_OK) {
         printf("skip: no GPU: %s\n", bl_error_text());

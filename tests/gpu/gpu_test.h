@@ -15,21 +15,15 @@
 #include "base/dtype.h"
 #include "ops/ops.h"
 
-/* GPU_OP(op): the op on a CUDA device. */
-#ifdef BALLAST_TEST_EMULATED
-#include "emulate/device.h"
-#define GPU_OP(op)        ops_cuda_##op
-#define gpu_device_create emulated_device_create
-#else
-#define GPU_OP(op)        bl_##op
-#define gpu_device_create bl_device_create_cuda
+#ifdef BALLAST_CUDA_EMULATED
+#include "emulate/emulated.h"
 #endif
 
 enum { SKIPPED = 77, GUARD_BYTES = 64, POISON = 0xff };
 
 static const double BF16 = 1.0 / 256.0;
 
-#ifdef BALLAST_TEST_EMULATED
+#ifdef BALLAST_CUDA_EMULATED
 /* Rows that end within a sector cost up to a fifth at these shapes; a warp whose threads leave gaps costs half. */
 static const double LEAST_SHARE_OF_SECTORS = 0.78;
 #endif
@@ -61,7 +55,7 @@ static inline void gpu_ok(bl_status status)
 /* False, with a line that says why: no GPU. */
 static inline bool gpu_test_create(gpu_test *t)
 {
-    if (gpu_device_create(0, &t->gpu.device) != BL_OK) {
+    if (bl_device_create_cuda(0, &t->gpu.device) != BL_OK) {
         printf("skip: no GPU: %s\n", bl_error_text());
         return false;
     }
@@ -250,11 +244,11 @@ static inline void run_shapes(void **state)
         print_message("%s: %lld x %lld, shifted by %d\n", run->kernel->name,
                       (long long)run->shapes[i].rows, (long long)run->shapes[i].cols,
                       run->shapes[i].shift);
-#ifdef BALLAST_TEST_EMULATED
+#ifdef BALLAST_CUDA_EMULATED
         emulated_forget_accesses();
 #endif
         run->kernel->check(run->test, run->shapes[i]);
-#ifdef BALLAST_TEST_EMULATED
+#ifdef BALLAST_CUDA_EMULATED
         if (emulated_share_of_sectors() < LEAST_SHARE_OF_SECTORS) {
             print_error("its warps use %.2f of the memory sectors that they access\n",
                         emulated_share_of_sectors());

@@ -18,7 +18,7 @@ static const shape shapes[] = {{1, 16384, 0}, {2, 53248, 0}, {3, 18432, 0}, {172
 #define LAUNCH(op)                                                                                 \
     static bl_status launch_##op(bl_stream *stream, const void *args)                              \
     {                                                                                              \
-        return GPU_OP(op)(stream, args);                                                           \
+        return bl_##op(stream, args);                                                              \
     }
 LAUNCH(rmsnorm_forward)
 LAUNCH(rmsnorm_backward)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stack of layers on CUDA against the same stack on the CPU, on a GPU or, built with FAKE_CUDA, on the fakes
+/* A stack of layers on CUDA against the same stack on the CPU, on a GPU or, built with BALLAST_CUDA_EMULATED, on the fakes
  * of tests/device and of this folder. x, dy and B are values that bf16 holds.
  *
  * Tolerance, as the head of test_linear_cuda.c derives it, with one stage more for A, whose compute copy is

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with FAKE_CUDA, on the
+/* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with BALLAST_CUDA_EMULATED, on the
  * fakes of tests/device and of this folder. All inputs are values that bf16 holds, so that both devices start
  * from the same numbers. It is longer than 600 lines: every case runs through the same two devices.
  *
@@ -20,8 +20,8 @@
 #include "base/dtype.h"
 #include "linear/lora_linear.h"
 #include "ops/cuda/gemm_cuda.h"
-#ifdef FAKE_CUDA
-#include "fake_cuda_math.h"
+#ifdef BALLAST_CUDA_EMULATED
+#include "emulate/emulated.h"
 #endif
 
 static const double BF16_ERROR = 0.012, FP8_ERROR = 0.05, WORST_ELEMENT = 8;
@@ -449,22 +449,22 @@ static void test_choice_by_time(void **state)
         int64_t n = shape->T * s.linear.weight.rows;
         double *y[4];
         run(&cpu, shape->T);
-#ifdef FAKE_CUDA
-        fake_cublaslt_slow_first(true);
+#ifdef BALLAST_CUDA_EMULATED
+        emulated_cublaslt_slow_first(true);
 #endif
         for (int i = 0; i < 4; i++) { /* first, by time twice, first */
             check_status(ops_cuda_gemm_choose_by_time(f->gpu.stream, i == 1 || i == 2));
             if (i == 1) run(&s, shape->T);
             run(&s, shape->T);
-#ifdef FAKE_CUDA
-            assert_int_equal(fake_cublaslt_last_candidate(), i == 1 || i == 2 ? 2 : 0);
+#ifdef BALLAST_CUDA_EMULATED
+            assert_int_equal(emulated_cublaslt_last_candidate(), i == 1 || i == 2 ? 2 : 0);
 #endif
             y[i] = fetch(&s, s.y.data, n, true);
             compare(shape->name, "y", &s, s.y.data, &cpu, cpu.y.data, n, false,
                     mode == BL_MATMUL_FP8 ? FP8_ERROR : BF16_ERROR);
         }
-#ifdef FAKE_CUDA
-        fake_cublaslt_slow_first(false);
+#ifdef BALLAST_CUDA_EMULATED
+        emulated_cublaslt_slow_first(false);
 #endif
         assert_memory_equal(y[0], y[3], (size_t)n * sizeof *y[0]);
         assert_memory_equal(y[1], y[2], (size_t)n * sizeof *y[0]);
@@ -508,8 +508,8 @@ static void test_plain_fp8_product(void **state)
     for (int fast = 0; is_served && fast < 2; fast++) {
         gemm.fast_sums = fast;
         check_status(ops_cuda_gemm(s.d.stream, &gemm));
-#ifdef FAKE_CUDA
-        assert_int_equal(fake_cublaslt_fast_sums(), fast);
+#ifdef BALLAST_CUDA_EMULATED
+        assert_int_equal(emulated_cublaslt_fast_sums(), fast);
 #endif
         double *d = fetch(&s, gemm.d, M * N, true);
         for (int i = 0; i < M * N; i++) {
@@ -563,15 +563,15 @@ static void test_scratch_does_not_shrink(void **state)
     }
 }
 
-#ifdef FAKE_CUDA
+#ifdef BALLAST_CUDA_EMULATED
 
 static void test_fp8_products_are_fp8_products(void **state)
 {
     fixture *f = *state;
     for (size_t i = 0; i < BL_COUNT(shapes); i++) {
-        int before = fake_cublaslt_fp8_products();
+        int before = emulated_cublaslt_fp8_products();
         check_shape(f->cpu, f->gpu, &shapes[i], 0.0f, BL_MATMUL_FP8);
-        assert_int_equal(fake_cublaslt_fp8_products() - before,
+        assert_int_equal(emulated_cublaslt_fp8_products() - before,
                          shapes[i].is_fp8_possible && shapes[i].T > 0 ? 2 : 0);
     }
 }
@@ -583,9 +583,9 @@ static void test_stacked_updates_share_products(void **state)
     layer_shape shape = shapes[1];
     for (int stacked = 0; stacked < 2; stacked++) {
         shape.is_stacked = stacked;
-        int before = fake_cublaslt_products();
+        int before = emulated_cublaslt_products();
         check_shape(f->cpu, f->gpu, &shape, 0.0f, BL_MATMUL_BF16);
-        assert_int_equal(fake_cublaslt_products() - before,
+        assert_int_equal(emulated_cublaslt_products() - before,
                          stacked ? (1 + 3 + 1) + (1 + 6 + 2 + 1) : (6 + 1) + (3 + 6 + 6 + 1));
     }
 }
@@ -593,13 +593,13 @@ static void test_stacked_updates_share_products(void **state)
 static void test_refused_fp8_falls_back(void **state)
 {
     fixture *f = *state;
-    fake_cublaslt_refuse_fp8(true);
-    int before = fake_cublaslt_fp8_products();
+    emulated_cublaslt_refuse_fp8(true);
+    int before = emulated_cublaslt_fp8_products();
     layer_shape shape = shapes[3];
     shape.is_fp8_possible = false;
     check_shape(f->cpu, f->gpu, &shape, 0.3f, BL_MATMUL_FP8);
-    assert_int_equal(fake_cublaslt_fp8_products(), before);
-    fake_cublaslt_refuse_fp8(false);
+    assert_int_equal(emulated_cublaslt_fp8_products(), before);
+    emulated_cublaslt_refuse_fp8(false);
 }
 
 #endif
@@ -612,6 +612,10 @@ int main(void)
         return 77;
     }
     bl_device_destroy(device);
+#ifdef BALLAST_CUDA_EMULATED
+    printf("descriptors are %schecked by the toolkit's cuBLASLt\n",
+           emulated_cublaslt_ask_real() ? "" : "not ");
+#endif
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_bf16_equals_the_cpu),
@@ -621,7 +625,7 @@ int main(void)
         TEST(test_choice_by_time),
         TEST(test_plain_fp8_product),
         TEST(test_scratch_does_not_shrink),
-#ifdef FAKE_CUDA
+#ifdef BALLAST_CUDA_EMULATED
         TEST(test_fp8_products_are_fp8_products),
         TEST(test_refused_fp8_falls_back),
         TEST(test_stacked_updates_share_products),

@@ -9,8 +9,8 @@
  * with 0xa5 when the block begins. What this cannot show: speed, and memory that threads write and read
  * without a barrier while another order than these two makes a difference. Included before everything else
  * (-include). */
-#ifndef BALLAST_TESTS_EMULATE_H
-#define BALLAST_TESTS_EMULATE_H
+#ifndef BALLAST_TESTS_EMULATE_EMULATE_H
+#define BALLAST_TESTS_EMULATE_EMULATE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -46,8 +46,9 @@ void emulated_sync_cluster();
 unsigned emulated_cluster_blocks();
 void *emulated_map_shared(void *mine, unsigned rank);
 extern unsigned char emulated_lane_values[1024][8]; /* a thread's, for shuffles */
-void emulated_launch(unsigned n_blocks, unsigned n_threads, unsigned n_clustered,
-                     std::function<void()> thread);
+/* Queues the kernel on a stream; one kernel runs at a time. */
+int emulated_launch(void *stream, unsigned n_blocks, unsigned n_threads, unsigned n_clustered,
+                    std::function<void()> thread);
 
 /* ---- vectors ---- */
 
@@ -147,7 +148,7 @@ struct dim3 {
 
 typedef void *cudaStream_t;
 typedef int cudaError_t;
-enum { cudaSuccess, cudaMemcpyDeviceToDevice, cudaLaunchAttributeClusterDimension };
+enum { cudaSuccess = 0, cudaMemcpyDeviceToDevice = 3, cudaLaunchAttributeClusterDimension = 4 };
 
 struct cudaLaunchAttribute {
     int id;
@@ -168,17 +169,12 @@ template <typename... Parameters, typename... Arguments>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config,
                                              void (*kernel)(Parameters...), Arguments... arguments)
 {
-    emulated_launch(config->gridDim.x, config->blockDim.x,
-                    config->numAttrs ? config->attrs->val.clusterDim.x : 1,
-                    [=] { kernel(arguments...); });
-    return cudaSuccess;
+    return emulated_launch(config->stream, config->gridDim.x, config->blockDim.x,
+                           config->numAttrs ? config->attrs->val.clusterDim.x : 1,
+                           [=] { kernel(arguments...); });
 }
 
-static inline cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size_bytes, int,
-                                          cudaStream_t)
-{
-    memcpy(dst, src, size_bytes);
-    return cudaSuccess;
-}
+extern "C" cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size_bytes, int kind,
+                                       cudaStream_t stream); /* runtime.c */
 
 #endif

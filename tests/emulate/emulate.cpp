@@ -6,8 +6,12 @@
 #include <stdlib.h>
 #include <ucontext.h>
 
+#include <memory>
+#include <mutex>
 #include <set>
 #include <vector>
+
+#include "queue.h"
 
 enum class waits_for { nothing, block, warp, cluster, end };
 
@@ -206,8 +210,7 @@ static void run_cluster(unsigned first_block, bool *forwards)
     }
 }
 
-void emulated_launch(unsigned n_blocks, unsigned n_threads, unsigned n_clustered,
-                     std::function<void()> thread)
+static void run_kernel(unsigned n_blocks, unsigned n_threads, unsigned n_clustered)
 {
     if (n_threads > 1024 || (n_threads > 1 && n_threads % WARP != 0) || n_blocks % n_clustered != 0 ||
         n_clustered > 8) {
@@ -217,7 +220,6 @@ void emulated_launch(unsigned n_blocks, unsigned n_threads, unsigned n_clustered
     }
     bool forwards = false;
     while (stacks.size() < (size_t)n_threads * n_clustered) stacks.push_back((char *)malloc(STACK_BYTES));
-    body = thread;
     n_ranks = n_clustered;
     gridDim = {n_blocks, 1, 1};
     coroutines.resize((size_t)n_threads * n_clustered);
@@ -226,4 +228,29 @@ void emulated_launch(unsigned n_blocks, unsigned n_threads, unsigned n_clustered
         begin_cluster(n_threads);
         run_cluster(block, &forwards);
     }
+}
+
+struct launch {
+    unsigned n_blocks, n_threads, n_clustered;
+    std::function<void()> thread;
+};
+
+static std::mutex one_kernel; /* all of the above is one kernel's */
+
+static void run_launch(void *argument)
+{
+    std::unique_ptr<launch> l((launch *)argument);
+    std::lock_guard<std::mutex> lock(one_kernel);
+    body = std::move(l->thread);
+    run_kernel(l->n_blocks, l->n_threads, l->n_clustered);
+    body = nullptr;
+}
+
+int emulated_launch(void *stream, unsigned n_blocks, unsigned n_threads, unsigned n_clustered,
+                    std::function<void()> thread)
+{
+    auto *l = new launch{n_blocks, n_threads, n_clustered, std::move(thread)};
+    int error = emulated_queue(stream, run_launch, l);
+    if (error != 0) delete l;
+    return error;
 }

@@ -4,7 +4,8 @@
  * memory) be tested where there is no GPU. What it checks itself: a copy stays within one registration, and
  * nothing is called by a host function, times are asked of events that have them, and no stream waits for
  * the legacy one. */
-#include "fake_cudart.h"
+#include "emulated.h"
+#include "queue.h"
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -19,11 +20,14 @@
 #include "base/sizes.h"
 #include "device/device.h"
 
-enum { MAX_RANGES = 256 };
-
 typedef struct range {
-    uintptr_t begin, end;
+    uintptr_t begin, end; /* 0, 0: a place that is free */
 } range;
+
+typedef struct ranges {
+    range *items;
+    int n, room;
+} ranges;
 
 struct CUstream_st {
     bl_stream *stream;
@@ -45,7 +49,7 @@ typedef struct host_call {
 
 static bl_device *cpu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static range registered[MAX_RANGES], memory[MAX_RANGES];
+static ranges registered, memory;
 static _Atomic cudaError_t broken = cudaSuccess;
 static int driver_version = 13000, n_devices = 1;
 static _Thread_local bool in_host_function;
@@ -64,54 +68,62 @@ static _Thread_local int current_device;
         if ((stream)->device != current_device) return cudaErrorInvalidResourceHandle;             \
     } while (0)
 
-void fake_cuda_break(void)
+void emulated_cuda_break(void)
 {
     atomic_store(&broken, cudaErrorIllegalAddress);
 }
 
-void fake_cuda_mend(void)
+void emulated_cuda_mend(void)
 {
     atomic_store(&broken, cudaSuccess);
 }
 
-void fake_cuda_set_machine(int driver, int devices)
+void emulated_cuda_set_machine(int driver, int devices)
 {
     driver_version = driver;
     n_devices = devices;
 }
 
-static bool add_range(range *ranges, const void *begin, size_t bytes)
+static bool add_range(ranges *set, const void *begin, size_t bytes)
 {
-    bool done = false;
+    bool done = true;
+    int i = 0;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MAX_RANGES && !done; i++) {
-        if (ranges[i].end) continue;
-        ranges[i] = (range){(uintptr_t)begin, (uintptr_t)begin + bytes};
-        done = true;
+    while (i < set->n && set->items[i].end) i++;
+    if (i == set->room) {
+        int room = 2 * set->room + 64;
+        range *items = realloc(set->items, (size_t)room * sizeof *items);
+        done = items != NULL;
+        if (done) *set = (ranges){items, set->n, room};
     }
+    if (done) set->items[i] = (range){(uintptr_t)begin, (uintptr_t)begin + bytes};
+    if (done && i == set->n) set->n++;
     pthread_mutex_unlock(&lock);
     return done;
 }
 
 /* The end of the range that holds `at`, 0 for none; takes it away when it begins there and `take` says so. */
-static uintptr_t find_range(range *ranges, const void *at, bool take)
+static uintptr_t find_range(ranges *set, const void *at, bool take)
 {
     uintptr_t end = 0;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MAX_RANGES && !end; i++) {
-        if ((uintptr_t)at < ranges[i].begin || (uintptr_t)at >= ranges[i].end) continue;
-        if (take && ranges[i].begin != (uintptr_t)at) continue;
-        end = ranges[i].end;
-        if (take) ranges[i] = (range){0, 0};
+    for (int i = 0; i < set->n && !end; i++) {
+        range *r = &set->items[i];
+        if ((uintptr_t)at < r->begin || (uintptr_t)at >= r->end) continue;
+        if (take && r->begin != (uintptr_t)at) continue;
+        end = r->end;
+        if (take) *r = (range){0, 0};
     }
     pthread_mutex_unlock(&lock);
     return end;
 }
 
-int fake_cuda_registrations(void)
+int emulated_cuda_registrations(void)
 {
     int n = 0;
-    for (int i = 0; i < MAX_RANGES; i++) n += registered[i].end != 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < registered.n; i++) n += registered.items[i].end != 0;
+    pthread_mutex_unlock(&lock);
     return n;
 }
 
@@ -122,13 +134,13 @@ cudaError_t cudaGetLastError(void)
 
 const char *cudaGetErrorName(cudaError_t error)
 {
-    return error == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaErrorFake";
+    return error == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaErrorEmulated";
 }
 
 const char *cudaGetErrorString(cudaError_t error)
 {
     return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
-                                            : "a fake error";
+                                            : "an emulated error";
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
@@ -179,13 +191,13 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
         !(*out = aligned_alloc(256, (size_t)bl_round_up((int64_t)bytes, 256))))
         return cudaErrorMemoryAllocation;
     memset(*out, 0xA5, bytes);
-    return add_range(memory, *out, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+    return add_range(&memory, *out, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFree(void *pointer)
 {
     ENTER();
-    if (!find_range(memory, pointer, true)) return cudaErrorInvalidValue;
+    if (!find_range(&memory, pointer, true)) return cudaErrorInvalidValue;
     free(pointer);
     return cudaSuccess;
 }
@@ -194,15 +206,15 @@ cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
 {
     ENTER();
     if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped) ||
-        find_range(registered, pointer, false))
+        find_range(&registered, pointer, false))
         return cudaErrorInvalidValue;
-    return add_range(registered, pointer, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+    return add_range(&registered, pointer, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaHostUnregister(void *pointer)
 {
     ENTER();
-    return find_range(registered, pointer, true) ? cudaSuccess : cudaErrorInvalidValue;
+    return find_range(&registered, pointer, true) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* Another address than the host's, as a GPU may have: only what gives it back reads through it. */
@@ -211,7 +223,7 @@ enum { DEVICE_SHIFT = 1 << 20 };
 cudaError_t cudaHostGetDevicePointer(void **out, void *pointer, unsigned int flags)
 {
     ENTER();
-    if (flags != 0 || !find_range(registered, pointer, false)) return cudaErrorInvalidValue;
+    if (flags != 0 || !find_range(&registered, pointer, false)) return cudaErrorInvalidValue;
     *out = (char *)pointer + DEVICE_SHIFT;
     return cudaSuccess;
 }
@@ -237,7 +249,7 @@ static CUresult stream_wait_value(CUstream stream, CUdeviceptr address, cuuint32
     const char *at = (const char *)(uintptr_t)address - DEVICE_SHIFT;
     if (in_host_function) abort();
     if (stream->device != current_device) return CUDA_ERROR_INVALID_HANDLE;
-    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 || !find_range(registered, at, false))
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 || !find_range(&registered, at, false))
         return CUDA_ERROR_INVALID_VALUE;
     (void)bl_stream_call(stream->stream, wait_for_value,
                          &(value_wait){(const _Atomic uint32_t *)(const void *)at, value},
@@ -262,9 +274,9 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 {
     ENTER();
     memset(attributes, 0, sizeof *attributes);
-    attributes->type = find_range(memory, pointer, false)       ? cudaMemoryTypeDevice
-                       : find_range(registered, pointer, false) ? cudaMemoryTypeHost
-                                                                : cudaMemoryTypeUnregistered;
+    attributes->type = find_range(&memory, pointer, false)       ? cudaMemoryTypeDevice
+                       : find_range(&registered, pointer, false) ? cudaMemoryTypeHost
+                                                                 : cudaMemoryTypeUnregistered;
     return cudaSuccess;
 }
 
@@ -276,7 +288,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
     bl_status st = cpu ? BL_OK : bl_device_create_cpu(1, &cpu);
     pthread_mutex_unlock(&lock);
     if ((*out = malloc(sizeof **out))) (*out)->device = current_device;
-    return st == BL_OK && *out && bl_stream_create(cpu, "fake", &(*out)->stream) == BL_OK
+    return st == BL_OK && *out && bl_stream_create(cpu, "emulated", &(*out)->stream) == BL_OK
                ? cudaSuccess
                : cudaErrorMemoryAllocation;
 }
@@ -321,9 +333,31 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
     return cudaSuccess;
 }
 
+typedef struct device_work {
+    void (*work)(void *);
+    void *argument;
+} device_work;
+
+static bl_status run_device_work(bl_stream *stream, const void *args)
+{
+    const device_work *w = args;
+    (void)stream;
+    w->work(w->argument);
+    return BL_OK;
+}
+
+int emulated_queue(void *stream, void (*work)(void *), void *argument)
+{
+    cudaStream_t to = stream;
+    ENTER_STREAM(to);
+    (void)bl_stream_call(to->stream, run_device_work, &(device_work){work, argument},
+                         sizeof(device_work));
+    return cudaSuccess;
+}
+
 static bool is_in_one_range(const void *begin, size_t bytes)
 {
-    uintptr_t end = find_range(registered, begin, false);
+    uintptr_t end = find_range(&registered, begin, false);
     return !end || (uintptr_t)begin + bytes <= end;
 }
 
@@ -331,8 +365,13 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
                             cudaStream_t stream)
 {
     ENTER_STREAM(stream);
-    if (kind != cudaMemcpyDefault || !is_in_one_range(dst, bytes) || !is_in_one_range(src, bytes))
+    if (!is_in_one_range(dst, bytes) || !is_in_one_range(src, bytes)) return cudaErrorInvalidValue;
+    if (kind == cudaMemcpyDeviceToDevice) {
+        if (!find_range(&memory, dst, false) || !find_range(&memory, src, false))
+            return cudaErrorInvalidValue;
+    } else if (kind != cudaMemcpyDefault) {
         return cudaErrorInvalidValue;
+    }
     (void)bl_stream_copy(stream->stream, dst, src, bytes);
     return cudaSuccess;
 }
@@ -368,7 +407,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 static atomic_int pretended_ms;
 
-void fake_cuda_pretend_ms(int ms)
+void emulated_cuda_pretend_ms(int ms)
 {
     atomic_fetch_add(&pretended_ms, ms);
 }

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuBLASLt on the CPU: what its manual says that a product computes, so that everything around products (offsets, strides, scales, order,
+ * fallbacks) runs without a GPU. Operands become fp32, FP8 codes with their scales; the CPU's BLAS multiplies on one thread, and the sum is
+ * rounded once. Nothing here says that the real one computes the same: the tests labeled gpu do, on a GPU.
+ *
+ * Descriptors, layouts and preferences need no GPU: where the toolkit's cuBLASLt is installed a test may have it make them too, and see
+ * every attribute. */
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "emulated.h"
+#include "fp8/fp8.h"
+#include "ops/cpu/blas.h"
+#include "queue.h"
+
+/* ---- the real one ---- */
+
+#ifndef REAL_CUBLASLT
+#define REAL_CUBLASLT "libcublasLt.so"
+#endif
+
+static void *real_library; /* NULL: not asked */
+
+bool emulated_cublaslt_ask_real(void)
+{
+    if (!real_library) real_library = dlopen(REAL_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
+    return real_library != NULL;
+}
+
+static void *find_real(const char *name)
+{
+    void *function = dlsym(real_library, name);
+    if (!function) abort();
+    return function;
+}
+
+/* What the real function of the name says; success where nobody asked for it. */
+#define REAL(function, ...)                                                                        \
+    (real_library ? ((__typeof__(&function))find_real(#function))(__VA_ARGS__)                     \
+                  : CUBLAS_STATUS_SUCCESS)
+
+/* ---- what a test does and asks ---- */
+
+/* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
+enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
+
+static atomic_bool refuses_fp8, is_first_slow;
+static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate;
+
+void emulated_cublaslt_slow_first(bool slow)
+{
+    atomic_store(&is_first_slow, slow);
+}
+
+int emulated_cublaslt_last_candidate(void)
+{
+    return atomic_load(&last_candidate);
+}
+
+void emulated_cublaslt_refuse_fp8(bool refuse)
+{
+    atomic_store(&refuses_fp8, refuse);
+}
+
+int emulated_cublaslt_products(void)
+{
+    return atomic_load(&n_products);
+}
+
+int emulated_cublaslt_fp8_products(void)
+{
+    return atomic_load(&n_fp8_products);
+}
+
+int emulated_cublaslt_fast_sums(void)
+{
+    return atomic_load(&n_fast_sums);
+}
+
+/* ---- descriptors; the library's handles point to these ---- */
+
+typedef struct lt_operation {
+    cublasLtMatmulDesc_t real;
+    int32_t transpose_a, transpose_b, scale_mode_a, scale_mode_b;
+    const float *scale_a, *scale_b;
+    int8_t fast_sums;
+} lt_operation;
+
+typedef struct lt_matrix {
+    cublasLtMatrixLayout_t real;
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+} lt_matrix;
+
+typedef struct lt_preference {
+    cublasLtMatmulPreference_t real;
+} lt_preference;
+
+static lt_operation *operation_of(cublasLtMatmulDesc_t handle)
+{
+    return (lt_operation *)(void *)handle;
+}
+
+static lt_matrix *matrix_of(cublasLtMatrixLayout_t handle)
+{
+    return (lt_matrix *)(void *)handle;
+}
+
+static lt_preference *preference_of(cublasLtMatmulPreference_t handle)
+{
+    return (lt_preference *)(void *)handle;
+}
+
+size_t cublasLtGetVersion(void)
+{
+    return 130000;
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED ? "not supported by the emulated cuBLASLt"
+                                                 : "an error of the emulated cuBLASLt";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *out)
+{
+    *out = malloc(1);
+    return *out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+    lt_operation *operation = calloc(1, sizeof *operation);
+
+    *out = (cublasLtMatmulDesc_t)(void *)operation;
+    if (!operation) return CUBLAS_STATUS_ALLOC_FAILED;
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
+    return REAL(cublasLtMatmulDescCreate, &operation->real, compute, scale);
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t handle)
+{
+    cublasLtMatmulDesc_t real = operation_of(handle)->real;
+    free(operation_of(handle));
+    return real ? REAL(cublasLtMatmulDescDestroy, real) : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes)
+{
+    lt_operation *o = operation_of(handle);
+    const struct {
+        cublasLtMatmulDescAttributes_t attribute;
+        void *to;
+        size_t bytes;
+    } known[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, &o->transpose_a, sizeof o->transpose_a},
+        {CUBLASLT_MATMUL_DESC_TRANSB, &o->transpose_b, sizeof o->transpose_b},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &o->scale_mode_a, sizeof o->scale_mode_a},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &o->scale_mode_b, sizeof o->scale_mode_b},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &o->scale_a, sizeof o->scale_a},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &o->scale_b, sizeof o->scale_b},
+        {CUBLASLT_MATMUL_DESC_FAST_ACCUM, &o->fast_sums, sizeof o->fast_sums},
+    };
+
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (known[i].attribute != attribute) continue;
+        if (known[i].bytes != bytes) return CUBLAS_STATUS_INVALID_VALUE;
+        memcpy(known[i].to, value, bytes);
+        return o->real ? REAL(cublasLtMatmulDescSetAttribute, o->real, attribute, value, bytes)
+                       : CUBLAS_STATUS_SUCCESS;
+    }
+    return CUBLAS_STATUS_INVALID_VALUE; /* it would change the product, and nothing here would know */
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    lt_matrix *matrix = calloc(1, sizeof *matrix);
+
+    *out = (cublasLtMatrixLayout_t)(void *)matrix;
+    if (!matrix) return CUBLAS_STATUS_ALLOC_FAILED;
+    *matrix = (lt_matrix){.type = type, .rows = rows, .cols = cols, .ld = ld};
+    if (ld < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
+    return REAL(cublasLtMatrixLayoutCreate, &matrix->real, type, rows, cols, ld);
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle)
+{
+    cublasLtMatrixLayout_t real = matrix_of(handle)->real;
+    free(matrix_of(handle));
+    return real ? REAL(cublasLtMatrixLayoutDestroy, real) : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
+{
+    lt_preference *preference = calloc(1, sizeof *preference);
+
+    *out = (cublasLtMatmulPreference_t)(void *)preference;
+    if (!preference) return CUBLAS_STATUS_ALLOC_FAILED;
+    return REAL(cublasLtMatmulPreferenceCreate, &preference->real);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle)
+{
+    cublasLtMatmulPreference_t real = preference_of(handle)->real;
+    free(preference_of(handle));
+    return real ? REAL(cublasLtMatmulPreferenceDestroy, real) : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t handle,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes)
+{
+    cublasLtMatmulPreference_t real = preference_of(handle)->real;
+    return real ? REAL(cublasLtMatmulPreferenceSetAttribute, real, attribute, value, bytes)
+                : CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- what the manual demands ---- */
+
+static bool is_fp8(const lt_matrix *m)
+{
+    return m->type == CUDA_R_8F_E4M3;
+}
+
+/* What the manual demands and the heuristic need not look at: cuBLAS 13, "Narrow Precision Data Types Usage" and the requirements of FP8
+ * kernels under cublasLtMatmul. An FP8 product that does not meet it must not even be asked for. */
+static void demand(bool is_met, const char *what)
+{
+    if (is_met) return;
+    fprintf(stderr, "emulated cuBLASLt: an FP8 product: %s\n", what);
+    abort();
+}
+
+static void demand_what_the_manual_says(const lt_operation *o, const lt_matrix *A,
+                                        const lt_matrix *B, const lt_matrix *D)
+{
+    int32_t outer = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+            block = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+            vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+            scalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, a = o->scale_mode_a,
+            b = o->scale_mode_b;
+
+    demand(o->transpose_a == CUBLAS_OP_T && o->transpose_b == CUBLAS_OP_N,
+           "A is transposed and B is not");
+    demand(A->rows % 16 == 0 && A->ld % 16 == 0 && B->ld % 16 == 0,
+           "k and the leading dimensions are multiples of 16 bytes");
+    demand(D->rows % 8 == 0 && D->ld % 8 == 0 && D->type == CUDA_R_16BF,
+           "D is bf16 in columns of 16 bytes");
+    demand((a == outer && b == outer) || (a == block && b == vector) ||
+               (a == scalar && b == scalar),
+           "these modes of scaling go together");
+    demand(a != block || (D->rows % 4 == 0 && D->cols % 4 == 0),
+           "M and N are multiples of 4 for blocks of 128");
+    demand(o->scale_a && (uintptr_t)o->scale_a % 16 == 0 && o->scale_b &&
+               (uintptr_t)o->scale_b % 16 == 0,
+           "scales begin at 16 bytes");
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
+                                              cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int n_wanted,
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *n_results)
+{
+    (void)handle, (void)preference;
+    if (c != d || n_wanted < N_CANDIDATES) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(matrix_of(a)))
+        demand_what_the_manual_says(operation_of(operation), matrix_of(a), matrix_of(b),
+                                    matrix_of(d));
+    bool served = !is_fp8(matrix_of(a)) || !atomic_load(&refuses_fp8);
+    *n_results = served ? N_CANDIDATES : 0;
+    for (int i = 0; i < *n_results; i++) {
+        results[i].state = CUBLAS_STATUS_SUCCESS;
+        results[i].workspaceSize = 0;
+        results[i].algo.data[0] = (uint64_t)i;
+    }
+    return served ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* ---- products ---- */
+
+typedef struct lt_product {
+    lt_operation operation;
+    lt_matrix a, b, d;
+    float alpha, beta;
+    const void *A, *B;
+    void *D;
+    bool is_slow;
+} lt_product;
+
+/* Of element (outer, inner) of an operand with `n_outer` rows or columns and n_inner along the sum. */
+static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t n_outer,
+                      int64_t inner, int64_t n_inner)
+{
+    int64_t stride = ((n_inner + 127) / 128 + 3) / 4 * 4;
+    switch (mode) {
+    case CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F:
+        return scales ? scales[0] : 1.0f;
+    case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
+        return scales[outer];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return scales[inner / 128 * n_outer + outer];
+    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+        return scales[outer / 128 * stride + inner / 128];
+    default:
+        abort();
+    }
+}
+
+static void *take(int64_t n, size_t each)
+{
+    void *memory = malloc((size_t)n * each + 1);
+    if (!memory) {
+        fprintf(stderr, "emulated cuBLASLt: no memory for a product\n");
+        abort();
+    }
+    return memory;
+}
+
+/* FP8 operands have the sum's direction along their columns (demand_what_the_manual_says): a column is one outer index. */
+static void widen_codes(const lt_matrix *m, const uint8_t *codes, int32_t mode, const float *scales,
+                        float *out)
+{
+    int64_t n_inner = (int64_t)m->rows, n_outer = (int64_t)m->cols;
+    for (int64_t outer = 0; outer < n_outer; outer++)
+        for (int64_t begin = 0; begin < n_inner; begin += 128) {
+            int64_t end = begin + 128 < n_inner ? begin + 128 : n_inner;
+            float scale = scale_of(mode, scales, outer, n_outer, begin, n_inner);
+            for (int64_t i = begin; i < end; i++)
+                out[outer * n_inner + i] = scale * bl_e4m3_to_f32(codes[outer * m->ld + i]);
+        }
+}
+
+/* The matrix as it lies, column after column without gaps, in fp32. The caller frees it. */
+static float *widen(const lt_matrix *m, const void *values, int32_t mode, const float *scales)
+{
+    int64_t rows = (int64_t)m->rows, cols = (int64_t)m->cols;
+    float *out = take(rows * cols, sizeof *out);
+    if (is_fp8(m)) {
+        widen_codes(m, values, mode, scales, out);
+        return out;
+    }
+    for (int64_t col = 0; col < cols; col++)
+        for (int64_t row = 0; row < rows; row++)
+            out[col * rows + row] = bl_bf16_to_f32(((const uint16_t *)values)[col * m->ld + row]);
+    return out;
+}
+
+/* D = alpha sums + beta D, each rounded once. */
+static void write_result(const lt_product *p, const float *sums)
+{
+    int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
+    bool is_half = p->d.type == CUDA_R_16BF;
+    for (int64_t col = 0; col < n; col++)
+        for (int64_t row = 0; row < m; row++) {
+            int64_t at = col * p->d.ld + row;
+            uint16_t *half = (uint16_t *)p->D + at;
+            float *whole = (float *)p->D + at;
+            double value = (double)p->alpha * (double)sums[col * m + row];
+            if (p->beta != 0)
+                value += (double)p->beta * (double)(is_half ? bl_bf16_to_f32(*half) : *whole);
+            if (is_half)
+                *half = bl_f32_to_bf16((float)value);
+            else
+                *whole = (float)value;
+        }
+}
+
+/* A column-major product is a row-major one of the same memory with the operands' places changed: D^T (n,m) = op(B)^T op(A)^T. */
+static void multiply(void *argument)
+{
+    lt_product *p = argument;
+    const lt_operation *o = &p->operation;
+    int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
+    bool turn_a = o->transpose_a == CUBLAS_OP_T, turn_b = o->transpose_b == CUBLAS_OP_T;
+    int64_t k = (int64_t)(turn_a ? p->a.rows : p->a.cols);
+    float *A = widen(&p->a, p->A, o->scale_mode_a, o->scale_a),
+          *B = widen(&p->b, p->B, o->scale_mode_b, o->scale_b), *sums = take(m * n, sizeof *sums);
+
+    if (p->is_slow) emulated_cuda_pretend_ms(SLOW_MS);
+    if (!ops_blas_sgemm(turn_b, turn_a, n, m, k, 1.0f, B, (int64_t)p->b.rows, A, (int64_t)p->a.rows,
+                        0.0f, sums, m))
+        abort();
+    write_result(p, sums);
+    free(A), free(B), free(sums), free(p);
+}
+
+static bool shapes_agree(const lt_product *p)
+{
+    bool turn_a = p->operation.transpose_a == CUBLAS_OP_T,
+         turn_b = p->operation.transpose_b == CUBLAS_OP_T;
+    uint64_t k = turn_a ? p->a.rows : p->a.cols;
+    return (turn_a ? p->a.cols : p->a.rows) == p->d.rows &&
+           (turn_b ? p->b.rows : p->b.cols) == p->d.cols && (turn_b ? p->b.cols : p->b.rows) == k &&
+           p->a.type == p->b.type && (is_fp8(&p->a) || p->a.type == CUDA_R_16BF) &&
+           (p->d.type == CUDA_R_16BF || p->d.type == CUDA_R_32F);
+}
+
+static void note_product(const lt_product *p)
+{
+    atomic_fetch_add(&n_products, 1);
+    if (!is_fp8(&p->a)) return;
+    demand((uintptr_t)p->A % 16 == 0 && (uintptr_t)p->B % 16 == 0 && (uintptr_t)p->D % 16 == 0,
+           "matrices begin at 16 bytes");
+    demand_what_the_manual_says(&p->operation, &p->a, &p->b, &p->d);
+    atomic_fetch_add(&n_fp8_products, 1);
+    atomic_fetch_add(&n_fast_sums, p->operation.fast_sums);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                              const void *alpha, const void *A, cublasLtMatrixLayout_t a,
+                              const void *B, cublasLtMatrixLayout_t b, const void *beta,
+                              const void *C, cublasLtMatrixLayout_t c, void *D,
+                              cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algorithm,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    int candidate = (int)algorithm->data[0];
+    lt_product product = {.operation = *operation_of(operation),
+                          .a = *matrix_of(a),
+                          .b = *matrix_of(b),
+                          .d = *matrix_of(d),
+                          .alpha = *(const float *)alpha,
+                          .beta = *(const float *)beta,
+                          .A = A,
+                          .B = B,
+                          .D = D,
+                          .is_slow = candidate == 0 && atomic_load(&is_first_slow)};
+
+    (void)handle, (void)workspace_bytes;
+    if (candidate == REFUSED_CANDIDATE) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (C != D || c != d || (uintptr_t)workspace % 256 != 0 || !shapes_agree(&product))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    atomic_store(&last_candidate, candidate);
+    note_product(&product);
+    lt_product *queued = take(1, sizeof product);
+    *queued = product;
+    if (emulated_queue(stream, multiply, queued) == cudaSuccess) return CUBLAS_STATUS_SUCCESS;
+    free(queued);
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+}

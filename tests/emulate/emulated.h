@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* emulated.h -- what a test can do to the emulated GPU, and ask of it: builds with BALLAST_CUDA_EMULATED only. */
+#ifndef BALLAST_TESTS_EMULATE_EMULATED_H
+#define BALLAST_TESTS_EMULATE_EMULATED_H
+
+#include <stdbool.h>
+
+/* ---- the runtime ---- */
+
+void emulated_cuda_break(void); /* from now on every call fails, and no host function runs */
+void emulated_cuda_mend(void);
+void emulated_cuda_set_machine(int driver_version, int n_devices);
+int emulated_cuda_registrations(void); /* of host memory, alive */
+/* Said in a stream's order: what was queued before took so much longer. */
+void emulated_cuda_pretend_ms(int ms);
+
+/* ---- cuBLASLt ---- */
+
+void emulated_cublaslt_refuse_fp8(bool refuse);
+int emulated_cublaslt_products(void);         /* so far */
+int emulated_cublaslt_fp8_products(void);     /* of those, in FP8 */
+int emulated_cublaslt_fast_sums(void);        /* of those, with fast sums */
+void emulated_cublaslt_slow_first(bool slow); /* the first of three candidates pretends to be */
+int emulated_cublaslt_last_candidate(void);
+/* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends the test when it refuses one; no GPU is
+ * needed for that. False where there is no such library. */
+bool emulated_cublaslt_ask_real(void);
+
+/* ---- kernels ---- */
+
+/* Of the bytes in the sectors that warps loaded and stored since they were forgotten, the share that they asked for. No kernel may be
+ * running. */
+void emulated_forget_accesses(void);
+double emulated_share_of_sectors(void);
+
+#endif
