@@ -54,7 +54,7 @@ typedef struct session {
     bl_llama_weights *weights;
     bl_base *base;
     bl_lora_layout lora;
-    float *lora_weights;
+    bl_tensor lora_weights;
     bl_generator *generator;
     /* The prompt and what was added: decoded together, so that spaces come out as in one text. */
     bl_ids ids;
@@ -113,7 +113,7 @@ static bl_status open_session(session *s)
 static void close_session(session *s)
 {
     bl_generator_destroy(s->generator);
-    if (s->device) bl_device_free(s->device, BL_SPACE_DEVICE, s->lora_weights);
+    if (s->device) bl_device_free(s->device, BL_SPACE_DEVICE, s->lora_weights.data);
     bl_base_destroy(s->base);
     bl_llama_weights_free(s->weights);
     bl_stream_destroy(s->stream);

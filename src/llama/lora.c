@@ -17,9 +17,40 @@ void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *o
         if (!options->target[p]) continue;
         bl_projection_shape(config, (bl_projection)p, &out->b_rows[p], &out->a_cols[p]);
         out->row_begin[p] = bl_projection_row(config, (bl_projection)p);
-        out->a_offset[p] = out->n_floats;
-        out->b_offset[p] = out->a_offset[p] + options->r * out->a_cols[p];
-        out->n_floats = out->b_offset[p] + options->r * out->b_rows[p];
+    }
+    bl_lora_layout_stack(out, false);
+}
+
+/* The factors of projections [first, end): all A's, then all B's. */
+static void place_factors(bl_lora_layout *layout, int first, int end)
+{
+    const bl_lora_options *o = &layout->options;
+
+    for (int p = first; p < end; p++) {
+        if (!o->target[p]) continue;
+        layout->a_offset[p] = layout->n_floats;
+        layout->n_floats += o->r * layout->a_cols[p];
+    }
+    for (int p = first; p < end; p++) {
+        if (!o->target[p]) continue;
+        layout->b_offset[p] = layout->n_floats;
+        layout->n_floats += o->r * layout->b_rows[p];
+    }
+}
+
+static bl_llama_matrix matrix_of(int projection)
+{
+    return bl_projection_get((bl_projection)projection)->matrix;
+}
+
+void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked)
+{
+    layout->is_stacked = is_stacked;
+    layout->n_floats = 0;
+    for (int p = 0, end; p < BL_PROJECTIONS; p = end) { /* a matrix's projections are neighbors */
+        end = p + 1;
+        while (is_stacked && end < BL_PROJECTIONS && matrix_of(end) == matrix_of(p)) end++;
+        place_factors(layout, p, end);
     }
 }
 
@@ -27,6 +58,7 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, b
                          float *gradients, bl_lora_linear *linear)
 {
     linear->n_parts = 0;
+    linear->is_stacked = layout->is_stacked;
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if (layout->a_offset[p] < 0 || bl_projection_get((bl_projection)p)->matrix != matrix)
             continue;
@@ -49,7 +81,8 @@ void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int6
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         if (layout->a_offset[p] < 0) continue;
-        int64_t a_begin = layout->a_offset[p], a_end = layout->b_offset[p];
+        int64_t a_begin = layout->a_offset[p],
+                a_end = a_begin + layout->options.r * layout->a_cols[p];
         int64_t first = begin > a_begin ? begin : a_begin,
                 last = begin + count < a_end ? begin + count : a_end;
         if (first < last)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.h -- the LoRA weights of a model: which projections have them, and where they lie in a layer's flat vector.
+/* lora.h -- the LoRA weights of a model: which projections have them, and where they are in a layer's flat vector.
  *
- * Flat order: layer, then PEFT's module order (q, k, v, o, gate, up, down), A (r,K) before B (N,r). Layers are alike, so one layout
- * serves all; gradients have the same layout. A layer's vector is sharded over all ranks: rank i holds floats [i c, (i+1) c),
- * c = ceil(n_floats / ranks), zero-padded at the end. */
+ * Flat order: layer, then PEFT's module order (q, k, v, o, gate, up, down), A (r,K) before B (N,r). A stacked layout has, matrix
+ * by matrix, the A's of all projections before their B's: what bl_lora_linear's is_stacked wants of devices with bf16 activations.
+ * Layers are alike, so one layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks: rank i
+ * holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end. */
 #ifndef BALLAST_LLAMA_LORA_H
 #define BALLAST_LLAMA_LORA_H
 
@@ -30,11 +31,14 @@ typedef struct bl_lora_layout {
     int64_t a_cols[BL_PROJECTIONS], b_rows[BL_PROJECTIONS];
     int64_t row_begin[BL_PROJECTIONS]; /* in the fused matrix */
     int64_t n_floats;                  /* of one layer, without padding; 0: no adapter */
+    bool is_stacked;
 } bl_lora_layout;
 
 /* options NULL: no adapter at all. */
 void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options,
                          bl_lora_layout *out);
+/* Moves the projections of a layout between the two orders. */
+void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked);
 
 /* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one layer, gradients NULL in a
  * forward. Leaves weight, dropout and workspace alone. */

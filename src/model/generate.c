@@ -19,7 +19,7 @@ struct bl_generator {
     const bl_llama_weights *weights;
     bl_base *base;
     const bl_lora_layout *lora;
-    const float *lora_weights;
+    bl_tensor lora_weights;
     int64_t capacity, n_past;
     bl_tensor caches; /* [n_layers][k, v][capacity * kv_width] */
     char *memory;     /* x (CHUNK, H) | normed (H) | workspace */
@@ -32,7 +32,7 @@ struct bl_generator {
 };
 
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
-                              bl_base *base, const bl_lora_layout *lora, const float *lora_weights,
+                              bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,
                               int64_t capacity, bl_generator **out)
 {
     const bl_llama_config *c = &weights->model->config;
@@ -101,7 +101,6 @@ static bl_status extend_layers(bl_generator *g)
     const bl_llama_model *model = g->weights->model;
     int64_t H = model->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
     bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
-    bl_tensor lora_weights = bl_tensor_f32(g->lora_weights);
 
     BL_TRY(bl_embedding(
         g->stream, &(bl_embedding_args){
@@ -114,7 +113,7 @@ static bl_status extend_layers(bl_generator *g)
                           .norm1 = norms,
                           .norm2 = norms + H,
                           .lora = g->lora,
-                          .lora_weights = bl_tensor_at(lora_weights, l * g->lora->n_floats)};
+                          .lora_weights = bl_tensor_at(g->lora_weights, l * g->lora->n_floats)};
         bl_tensor k = bl_tensor_at(g->caches, 2 * l * cache), v = bl_tensor_at(k, cache);
         BL_TRY(bl_base_prefetch(g->base, l));
         BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, v, &g->workspace, g->x));

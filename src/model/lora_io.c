@@ -2,9 +2,11 @@
 #include "model/lora_io.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "device/staging.h"
+#include "ops/ops.h"
 
 _Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_O == (int)BL_O &&
                    (int)BL_PEFT_DOWN == (int)BL_DOWN,
@@ -68,41 +70,66 @@ bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter
     return BL_OK;
 }
 
-bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device,
-                           bl_lora_layout *layout, float **weights)
+void bl_lora_layout_order_for(bl_device_kind kind, bl_lora_layout *layout)
 {
+    bl_lora_layout_stack(layout, bl_act_dtype(kind) != BL_F32);
+}
+
+/* In place. */
+static void round_to_bf16(float *values, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t bits = bl_f32_to_bf16(values[i]);
+        memcpy((char *)values + i * (int64_t)sizeof bits, &bits, sizeof bits);
+    }
+}
+
+static bl_status read_layers(const bl_lora_layout *layout, const bl_peft_adapter *adapter,
+                             int64_t n_layers, bl_staging *staging, bl_tensor weights)
+{
+    int64_t n = layout->n_floats;
+    bl_status st = BL_OK;
+    float *layer = malloc((size_t)n * sizeof *layer);
+
+    if (!layer) return BL_FAIL(BL_ENOMEM, "%lld floats of a layer's adapter", (long long)n);
+    for (int64_t l = 0; st == BL_OK && l < n_layers; l++) {
+        st = bl_lora_read_range(layout, adapter, l, 0, n, layer);
+        if (st != BL_OK) break;
+        if (weights.dtype == BL_BF16) round_to_bf16(layer, n);
+        st = bl_staging_upload(staging, bl_tensor_at(weights, l * n).data, layer,
+                               bl_tensor_bytes(weights, n));
+    }
+    free(layer);
+    return st;
+}
+
+bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device,
+                           bl_lora_layout *layout, bl_tensor *weights)
+{
+    bl_device_kind kind = bl_device_get_kind(device);
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
     bl_lora_options options;
     bl_staging *staging = NULL;
-    float *layer = NULL;
     bl_status st = BL_OK;
 
-    *weights = NULL;
+    *weights = bl_tensor_of(NULL, bl_act_dtype(kind));
     BL_TRY(bl_peft_open(dir, &base, &adapter));
     bl_lora_options_of_peft(bl_peft_get_config(adapter), &options);
     bl_lora_layout_init(config, &options, layout);
-    size_t n_bytes = (size_t)layout->n_floats * sizeof(float);
+    bl_lora_layout_order_for(kind, layout);
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)config->n_layers * n_bytes,
-                                "LoRA weights", (void **)weights));
+                bl_device_alloc(device, BL_SPACE_DEVICE,
+                                bl_tensor_bytes(*weights, config->n_layers * layout->n_floats),
+                                "LoRA weights", &weights->data));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, BL_STAGING_BYTES, "staging of LoRA weights", &staging));
-    if (!(layer = malloc(n_bytes))) {
-        st = BL_FAIL(BL_ENOMEM, "%zu bytes of a layer's adapter", n_bytes);
-        goto done;
-    }
-    for (int64_t l = 0; l < config->n_layers; l++) {
-        BL_TRY_GOTO(st, done, bl_lora_read_range(layout, adapter, l, 0, layout->n_floats, layer));
-        BL_TRY_GOTO(st, done,
-                    bl_staging_upload(staging, *weights + l * layout->n_floats, layer, n_bytes));
-    }
+    st = read_layers(layout, adapter, config->n_layers, staging, *weights);
 done:
-    free(layer);
     bl_staging_destroy(staging);
     if (st != BL_OK) {
-        bl_device_free(device, BL_SPACE_DEVICE, *weights);
-        *weights = NULL;
+        bl_device_free(device, BL_SPACE_DEVICE, weights->data);
+        weights->data = NULL;
     }
     bl_peft_close(adapter);
     return st;

@@ -16,9 +16,12 @@ bl_peft_base bl_lora_peft_base(const bl_llama_config *config);
 bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter *adapter,
                              int64_t layer, int64_t begin, int64_t count, float *out);
 
-/* Opens `dir`, checks it against the model and reads all layers: *weights (n_layers * layout->n_floats, device memory) is the caller's,
- * to be freed with bl_device_free. */
+/* Opens `dir`, checks it against the model and reads all layers: *weights (n_layers * layout->n_floats, device memory, of the dtype of
+ * activations there) is the caller's, to be freed with bl_device_free. */
 bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device,
-                           bl_lora_layout *layout, float **weights);
+                           bl_lora_layout *layout, bl_tensor *weights);
+
+/* The order of a layout's weights that suits such a device: stacked where activations are bf16. */
+void bl_lora_layout_order_for(bl_device_kind kind, bl_lora_layout *layout);
 
 #endif

@@ -247,7 +247,7 @@ static bl_status acquire_lora(bl_llama_pass *pass, int64_t layer)
     for (int a = 0; a < pass->n_adapters; a++) {
         const void *weights;
         BL_TRY(bl_gather_ring_acquire(pass->adapters[a]->ring, layer, 0, pass->compute, &weights));
-        pass->lora_weights[a] = bl_tensor_f32(weights);
+        pass->lora_weights[a] = bl_tensor_of(weights, pass->d.dtype);
     }
     return BL_OK;
 }

@@ -27,7 +27,7 @@ typedef struct bl_gradient_sink {
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
 } bl_gradient_sink;
 
-/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one item. layout and ring are borrowed. */
+/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one item, in the dtype of the device's activations. lora and ring are borrowed. */
 typedef struct bl_pass_adapter {
     const bl_lora_layout *lora;
     bl_gather_ring *ring;

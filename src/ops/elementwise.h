@@ -30,6 +30,9 @@ bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *a
 typedef struct bl_add_args {
     int64_t n;
     bl_tensor a, b, y;
+    /* CPU: the stream's own thread does it all. For streams beside the one that computes, to which
+     * the rank's workers belong. Not looked at on CUDA; the result is the same. */
+    bool without_workers;
 } bl_add_args;
 bl_status bl_add(bl_stream *stream, const bl_add_args *args);
 
@@ -37,6 +40,7 @@ bl_status bl_add(bl_stream *stream, const bl_add_args *args);
 typedef struct bl_accumulate_args {
     int64_t n;
     bl_tensor x, y;
+    bool without_workers; /* as of bl_add */
 } bl_accumulate_args;
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
 

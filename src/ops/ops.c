@@ -131,7 +131,11 @@ bl_status bl_add(bl_stream *stream, const bl_add_args *args)
 
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
 {
-    bl_add_args sum = {.n = args->n, .a = args->y, .b = args->x, .y = args->y};
+    bl_add_args sum = {.n = args->n,
+                       .a = args->y,
+                       .b = args->x,
+                       .y = args->y,
+                       .without_workers = args->without_workers};
     return bl_add(stream, &sum);
 }
 

@@ -40,13 +40,14 @@ int64_t bl_plan_micro_batch_bytes(int64_t T_max)
     return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
 }
 
-int64_t bl_plan_adapter_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
-                              int ring_depth)
+int64_t bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout, int64_t n_layers,
+                              int n_ranks, int ring_depth)
 {
-    int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks);
-    return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk + ring_depth * chunk * n_ranks) *
-               (int64_t)sizeof(float) +
-           BL_STAGING_BYTES;
+    int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks),
+            compute_bytes = (int64_t)bl_dtype_bytes(bl_act_dtype(kind)),
+            copy = compute_bytes == sizeof(float) ? 0 : n_layers * chunk * compute_bytes;
+    return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk) * (int64_t)sizeof(float) + copy +
+           ring_depth * chunk * n_ranks * compute_bytes + BL_STAGING_BYTES;
 }
 
 /* ---- the pass ---- */
@@ -124,9 +125,9 @@ bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placeme
         .host = (int64_t)placed.host,
         .disk = (int64_t)placed.disk,
         .embedding = m->vocab_size * m->hidden_size * (int64_t)bl_dtype_bytes(in->embedding_dtype),
-        .adapter = in->lora->n_floats
-                       ? bl_plan_adapter_bytes(in->lora, m->n_layers, n_ranks, (int)c->ring_depth)
-                       : 0,
+        .adapter = in->lora->n_floats ? bl_plan_adapter_bytes(pass.kind, in->lora, m->n_layers,
+                                                              n_ranks, (int)c->ring_depth)
+                                      : 0,
         .activations = bl_llama_pass_bytes(m, &pass) + bl_llama_pass_host_bytes(m, &pass),
         .batches = batch_bytes(in, pass.T_max),
         .scratch = c->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES),

@@ -29,7 +29,7 @@ int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
 /* What train/batch.c and train/adapter_state.c allocate, bytes: a micro-batch of T_max tokens (in
  * device memory, and the same in host memory), and one rank's part of an adapter with its AdamW state, gradients and ring. */
 int64_t bl_plan_micro_batch_bytes(int64_t T_max);
-int64_t bl_plan_adapter_bytes(const bl_lora_layout *layout, int64_t n_layers, int n_ranks,
-                              int ring_depth);
+int64_t bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout, int64_t n_layers,
+                              int n_ranks, int ring_depth);
 
 #endif

@@ -11,8 +11,10 @@ struct bl_adapter_state {
     bl_device *device;
     bl_comm *world;
     bl_stream *compute, *communication;
-    int64_t n_layers, chunk;  /* chunk: floats of a layer on this rank */
-    float *w, *m, *v, *grad;  /* [n_layers * chunk]; device memory */
+    int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
+    float *w, *m, *v, *grad; /* [n_layers * chunk]; device memory */
+    /* What the ring gathers: w, rounded to the dtype of activations; w itself where that is fp32. */
+    bl_tensor compute_copy;
     float *full[2], *partial; /* a layer's whole gradient, twice; this rank's part of its sum */
     bl_event *written[2], *reduced[2]; /* full[i] complete / free again */
     bl_event *joined;
@@ -26,5 +28,8 @@ struct bl_adapter_state {
     bl_gather_ring *ring;
     bl_gradient_sink sink;
 };
+
+/* adapter_state.c: queues the compute copy of w on `compute`; what is gathered from now on sees it. After every change of w. */
+bl_status bl_adapter_state_publish(bl_adapter_state *state);
 
 #endif

@@ -26,7 +26,7 @@ bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config 
     }
     bl_peft_close(adapter);
     free(layer);
-    return st;
+    return st == BL_OK ? bl_adapter_state_publish(s) : st;
 }
 
 /* ---- writing: layers in the order of PEFT's file, each gathered once ---- */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "ops/elementwise.h"
 #include "ops/optimizer.h"
 #include "train/adapter_internal.h"
 
@@ -29,21 +30,6 @@ static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float 
                             s->reduced[s->turn]);
 }
 
-typedef struct add_shard_args {
-    const float *partial;
-    float *grad;
-    int64_t n;
-} add_shard_args;
-
-/* On the communication stream, without the rank's workers: those belong to the layer being computed. */
-static bl_status add_shard(bl_stream *stream, const void *arguments)
-{
-    const add_shard_args *a = arguments;
-    (void)stream;
-    for (int64_t i = 0; i < a->n; i++) a->grad[i] += a->partial[i];
-    return BL_OK;
-}
-
 static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
 {
     bl_adapter_state *s = user;
@@ -58,9 +44,23 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
     BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, s->full[turn], s->partial,
                                       s->chunk));
     BL_TRY(bl_event_record(s->reduced[turn], s->communication));
-    add_shard_args add = {s->partial, s->grad + layer * s->chunk, s->chunk};
-    BL_TRY(bl_stream_call(s->communication, add_shard, &add, sizeof add));
+    BL_TRY(bl_accumulate(s->communication,
+                         &(bl_accumulate_args){.n = s->chunk,
+                                               .x = bl_tensor_f32(s->partial),
+                                               .y = bl_tensor_f32(s->grad + layer * s->chunk),
+                                               .without_workers = true}));
     return bl_timeline_end(s->timeline, span, s->communication, received * (int64_t)sizeof(float));
+}
+
+/* A copy of its own only where activations are not fp32. */
+static bl_status allocate_copy(bl_adapter_state *s)
+{
+    s->compute_copy = bl_tensor_of(s->w, bl_act_dtype(bl_device_get_kind(s->device)));
+    if (s->compute_copy.dtype == BL_F32) return BL_OK;
+    s->compute_copy.data = NULL;
+    return bl_device_alloc(s->device, BL_SPACE_DEVICE,
+                           bl_tensor_bytes(s->compute_copy, s->n_layers * s->chunk),
+                           "LoRA weights to compute with", &s->compute_copy.data);
 }
 
 static bl_status allocate(bl_adapter_state *s)
@@ -74,6 +74,7 @@ static bl_status allocate(bl_adapter_state *s)
     for (size_t i = 0; i < BL_COUNT(shards); i++)
         BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, shard_bytes(s), names[i],
                                (void **)shards[i]));
+    BL_TRY(allocate_copy(s));
     for (int i = 0; i < 2; i++) {
         BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, whole, "a layer's gradients",
                                (void **)&s->full[i]));
@@ -95,9 +96,10 @@ static bl_status create_ring(bl_adapter_state *s, int depth)
     bl_gather_unit *units = calloc((size_t)s->n_layers, sizeof *units);
     if (!units) return BL_FAIL(BL_ENOMEM, "the LoRA ring");
     for (int64_t l = 0; l < s->n_layers; l++)
-        units[l] = (bl_gather_unit){.n_items = 1,
-                                    .item = {{.shard = s->w + l * s->chunk,
-                                              .shard_bytes = (size_t)s->chunk * sizeof(float)}}};
+        units[l] =
+            (bl_gather_unit){.n_items = 1,
+                             .item = {{.shard = bl_tensor_at(s->compute_copy, l * s->chunk).data,
+                                       .shard_bytes = bl_tensor_bytes(s->compute_copy, s->chunk)}}};
     bl_gather_ring_options options = {.device = s->device,
                                       .comm = s->world,
                                       .stream = s->communication,
@@ -140,6 +142,8 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
 {
     if (!s) return;
     bl_gather_ring_destroy(s->ring);
+    if (s->compute_copy.data != s->w)
+        bl_device_free(s->device, BL_SPACE_DEVICE, s->compute_copy.data);
     float *const blocks[] = {s->w, s->m, s->v, s->grad, s->full[0], s->full[1], s->partial};
     for (size_t i = 0; i < BL_COUNT(blocks); i++)
         bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
@@ -154,6 +158,15 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
     free(s);
 }
 
+bl_status bl_adapter_state_publish(bl_adapter_state *s)
+{
+    if (s->compute_copy.data != s->w)
+        BL_TRY(bl_cast(s->compute, &(bl_cast_args){.n = s->n_layers * s->chunk,
+                                                   .x = bl_tensor_f32(s->w),
+                                                   .y = s->compute_copy}));
+    return bl_gather_ring_shards_changed(s->ring, s->compute);
+}
+
 bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
 {
     int64_t begin = bl_comm_rank(s->world) * s->chunk,
@@ -166,7 +179,7 @@ bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
             BL_TRY(bl_staging_upload(s->staging, s->w + l * s->chunk + k, s->staging->bytes,
                                      (size_t)n * sizeof(float)));
         }
-    return BL_OK;
+    return bl_adapter_state_publish(s);
 }
 
 bl_pass_adapter bl_adapter_state_adapter(const bl_adapter_state *s)
@@ -252,5 +265,5 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
                                                  .v = s->v}));
     BL_TRY(bl_stream_zero(s->compute, s->grad, shard_bytes(s)));
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
-    return bl_gather_ring_shards_changed(s->ring, s->compute);
+    return bl_adapter_state_publish(s);
 }

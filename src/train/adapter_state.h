@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* adapter_state.h -- the trainable state of one rank: its shard of every layer's LoRA weights, AdamW moments
- * and gradients.
+ * and gradients, all fp32.
  *
  * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (llama/lora.h), c = ceil(n_floats / n).
  * Gradients arrive per layer and micro-batch, are reduce-scattered on the communication stream while backward
  * goes on, and are added to the shard in the order of micro-batches: the same bits for any grouping. Weights
- * are gathered layer by layer through a ring, as the base is. */
+ * are gathered layer by layer through a ring, as the base is, in the dtype of activations: where that is not
+ * fp32, the shard has a copy that is made anew whenever the weights have changed. */
 #ifndef BALLAST_TRAIN_ADAPTER_STATE_H
 #define BALLAST_TRAIN_ADAPTER_STATE_H
 

@@ -48,6 +48,52 @@ static void test_layout(void **state)
     assert_int_equal(layout.n_floats, 0);
 }
 
+/* Matrix by matrix A's before B's, without gaps, and back to PEFT's order. */
+static void test_stacked_layout(void **state)
+{
+    static const struct {
+        int n, projections[3];
+    } matrices[] = {{3, {BL_Q, BL_K, BL_V}}, {1, {BL_O}}, {2, {BL_GATE, BL_UP}}, {1, {BL_DOWN}}};
+    bl_lora_options options = some_options();
+    bl_lora_layout layout, plain;
+    bl_lora_linear linear = {.n_parts = 0};
+    int64_t at = 0;
+    (void)state;
+
+    bl_lora_layout_init(&config, &options, &plain);
+    layout = plain;
+    bl_lora_layout_stack(&layout, true);
+    for (int m = 0; m < 4; m++)
+        for (int factor = 0; factor < 2; factor++)
+            for (int i = 0; i < matrices[m].n; i++) {
+                int p = matrices[m].projections[i];
+                if (!options.target[p]) continue;
+                assert_int_equal((factor ? layout.b_offset : layout.a_offset)[p], at);
+                at += 5 * (factor ? layout.b_rows : layout.a_cols)[p];
+            }
+    assert_int_equal(layout.n_floats, at);
+    assert_int_equal(at, plain.n_floats);
+    float *first = test_floats(at), *stacked = test_floats(at);
+    bl_lora_layout_initialise(&plain, 42, 1, 0, at, first);
+    bl_lora_layout_initialise(&layout, 42, 1, 0, at, stacked);
+    for (int p = 0; p < BL_PROJECTIONS; p++) { /* the same weights, elsewhere */
+        if (!options.target[p]) continue;
+        test_same_bits("A", first + plain.a_offset[p], stacked + layout.a_offset[p],
+                       5 * plain.a_cols[p]);
+        test_same_bits("B", first + plain.b_offset[p], stacked + layout.b_offset[p],
+                       5 * plain.b_rows[p]);
+    }
+    bl_lora_layout_bind(&layout, BL_QKV, bl_tensor_f32(stacked), NULL, &linear);
+    assert_true(linear.is_stacked);
+    for (int i = 0; i + 1 < linear.n_parts; i++) /* what the linear layer takes as one matrix */
+        assert_ptr_equal(bl_tensor_at(linear.part[i].A, 5 * config.hidden_size).data,
+                         linear.part[i + 1].A.data);
+    bl_lora_layout_stack(&layout, false);
+    assert_memory_equal(layout.a_offset, plain.a_offset, sizeof plain.a_offset);
+    assert_memory_equal(layout.b_offset, plain.b_offset, sizeof plain.b_offset);
+    free(first), free(stacked);
+}
+
 static void test_binding(void **state)
 {
     bl_lora_options options = some_options();
@@ -131,6 +177,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_stacked_layout),
         cmocka_unit_test(test_binding),
         cmocka_unit_test(test_start),
         cmocka_unit_test(test_peft_configuration),

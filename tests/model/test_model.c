@@ -25,6 +25,8 @@ typedef struct rank_model {
     bl_lora_layout no_lora;
 } rank_model;
 
+static const bl_tensor none = {.data = NULL}; /* weights of an adapter */
+
 static bl_status open_model(const bl_llama_model *model, bl_device *device, bl_stream *stream,
                             bl_comm *comm, rank_model *m)
 {
@@ -141,7 +143,7 @@ static void check_greedy(rank_model *m, const golden *g, double error)
     bl_generator *generator;
     const float *logits;
 
-    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, NULL, g->n,
+    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, none, g->n,
                            &generator));
     ok(bl_generator_extend(generator, g->ids, g->n, &logits));
     assert_int_equal(bl_generator_choose(logits, vocab, 0, 1, 0, 0), g->top_id);
@@ -149,7 +151,7 @@ static void check_greedy(rank_model *m, const golden *g, double error)
                 error + 1e-6); /* printed with six decimals */
     bl_generator_destroy(generator);
 
-    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, NULL,
+    ok(bl_generator_create(m->device, m->stream, m->weights, m->base, &m->no_lora, none,
                            g->n_greedy, &generator));
     ok(bl_generator_extend(generator, g->greedy, g->n_prompt, &logits));
     for (int64_t i = g->n_prompt; i < g->n_greedy; i++) {
@@ -183,7 +185,7 @@ static bl_status run_sharded(test_rank *self)
     BL_TRY_GOTO(st, done, sum_nll(&m, run->g->ids, run->g->n, 0, &sum));
     TEST_CHECK_GOTO(st, done, sum == run->nll);
     BL_TRY_GOTO(st, done,
-                bl_generator_create(self->device, self->stream, m.weights, m.base, &m.no_lora, NULL,
+                bl_generator_create(self->device, self->stream, m.weights, m.base, &m.no_lora, none,
                                     run->g->n, &generator));
     BL_TRY_GOTO(st, done, bl_generator_extend(generator, run->g->ids, run->g->n, &logits));
     TEST_CHECK_GOTO(
@@ -219,7 +221,7 @@ static void check_case(const char *dir, bl_llama_model *model, const json_t *jso
     sharded_run run = {model, &g, sum, test_floats(model->config.vocab_size)};
     bl_generator *generator;
     const float *logits;
-    ok(bl_generator_create(d.device, d.stream, m.weights, m.base, &m.no_lora, NULL, g.n,
+    ok(bl_generator_create(d.device, d.stream, m.weights, m.base, &m.no_lora, none, g.n,
                            &generator));
     ok(bl_generator_extend(generator, g.ids, g.n, &logits));
     memcpy(run.logits, logits, (size_t)model->config.vocab_size * sizeof *logits);
@@ -304,7 +306,7 @@ static void close_demo(demo *t)
 static bl_generator *new_generator(demo *t, int64_t capacity)
 {
     bl_generator *generator;
-    ok(bl_generator_create(t->d.device, t->d.stream, t->m.weights, t->m.base, &t->m.no_lora, NULL,
+    ok(bl_generator_create(t->d.device, t->d.stream, t->m.weights, t->m.base, &t->m.no_lora, none,
                            capacity, &generator));
     return generator;
 }
@@ -377,7 +379,7 @@ static void test_what_generation_refuses(void **state)
 
     open_demo(&t, 16);
     assert_int_equal(bl_generator_create(t.d.device, t.d.stream, t.m.weights, t.m.base,
-                                         &t.m.no_lora, NULL, 17, &generator),
+                                         &t.m.no_lora, none, 17, &generator),
                      BL_EUSAGE);
     assert_null(generator);
     generator = new_generator(&t, 12);

@@ -392,6 +392,14 @@ static void additions_add(void **state)
                       &(bl_accumulate_args){.n = n, .x = bl_tensor_f32(b), .y = bl_tensor_f32(a)});
         test_finish(d);
         test_same_bits("accumulate", a, y, n);
+        bl_add_args alone = {.n = n,
+                             .a = bl_tensor_f32(a),
+                             .b = bl_tensor_f32(b),
+                             .y = bl_tensor_f32(y),
+                             .without_workers = true};
+        bl_add(d.stream, &alone);
+        test_finish(d);
+        for (int64_t i = 0; i < n; i++) assert_true(y[i] == a[i] + b[i]);
         free(a);
         free(b);
         free(y);

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What ranks say of a step when it ends: loss and gradient norm over all of them, the bytes that their lanes
  * moved and the longest stalls; and that LoRA's own lane counts what its ring and its gradients move, and who
- * waits for them. */
+ * waits for them. And the files of a checkpoint: whatever the order of the layout and the number of ranks that
+ * wrote them, any others find their own floats there. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "test_ranks.h"
+#include "tmp_dir.h"
 #include "train/adapter_internal.h" /* its gradients, to be filled in */
 
 enum { N_LAYERS = 3, DEPTH = 2, LATE_US = 100 * 1000 };
@@ -30,13 +34,14 @@ typedef struct state_case {
     bl_adapter_state *state;
 } state_case;
 
-static bl_status open_case(test_rank *self, state_case *c)
+static bl_status open_case(test_rank *self, bool is_stacked, state_case *c)
 {
     bl_lora_options options = {
         .r = 5, .alpha = 10, .target = {true, false, true, true, false, true, true}};
 
     *c = (state_case){.self = self};
     bl_lora_layout_init(&config, &options, &c->layout);
+    bl_lora_layout_stack(&c->layout, is_stacked);
     BL_TRY(bl_stream_create(self->device, "comm", &c->communication));
     BL_TRY(bl_timeline_create(self->device, 256, NULL, NULL, &c->timeline));
     return bl_adapter_state_create(self->device, self->comm, self->stream, c->communication,
@@ -100,7 +105,7 @@ static bl_status reduce_twice(state_case *c)
 static bl_status reduce_lanes(test_rank *self)
 {
     state_case c;
-    bl_status st = open_case(self, &c);
+    bl_status st = open_case(self, false, &c);
     if (st == BL_OK) st = reduce_twice(&c);
     return close_case(&c, st);
 }
@@ -168,7 +173,7 @@ static bl_status check_lane(state_case *c)
 static bl_status use_lane(test_rank *self)
 {
     state_case c;
-    bl_status st = open_case(self, &c);
+    bl_status st = open_case(self, false, &c);
     if (st == BL_OK) st = use_weights_and_gradients(&c);
     if (st == BL_OK) st = check_lane(&c);
     return close_case(&c, st);
@@ -180,9 +185,90 @@ static void test_own_lane(void **state)
     for (int n_ranks = 1; n_ranks <= 3; n_ranks++) assert_ranks(n_ranks, use_lane);
 }
 
+/* ---- the files of a checkpoint ---- */
+
+typedef struct file_case {
+    bool is_stacked;
+    int n_writers; /* 0: this rank writes */
+    const char *dir;
+} file_case;
+
+/* Element `at` of array `which` in layer `layer`: a number that says which factor's element it is; past the
+ * end of the flat vector 0. */
+static float element_of(const bl_lora_layout *layout, int which, int64_t layer, int64_t at)
+{
+    bl_lora_layout plain = *layout;
+    int64_t r = layout->options.r;
+
+    bl_lora_layout_stack(&plain, false);
+    for (int p = 0; p < BL_PROJECTIONS; p++) {
+        if (layout->a_offset[p] < 0) continue;
+        int64_t in_a = at - layout->a_offset[p], in_b = at - layout->b_offset[p], named = -1;
+        if (in_a >= 0 && in_a < r * layout->a_cols[p]) named = plain.a_offset[p] + in_a;
+        if (in_b >= 0 && in_b < r * layout->b_rows[p]) named = plain.b_offset[p] + in_b;
+        if (named >= 0)
+            return (float)(1 + named + layout->n_floats * (layer + N_LAYERS * (int64_t)which));
+    }
+    return 0;
+}
+
+static bl_status fill_or_check(state_case *c, bool checks)
+{
+    bl_adapter_state *s = c->state;
+    float *const arrays[] = {s->w, s->m, s->v};
+
+    for (int i = 0; i < 3; i++)
+        for (int64_t l = 0; l < N_LAYERS; l++)
+            for (int64_t k = 0; k < s->chunk; k++) {
+                float *at = arrays[i] + l * s->chunk + k,
+                      want = element_of(s->layout, i, l, c->self->rank * s->chunk + k);
+                if (checks) TEST_CHECK(*at == want);
+                if (!checks) *at = want;
+            }
+    return BL_OK;
+}
+
+static bl_status write_or_read(test_rank *self)
+{
+    const file_case *f = self->arg;
+    char name[BL_SHARD_NAME_BYTES], path[512];
+    state_case c;
+
+    bl_status st = open_case(self, f->is_stacked, &c);
+    if (st == BL_OK && f->n_writers > 0) {
+        memset(c.state->w, 0x7f, (size_t)(N_LAYERS * c.state->chunk) * sizeof *c.state->w);
+        st = bl_adapter_state_read_shards(c.state, f->dir, f->n_writers);
+        if (st == BL_OK) st = fill_or_check(&c, true);
+    } else if (st == BL_OK) {
+        st = fill_or_check(&c, false);
+        bl_adapter_shard_name(self->rank, self->n_ranks, name);
+        snprintf(path, sizeof path, "%s/%s", f->dir, name);
+        if (st == BL_OK) st = bl_adapter_state_write_shard(c.state, path);
+    }
+    return close_case(&c, st);
+}
+
+static void test_shards_in_either_order(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        file_case files = {.is_stacked = i & 1, .dir = tmp_subdir("shards")};
+        int n_writers = i < 2 ? 2 : 3;
+        if (test_ranks_run(n_writers, 1, 60, write_or_read, &files, NULL) != BL_OK)
+            fail_msg("writing: %s", bl_error_text());
+        for (int j = 0; j < 6; j++) {
+            file_case read = {j & 1, n_writers, files.dir};
+            if (test_ranks_run(1 + j / 2, 1, 60, write_or_read, &read, NULL) != BL_OK)
+                fail_msg("stacked %d, %d ranks; read stacked %d, %d ranks: %s", i & 1, n_writers,
+                         j & 1, 1 + j / 2, bl_error_text());
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_lanes_of_all_ranks),
-                                       cmocka_unit_test(test_own_lane)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+                                       cmocka_unit_test(test_own_lane),
+                                       cmocka_unit_test(test_shards_in_either_order)};
+    return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
 }

@@ -259,7 +259,7 @@ typedef struct generation {
     bl_llama_weights *weights;
     bl_base *base;
     bl_lora_layout lora;
-    float *lora_weights;
+    bl_tensor lora_weights;
     bl_generator *generator;
 } generation;
 
@@ -271,7 +271,7 @@ static void ok(bl_status st)
 static void close_generation(generation *g)
 {
     bl_generator_destroy(g->generator);
-    bl_device_free(g->device, BL_SPACE_DEVICE, g->lora_weights);
+    bl_device_free(g->device, BL_SPACE_DEVICE, g->lora_weights.data);
     bl_base_destroy(g->base);
     bl_llama_weights_free(g->weights);
     bl_stream_destroy(g->stream);

@@ -77,7 +77,9 @@ static void add_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_add(bl_stream *stream, const bl_add_args *args)
 {
     bl_add_args a = *args;
-    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), add_item, &a);
+    int64_t n_items = bl_ceil_div(a.n, OPS_ITEM_ELEMENTS);
+    for (int64_t i = 0; a.without_workers && i < n_items; i++) add_item(&a, i, NULL);
+    if (!a.without_workers) bl_pool_run(ops_pool(stream), n_items, add_item, &a);
     return BL_OK;
 }
 
