@@ -127,6 +127,8 @@ const bl_option_alias bl_train_aliases[] = {
     {"tf32", NULL, "false=", "compute_dtype"},
     {"dtype", "compute_dtype", "float32=fp32 bfloat16=bf16 *", NULL},
     {"torch_dtype", "compute_dtype", "float32=fp32 bfloat16=bf16 *", NULL},
+    {"filter_fqns", "compute_bf16_modules", NULL, NULL},
+    {"modules_to_not_convert", NULL, NULL, "base_format and compute_bf16_modules"},
     {"load_in_8bit", NULL, "false=", "base_format"},
     {"load_in_4bit", NULL, "false=", "base_format"},
     {"use_cpu", "device", "true=cpu false=", "device"},

@@ -9,6 +9,7 @@
 #include "base/sizes.h"
 #include "comm/launch.h"
 #include "store/peft.h"
+#include "config/internal.h"
 #include "config/table.h"
 
 /* Options write enums as int. */
@@ -33,11 +34,11 @@ static int64_t usable_cores(void)
 }
 
 /* Puts in place of auto what this machine and this version decide. */
-static void resolve(bl_config_command command, bl_train_config *config)
+static bl_status resolve(bl_config_command command, bl_train_config *config)
 {
-    config->device = BL_CONFIG_DEVICE_CPU;
-    config->compute_dtype = BL_COMPUTE_FP32;
     bl_launch_info launch;
+
+    BL_TRY(bl_config_choose_device(&config->device, &config->compute_dtype));
     bl_launch_read(&launch);
     if (config->ranks == BL_OPTION_AUTO) config->ranks = launch.n_processes;
     int64_t n_local = launch.n_processes > 1 ? launch.n_local : config->ranks;
@@ -49,6 +50,7 @@ static void resolve(bl_config_command command, bl_train_config *config)
             "save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
         config->save_total_limit = 2;
     }
+    return BL_OK;
 }
 
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
@@ -72,7 +74,7 @@ bl_status bl_train_config_load(bl_config_command command, const char *yaml_path,
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_options_check_required(&options));
-    resolve(command, config);
+    BL_TRY_GOTO(st, done, resolve(command, config));
     BL_TRY_GOTO(st, done, bl_train_config_validate(command, config));
     *out = config;
     config = NULL;
@@ -172,6 +174,7 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
     if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
         return BL_FAIL(BL_EUSAGE,
                        "offload_tier disk needs offload_dir, a folder on a fast local disk");
+    BL_TRY(config_check_modules(&config->compute_bf16_modules));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 

@@ -101,6 +101,7 @@ typedef struct bl_train_config {
     /* execution; device, compute_dtype, ranks, threads and shard_size are resolved by bl_train_config_load */
     bl_config_device device;
     bl_compute_dtype compute_dtype;
+    bl_string_list compute_bf16_modules; /* empty: none; bl_train_config_bf16_matrices */
     bl_base_format base_format;
     int64_t ranks, threads /* a rank */, shard_size;
     double offload_ratio; /* BL_OPTION_AUTO or 0..1 */
@@ -121,7 +122,11 @@ typedef struct bl_train_config {
     uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS];
 } bl_train_config;
 
-/* Reads, resolves and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
+/* Puts in place of auto what this build and this machine have, logs which device that is and why, and checks that both fit. BL_EUSAGE: they
+ * do not, or the GPU of a job of several processes is asked for; BL_ELIMIT: there is no usable GPU (bl_device_find_cuda), or none with FP8. */
+bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype);
+
+/* Reads, resolves (bl_config_choose_device) and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
  * at most one other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a
  * failure. BL_EUSAGE names the file, line and key. */
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
@@ -136,6 +141,11 @@ bool bl_train_config_given(const bl_train_config *config, const char *key);
 
 /* Whether lora_target_modules is a regular expression, not names. */
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);
+
+/* Which fused matrices compute_bf16_modules names: bit m of masks[layer < n_layers] is bl_llama_matrix m. BL_EUSAGE: a layer that the
+ * model does not have. */
+bl_status bl_train_config_bf16_matrices(const bl_train_config *config, int64_t n_layers,
+                                        uint8_t *masks);
 
 typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
 /* PATH: config->resume_from_checkpoint. */

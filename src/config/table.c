@@ -148,9 +148,15 @@ const bl_option bl_train_options[] = {
 
 #define GROUP "Execution"
     {KEY(device, ENUM), RESULT, .commands = BOTH, .names = "auto|cpu|cuda", .default_text = "auto",
-     .available = "auto|cpu", .help = "device of the ranks"},
+     .help = "device of the ranks; auto: the GPU, if this build and machine have one"},
     {KEY(compute_dtype, ENUM), RESULT, .commands = BOTH, .names = "auto|fp32|bf16|fp8",
-     .default_text = "auto", .available = "auto|fp32", .help = "arithmetic of matrix products"},
+     .default_text = "auto",
+     .help = "arithmetic of products with the frozen projections: fp32 on the CPU; bf16 or fp8 "
+             "on a GPU; auto: fp32 or bf16"},
+    {KEY(compute_bf16_modules, LIST), RESULT, .commands = BOTH,
+     .help = "exceptions from compute_dtype fp8: projections (down_proj), layers (layers.0) or "
+             "projections of a layer (layers.0.mlp.down_proj); those that share a fused matrix "
+             "go together"},
     {KEY(base_format, ENUM), RESULT, .commands = BOTH, .names = "auto|fp8_row|fp8_block|stored",
      .default_text = "auto",
      .help = "format of the frozen projections; auto keeps FP8 and quantizes others to "

@@ -16,6 +16,7 @@ void bl_device_base_close(bl_device *device)
 {
     assert(device->n_blocks == 0 && "memory of a device must be freed before it");
     pthread_mutex_destroy(&device->lock);
+    bl_pool_destroy(device->workers);
     free(device->blocks);
 }
 
@@ -31,7 +32,13 @@ bl_device_kind bl_device_get_kind(const bl_device *device)
 
 bl_pool *bl_device_pool(bl_device *device)
 {
-    return device->backend->pool(device);
+    return device->backend->pool ? device->backend->pool(device) : device->workers;
+}
+
+bl_status bl_device_start_workers(bl_device *device, int n_threads)
+{
+    if (bl_device_pool(device)) return BL_FAIL(BL_EINTERNAL, "a device has its workers");
+    return bl_pool_create(n_threads, &device->workers);
 }
 
 bool bl_device_host_writes(const bl_device *device)
@@ -52,6 +59,11 @@ static bool reserve_block(bl_device *device)
     return true;
 }
 
+static size_t both_spaces(const bl_device *device)
+{
+    return device->space_bytes[BL_SPACE_DEVICE] + device->space_bytes[BL_SPACE_HOST];
+}
+
 bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what,
                           void **out)
 {
@@ -64,9 +76,10 @@ bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, 
     if (memory) {
         device->blocks[device->n_blocks++] =
             (bl_device_block){.memory = memory, .size_bytes = size_bytes, .space = space};
-        device->total_bytes += size_bytes;
+        size_t now = device->space_bytes[space] += size_bytes;
+        if (now > device->peak_bytes[space]) device->peak_bytes[space] = now;
     }
-    size_t total_bytes = device->total_bytes;
+    size_t total_bytes = both_spaces(device);
     pthread_mutex_unlock(&device->lock);
 
     if (!memory)
@@ -86,7 +99,7 @@ void bl_device_free(bl_device *device, bl_space space, void *memory)
            "memory of another device or space");
     bl_device_block block = device->blocks[index - 1];
     device->blocks[index - 1] = device->blocks[--device->n_blocks];
-    device->total_bytes -= block.size_bytes;
+    device->space_bytes[space] -= block.size_bytes;
     pthread_mutex_unlock(&device->lock);
 
     device->backend->free(device, space, memory, block.size_bytes ? block.size_bytes : 1);
@@ -96,9 +109,18 @@ size_t bl_device_bytes(const bl_device *device)
 {
     pthread_mutex_t *lock = (pthread_mutex_t *)&device->lock; /* const to the caller only */
     pthread_mutex_lock(lock);
-    size_t total_bytes = device->total_bytes;
+    size_t total_bytes = both_spaces(device);
     pthread_mutex_unlock(lock);
     return total_bytes;
+}
+
+size_t bl_device_peak_bytes(const bl_device *device, bl_space space)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&device->lock;
+    pthread_mutex_lock(lock);
+    size_t peak_bytes = device->peak_bytes[space];
+    pthread_mutex_unlock(lock);
+    return peak_bytes;
 }
 
 int64_t bl_device_allocations(const bl_device *device)

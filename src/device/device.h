@@ -38,7 +38,7 @@ typedef enum bl_device_kind { BL_DEVICE_CPU, BL_DEVICE_CUDA } bl_device_kind;
 /* BL_SPACE_DEVICE: where the device computes. BL_SPACE_HOST: host memory that the device copies from and to
  * at full speed (pinned where that means something). On the CPU both are ordinary memory, but host code
  * touches the first in tasks of streams only: staging.h. */
-typedef enum bl_space { BL_SPACE_DEVICE, BL_SPACE_HOST } bl_space;
+typedef enum bl_space { BL_SPACE_DEVICE, BL_SPACE_HOST, BL_SPACES } bl_space;
 
 typedef struct bl_device bl_device;
 typedef struct bl_stream bl_stream;
@@ -53,9 +53,23 @@ bl_status bl_device_create_cpu(int n_threads, bl_device **out);
 /* GPU number `index` (CUDA's numbering, CUDA_VISIBLE_DEVICES applied), of compute capability 8.0 or more. BL_ELIMIT when the build, the
  * machine or its driver has none, with what is missing. Several devices may share one GPU. A CUDA device has at most 32 streams. */
 bl_status bl_device_create_cuda(int index, bl_device **out);
+/* Whether bl_device_create_cuda(index) would find its GPU, and what that is: nothing of it is taken, no context is made. Errors as there. */
+typedef struct bl_gpu_info {
+    int n_gpus;     /* of this machine */
+    int capability; /* 10 * major + minor: 90 on Hopper */
+    char name[256]; /* the driver's: "NVIDIA H200" */
+} bl_gpu_info;
+bl_status bl_device_find_cuda(int index, bl_gpu_info *out);
+/* Bytes of its memory, all and what no process has taken. Makes this process's context on it, whose own memory then counts as taken. */
+bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes);
+
 void bl_device_destroy(bl_device *device); /* after its streams, events and memory; NULL is fine */
 bl_device_kind bl_device_get_kind(const bl_device *device);
-bl_pool *bl_device_pool(bl_device *device); /* CPU only: the rank's workers; borrowed */
+
+/* The rank's worker threads on the host; borrowed. A CPU's exist from create on. A GPU has none, NULL, until start_workers gives it
+ * n_threads (>= 1, the caller of bl_pool_run among them): weights are quantised and memory is touched on them. BL_EINTERNAL: it has some. */
+bl_pool *bl_device_pool(bl_device *device);
+bl_status bl_device_start_workers(bl_device *device, int n_threads);
 
 /* Whether host code may read and write BL_SPACE_DEVICE memory itself: on a CPU that is not guarded (guard.h).
  * Only for ways that carry the whole base, where a staging buffer would cost time; all other code stages
@@ -67,7 +81,9 @@ bool bl_device_host_writes(const bl_device *device);
 bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what,
                           void **out);
 void bl_device_free(bl_device *device, bl_space space, void *memory);
-size_t bl_device_bytes(const bl_device *device);        /* allocated now, both spaces together */
+size_t bl_device_bytes(const bl_device *device); /* allocated now, both spaces together */
+/* The most that was allocated of one space at a time: what bl_device_alloc was asked for. */
+size_t bl_device_peak_bytes(const bl_device *device, bl_space space);
 int64_t bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
 
 /* Makes host memory of the caller's such that the device copies from and to it at full speed and the system never moves or swaps it

@@ -27,6 +27,7 @@ typedef struct bl_stream_backend {
 typedef struct bl_device_backend {
     bl_device_kind kind;
     void (*destroy)(bl_device *device);
+    /* A kind whose devices have workers from create on; NULL: bl_device_start_workers gives them some. */
     bl_pool *(*pool)(bl_device *device);
     bool (*host_writes)(const bl_device *device);
 
@@ -62,8 +63,9 @@ struct bl_device {
     pthread_mutex_t lock; /* guards what follows */
     bl_device_block *blocks;
     size_t n_blocks, max_blocks;
-    size_t total_bytes;
+    size_t space_bytes[BL_SPACES], peak_bytes[BL_SPACES];
     int64_t n_allocations;
+    bl_pool *workers; /* start_workers's; NULL */
 };
 
 struct bl_stream {

@@ -269,10 +269,7 @@ static bl_status take_pool(load *l)
 {
     bl_device *device = l->stack->options.device;
 
-    if (bl_device_get_kind(device) == BL_DEVICE_CPU) {
-        l->pool = bl_device_pool(device);
-        return BL_OK;
-    }
+    if ((l->pool = bl_device_pool(device))) return BL_OK;
     BL_TRY(bl_pool_create((int)sysconf(_SC_NPROCESSORS_ONLN), &l->own_pool));
     l->pool = l->own_pool;
     return BL_OK;

@@ -81,6 +81,10 @@ static void write_enum(FILE *out, const bl_option *option, const void *field)
 
 static void write_list(FILE *out, const bl_string_list *list)
 {
+    if (list->n_items == 0) { /* an empty sequence would be refused */
+        fputs("null", out);
+        return;
+    }
     fputc('[', out);
     for (int64_t i = 0; i < list->n_items; i++) {
         fputs(i ? ", " : "", out);

@@ -37,6 +37,16 @@ static bl_status create_timeline(bl_rank *r)
     return bl_timeline_create(r->device, (int)n_spans, sink, &r->trace_lane, &r->timeline);
 }
 
+/* All ranks of a process share GPU 0. Its host threads are the rank's workers, as on a CPU. */
+static bl_status create_device(bl_rank *r)
+{
+    const bl_train_config *c = r->job->config;
+
+    if (c->device == BL_CONFIG_DEVICE_CPU) return bl_device_create_cpu((int)c->threads, &r->device);
+    BL_TRY(bl_device_create_cuda(0, &r->device));
+    return bl_device_start_workers(r->device, (int)c->threads);
+}
+
 bl_status bl_rank_open(bl_rank *r)
 {
     const bl_job *job = r->job;
@@ -44,7 +54,7 @@ bl_status bl_rank_open(bl_rank *r)
 
     BL_TRY(bl_llama_bind_rank(index_on_host(r),
                               job->topology.n_on_host)); /* before the device starts its threads */
-    BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
+    BL_TRY(create_device(r));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
     BL_TRY(bl_stream_create(r->device, "gather", &r->gather));

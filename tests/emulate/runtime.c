@@ -178,6 +178,15 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     return cudaSuccess;
 }
 
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
+{
+    if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);
+    if (device < 0 || device >= n_devices) return cudaErrorInvalidDevice;
+    memset(out, 0, sizeof *out);
+    snprintf(out->name, sizeof out->name, "Emulated GPU");
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
     *free_bytes = *total_bytes = (size_t)1 << 30;

@@ -137,6 +137,7 @@ void golden_config(const json_t *golden, const json_t *topology, golden_args *ar
 {
     const char *key;
     json_t *value;
+    golden_args_add(args, "device", "cpu"); /* whatever this machine has */
     json_object_foreach(json_object_get(golden, "config"), key,
                         value) if (!topology || !json_object_get(topology, key))
         add_value(args, key, value);

@@ -51,6 +51,7 @@ const char *runs_path(const char *format, ...)
 void runs_standard(golden_args *args, const char *output, int ranks)
 {
     golden_args_add(args, "model_name_or_path", GOLDEN_DIR "/models/tiny-gqa");
+    golden_args_add(args, "device", "cpu"); /* whatever this machine has */
     golden_args_add(args, "train_file", GOLDEN_DIR "/tokens/tiny-more.jsonl");
     golden_args_add(args, "validation_file", GOLDEN_DIR "/tokens/tiny-validation.jsonl");
     golden_args_add(args, "data_format", "tokens");

@@ -8,6 +8,20 @@ static bl_status refuse(void)
                    "this build of Ballast has no CUDA (cmake --preset cuda makes one that has)");
 }
 
+bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
+{
+    (void)index;
+    *out = (bl_gpu_info){0};
+    return refuse();
+}
+
+bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes)
+{
+    (void)index;
+    *free_bytes = *total_bytes = 0;
+    return refuse();
+}
+
 bl_status bl_device_create_cuda(int index, bl_device **out)
 {
     (void)index;

@@ -10,6 +10,7 @@
  *
  * A pinned range is the driver's: RLIMIT_MEMLOCK does not apply to it. */
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -174,12 +175,6 @@ static bool cuda_host_writes(const bl_device *device)
     return false;
 }
 
-static bl_pool *cuda_pool(bl_device *device)
-{
-    (void)device;
-    return NULL;
-}
-
 static void cuda_destroy(bl_device *device)
 {
     cuda_device *self = (cuda_device *)device;
@@ -201,7 +196,6 @@ static void cuda_destroy(bl_device *device)
 static const bl_device_backend cuda_backend = {
     .kind = BL_DEVICE_CUDA,
     .destroy = cuda_destroy,
-    .pool = cuda_pool,
     .host_writes = cuda_host_writes,
     .alloc = cuda_alloc,
     .free = cuda_free,
@@ -241,25 +235,50 @@ static bl_status read_property(int index, enum cudaDeviceAttr attribute, int *ou
                              "cudaDeviceGetAttribute");
 }
 
-static bl_status read_properties(int index, bl_cuda_properties *out)
+/* Nothing here makes a context. */
+static bl_status find_gpu(int index, int *n_gpus, int *capability)
 {
-    int n_devices = 0, major = 0, minor = 0;
-    size_t free_bytes;
+    int major = 0, minor = 0;
 
     BL_TRY(check_versions());
-    BL_TRY(device_cuda_check((int)cudaGetDeviceCount(&n_devices), "cudaGetDeviceCount"));
-    if (index < 0 || index >= n_devices)
-        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d is not among this machine's %d", index, n_devices);
+    BL_TRY(device_cuda_check((int)cudaGetDeviceCount(n_gpus), "cudaGetDeviceCount"));
+    if (index < 0 || index >= *n_gpus)
+        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d is not among this machine's %d", index, *n_gpus);
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMajor, &major));
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMinor, &minor));
+    *capability = 10 * major + minor;
+    if (*capability >= CAPABILITY_MIN) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0", index,
+                   major, minor);
+}
+
+bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
+{
+    struct cudaDeviceProp properties;
+
+    *out = (bl_gpu_info){0};
+    BL_TRY(find_gpu(index, &out->n_gpus, &out->capability));
+    BL_TRY(device_cuda_check((int)cudaGetDeviceProperties(&properties, index),
+                             "cudaGetDeviceProperties"));
+    snprintf(out->name, sizeof out->name, "%s", properties.name);
+    return BL_OK;
+}
+
+bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes)
+{
+    BL_TRY(device_cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
+    return device_cuda_check((int)cudaMemGetInfo(free_bytes, total_bytes), "cudaMemGetInfo");
+}
+
+static bl_status read_properties(int index, bl_cuda_properties *out)
+{
+    int n_gpus = 0;
+    size_t free_bytes;
+
+    BL_TRY(find_gpu(index, &n_gpus, &out->capability));
     BL_TRY(read_property(index, cudaDevAttrMultiProcessorCount, &out->n_multiprocessors));
     out->index = index;
-    out->capability = 10 * major + minor;
-    if (out->capability < CAPABILITY_MIN)
-        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0",
-                       index, major, minor);
-    BL_TRY(device_cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
-    return device_cuda_check((int)cudaMemGetInfo(&free_bytes, &out->total_bytes), "cudaMemGetInfo");
+    return bl_device_measure_cuda(index, &free_bytes, &out->total_bytes);
 }
 
 bl_status bl_device_create_cuda(int index, bl_device **out)
