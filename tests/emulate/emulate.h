@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* emulate.h -- enough of CUDA C++ to compile the .cu files with a C++ compiler and run their kernels on the
- * CPU.
+ * CPU. Included before everything else (-include).
  *
- * A thread of a kernel is a coroutine; the blocks of a grid run one after the other, those of a cluster side
- * by side. A barrier and a shuffle let the others of the block or warp come as far; one that some threads
- * never reach ends the program with a line. Threads are resumed forwards and backwards in turn, so that what
- * depends on their order shows. Shared memory lies in a section of its own, one image of it a block, filled
- * with 0xa5 when the block begins. What this cannot show: speed, and memory that threads write and read
- * without a barrier while another order than these two makes a difference. Included before everything else
- * (-include). */
+ * A thread of a kernel is a coroutine. The blocks of a grid run one after the other, those of a cluster side by
+ * side, in an order that depends on BALLAST_EMULATED_SEED; so does the order of a block's threads between two
+ * barriers. A barrier and what a warp does together let the others come as far; one that some threads never
+ * reach ends the program with a line. Shared memory is filled with 0xa5 when a block begins. README.md says
+ * what this shows and what it cannot. */
 #ifndef BALLAST_TESTS_EMULATE_EMULATE_H
 #define BALLAST_TESTS_EMULATE_EMULATE_H
 
@@ -19,18 +17,23 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <type_traits>
 
 #define __global__
 #define __device__
 #define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __align__(n)    __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-#define __shared__    static __attribute__((section("emulated_shared")))
+/* used: no optimization over all functions may conclude what a barrier leaves as it is. */
+#define __shared__ static __attribute__((section("emulated_shared"), used))
+#ifndef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
-#define __expf        expf
-#define threadIdx     emulated_thread_idx
-#define blockIdx      emulated_block_idx
-#define blockDim      emulated_block_dim
-#define gridDim       emulated_grid_dim
+#endif
+#define threadIdx emulated_thread_idx
+#define blockIdx  emulated_block_idx
+#define blockDim  emulated_block_dim
+#define gridDim   emulated_grid_dim
 
 using std::max;
 using std::min;
@@ -40,17 +43,136 @@ struct emulated_index {
 };
 extern emulated_index threadIdx, blockIdx, blockDim, gridDim;
 
-void __syncthreads();
-void emulated_sync_warp();
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+/* ---- what the emulator offers; kernels reach it through CUDA's names below ---- */
+
+enum { EMULATED_WARP = 32 };
+
+/* All lanes of the warp call this with the same `together`, which runs once, with every lane's `mine`; it may
+ * read and write them. lanes[i] is NULL where the block has no such thread. Like a shuffle this orders no
+ * accesses to memory. */
+typedef void emulated_together(void *const lanes[EMULATED_WARP]);
+void emulated_warp_together(emulated_together *together, void *mine);
+
+/* What every lane of the warp has at `mine`, lane by lane at `all` (EMULATED_WARP * bytes). */
+void emulated_warp_exchange(const void *mine, size_t bytes, void *all);
+
+/* An asynchronous copy from global to shared memory of 4, 8 or 16 bytes, both sides aligned to as many; bytes
+ * from `n_valid` on become 0. dst holds 0xa5 until the thread has waited for the copy's group. */
+void emulated_copy_async(void *dst_shared, const void *src_global, size_t bytes, size_t n_valid);
+void emulated_copy_async_commit();
+void emulated_copy_async_wait(unsigned n_left); /* until at most the latest n_left groups are on their way */
+void emulated_copy_async_wait_all();            /* committed or not */
+
+/* The block's dynamic shared memory, at a multiple of 1024. */
+void *emulated_dynamic_shared();
+
 void emulated_sync_cluster();
 unsigned emulated_cluster_blocks();
+unsigned emulated_cluster_rank();
 void *emulated_map_shared(void *mine, unsigned rank);
-extern unsigned char emulated_lane_values[1024][8]; /* a thread's, for shuffles */
-/* Queues the kernel on a stream; one kernel runs at a time. */
-int emulated_launch(void *stream, unsigned n_blocks, unsigned n_threads, unsigned n_clustered,
-                    std::function<void()> thread);
 
-/* ---- vectors ---- */
+/* ---- barriers, and what a warp does together ---- */
+
+void __syncthreads();
+void emulated_sync_warp();
+void emulated_demand_whole_warp(unsigned mask);
+
+static inline void __syncwarp(unsigned mask = 0xffffffffu)
+{
+    emulated_demand_whole_warp(mask);
+    emulated_sync_warp();
+}
+
+template <typename T> struct emulated_shuffle {
+    T value, result;
+    unsigned source;
+
+    static void together(void *const lanes[EMULATED_WARP])
+    {
+        for (unsigned i = 0; i < EMULATED_WARP; i++) {
+            auto *mine = (emulated_shuffle *)lanes[i];
+            if (!mine) continue;
+            const auto *from = (const emulated_shuffle *)lanes[mine->source % EMULATED_WARP];
+            mine->result = from ? from->value : mine->value;
+        }
+    }
+};
+
+static inline unsigned emulated_lane()
+{
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % EMULATED_WARP;
+}
+
+template <typename T> static inline T emulated_shuffled(unsigned mask, T value, unsigned source)
+{
+    static_assert(std::is_trivially_copyable<T>::value && sizeof(T) <= 8, "a shuffle's operand");
+    emulated_demand_whole_warp(mask);
+    emulated_shuffle<T> mine = {value, value, source};
+    emulated_warp_together(emulated_shuffle<T>::together, &mine);
+    return mine.result;
+}
+
+template <typename T> static inline T __shfl_sync(unsigned mask, T value, int source)
+{
+    return emulated_shuffled(mask, value, (unsigned)source);
+}
+
+template <typename T> static inline T __shfl_xor_sync(unsigned mask, T value, int lanes)
+{
+    return emulated_shuffled(mask, value, emulated_lane() ^ (unsigned)lanes);
+}
+
+/* Lanes past the last keep their own. */
+template <typename T> static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta)
+{
+    unsigned lane = emulated_lane();
+    return emulated_shuffled(mask, value, lane + delta < EMULATED_WARP ? lane + delta : lane);
+}
+
+template <typename T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta)
+{
+    unsigned lane = emulated_lane();
+    return emulated_shuffled(mask, value, lane >= delta ? lane - delta : lane);
+}
+
+struct emulated_votes {
+    bool predicate;
+    unsigned ballot;
+
+    static void together(void *const lanes[EMULATED_WARP])
+    {
+        unsigned ballot = 0;
+        for (unsigned i = 0; i < EMULATED_WARP; i++)
+            if (lanes[i] && ((emulated_votes *)lanes[i])->predicate) ballot |= 1u << i;
+        for (unsigned i = 0; i < EMULATED_WARP; i++)
+            if (lanes[i]) ((emulated_votes *)lanes[i])->ballot = ballot;
+    }
+};
+
+static inline unsigned __ballot_sync(unsigned mask, int predicate)
+{
+    emulated_demand_whole_warp(mask);
+    emulated_votes mine = {predicate != 0, 0};
+    emulated_warp_together(emulated_votes::together, &mine);
+    return mine.ballot;
+}
+
+static inline int __any_sync(unsigned mask, int predicate)
+{
+    return __ballot_sync(mask, predicate) != 0;
+}
+
+static inline int __all_sync(unsigned mask, int predicate)
+{
+    return __ballot_sync(mask, !predicate) == 0;
+}
+
+/* ---- vectors and bits ---- */
 
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
@@ -92,6 +214,13 @@ static inline float __uint_as_float(uint32_t bits)
     return value;
 }
 
+static inline uint32_t __float_as_uint(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector)
 {
     uint64_t bytes = (uint64_t)high << 32 | low;
@@ -101,17 +230,31 @@ static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selecto
     return result;
 }
 
-template <typename T> static inline T __shfl_xor_sync(unsigned, T value, int mask)
+static inline int __popc(unsigned bits)
 {
-    T other;
-    memcpy(emulated_lane_values[threadIdx.x], &value, sizeof value);
-    emulated_sync_warp();
-    memcpy(&other, emulated_lane_values[threadIdx.x ^ (unsigned)mask], sizeof other);
-    emulated_sync_warp();
-    return other;
+    return __builtin_popcount(bits);
 }
 
-/* Loads and stores of a warp should cover whole sectors of 32 bytes: of those that go through these, the tests ask which share does. */
+/* ---- arithmetic: a GPU's approximations are the C library's functions here ---- */
+
+#define __expf  expf
+#define __exp2f exp2f
+#define __logf  logf
+#define __log2f log2f
+
+static inline float __fdividef(float x, float y)
+{
+    return x / y;
+}
+
+static inline float rsqrtf(float x)
+{
+    return 1.0f / sqrtf(x);
+}
+
+/* ---- loads and stores: those of a warp should cover whole sectors of 32 bytes. Of those that go through
+ * these, the tests ask which share does. ---- */
+
 void emulated_note_access(const void *p, unsigned bytes, bool is_store);
 
 static inline void emulated_note(const uint4 *p, bool is_store)
@@ -139,16 +282,19 @@ template <typename T> static inline T __ldcs(const T *p)
     return *p;
 }
 
-/* ---- the runtime ---- */
+template <typename T> static inline T __ldg(const T *p)
+{
+    return *p;
+}
 
-struct dim3 {
-    unsigned x, y, z;
-    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
-};
+/* ---- the runtime ---- */
 
 typedef void *cudaStream_t;
 typedef int cudaError_t;
-enum { cudaSuccess = 0, cudaMemcpyDeviceToDevice = 3, cudaLaunchAttributeClusterDimension = 4 };
+enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
+enum { cudaMemcpyDeviceToDevice = 3 };
+enum { cudaLaunchAttributeClusterDimension = 4 };
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct cudaLaunchAttribute {
     int id;
@@ -165,13 +311,34 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
+struct emulated_grid {
+    dim3 blocks, threads;
+    unsigned n_clustered; /* along x */
+    size_t shared_bytes;  /* dynamic */
+    const void *kernel;
+};
+
+/* Queues the grid on a stream; one grid runs at a time. Returns what CUDA returns for one that the device cannot
+ * have. */
+cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &grid,
+                            std::function<void()> thread);
+cudaError_t emulated_set_most_shared(const void *kernel, int bytes);
+
 template <typename... Parameters, typename... Arguments>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config,
                                              void (*kernel)(Parameters...), Arguments... arguments)
 {
-    return emulated_launch(config->stream, config->gridDim.x, config->blockDim.x,
-                           config->numAttrs ? config->attrs->val.clusterDim.x : 1,
-                           [=] { kernel(arguments...); });
+    emulated_grid grid = {config->gridDim, config->blockDim,
+                          config->numAttrs ? config->attrs->val.clusterDim.x : 1,
+                          config->dynamicSmemBytes, (const void *)kernel};
+    return emulated_launch(config->stream, grid, [=] { kernel(arguments...); });
+}
+
+/* Only cudaFuncAttributeMaxDynamicSharedMemorySize: what a kernel must have for more than 48 KiB of it. */
+template <typename... Parameters>
+static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), int, int bytes)
+{
+    return emulated_set_most_shared((const void *)kernel, bytes);
 }
 
 extern "C" cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size_bytes, int kind,

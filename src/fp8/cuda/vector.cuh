@@ -161,6 +161,17 @@ __device__ static inline double bl_block_sum(double value, double *partial)
     return warp == 0 ? bl_warp_sum(lane < n_warps ? partial[lane] : 0.0) : 0.0;
 }
 
+/* ---- dynamic shared memory ---- */
+
+/* Type *name = BL_DYNAMIC_SHARED(Type): the block's, of bl_grid's shared_bytes, at a multiple of 128 bytes. Every
+ * use in a kernel is the same memory. */
+#ifdef __CUDACC__
+extern __shared__ __align__(128) unsigned char bl_dynamic_shared[];
+#define BL_DYNAMIC_SHARED(Type) ((Type *)bl_dynamic_shared)
+#else
+#define BL_DYNAMIC_SHARED(Type) ((Type *)emulated_dynamic_shared())
+#endif
+
 /* ---- host side ---- */
 
 static inline bool bl_is_aligned(const void *p)
@@ -177,28 +188,43 @@ static inline unsigned bl_row_threads(int64_t n, unsigned most)
     return threads > (int64_t)most ? most : (unsigned)threads;
 }
 
-/* n_blocks along x, of n_threads each; neighbours form clusters of n_clustered (Hopper; 1: none). */
+/* n_blocks along x, of n_threads each; neighbours form clusters of n_clustered (Hopper; 1: none). Each block has
+ * shared_bytes of dynamic shared memory beside its static one. */
 typedef struct bl_grid {
     int64_t n_blocks;
     unsigned n_threads, n_clustered;
+    int64_t n_blocks_y = 1, n_blocks_z = 1;
+    size_t shared_bytes = 0;
 } bl_grid;
 
-/* Queues kernel(args...); no blocks queue nothing. More than 2^31 - 1 blocks, a grid's limit along x, are
- * BL_EINTERNAL; other failures name `what`. */
+enum { BL_GRID_YZ_MAX = 65535, BL_SHARED_PLAIN_MAX = 48 << 10 };
+
+/* Queues kernel(args...); no blocks queue nothing. More than 2^31 - 1 blocks along x or 65,535 along y or z, a
+ * grid's limits, are BL_EINTERNAL; other failures name `what`. */
 template <typename... Parameters, typename... Arguments>
 static inline bl_status bl_launch(const char *what, bl_stream *stream, bl_grid grid,
                                   void (*kernel)(Parameters...), Arguments... arguments)
 {
-    if (grid.n_blocks < 0 || grid.n_blocks > INT32_MAX)
-        return BL_FAIL(BL_EINTERNAL, "%s: a grid of %lld blocks", what, (long long)grid.n_blocks);
-    if (grid.n_blocks == 0) return BL_OK;
+    if (grid.n_blocks < 0 || grid.n_blocks > INT32_MAX || grid.n_blocks_y < 0 ||
+        grid.n_blocks_y > BL_GRID_YZ_MAX || grid.n_blocks_z < 0 || grid.n_blocks_z > BL_GRID_YZ_MAX)
+        return BL_FAIL(BL_EINTERNAL, "%s: a grid of %lld x %lld x %lld blocks", what,
+                       (long long)grid.n_blocks, (long long)grid.n_blocks_y,
+                       (long long)grid.n_blocks_z);
+    if (grid.n_blocks == 0 || grid.n_blocks_y == 0 || grid.n_blocks_z == 0) return BL_OK;
+    if (grid.shared_bytes > BL_SHARED_PLAIN_MAX) {
+        cudaError_t error = cudaFuncSetAttribute(
+            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes);
+        if (error != cudaSuccess) return bl_cuda_fail(what, error);
+    }
     cudaLaunchAttribute cluster;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = grid.n_clustered;
     cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)grid.n_blocks);
+    config.gridDim =
+        dim3((unsigned)grid.n_blocks, (unsigned)grid.n_blocks_y, (unsigned)grid.n_blocks_z);
     config.blockDim = dim3(grid.n_threads);
+    config.dynamicSmemBytes = grid.shared_bytes;
     config.stream = (cudaStream_t)bl_cuda_stream_handle(stream);
     config.attrs = &cluster;
     config.numAttrs = grid.n_clustered > 1 ? 1 : 0;
