@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_ladder.c -- the classical strategies against figures that others have published. What differs is
+ * listed in docs/model.md, with its reason. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>
+
+#include "base/sizes.h"
+#include "plan/ladder.h"
+
+static const double GB = 1e9, TIB = 1099511627776.0;
+
+static bl_llama_config model_of(const char *name)
+{
+    bl_llama_config config;
+    assert_int_equal(bl_llama_config_preset(name, &config), BL_OK);
+    return config;
+}
+
+/* Published with as many digits as `step` has: the figure lies within half a step. */
+static void assert_rounds_to(const char *what, double value, double published, double step)
+{
+    if (value < published - step / 2 || value > published + step / 2)
+        fail_msg("%s: %.4f, published %.4f", what, value, published);
+}
+
+/* Llama 3.1 405B, 8 devices, LoRA r 64: model states of a device. The unit of ZeRO-2's figure is 2^40. */
+static void test_405b(void **state)
+{
+    static const struct {
+        double published, unit, step;
+    } figures[] = {
+        {6.5, 1e12, 0.1}, {2.2, 1e12, 0.1}, {1.4, 0, 0.1}, {0.8, 1e12, 0.1}, {825, 1e9, 1}};
+    bl_llama_config model = model_of("llama3.1-405b");
+    bl_strategy_job job = {
+        .model = &model, .n_devices = 8, .length = 1024, .batch = 1, .lora_r = 64};
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(figures); i++) {
+        bl_strategy_memory m;
+        double unit = figures[i].unit > 0 ? figures[i].unit : TIB;
+        bl_strategy_count(&bl_ladder[i].strategy, &job, &m);
+        assert_rounds_to(bl_ladder[i].name, (double)bl_strategy_states(&m) / unit,
+                         figures[i].published, figures[i].step);
+    }
+}
+
+/* 417 GB with the projections in FP8 is published; embedding and head in two bytes are 4.2 GB more, the
+ * scales and the rest are theirs: 2 %. */
+static void test_405b_in_fp8(void **state)
+{
+    bl_llama_config model = model_of("llama3.1-405b");
+    bl_strategy_job job = {
+        .model = &model, .n_devices = 8, .length = 1024, .batch = 1, .lora_r = 64};
+    bl_strategy_memory m;
+    (void)state;
+
+    bl_strategy_count(&bl_ladder[5].strategy, &job, &m);
+    assert_rounds_to("FP8", (double)bl_strategy_states(&m) / GB, 417, 2 * 0.02 * 417);
+    int64_t with_all = bl_strategy_states(&m);
+    bl_strategy_count(&bl_ladder[6].strategy, &job, &m);
+    assert_int_equal(m.host, 0);
+    int64_t sharded = bl_strategy_states(&m);
+    bl_strategy_count(&bl_ladder[7].strategy, &job,
+                      &m); /* the base is in the host's memory, once */
+    assert_int_equal(sharded - bl_strategy_states(&m), m.host);
+    assert_in_range((with_all - sharded) - 7 * m.host, 0, 8); /* 7/8 of it went */
+}
+
+/* Llama 2 7B as 7.0 G parameters, 8 devices, 256 tokens: states and activations. */
+static void test_7b(void **state)
+{
+    static const double published[] = {39.98, 27.73, 15.48};
+    bl_llama_config model = model_of("llama2-7b");
+    bl_strategy_job job = {
+        .model = &model, .n_params = 7e9, .n_devices = 8, .length = 256, .batch = 1};
+    (void)state;
+
+    for (int stage = 1; stage <= 3; stage++) {
+        bl_strategy s = {.zero_stage = stage};
+        bl_strategy_memory m;
+        bl_strategy_count(&s, &job, &m);
+        assert_rounds_to("7B", (double)(bl_strategy_states(&m) + m.activations) / GB,
+                         published[stage - 1], 0.01);
+        assert_rounds_to("activations", (double)m.activations / GB, 1.48, 0.01);
+    }
+}
+
+/* The model of Llama 2 x context on 8 V100 of 32 GB. Recomputation and whether weights are sharded, cell by
+ * cell; the two cells that differ from what is published are marked. */
+static void test_family(void **state)
+{
+    static const char *const names[] = {"llama2-7b", "llama2-13b", "llama2-70b"};
+    /* 256, 512, 1024, 2048, 4096 tokens: 1 ZeRO-1, 3 ZeRO-3, + 10 with recomputation, 0 does not fit. */
+    static const int expected[][5] = {{1, 1, 1, 11, 11 /* published: 13 */},
+                                      {1, 11, 11, 11, 13},
+                                      {3, 13, 13, 13, 0 /* published: 13 */}};
+    bl_hardware v100;
+    (void)state;
+
+    assert_int_equal(bl_hardware_preset("8xv100-32g", &v100), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(names); i++)
+        for (int k = 0; k < 5; k++) {
+            bl_llama_config model = model_of(names[i]);
+            bl_strategy_job job = {.model = &model,
+                                   .n_devices = v100.n_devices,
+                                   .length = 256 << k,
+                                   .batch = 1,
+                                   .lora_r = 8};
+            bl_strategy s;
+            bool fits = bl_strategy_choose(&job, &v100, &s);
+            int found = fits ? s.zero_stage + 10 * s.checkpointing : 0;
+            if (found != expected[i][k])
+                fail_msg("%s, %d tokens: %d, not %d", names[i], 256 << k, found, expected[i][k]);
+        }
+}
+
+/* What recomputes is slower, what shards more is slower, and both take less. */
+static void test_order(void **state)
+{
+    bl_llama_config model = model_of("llama2-13b");
+    bl_strategy_job job = {
+        .model = &model, .n_devices = 8, .length = 2048, .batch = 1, .lora_r = 8};
+    bl_strategy_memory m[2];
+    bl_hardware v100;
+    (void)state;
+
+    assert_int_equal(bl_hardware_preset("8xv100-32g", &v100), BL_OK);
+    for (int stage = 1; stage <= 3; stage++) {
+        bl_strategy s[2] = {{.zero_stage = stage, .lora = true},
+                            {.zero_stage = stage, .lora = true, .checkpointing = true}};
+        for (int i = 0; i < 2; i++) bl_strategy_count(&s[i], &job, &m[i]);
+        assert_true(bl_strategy_total(&m[1]) < bl_strategy_total(&m[0]));
+        assert_true(bl_strategy_step_s(&s[1], &job, &v100) >
+                    bl_strategy_step_s(&s[0], &job, &v100));
+        if (stage == 1) continue;
+        bl_strategy before = s[0];
+        before.zero_stage--;
+        bl_strategy_count(&before, &job, &m[1]);
+        assert_true(bl_strategy_states(&m[0]) < bl_strategy_states(&m[1]));
+        assert_true(bl_strategy_step_s(&s[0], &job, &v100) >=
+                    bl_strategy_step_s(&before, &job, &v100) - 1e-12);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_405b), cmocka_unit_test(test_405b_in_fp8), cmocka_unit_test(test_7b),
+        cmocka_unit_test(test_family), cmocka_unit_test(test_order)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
