@@ -451,20 +451,27 @@ static int64_t queue_depth(int n_readers)
     return bl_max_i64(MIN_DEPTH, LOAD_DEPTH / n_readers);
 }
 
-int64_t bl_llama_load_bytes(const bl_llama_model *model, int n_shards)
+bl_llama_stored_size bl_llama_measure_stored(const bl_llama_model *model)
 {
-    int64_t stored = 0, bounce = 0,
-            buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES),
-            staging = BL_STAGING_BYTES;
+    bl_llama_stored_size size = {.is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK};
 
     for (size_t i = 0; i < bl_hf_count(model->files); i++) {
         const bl_stored_tensor *tensor = bl_hf_at(model->files, i);
-        stored += tensor->n_bytes;
+        size.n_bytes += tensor->n_bytes;
         if (tensor->n_dims == 2 && tensor->shape[0] > 0)
-            bounce = bl_max_i64(bounce, tensor->n_bytes / tensor->shape[0] * BL_FP8_BLOCK);
+            size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / tensor->shape[0]);
     }
-    bool is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK && bounce > BL_IO_CHUNK_BYTES;
-    return bl_min_i64(buffers, bl_ceil_div(stored, n_shards)) + (is_in_blocks ? bounce : 0) +
+    return size;
+}
+
+int64_t bl_llama_load_bytes(const bl_llama_stored_size *stored, int n_shards)
+{
+    int64_t bounce = stored->row_bytes * BL_FP8_BLOCK,
+            buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES),
+            staging = BL_STAGING_BYTES;
+    bool bounces = stored->is_in_blocks && bounce > BL_IO_CHUNK_BYTES;
+
+    return bl_min_i64(buffers, bl_ceil_div(stored->n_bytes, n_shards)) + (bounces ? bounce : 0) +
            staging;
 }
 

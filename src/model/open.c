@@ -119,14 +119,16 @@ bl_status bl_llama_model_set_format(bl_llama_model *model, bl_base_format choice
     return BL_OK;
 }
 
-static bl_status read_embedding(bl_llama_model *model)
+/* A tied one may be stored under the head's name. */
+static const bl_stored_tensor *find_embedding(const bl_llama_model *model)
 {
     const bl_stored_tensor *t = bl_hf_find(model->files, "model.embed_tokens.weight");
-    const bl_stored_tensor *head = bl_hf_find(model->files, "lm_head.weight");
+    return t ? t : bl_hf_find(model->files, "lm_head.weight");
+}
 
-    if (!t) t = head; /* tied, and stored under the head's name */
-    model->embedding_dtype = t->dtype;
-    model->head_dtype = head ? head->dtype : t->dtype;
+static bl_status read_embedding(bl_llama_model *model)
+{
+    const bl_stored_tensor *t = find_embedding(model);
     int64_t available =
         bl_memory_available_bytes(); /* where there is less the system would end us while we read */
     if (available >= 0 && t->n_bytes > available)
@@ -140,25 +142,46 @@ static bl_status read_embedding(bl_llama_model *model)
     return bl_llama_check_finite(t, 0, t->shape[0], model->embedding);
 }
 
-bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
-                              bl_llama_model **out)
+static bl_status open_headers(const char *dir, bl_base_format format, bl_llama_model *model)
 {
-    bl_status st = BL_OK;
+    BL_TRY(bl_llama_config_load(dir, &model->config));
+    BL_TRY(bl_hf_open(dir, &model->files));
+    BL_TRY(bl_llama_check_model(&model->config, model->files));
+    BL_TRY(bl_llama_model_set_format(model, format));
+    const bl_stored_tensor *head = bl_hf_find(model->files, "lm_head.weight");
+    model->embedding_dtype = find_embedding(model)->dtype;
+    model->head_dtype = head ? head->dtype : model->embedding_dtype;
+    return BL_OK;
+}
 
+bl_status bl_llama_model_open_headers(const char *dir, bl_base_format format, int64_t max_positions,
+                                      bl_llama_model **out)
+{
     *out = NULL;
     bl_llama_model *model = calloc(1, sizeof *model);
     if (!model) return BL_FAIL(BL_ENOMEM, "model %s", dir);
     model->n_positions = bl_max_i64(max_positions, 1);
-    BL_TRY_GOTO(st, done, bl_llama_config_load(dir, &model->config));
-    BL_TRY_GOTO(st, done, bl_hf_open(dir, &model->files));
-    BL_TRY_GOTO(st, done, bl_llama_check_model(&model->config, model->files));
-    BL_TRY_GOTO(st, done, bl_llama_model_set_format(model, format));
-    BL_TRY_GOTO(st, done, read_embedding(model));
-    BL_TRY_GOTO(st, done, bl_llama_open_io_files(model->files, &model->io_files));
-    *out = model;
-    model = NULL;
-done:
-    bl_llama_model_close(model);
+    bl_status st = open_headers(dir, format, model);
+    if (st == BL_OK)
+        *out = model;
+    else
+        bl_llama_model_close(model);
+    return st;
+}
+
+bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
+                              bl_llama_model **out)
+{
+    bl_llama_model *model;
+
+    *out = NULL;
+    BL_TRY(bl_llama_model_open_headers(dir, format, max_positions, &model));
+    bl_status st = read_embedding(model);
+    if (st == BL_OK) st = bl_llama_open_io_files(model->files, &model->io_files);
+    if (st == BL_OK)
+        *out = model;
+    else
+        bl_llama_model_close(model);
     return st;
 }
 

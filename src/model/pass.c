@@ -111,6 +111,18 @@ int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_op
     return (int64_t)bl_arena_piece_bytes((size_t)host_bytes(&m));
 }
 
+bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options)
+{
+    pass_size m = measure(config, options);
+    return (bl_pass_bytes){.inputs = slot_bytes(&m.inputs),
+                           .saved = slot_bytes(&m.saved),
+                           .boundary = m.d,
+                           .logits = m.logits,
+                           .workspace = m.workspace,
+                           .host_inputs = stack_host_bytes(&m.inputs),
+                           .host_saved = stack_host_bytes(&m.saved)};
+}
+
 static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item,
                               void *slots, void *host, bl_spill **out)
 {

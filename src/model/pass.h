@@ -76,6 +76,18 @@ void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the streams are idle; 
 int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options);
 int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options);
 
+/* The same by what they are for. Device memory: the members up to workspace, whose sum is
+ * bl_llama_pass_bytes; host memory: the last two. */
+typedef struct bl_pass_bytes {
+    int64_t inputs;    /* layer inputs: all, or the slots of their stack */
+    int64_t saved;     /* what layers keep beside their inputs, likewise */
+    int64_t boundary;  /* the gradient between two layers */
+    int64_t logits;    /* of the loss head */
+    int64_t workspace; /* of a layer at work */
+    int64_t host_inputs, host_saved;
+} bl_pass_bytes;
+bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options);
+
 /* Borrowed for the call; the device memory behind it until the streams have run. */
 typedef struct bl_pass_input {
     int n_micro; /* <= max_group */

@@ -56,22 +56,40 @@ void bl_base_layout_free(bl_base_layout *layout)
     *layout = (bl_base_layout){0};
 }
 
-/* Places the scales of all segments one after the other in `scales`; NULL only counts. Returns the number of floats. */
-static int64_t place_scales(bl_base_layout *layout, float *scales)
+static int64_t count_scales(const bl_weight *w, int segment)
 {
-    int64_t used = 0;
+    size_t code_bytes, n_scales = 0;
+    (void)bl_format_sizes(w->segment[segment].format, w->segment[segment].rows, w->cols,
+                          &code_bytes, &n_scales);
+    return (int64_t)n_scales;
+}
+
+/* The scales of all segments, one after the other. */
+static void place_scales(bl_base_layout *layout, float *scales)
+{
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++) {
             bl_weight *w = &layout->units[u].matrix[m].weight;
             for (int s = 0; s < w->n_segments; s++) {
-                size_t code_bytes, n_scales;
-                bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &code_bytes,
-                                &n_scales);
-                w->segment[s].scales = scales && n_scales ? scales + used : NULL;
-                used += (int64_t)n_scales;
+                int64_t n = count_scales(w, s);
+                w->segment[s].scales = n > 0 ? scales : NULL;
+                scales += n;
             }
         }
-    return used;
+}
+
+bl_llama_whole_bytes bl_llama_measure_whole(const bl_llama_config *c, const bl_base_layout *layout,
+                                            int64_t n_positions)
+{
+    enum { FLOAT = sizeof(float) };
+    bl_llama_whole_bytes n = {.norms = (2 * c->n_layers + 1) * c->hidden_size * FLOAT,
+                              .rope_tables = n_positions * c->head_dim * FLOAT};
+    for (int64_t u = 0; u < layout->n_units; u++)
+        for (int m = 0; m < layout->units[u].n_matrices; m++) {
+            const bl_weight *w = &layout->units[u].matrix[m].weight;
+            for (int s = 0; s < w->n_segments; s++) n.scales += count_scales(w, s) * FLOAT;
+        }
+    return n;
 }
 
 static bl_status load_norm(bl_llama_weights *w, const char *name, bl_staging *staging, float *to)
@@ -139,16 +157,15 @@ static bl_status make_rope_tables(bl_llama_weights *w, bl_staging *staging)
 
 static bl_status allocate(bl_llama_weights *w)
 {
-    const bl_llama_config *c = &w->model->config;
-    size_t norms = (size_t)((2 * c->n_layers + 1) * c->hidden_size),
-           rope = (size_t)(w->model->n_positions * c->head_dim);
+    bl_llama_whole_bytes n =
+        bl_llama_measure_whole(&w->model->config, &w->layout, w->model->n_positions);
 
-    w->n_scales = place_scales(&w->layout, NULL);
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)w->n_scales * sizeof(float),
-                           "scales", (void **)&w->scales));
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, norms * sizeof(float), "norms",
-                           (void **)&w->norms));
-    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, rope * sizeof(float), "RoPE tables",
+    w->n_scales = n.scales / (int64_t)sizeof(float);
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.scales, "scales",
+                           (void **)&w->scales));
+    BL_TRY(
+        bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.norms, "norms", (void **)&w->norms));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.rope_tables, "RoPE tables",
                            (void **)&w->rope_tables));
     place_scales(&w->layout, w->scales);
     return BL_OK;

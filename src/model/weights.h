@@ -61,6 +61,9 @@ bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model
  * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
 bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
                               bl_llama_model **out);
+/* As bl_llama_model_open, from config.json and the headers of the tensors' files alone: neither the embedding nor io_files is there. */
+bl_status bl_llama_model_open_headers(const char *dir, bl_base_format format, int64_t max_positions,
+                                      bl_llama_model **out);
 void bl_llama_model_close(bl_llama_model *model); /* NULL is fine */
 /* Chooses the formats anew. No weights that were loaded from it may be left. BL_EUSAGE as
  * bl_llama_model_open. */
@@ -129,9 +132,25 @@ bl_status bl_llama_base_create(const bl_llama_weights *weights,
  * bl_llama_weights.checksum covers every byte, once they are read. */
 bl_status bl_llama_fingerprint(const bl_llama_model *model, int64_t probe_bytes,
                                uint64_t *fingerprint);
+
+/* What loading depends on: bytes of all tensors as they are stored, and of the longest row of a matrix; whether projections are held in
+ * blocks. */
+typedef struct bl_llama_stored_size {
+    int64_t n_bytes, row_bytes;
+    bool is_in_blocks;
+} bl_llama_stored_size;
+bl_llama_stored_size bl_llama_measure_stored(const bl_llama_model *model);
 /* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
-int64_t bl_llama_load_bytes(const bl_llama_model *model, int n_shards);
+int64_t bl_llama_load_bytes(const bl_llama_stored_size *stored, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */
+
+/* What every rank holds whole, in device memory: bytes of the scales of all segments, of the norms, and
+ * of RoPE's tables of n_positions. */
+typedef struct bl_llama_whole_bytes {
+    int64_t scales, norms, rope_tables;
+} bl_llama_whole_bytes;
+bl_llama_whole_bytes bl_llama_measure_whole(const bl_llama_config *config,
+                                            const bl_base_layout *layout, int64_t n_positions);
 
 /* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */
 bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,

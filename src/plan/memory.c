@@ -12,20 +12,43 @@ enum {
     BLAS_BYTES = 4 << 20, /* a thread's packing buffers and generated code */
 };
 
-static int64_t scale_bytes(const bl_base_layout *layout)
+/* A GPU's own, on top of what Ballast allocates there; assumed, docs/model.md. */
+static const int64_t CONTEXT_BYTES = (int64_t)1 << 30, /* context, kernels, cuBLASLt */
+    COMMUNICATOR_BYTES = (int64_t)3 << 29;             /* NCCL's buffers in a group of several */
+
+static const char *const item_names[BL_MEMORY_ITEMS] = {
+    [BL_MEMORY_BASE] = "frozen base",
+    [BL_MEMORY_SCALES] = "its scales",
+    [BL_MEMORY_NORMS] = "norms, RoPE tables",
+    [BL_MEMORY_RING] = "ring of gathered layers",
+    [BL_MEMORY_READER] = "disk read buffers",
+    [BL_MEMORY_LORA] = "LoRA weights",
+    [BL_MEMORY_GRADIENTS] = "LoRA gradients",
+    [BL_MEMORY_ADAM] = "AdamW moments",
+    [BL_MEMORY_LORA_RING] = "ring of LoRA weights",
+    [BL_MEMORY_LAYER_INPUTS] = "layer inputs",
+    [BL_MEMORY_SAVED] = "saved activations",
+    [BL_MEMORY_BOUNDARY] = "boundary gradient",
+    [BL_MEMORY_WORKSPACE] = "a layer's working set",
+    [BL_MEMORY_LOGITS] = "logits",
+    [BL_MEMORY_TOKENS] = "tokens of two steps",
+    [BL_MEMORY_STAGING] = "staging",
+    [BL_MEMORY_WORKERS] = "scratch of threads",
+    [BL_MEMORY_COMMUNICATION] = "communicator",
+    [BL_MEMORY_CONTEXT] = "CUDA context",
+};
+
+const char *bl_memory_item_name(bl_memory_item item)
 {
-    int64_t n = 0;
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++) {
-            const bl_weight *w = &layout->units[u].matrix[m].weight;
-            for (int s = 0; s < w->n_segments; s++) {
-                size_t codes, scales;
-                if (bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &codes,
-                                    &scales))
-                    n += (int64_t)scales;
-            }
-        }
-    return n * (int64_t)sizeof(float);
+    return item_names[item];
+}
+
+int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last)
+{
+    int64_t n_bytes = 0;
+    for (int i = (int)first; i <= (int)last; i++)
+        n_bytes += ledger->item[i].device + ledger->item[i].host;
+    return n_bytes;
 }
 
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
@@ -40,14 +63,18 @@ int64_t bl_plan_micro_batch_bytes(int64_t T_max)
     return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
 }
 
-int64_t bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout, int64_t n_layers,
-                              int n_ranks, int ring_depth)
+bl_adapter_bytes bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout,
+                                       int64_t n_layers, int n_ranks, int ring_depth)
 {
+    enum { FLOAT = sizeof(float) };
     int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks),
-            compute_bytes = (int64_t)bl_dtype_bytes(bl_act_dtype(kind)),
-            copy = compute_bytes == sizeof(float) ? 0 : n_layers * chunk * compute_bytes;
-    return (4 * n_layers * chunk + 2 * chunk * n_ranks + chunk) * (int64_t)sizeof(float) + copy +
-           ring_depth * chunk * n_ranks * compute_bytes + BL_STAGING_BYTES;
+            act_bytes = (int64_t)bl_dtype_bytes(bl_act_dtype(kind));
+    return (bl_adapter_bytes){.shard = n_layers * chunk * FLOAT,
+                              .part = chunk * FLOAT,
+                              .whole = chunk * n_ranks * FLOAT,
+                              .copy = act_bytes == FLOAT ? 0 : n_layers * chunk * act_bytes,
+                              .ring = ring_depth * chunk * n_ranks * act_bytes,
+                              .staging = BL_STAGING_BYTES};
 }
 
 /* ---- the pass ---- */
@@ -79,6 +106,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 {
     const bl_train_config *c = in->config;
     return (bl_pass_options){
+        .kind = c->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU,
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -93,55 +121,105 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 
 /* ---- the sum ---- */
 
+/* In device memory, and the same in host memory. */
 static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
 {
     int64_t n_train = in->is_training ? 2 * in->config->gradient_accumulation_steps : 0,
             n_evaluation = in->longest_validation_row > 0 ? 1 : 0;
-    enum { ON_DEVICE_AND_HOST = 2 };
-    return (n_train + n_evaluation) * ON_DEVICE_AND_HOST * bl_plan_micro_batch_bytes(T_max);
+    return (n_train + n_evaluation) * bl_plan_micro_batch_bytes(T_max);
+}
+
+static bl_status add_base(const bl_plan_input *in, const bl_llama_placement *placement,
+                          bl_memory_ledger *out, int64_t *writing)
+{
+    const bl_train_config *c = in->config;
+    bl_base_layout layout;
+    bl_llama_placed_bytes placed;
+
+    BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype,
+                           bl_plan_n_shards(c, &in->topology), &layout));
+    bl_status st = bl_llama_place_bytes(&layout, placement, (int)c->ring_depth, &placed);
+    bl_llama_whole_bytes whole = bl_llama_measure_whole(in->model, &layout, in->n_positions);
+    bl_base_layout_free(&layout);
+    BL_TRY(st);
+    out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
+    out->item[BL_MEMORY_SCALES].device = whole.scales;
+    out->item[BL_MEMORY_NORMS].device = whole.norms + whole.rope_tables;
+    out->item[BL_MEMORY_RING].device = (int64_t)placed.ring;
+    out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
+    out->disk = (int64_t)placed.disk;
+    *writing = (int64_t)placed.writing;
+    return BL_OK;
+}
+
+static void add_adapter(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
+{
+    if (in->lora->n_floats == 0) return;
+    bl_adapter_bytes n = bl_plan_adapter_bytes(kind, in->lora, in->model->n_layers,
+                                               in->topology.n_ranks, (int)in->config->ring_depth);
+    out->item[BL_MEMORY_LORA].device = n.shard + n.copy;
+    out->item[BL_MEMORY_ADAM].device = 2 * n.shard;
+    out->item[BL_MEMORY_GRADIENTS].device = n.shard + n.part + 2 * n.whole;
+    out->item[BL_MEMORY_LORA_RING].device = n.ring;
+    out->item[BL_MEMORY_STAGING].host = n.staging;
+}
+
+static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, bl_memory_ledger *out)
+{
+    bl_pass_bytes n = bl_llama_pass_measure(in->model, pass);
+    int64_t tokens = batch_bytes(in, pass->T_max);
+
+    out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs, n.host_inputs};
+    out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};
+    out->item[BL_MEMORY_BOUNDARY].device = n.boundary;
+    out->item[BL_MEMORY_WORKSPACE].device = n.workspace;
+    out->item[BL_MEMORY_LOGITS].device = n.logits;
+    out->item[BL_MEMORY_TOKENS] = (bl_memory_amount){tokens, tokens};
+}
+
+static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
+{
+    out->item[BL_MEMORY_WORKERS].host = in->config->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES);
+    if (kind == BL_DEVICE_CPU) return;
+    out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
+    out->item[BL_MEMORY_COMMUNICATION].device = in->topology.n_ranks > 1 ? COMMUNICATOR_BYTES : 0;
+}
+
+/* Of a rank, while weights are read: most of the rest is not there yet. */
+static int64_t loading_bytes(const bl_plan_input *in, bool is_cpu, int64_t writing,
+                             const bl_memory_ledger *m)
+{
+    int64_t held = m->item[BL_MEMORY_BASE].host;
+    if (is_cpu)
+        held += m->item[BL_MEMORY_BASE].device + m->item[BL_MEMORY_SCALES].device +
+                m->item[BL_MEMORY_NORMS].device;
+    return held + m->item[BL_MEMORY_WORKERS].host + in->load_bytes + writing;
 }
 
 bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placement *placement,
                                  unsigned save, bl_memory_ledger *out)
 {
-    const bl_train_config *c = in->config;
     const bl_llama_config *m = in->model;
     bl_pass_options pass = bl_plan_pass_options(in, save);
-    int n_ranks = in->topology.n_ranks, n_here = in->topology.n_here;
-    bl_base_layout layout;
-    bl_llama_placed_bytes placed;
+    bool is_cpu = pass.kind == BL_DEVICE_CPU;
+    int n_here = in->topology.n_here;
+    int64_t writing, host = 0;
 
-    BL_TRY(bl_llama_layout(m, in->formats, in->head_dtype, bl_plan_n_shards(c, &in->topology),
-                           &layout));
-    bl_status st = bl_llama_place_bytes(&layout, placement, (int)c->ring_depth, &placed);
-    int64_t scales = scale_bytes(&layout);
-    bl_base_layout_free(&layout);
-    BL_TRY(st);
-    int64_t norms = (2 * m->n_layers + 1) * m->hidden_size, rope = in->n_positions * m->head_dim;
-    *out = (bl_memory_ledger){
-        .frozen = (int64_t)(placed.device + placed.host) + scales +
-                  (norms + rope) * (int64_t)sizeof(float),
-        .ring = (int64_t)(placed.ring + placed.reader),
-        .host = (int64_t)placed.host,
-        .disk = (int64_t)placed.disk,
-        .embedding = m->vocab_size * m->hidden_size * (int64_t)bl_dtype_bytes(in->embedding_dtype),
-        .adapter = in->lora->n_floats ? bl_plan_adapter_bytes(pass.kind, in->lora, m->n_layers,
-                                                              n_ranks, (int)c->ring_depth)
-                                      : 0,
-        .activations = bl_llama_pass_bytes(m, &pass) + bl_llama_pass_host_bytes(m, &pass),
-        .batches = batch_bytes(in, pass.T_max),
-        .scratch = c->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES),
-        .other = PROCESS_BYTES,
-    };
-    out->total =
-        (out->frozen + out->ring + out->adapter + out->activations + out->batches + out->scratch) *
-            n_here +
-        out->embedding + out->other;
-    /* While weights are read, most of the rest is not there yet; with little of the rest, that is
-     * the peak. */
-    int64_t loading =
-        (out->frozen + out->scratch + in->load_bytes + (int64_t)placed.writing) * n_here +
-        out->embedding + out->other;
-    out->total = bl_max_i64(out->total, loading);
+    *out = (bl_memory_ledger){.embedding = m->vocab_size * m->hidden_size *
+                                           (int64_t)bl_dtype_bytes(in->embedding_dtype),
+                              .process = PROCESS_BYTES};
+    BL_TRY(add_base(in, placement, out, &writing));
+    add_adapter(in, pass.kind, out);
+    add_pass(in, &pass, out);
+    add_machine(in, pass.kind, out);
+    for (int i = 0; i < BL_MEMORY_ITEMS; i++) {
+        out->device += out->item[i].device;
+        host += out->item[i].host;
+    }
+    if (is_cpu) host += out->device;
+    int64_t shared = out->embedding + out->process;
+    /* With little of the rest, loading is the peak. */
+    out->loading = loading_bytes(in, is_cpu, writing, out) * n_here + shared;
+    out->total = bl_max_i64(host * n_here + shared, out->loading);
     return BL_OK;
 }

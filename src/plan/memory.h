@@ -1,24 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.h -- the memory that a run will take, added up from the functions whose sizes it is
- * allocated with; docs/memory.md explains the rows. */
+/* memory.h -- the memory that a run will take, item by item, from the functions whose sizes it is
+ * allocated with; docs/memory.md explains the items. */
 #ifndef BALLAST_PLAN_MEMORY_H
 #define BALLAST_PLAN_MEMORY_H
 
 #include "model/pass.h"
 #include "plan/input.h"
 
-/* Bytes, of a rank unless it says otherwise. */
+typedef enum bl_memory_item {
+    BL_MEMORY_BASE,          /* this rank's shard of the frozen base, the head's among it */
+    BL_MEMORY_SCALES,        /* of all rows */
+    BL_MEMORY_NORMS,         /* and RoPE's tables */
+    BL_MEMORY_RING,          /* gathered layers */
+    BL_MEMORY_READER,        /* buffers of reads from disk */
+    BL_MEMORY_LORA,          /* its part of the weights, and of what is computed with */
+    BL_MEMORY_GRADIENTS,     /* its part, and those of the layer under way */
+    BL_MEMORY_ADAM,          /* both moments */
+    BL_MEMORY_LORA_RING,     /* gathered LoRA weights */
+    BL_MEMORY_LAYER_INPUTS,  /* of all layers, or their stack's slots */
+    BL_MEMORY_SAVED,         /* what layers keep beside their inputs */
+    BL_MEMORY_BOUNDARY,      /* the gradient between two layers */
+    BL_MEMORY_WORKSPACE,     /* of a layer at work, prepared weights among it */
+    BL_MEMORY_LOGITS,        /* of the loss head */
+    BL_MEMORY_TOKENS,        /* of this step and the next */
+    BL_MEMORY_STAGING,       /* between host and device */
+    BL_MEMORY_WORKERS,       /* scratch of the host's threads */
+    BL_MEMORY_COMMUNICATION, /* a GPU's communicator */
+    BL_MEMORY_CONTEXT,       /* a GPU's context, kernels and libraries */
+    BL_MEMORY_ITEMS
+} bl_memory_item;
+
+/* "frozen base" */
+const char *bl_memory_item_name(bl_memory_item item);
+
+/* Bytes of a rank. */
+typedef struct bl_memory_amount {
+    int64_t device, host;
+} bl_memory_amount;
+
+/* Bytes, of a rank unless it says otherwise. On a CPU device memory is host memory. */
 typedef struct bl_memory_ledger {
-    int64_t frozen, ring, adapter, activations, batches, scratch;
-    int64_t embedding, other; /* of a process */
-    int64_t total;            /* of a process with all its ranks, at its peak */
-    int64_t host;             /* of frozen: what is stored in the host tier */
-    int64_t disk;             /* page files; not in total */
+    bl_memory_amount item[BL_MEMORY_ITEMS];
+    int64_t device;             /* of all items: a GPU's own memory */
+    int64_t disk;               /* page files of the frozen base */
+    int64_t embedding, process; /* of a process, host memory */
+    int64_t loading;            /* of a process, host memory: at the peak while it loads */
+    int64_t total;              /* of a process with its ranks, host memory, at the peak */
 } bl_memory_ledger;
 
 /* With the base placed and activations saved (bl_save) as given. BL_ENOMEM. */
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_llama_placement *placement,
                                  unsigned save, bl_memory_ledger *out);
+
+/* Of items [first, last], device and host memory together. */
+int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);
 
 /* The sizes of the pass. activations and timeline are a rank's own: NULL here. */
 bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
@@ -26,10 +61,17 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);
 
-/* What train/batch.c and train/adapter_state.c allocate, bytes: a micro-batch of T_max tokens (in
- * device memory, and the same in host memory), and one rank's part of an adapter with its AdamW state, gradients and ring. */
+/* What train/ allocates by these very functions, bytes: a micro-batch of T_max tokens (in device memory,
+ * and the same in host memory); */
 int64_t bl_plan_micro_batch_bytes(int64_t T_max);
-int64_t bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout, int64_t n_layers,
-                              int n_ranks, int ring_depth);
+/* one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its summed gradients
+ * (shard), the part of a layer's (part) and a whole layer's, of which there are two (whole); in the dtype of
+ * activations a copy of the shard (0 where that is fp32) and the ring of gathered layers; staging in
+ * host memory, the rest in device memory. */
+typedef struct bl_adapter_bytes {
+    int64_t shard, part, whole, copy, ring, staging;
+} bl_adapter_bytes;
+bl_adapter_bytes bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout,
+                                       int64_t n_layers, int n_ranks, int ring_depth);
 
 #endif

@@ -107,13 +107,18 @@ void bl_plan_print(const bl_plan_input *in, const bl_plan *plan)
     const char *dir = in->config->offload_dir;
     int64_t free_bytes = 0;
 
+    int64_t in_host = m->item[BL_MEMORY_BASE].host;
+
     bl_log_info("memory predicted: %.1f MiB%s (a rank: frozen base %.1f, ring %.1f, LoRA and AdamW "
                 "%.1f, activations %.1f)",
-                mib(m->total), processes_on_host(in) > 1 ? " a process" : "", mib(m->frozen),
-                mib(m->ring), mib(m->adapter), mib(m->activations));
-    if (m->host > 0)
-        bl_log_info("in host memory: %.1f MiB a rank of the frozen base", mib(m->host));
-    if (m->host > 0 && in->config->device == BL_CONFIG_DEVICE_CPU)
+                mib(m->total), processes_on_host(in) > 1 ? " a process" : "",
+                mib(bl_memory_sum(m, BL_MEMORY_BASE, BL_MEMORY_NORMS)),
+                mib(bl_memory_sum(m, BL_MEMORY_RING, BL_MEMORY_READER)),
+                mib(bl_memory_sum(m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING)),
+                mib(bl_memory_sum(m, BL_MEMORY_LAYER_INPUTS, BL_MEMORY_LOGITS)));
+    if (in_host > 0)
+        bl_log_info("in host memory: %.1f MiB a rank of the frozen base", mib(in_host));
+    if (in_host > 0 && in->config->device == BL_CONFIG_DEVICE_CPU)
         bl_log_warning("offload_tier host frees no memory of a CPU, whose memory is the host's; "
                        "offload_tier disk does");
     if (m->disk == 0) return;

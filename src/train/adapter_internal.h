@@ -4,6 +4,7 @@
 #define BALLAST_TRAIN_ADAPTER_INTERNAL_H
 
 #include "device/staging.h"
+#include "plan/memory.h"
 #include "train/adapter_state.h"
 
 struct bl_adapter_state {
@@ -12,6 +13,7 @@ struct bl_adapter_state {
     bl_comm *world;
     bl_stream *compute, *communication;
     int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
+    bl_adapter_bytes bytes;  /* what is allocated */
     float *w, *m, *v, *grad; /* [n_layers * chunk]; device memory */
     /* What the ring gathers: w, rounded to the dtype of activations; w itself where that is fp32. */
     bl_tensor compute_copy;

@@ -17,11 +17,6 @@ static int64_t n_sums(const bl_adapter_state *s)
     return LANE_STALLS + (int64_t)bl_comm_size(s->world) * BL_N_LANES;
 }
 
-static size_t shard_bytes(const bl_adapter_state *s)
-{
-    return (size_t)(s->n_layers * s->chunk) * sizeof(float);
-}
-
 static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float **gradients)
 {
     bl_adapter_state *s = user;
@@ -58,37 +53,35 @@ static bl_status allocate_copy(bl_adapter_state *s)
     s->compute_copy = bl_tensor_of(s->w, bl_act_dtype(bl_device_get_kind(s->device)));
     if (s->compute_copy.dtype == BL_F32) return BL_OK;
     s->compute_copy.data = NULL;
-    return bl_device_alloc(s->device, BL_SPACE_DEVICE,
-                           bl_tensor_bytes(s->compute_copy, s->n_layers * s->chunk),
+    return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.copy,
                            "LoRA weights to compute with", &s->compute_copy.data);
 }
 
 static bl_status allocate(bl_adapter_state *s)
 {
-    size_t whole = (size_t)(s->chunk * bl_comm_size(s->world)) * sizeof(float),
-           part = (size_t)s->chunk * sizeof(float);
     float **const shards[] = {&s->w, &s->m, &s->v, &s->grad};
     static const char *const names[] = {"LoRA weights", "AdamW first moments",
                                         "AdamW second moments", "LoRA gradients"};
 
     for (size_t i = 0; i < BL_COUNT(shards); i++)
-        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, shard_bytes(s), names[i],
+        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.shard, names[i],
                                (void **)shards[i]));
     BL_TRY(allocate_copy(s));
     for (int i = 0; i < 2; i++) {
-        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, whole, "a layer's gradients",
-                               (void **)&s->full[i]));
+        BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.whole,
+                               "a layer's gradients", (void **)&s->full[i]));
         BL_TRY(bl_event_create(s->device, &s->written[i]));
         BL_TRY(bl_event_create(s->device, &s->reduced[i]));
     }
     BL_TRY(bl_event_create(s->device, &s->joined));
-    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, part, "reduced gradients",
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.part, "reduced gradients",
                            (void **)&s->partial));
     BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale",
                            (void **)&s->clip));
     BL_TRY(bl_twin_create(s->device, (size_t)n_sums(s) * sizeof(double), "sums", &s->sums_twin));
     s->sums = s->sums_twin->memory;
-    return bl_staging_create(s->device, BL_STAGING_BYTES, "staging of LoRA's state", &s->staging);
+    return bl_staging_create(s->device, (size_t)s->bytes.staging, "staging of LoRA's state",
+                             &s->staging);
 }
 
 static bl_status create_ring(bl_adapter_state *s, int depth)
@@ -126,7 +119,10 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                             .communication = communication,
                             .timeline = timeline,
                             .n_layers = n_layers,
-                            .chunk = bl_ceil_div(layout->n_floats, bl_comm_size(world))};
+                            .chunk = bl_ceil_div(layout->n_floats, bl_comm_size(world)),
+                            .bytes =
+                                bl_plan_adapter_bytes(bl_device_get_kind(device), layout, n_layers,
+                                                      bl_comm_size(world), ring_depth)};
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
     bl_status st = allocate(s);
     if (st == BL_OK) st = create_ring(s, ring_depth);
@@ -263,7 +259,7 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
                                                  .w = s->w,
                                                  .m = s->m,
                                                  .v = s->v}));
-    BL_TRY(bl_stream_zero(s->compute, s->grad, shard_bytes(s)));
+    BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
     return bl_adapter_state_publish(s);
 }

@@ -59,6 +59,7 @@ void bl_job_print_base_formats(const bl_job *job, const char *where)
 bl_plan_input bl_job_plan_input(const bl_job *job)
 {
     const bl_llama_model *model = job->model;
+    bl_llama_stored_size stored = bl_llama_measure_stored(model);
     return (bl_plan_input){
         .config = job->config,
         .model = &model->config,
@@ -66,7 +67,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .embedding_dtype = model->embedding_dtype,
         .head_dtype = model->head_dtype,
         .n_positions = model->n_positions,
-        .load_bytes = bl_llama_load_bytes(model, bl_plan_n_shards(job->config, &job->topology)),
+        .load_bytes = bl_llama_load_bytes(&stored, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
         .topology = job->topology,
         .longest_train_row = job->data.train.longest,

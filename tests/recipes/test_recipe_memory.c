@@ -197,12 +197,11 @@ static void predict(const plan_case *p, recipe_needs *needs)
 
     assert_int_equal(bl_plan_choose(&p->input, &plan), BL_OK);
     const bl_memory_ledger *l = &plan.memory;
-    int64_t kept_on_host = bl_llama_pass_host_bytes(m, &plan.pass);
+    int64_t host = 0;
+    for (int i = 0; i < BL_MEMORY_ITEMS; i++) host += l->item[i].host;
     needs->n_ranks = t->n_ranks;
-    needs->device = l->frozen - l->host + l->ring + l->adapter + l->activations - kept_on_host +
-                    l->batches + decoded;
-    needs->host = t->n_on_host * (l->host + kept_on_host + l->scratch) +
-                  n_processes * (l->embedding + l->other);
+    needs->device = l->device + decoded;
+    needs->host = t->n_on_host * host + n_processes * (l->embedding + l->process);
     needs->cpu = n_processes * l->total;
 }
 
