@@ -10,6 +10,8 @@
 
 #include <stdbool.h>
 
+#include "device/device.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -17,6 +19,9 @@ extern "C" {
 /* Whether CPU devices created from now on are guarded; at first they are not. It is of the whole process: the
  * code under test creates its devices itself. No device may be under construction meanwhile. */
 void bl_device_guard_memory(bool guards);
+
+/* bl_device_create_cpu with a guard, whatever was said above. */
+bl_status bl_device_create_cpu_guarded(int n_threads, bl_device **out);
 
 #ifdef __cplusplus
 }

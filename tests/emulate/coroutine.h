@@ -16,7 +16,10 @@ struct coroutine_state {
 extern "C" void emulated_switch(coroutine_state *from, const coroutine_state *to);
 
 #if defined(__x86_64__)
-enum { COROUTINE_SAVED = 8, COROUTINE_ENTRY = 6 }; /* words: rbp, rbx, r12..r15, the return address; one to align */
+enum {
+    COROUTINE_SAVED = 8,
+    COROUTINE_ENTRY = 6
+}; /* words: rbp, rbx, r12..r15, the return address; one to align */
 
 asm(R"(
     .text

@@ -65,8 +65,9 @@ void emulated_warp_exchange(const void *mine, size_t bytes, void *all);
  * from `n_valid` on become 0. dst holds 0xa5 until the thread has waited for the copy's group. */
 void emulated_copy_async(void *dst_shared, const void *src_global, size_t bytes, size_t n_valid);
 void emulated_copy_async_commit();
-void emulated_copy_async_wait(unsigned n_left); /* until at most the latest n_left groups are on their way */
-void emulated_copy_async_wait_all();            /* committed or not */
+void emulated_copy_async_wait(
+    unsigned n_left);                /* until at most the latest n_left groups are on their way */
+void emulated_copy_async_wait_all(); /* committed or not */
 
 /* The block's dynamic shared memory, at a multiple of 1024. */
 void *emulated_dynamic_shared();

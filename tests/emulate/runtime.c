@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU stream,
- * device memory is malloc's. It lets the bookkeeping above it (rings, clocks, errors, pieces of pinned
- * memory) be tested where there is no GPU. What it checks itself: a copy stays within one registration, and
- * nothing is called by a host function, times are asked of events that have them, and no stream waits for
- * the legacy one. */
+/* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU stream, its thread the GPU. What it checks
+ * itself: nothing of CUDA is called by a host function, a stream is used with its device current, times are asked of events that have
+ * them, and no stream waits for the legacy one.
+ *
+ * In the strict mode whoever queues something waits until it has run, and device memory is open meanwhile only, and never for a host
+ * function (device/guard.h). */
 #include "emulated.h"
 #include "queue.h"
 
@@ -17,22 +18,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/sizes.h"
-#include "device/device.h"
-
-typedef struct range {
-    uintptr_t begin, end; /* 0, 0: a place that is free */
-} range;
-
-typedef struct ranges {
-    range *items;
-    int n, room;
-} ranges;
-
-struct CUstream_st {
-    bl_stream *stream;
-    int device;
-};
+#include "device/guard.h"
+#include "runtime.h"
 
 struct CUevent_st {
     bl_event *event;
@@ -47,26 +34,105 @@ typedef struct host_call {
     void *arg;
 } host_call;
 
-static bl_device *cpu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static ranges registered, memory;
 static _Atomic cudaError_t broken = cudaSuccess;
-static int driver_version = 13000, n_devices = 1;
 static _Thread_local bool in_host_function;
 static _Thread_local int current_device;
 
+cudaError_t emulated_enter(void)
+{
+    if (in_host_function) emulated_fatal("a host function calls CUDA");
+    return atomic_load(&broken);
+}
+
+cudaError_t emulated_enter_stream(cudaStream_t stream)
+{
+    cudaError_t error = emulated_enter();
+    if (error != cudaSuccess) return error;
+    return stream->device == current_device ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
 #define ENTER()                                                                                    \
     do {                                                                                           \
-        if (in_host_function) abort();                                                             \
-        if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);                      \
+        cudaError_t error_ = emulated_enter();                                                     \
+        if (error_ != cudaSuccess) return error_;                                                  \
     } while (0)
 
-/* Work is queued with the stream's device current: kernels have to be, and all that uses a stream here is held to it. */
 #define ENTER_STREAM(stream)                                                                       \
     do {                                                                                           \
-        ENTER();                                                                                   \
-        if ((stream)->device != current_device) return cudaErrorInvalidResourceHandle;             \
+        cudaError_t error_ = emulated_enter_stream(stream);                                        \
+        if (error_ != cudaSuccess) return error_;                                                  \
     } while (0)
+
+int emulated_current_device(void)
+{
+    return current_device;
+}
+
+static bool is_strict(void)
+{
+    return emulated_settings_get()->is_strict;
+}
+
+/* Made once, and never gone: *out of the first. */
+static bl_device *make_device(bl_device **out, bool guarded)
+{
+    pthread_mutex_lock(&lock);
+    if (!*out)
+        (void)(guarded ? bl_device_create_cpu_guarded(1, out) : bl_device_create_cpu(1, out));
+    pthread_mutex_unlock(&lock);
+    return *out;
+}
+
+bl_device *emulated_cpu_device(void)
+{
+    static bl_device *device;
+    return make_device(&device, is_strict());
+}
+
+/* Where host functions run in the strict mode. */
+static bl_device *host_device(void)
+{
+    static bl_device *device;
+    return make_device(&device, false);
+}
+
+/* ---- one operation at a time, or delays ---- */
+
+static pthread_mutex_t one_operation = PTHREAD_MUTEX_INITIALIZER;
+
+static void nap_at_random(uint64_t seed)
+{
+    static _Atomic uint64_t n_works;
+    uint64_t x = seed + 0x9E3779B97F4A7C15u * (1 + atomic_fetch_add(&n_works, 1));
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u; /* SplitMix64 */
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    x ^= x >> 31;
+    if (x % 4 == 0) nanosleep(&(struct timespec){.tv_nsec = (long)(x >> 8) % 300000}, NULL);
+}
+
+void emulated_begin_work(void)
+{
+    uint64_t seed = emulated_settings_get()->seed;
+    if (seed) nap_at_random(seed);
+    if (is_strict()) pthread_mutex_lock(&one_operation);
+}
+
+void emulated_end_work(void)
+{
+    if (is_strict()) pthread_mutex_unlock(&one_operation);
+}
+
+/* ---- what tests do ---- */
+
+/* -1: as the environment has it. */
+static atomic_int driver_version = -1, n_devices = -1;
+
+static int count_devices(void)
+{
+    int n = atomic_load(&n_devices);
+    return n >= 0 ? n : emulated_settings_get()->n_devices;
+}
 
 void emulated_cuda_break(void)
 {
@@ -80,52 +146,11 @@ void emulated_cuda_mend(void)
 
 void emulated_cuda_set_machine(int driver, int devices)
 {
-    driver_version = driver;
-    n_devices = devices;
+    atomic_store(&driver_version, driver);
+    atomic_store(&n_devices, devices);
 }
 
-static bool add_range(ranges *set, const void *begin, size_t bytes)
-{
-    bool done = true;
-    int i = 0;
-    pthread_mutex_lock(&lock);
-    while (i < set->n && set->items[i].end) i++;
-    if (i == set->room) {
-        int room = 2 * set->room + 64;
-        range *items = realloc(set->items, (size_t)room * sizeof *items);
-        done = items != NULL;
-        if (done) *set = (ranges){items, set->n, room};
-    }
-    if (done) set->items[i] = (range){(uintptr_t)begin, (uintptr_t)begin + bytes};
-    if (done && i == set->n) set->n++;
-    pthread_mutex_unlock(&lock);
-    return done;
-}
-
-/* The end of the range that holds `at`, 0 for none; takes it away when it begins there and `take` says so. */
-static uintptr_t find_range(ranges *set, const void *at, bool take)
-{
-    uintptr_t end = 0;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < set->n && !end; i++) {
-        range *r = &set->items[i];
-        if ((uintptr_t)at < r->begin || (uintptr_t)at >= r->end) continue;
-        if (take && r->begin != (uintptr_t)at) continue;
-        end = r->end;
-        if (take) *r = (range){0, 0};
-    }
-    pthread_mutex_unlock(&lock);
-    return end;
-}
-
-int emulated_cuda_registrations(void)
-{
-    int n = 0;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < registered.n; i++) n += registered.items[i].end != 0;
-    pthread_mutex_unlock(&lock);
-    return n;
-}
+/* ---- errors, versions, devices ---- */
 
 cudaError_t cudaGetLastError(void)
 {
@@ -145,7 +170,8 @@ const char *cudaGetErrorString(cudaError_t error)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = driver_version;
+    int known = atomic_load(&driver_version);
+    *version = known >= 0 ? known : emulated_settings_get()->driver_version;
     return cudaSuccess;
 }
 
@@ -157,74 +183,48 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = n_devices;
+    *count = count_devices();
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device)
 {
     ENTER();
-    if (device >= n_devices) return cudaErrorInvalidDevice;
+    if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
     current_device = device;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device)
 {
-    (void)device;
-    *value = attribute == cudaDevAttrComputeCapabilityMajor   ? 9
-             : attribute == cudaDevAttrComputeCapabilityMinor ? 0
-                                                              : 132;
-    return cudaSuccess;
+    int capability = emulated_settings_get()->capability;
+
+    if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
+    switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = capability / 10;
+        return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = capability % 10;
+        return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+        *value = capability >= 90 ? 132 : 108;
+        return cudaSuccess;
+    default:
+        return cudaErrorInvalidValue;
+    }
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
 {
-    if (atomic_load(&broken) != cudaSuccess) return atomic_load(&broken);
-    if (device < 0 || device >= n_devices) return cudaErrorInvalidDevice;
+    ENTER();
+    if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
     memset(out, 0, sizeof *out);
     snprintf(out->name, sizeof out->name, "Emulated GPU");
     return cudaSuccess;
 }
 
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
-    *free_bytes = *total_bytes = (size_t)1 << 30;
-    return cudaSuccess;
-}
-
-cudaError_t cudaMalloc(void **out, size_t bytes)
-{
-    ENTER();
-    if (bytes > (size_t)1 << 30 ||
-        !(*out = aligned_alloc(256, (size_t)bl_round_up((int64_t)bytes, 256))))
-        return cudaErrorMemoryAllocation;
-    memset(*out, 0xA5, bytes);
-    return add_range(&memory, *out, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-cudaError_t cudaFree(void *pointer)
-{
-    ENTER();
-    if (!find_range(&memory, pointer, true)) return cudaErrorInvalidValue;
-    free(pointer);
-    return cudaSuccess;
-}
-
-cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
-{
-    ENTER();
-    if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped) ||
-        find_range(&registered, pointer, false))
-        return cudaErrorInvalidValue;
-    return add_range(&registered, pointer, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-cudaError_t cudaHostUnregister(void *pointer)
-{
-    ENTER();
-    return find_range(&registered, pointer, true) ? cudaSuccess : cudaErrorInvalidValue;
-}
+/* ---- waiting for values of the host's ---- */
 
 /* Another address than the host's, as a GPU may have: only what gives it back reads through it. */
 enum { DEVICE_SHIFT = 1 << 20 };
@@ -232,7 +232,7 @@ enum { DEVICE_SHIFT = 1 << 20 };
 cudaError_t cudaHostGetDevicePointer(void **out, void *pointer, unsigned int flags)
 {
     ENTER();
-    if (flags != 0 || !find_range(&registered, pointer, false)) return cudaErrorInvalidValue;
+    if (flags != 0 || !emulated_registered_end(pointer)) return cudaErrorInvalidValue;
     *out = (char *)pointer + DEVICE_SHIFT;
     return cudaSuccess;
 }
@@ -242,13 +242,17 @@ typedef struct value_wait {
     uint32_t value;
 } value_wait;
 
-static bl_status wait_for_value(bl_stream *stream, const void *args)
+static void wait_until(const value_wait *w)
 {
     static const struct timespec nap = {.tv_nsec = 10000};
-    const value_wait *w = args;
-    (void)stream;
     while ((int32_t)(atomic_load_explicit(w->at, memory_order_acquire) - w->value) < 0)
         nanosleep(&nap, NULL);
+}
+
+static bl_status wait_for_value(bl_stream *stream, const void *args)
+{
+    (void)stream;
+    wait_until(args);
     return BL_OK;
 }
 
@@ -256,13 +260,15 @@ static CUresult stream_wait_value(CUstream stream, CUdeviceptr address, cuuint32
                                   unsigned int flags)
 {
     const char *at = (const char *)(uintptr_t)address - DEVICE_SHIFT;
-    if (in_host_function) abort();
+    if (in_host_function) emulated_fatal("a host function calls CUDA");
     if (stream->device != current_device) return CUDA_ERROR_INVALID_HANDLE;
-    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 || !find_range(&registered, at, false))
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 || !emulated_registered_end(at))
         return CUDA_ERROR_INVALID_VALUE;
-    (void)bl_stream_call(stream->stream, wait_for_value,
-                         &(value_wait){(const _Atomic uint32_t *)(const void *)at, value},
-                         sizeof(value_wait));
+    value_wait w = {(const _Atomic uint32_t *)(const void *)at, value};
+    if (is_strict())
+        wait_until(&w); /* in a task, device memory would be open meanwhile */
+    else
+        (void)bl_stream_call(stream->stream, wait_for_value, &w, sizeof w);
     return CUDA_SUCCESS;
 }
 
@@ -279,32 +285,29 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
     return cudaSuccess;
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
-{
-    ENTER();
-    memset(attributes, 0, sizeof *attributes);
-    attributes->type = find_range(&memory, pointer, false)       ? cudaMemoryTypeDevice
-                       : find_range(&registered, pointer, false) ? cudaMemoryTypeHost
-                                                                 : cudaMemoryTypeUnregistered;
-    return cudaSuccess;
-}
+/* ---- streams ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
 {
     ENTER();
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
-    pthread_mutex_lock(&lock);
-    bl_status st = cpu ? BL_OK : bl_device_create_cpu(1, &cpu);
-    pthread_mutex_unlock(&lock);
-    if ((*out = malloc(sizeof **out))) (*out)->device = current_device;
-    return st == BL_OK && *out && bl_stream_create(cpu, "emulated", &(*out)->stream) == BL_OK
-               ? cudaSuccess
-               : cudaErrorMemoryAllocation;
+    cudaStream_t stream = calloc(1, sizeof *stream);
+    bl_device *cpu = emulated_cpu_device(), *host = is_strict() ? host_device() : NULL;
+
+    *out = stream;
+    if (!stream || !cpu || (is_strict() && !host)) return cudaErrorMemoryAllocation;
+    stream->device = current_device;
+    if (bl_stream_create(cpu, "emulated", &stream->stream) != BL_OK)
+        return cudaErrorMemoryAllocation;
+    if (host && bl_stream_create(host, "host function", &stream->host) != BL_OK)
+        return cudaErrorMemoryAllocation;
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     bl_stream_destroy(stream->stream);
+    if (stream->host) bl_stream_destroy(stream->host);
     free(stream);
     return cudaSuccess;
 }
@@ -337,8 +340,9 @@ static bl_status call_host_function(bl_stream *stream, const void *args)
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
     ENTER_STREAM(stream);
-    (void)bl_stream_call(stream->stream, call_host_function, &(host_call){fn, arg},
-                         sizeof(host_call));
+    bl_stream *where = stream->host ? stream->host : stream->stream;
+    (void)bl_stream_call(where, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
+    if (stream->host) (void)bl_stream_synchronize(stream->host);
     return cudaSuccess;
 }
 
@@ -351,7 +355,9 @@ static bl_status run_device_work(bl_stream *stream, const void *args)
 {
     const device_work *w = args;
     (void)stream;
+    emulated_begin_work();
     w->work(w->argument);
+    emulated_end_work();
     return BL_OK;
 }
 
@@ -364,34 +370,7 @@ int emulated_queue(void *stream, void (*work)(void *), void *argument)
     return cudaSuccess;
 }
 
-static bool is_in_one_range(const void *begin, size_t bytes)
-{
-    uintptr_t end = find_range(&registered, begin, false);
-    return !end || (uintptr_t)begin + bytes <= end;
-}
-
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream)
-{
-    ENTER_STREAM(stream);
-    if (!is_in_one_range(dst, bytes) || !is_in_one_range(src, bytes)) return cudaErrorInvalidValue;
-    if (kind == cudaMemcpyDeviceToDevice) {
-        if (!find_range(&memory, dst, false) || !find_range(&memory, src, false))
-            return cudaErrorInvalidValue;
-    } else if (kind != cudaMemcpyDefault) {
-        return cudaErrorInvalidValue;
-    }
-    (void)bl_stream_copy(stream->stream, dst, src, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
-{
-    ENTER_STREAM(stream);
-    if (value != 0) return cudaErrorInvalidValue;
-    (void)bl_stream_zero(stream->stream, dst, bytes);
-    return cudaSuccess;
-}
+/* ---- events ---- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags)
 {
@@ -399,8 +378,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned int flags)
     if (!(*out = calloc(1, sizeof **out))) return cudaErrorMemoryAllocation;
     (*out)->has_time = !(flags & cudaEventDisableTiming);
     (*out)->device = current_device;
-    return bl_event_create(cpu, &(*out)->event) == BL_OK &&
-                   bl_stamp_create(cpu, &(*out)->stamp) == BL_OK
+    return bl_event_create(emulated_cpu_device(), &(*out)->event) == BL_OK &&
+                   bl_stamp_create(emulated_cpu_device(), &(*out)->stamp) == BL_OK
                ? cudaSuccess
                : cudaErrorMemoryAllocation;
 }
@@ -470,29 +449,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     ENTER_STREAM(stream);
     (void)flags;
-    (void)bl_stream_wait(stream->stream, event->event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height,
-                              cudaStream_t stream)
-{
-    for (size_t row = 0; row < height; row++) {
-        cudaError_t error = cudaMemsetAsync((char *)dst + row * pitch, value, width, stream);
-        if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
-                              size_t width, size_t height, enum cudaMemcpyKind kind,
-                              cudaStream_t stream)
-{
-    for (size_t row = 0; row < height; row++) {
-        cudaError_t error =
-            cudaMemcpyAsync((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch,
-                            width, kind, stream);
-        if (error != cudaSuccess) return error;
-    }
+    if (is_strict())
+        (void)bl_event_synchronize(event->event);
+    else
+        (void)bl_stream_wait(stream->stream, event->event);
     return cudaSuccess;
 }

@@ -12,6 +12,7 @@
 #include "base/sizes.h"
 #include "device/cpu/guard.h"
 #include "device/cpu/stream.h"
+#include "device/guard.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define USE_HEAP 1
@@ -148,12 +149,12 @@ static const bl_device_backend cpu_backend = {
     .stamp_elapsed_s = bl_cpu_stamp_elapsed_s,
 };
 
-bl_status bl_device_create_cpu(int n_threads, bl_device **out)
+static bl_status create(int n_threads, bool guards, bl_device **out)
 {
     *out = NULL;
     cpu_device *self = calloc(1, sizeof *self);
     if (!self) return BL_FAIL(BL_ENOMEM, "a CPU device");
-    bl_status st = bl_cpu_guard_create(&self->guard);
+    bl_status st = guards ? bl_cpu_guard_create(&self->guard) : BL_OK;
     if (st == BL_OK) st = bl_pool_create(n_threads, &self->pool);
     if (st != BL_OK) {
         bl_cpu_guard_destroy(self->guard);
@@ -163,4 +164,14 @@ bl_status bl_device_create_cpu(int n_threads, bl_device **out)
     bl_device_base_init(&self->base, &cpu_backend);
     *out = &self->base;
     return BL_OK;
+}
+
+bl_status bl_device_create_cpu(int n_threads, bl_device **out)
+{
+    return create(n_threads, bl_cpu_guard_is_asked_for(), out);
+}
+
+bl_status bl_device_create_cpu_guarded(int n_threads, bl_device **out)
+{
+    return create(n_threads, true, out);
 }

@@ -31,10 +31,14 @@ void bl_device_guard_memory(bool guards)
     atomic_store(&is_on, guards);
 }
 
+bool bl_cpu_guard_is_asked_for(void)
+{
+    return atomic_load(&is_on);
+}
+
 bl_status bl_cpu_guard_create(bl_cpu_guard **out)
 {
     *out = NULL;
-    if (!atomic_load(&is_on)) return BL_OK;
     bl_cpu_guard *guard = calloc(1, sizeof *guard);
     if (!guard) return BL_FAIL(BL_ENOMEM, "a guarded CPU device");
     guard->memory =

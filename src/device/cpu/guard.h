@@ -3,13 +3,14 @@
 #ifndef BALLAST_DEVICE_CPU_GUARD_H
 #define BALLAST_DEVICE_CPU_GUARD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"
 
 typedef struct bl_cpu_guard bl_cpu_guard;
 
-/* *out NULL: the process does not ask for guards. */
+bool bl_cpu_guard_is_asked_for(void); /* by bl_device_guard_memory */
 bl_status bl_cpu_guard_create(bl_cpu_guard **out);
 void bl_cpu_guard_destroy(bl_cpu_guard *guard); /* NULL is fine */
 

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runtime.h -- what the files of the emulated runtime share; for this folder only. */
+#ifndef BALLAST_TESTS_EMULATE_RUNTIME_H
+#define BALLAST_TESTS_EMULATE_RUNTIME_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+/* ---- settings.c ---- */
+
+/* What the environment asks for (README.md); a value that makes no sense ends the program with a line. */
+typedef struct emulated_settings {
+    bool is_strict;
+    int capability;     /* 80 or 90 */
+    int driver_version; /* CUDA's number, 13000; 0: no driver */
+    int n_devices;
+    size_t memory_bytes; /* of a device */
+    uint64_t seed;       /* 0: no delays */
+} emulated_settings;
+const emulated_settings *emulated_settings_get(void);
+
+/* The program ends with this line on stderr. */
+_Noreturn void emulated_fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- runtime.c ---- */
+
+struct CUstream_st {
+    bl_stream *stream;
+    bl_stream *host; /* STRICT: host functions run here, with device memory closed */
+    int device;
+};
+
+/* Whether a call may go on: cudaSuccess, or what a broken GPU returns. Ends the program when a host function calls CUDA. */
+cudaError_t emulated_enter(void);
+/* The same; a stream is used with its device current. */
+cudaError_t emulated_enter_stream(cudaStream_t stream);
+int emulated_current_device(void);
+
+/* The CPU device that is all GPUs, made by the first who asks; guarded in the strict mode. NULL: no memory. */
+bl_device *emulated_cpu_device(void);
+
+/* Around device work, on the stream's thread: STRICT: one at a time; a delay where a seed asks for some. */
+void emulated_begin_work(void);
+void emulated_end_work(void);
+
+/* ---- memory.c ---- */
+
+/* The first byte after the registration that `at` is in; 0: none. */
+uintptr_t emulated_registered_end(const void *at);
+
+#endif
