@@ -6,8 +6,10 @@
  * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that lie one behind the other are taken as
  * one, (r_1 + r_2 + ..., K), for these products, with u and du in columns side by side: the parts are a stack. Else each is its own.
  *
- * The updates go first and the frozen product is added to them: where y is bf16, the small term is the one that is rounded twice. Rows of
- * W without an update start at zero. */
+ * The LoRA terms go first and the frozen product is added to them: where y is bf16, the small term is the one that is rounded twice. Rows of
+ * W without a LoRA term start at zero. Where cuBLASLt has no FP8 product that adds to its result, the frozen product goes first, and where
+ * it has none at all, it is in bf16 (`way`). Which of the three depends on the shape alone: a refusal that shows only when the product is
+ * called has the call start again in the next way. */
 #include "linear/lora_linear.h"
 
 #include "base/sizes.h"
@@ -52,7 +54,8 @@ static size_t product_scratch_bytes(bl_device_kind kind, const bl_lora_linear *l
     bl_matmul_weight_args forward = {.forward = true,
                                      .mode = linear->mode,
                                      .T = T,
-                                     .weight = linear->weight},
+                                     .weight = linear->weight,
+                                     .prepared = linear->prepared},
                           backward = forward;
     backward.forward = false;
     size_t y = bl_matmul_weight_scratch_bytes(kind, &forward),
@@ -102,19 +105,66 @@ static bl_status apply_dropout(bl_stream *stream, const bl_lora_linear *linear, 
 }
 
 /* out = in W^T (forward) or in W, + beta out */
-static bl_status frozen_product(bl_stream *stream, const bl_lora_linear *linear,
-                                const workspace *ws, bool forward, int64_t T, float beta,
-                                bl_tensor in, bl_tensor out)
+static bl_matmul_weight_args frozen_args(const bl_lora_linear *linear, const workspace *ws,
+                                         bool forward, int64_t T, float beta, bl_tensor in,
+                                         bl_tensor out)
 {
-    return bl_matmul_weight(stream, &(bl_matmul_weight_args){.forward = forward,
-                                                             .mode = linear->mode,
-                                                             .beta = beta,
-                                                             .T = T,
-                                                             .in = in,
-                                                             .out = out,
-                                                             .weight = linear->weight,
-                                                             .scratch = ws->scratch,
-                                                             .scratch_bytes = ws->scratch_bytes});
+    return (bl_matmul_weight_args){.forward = forward,
+                                   .mode = linear->mode,
+                                   .beta = beta,
+                                   .T = T,
+                                   .in = in,
+                                   .out = out,
+                                   .weight = linear->weight,
+                                   .scratch = ws->scratch,
+                                   .scratch_bytes = ws->scratch_bytes,
+                                   .prepared = linear->prepared};
+}
+
+/* How the LoRA terms and the frozen product come together, best first. */
+typedef enum order {
+    ADD_FROZEN,     /* terms; then the frozen product, in the mode asked for, is added */
+    ADD_TERMS,      /* the other way round */
+    ADD_FROZEN_BF16 /* as the first, in bf16 where FP8 is refused */
+} order;
+
+/* A pass over one layer. frozen: as the first way has it. */
+typedef struct pass {
+    const bl_lora_linear *linear;
+    const workspace *ws;
+    int64_t T;
+    bl_tensor x, input; /* of the frozen product; of the terms: with dropout D x */
+    bl_tensor y, dy, dx;
+    bl_matmul_weight_args frozen;
+} pass;
+
+static bl_status run_frozen(bl_stream *stream, const pass *p, order way, bl_tensor out,
+                            bool *is_refused)
+{
+    bl_matmul_weight_args args = p->frozen;
+    args.out = out;
+    if (way == ADD_TERMS) args.beta = 0;
+    if (way != ADD_FROZEN_BF16) args.is_refused = is_refused;
+    return bl_matmul_weight(stream, &args);
+}
+
+/* In the first way that is not refused. */
+static bl_status run_ways(bl_stream *stream, const pass *p,
+                          bl_status (*run)(bl_stream *stream, const pass *p, order way,
+                                           bool *is_refused))
+{
+    bool has_choice = p->linear->mode == BL_MATMUL_FP8 && p->linear->n_parts > 0;
+
+    for (order way = ADD_FROZEN; has_choice && way < ADD_FROZEN_BF16; way++) {
+        bl_matmul_weight_args args = p->frozen;
+        bool is_refused;
+        if (way == ADD_TERMS) args.beta = 0;
+        BL_TRY(bl_matmul_weight_is_refused(stream, &args, &is_refused));
+        if (is_refused) continue;
+        BL_TRY(run(stream, p, way, &is_refused));
+        if (!is_refused) return BL_OK;
+    }
+    return run(stream, p, ADD_FROZEN_BF16, NULL);
 }
 
 /* A product of activations and LoRA weights. */
@@ -163,9 +213,9 @@ static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, c
     return bl_matmul(stream, &product);
 }
 
-/* y's columns of the stack's part `index` (T,rows) = s u B^T */
+/* y's columns of the stack's part `index` (T,rows) = s u B^T + beta y */
 static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s,
-                            int index, const workspace *ws, int64_t T, bl_tensor y)
+                            int index, const workspace *ws, int64_t T, float beta, bl_tensor y)
 {
     const bl_lora_part *part = &s->part[index];
     bl_matmul_args product = small_product(ws);
@@ -173,7 +223,7 @@ static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, con
     product.transpose_b = true;
     product.M = T, product.N = part->rows, product.K = part->r;
     product.lda = s->r, product.ldb = part->r, product.ldc = linear->weight.rows;
-    product.alpha = part->scale;
+    product.alpha = part->scale, product.beta = beta;
     product.a = columns_of(s, index, ws->u), product.b = part->B;
     product.c = bl_tensor_at(y, part->row_begin);
     return bl_matmul(stream, &product);
@@ -187,26 +237,47 @@ static bool parts_cover_rows(const bl_lora_linear *linear)
     return rows == linear->weight.rows;
 }
 
+/* y = the LoRA terms, or += */
+static bl_status add_terms(bl_stream *stream, const pass *p, float beta)
+{
+    const bl_lora_linear *linear = p->linear;
+
+    if (beta == 0 && linear->n_parts > 0 && !parts_cover_rows(linear))
+        BL_TRY(
+            bl_stream_zero(stream, p->y.data, bl_tensor_bytes(p->y, p->T * linear->weight.rows)));
+    for (int i = 0; i < linear->n_parts;) {
+        stack s = stack_at(linear, p->ws, i);
+        BL_TRY(project_down(stream, linear, &s, p->ws, p->T, p->input));
+        for (int k = 0; k < s.n_parts; k++)
+            BL_TRY(project_up(stream, linear, &s, k, p->ws, p->T, beta, p->y));
+        i += s.n_parts;
+    }
+    return BL_OK;
+}
+
+static bl_status run_forward(bl_stream *stream, const pass *p, order way, bool *is_refused)
+{
+    if (way != ADD_TERMS) {
+        BL_TRY(add_terms(stream, p, 0));
+        return run_frozen(stream, p, way, p->y, is_refused);
+    }
+    BL_TRY(run_frozen(stream, p, way, p->y, is_refused));
+    return *is_refused ? BL_OK : add_terms(stream, p, 1);
+}
+
 bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                  bl_tensor x, bl_tensor y)
 {
     workspace ws = divide_workspace(stream, linear, T);
-    bl_tensor input = x;
+    pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .y = y};
 
     if (T == 0) return BL_OK;
     if (linear->n_parts > 0 && linear->dropout.p > 0) {
         BL_TRY(apply_dropout(stream, linear, T, x, ws.masked));
-        input = ws.masked;
+        p.input = ws.masked;
     }
-    if (linear->n_parts > 0 && !parts_cover_rows(linear))
-        BL_TRY(bl_stream_zero(stream, y.data, bl_tensor_bytes(y, T * linear->weight.rows)));
-    for (int p = 0; p < linear->n_parts;) {
-        stack s = stack_at(linear, &ws, p);
-        BL_TRY(project_down(stream, linear, &s, &ws, T, input));
-        for (int i = 0; i < s.n_parts; i++) BL_TRY(project_up(stream, linear, &s, i, &ws, T, y));
-        p += s.n_parts;
-    }
-    return frozen_product(stream, linear, &ws, true, T, linear->n_parts > 0 ? 1.0f : 0.0f, x, y);
+    p.frozen = frozen_args(linear, &ws, true, T, linear->n_parts > 0 ? 1.0f : 0.0f, x, y);
+    return run_ways(stream, &p, run_forward);
 }
 
 static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int64_t K)
@@ -264,32 +335,58 @@ static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, cons
     return bl_matmul(stream, &product);
 }
 
+/* dA, dB, and unless dx is none: dx = the LoRA terms, without a mask, or += */
+static bl_status pull_terms(bl_stream *stream, const pass *p, float beta)
+{
+    const bl_lora_linear *linear = p->linear;
+
+    for (int i = 0; i < linear->n_parts;) {
+        stack s = stack_at(linear, p->ws, i);
+        BL_TRY(project_down(stream, linear, &s, p->ws, p->T, p->input));
+        for (int k = 0; k < s.n_parts; k++)
+            BL_TRY(pull_up(stream, linear, &s, k, p->ws, p->T, p->dy));
+        BL_TRY(pull_down(stream, linear, &s, p->ws, p->T, p->input, i == 0 ? beta : 1.0f, p->dx));
+        i += s.n_parts;
+    }
+    return BL_OK;
+}
+
+/* The mask is the LoRA terms' alone. When they are not the first to be in dx, the frozen product takes the place of D x, which
+ * is not needed any more. */
+static bl_status run_backward(bl_stream *stream, const pass *p, order way, bool *is_refused)
+{
+    const bl_lora_linear *linear = p->linear;
+    bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
+    int64_t n = p->T * linear->weight.cols;
+
+    if (way == ADD_TERMS && !dropout) {
+        BL_TRY(run_frozen(stream, p, way, p->dx, is_refused));
+        return *is_refused ? BL_OK : pull_terms(stream, p, 1);
+    }
+    if (dropout) BL_TRY(apply_dropout(stream, linear, p->T, p->x, p->ws->masked));
+    BL_TRY(pull_terms(stream, p, 0));
+    if (!bl_tensor_is_there(p->dx)) return BL_OK;
+    if (dropout) BL_TRY(apply_dropout(stream, linear, p->T, p->dx, p->dx));
+    if (way != ADD_TERMS) return run_frozen(stream, p, way, p->dx, is_refused);
+    BL_TRY(run_frozen(stream, p, way, p->ws->masked, is_refused));
+    return *is_refused
+               ? BL_OK
+               : bl_add(stream, &(bl_add_args){.n = n, .a = p->dx, .b = p->ws->masked, .y = p->dx});
+}
+
 bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                   bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
-    bool dropout = linear->n_parts > 0 && linear->dropout.p > 0;
     workspace ws = divide_workspace(stream, linear, T);
-    bl_tensor input = x;
+    pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .dy = dy, .dx = dx};
 
     if (T == 0) {
-        for (int p = 0; p < linear->n_parts; p++)
-            BL_TRY(zero_gradients(stream, &linear->part[p], linear->weight.cols));
+        for (int i = 0; i < linear->n_parts; i++)
+            BL_TRY(zero_gradients(stream, &linear->part[i], linear->weight.cols));
         return BL_OK;
     }
-    if (dropout) {
-        BL_TRY(apply_dropout(stream, linear, T, x, ws.masked));
-        input = ws.masked;
-    }
-    for (int p = 0; p < linear->n_parts;) {
-        stack s = stack_at(linear, &ws, p);
-        BL_TRY(project_down(stream, linear, &s, &ws, T, input));
-        for (int i = 0; i < s.n_parts; i++) BL_TRY(pull_up(stream, linear, &s, i, &ws, T, dy));
-        BL_TRY(pull_down(stream, linear, &s, &ws, T, input, p == 0 ? 0.0f : 1.0f, dx));
-        p += s.n_parts;
-    }
-    if (!bl_tensor_is_there(dx)) return BL_OK;
-    if (dropout)
-        BL_TRY(apply_dropout(stream, linear, T, dx,
-                             dx)); /* the updates' input gradient alone is masked */
-    return frozen_product(stream, linear, &ws, false, T, linear->n_parts > 0 ? 1.0f : 0.0f, dy, dx);
+    if (linear->n_parts > 0 && linear->dropout.p > 0) p.input = ws.masked;
+    p.frozen = frozen_args(linear, &ws, false, T, linear->n_parts > 0 ? 1.0f : 0.0f, dy, dx);
+    if (!bl_tensor_is_there(dx)) return run_backward(stream, &p, ADD_FROZEN_BF16, NULL);
+    return run_ways(stream, &p, run_backward);
 }

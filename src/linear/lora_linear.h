@@ -53,7 +53,9 @@ typedef struct bl_lora_linear {
      * gone through once for all parts instead of once for each. Not looked at on the CPU. */
     bool is_stacked;
     bl_lora_dropout dropout;
-    bl_matmul_mode mode;    /* how the frozen product is made on CUDA */
+    bl_matmul_mode mode; /* how the frozen product is made on CUDA */
+    bl_matmul_prepared *
+        prepared; /* of the weight (ops/matmul.h), borrowed; NULL: made in the workspace by every call */
     void *workspace;        /* bl_lora_linear_workspace_bytes(...), 256-byte aligned on CUDA */
     size_t workspace_bytes; /* not looked at on the CPU */
 } bl_lora_linear;
@@ -64,7 +66,7 @@ void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K,
                         int64_t count, float *out);
 
 /* Bytes of the workspace on such a device; 0 is possible. Of `linear`, the weight's shape and formats, the
- * parts' r, is_stacked, dropout.p and mode are read; on the CPU the weight's columns alone. */
+ * parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes are read; on the CPU the weight's columns alone. */
 size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear, int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */

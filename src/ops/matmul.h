@@ -28,15 +28,42 @@ typedef struct bl_matmul_args {
 bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 
 /* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always.
- * BF16: the matrix is decoded to bf16 in scratch. The reference.
- * FP8: the codes are multiplied as they are with `in` quantised to E4M3 on the fly, a scale a token for fp8_row and a scale a token and
- * 128 channels for fp8_block. BF16 all the same: segments of different
- * formats or with gaps between them; rows or cols that are no multiples of 16; for fp8_block segments that end inside a block, and T that is
- * no multiple of 4; a GPU without FP8 products of the kind. */
+ * BF16: the matrix is dequantized to bf16. The reference.
+ * FP8: the codes are multiplied as they are with `in` quantized to E4M3 on the fly, a scale per token for fp8_row and a scale per token
+ * and 128 channels for fp8_block. Where that cannot be, BF16 all the same: see bl_matmul_fallback. */
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
+/* Why a product that was to be in FP8 is in bf16. */
+typedef enum bl_matmul_fallback {
+    BL_FALLBACK_FORMAT, /* segments that are not FP8, differ in format or have gaps between them */
+    BL_FALLBACK_SHAPE,  /* rows or cols that are not multiples of 16; fp8_block: segments that end
+                               inside a block, or T that is not a multiple of 4 */
+    BL_FALLBACK_CAPABILITY, /* a GPU of a capability other than 9.0 */
+    BL_FALLBACK_REFUSED,    /* cuBLASLt has no such product */
+    BL_FALLBACK_COUNT
+} bl_matmul_fallback;
+
+/* One word, for metrics: "format", "shape", "capability", "refused". */
+const char *bl_matmul_fallback_name(bl_matmul_fallback reason);
+
+/* counts[reason] = how many products the device's streams were given so far that fell back, queued or run. The first of each reason is
+ * logged. Zeros on the CPU. From any thread. */
+bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
+
+/* What products make of a frozen matrix before they multiply: the matrix in bf16, or its codes transposed and its scales stacked. Two
+ * products that are given the same object make each of these once, and compute the bits that they would have computed without. The object
+ * belongs to one weight at a time: whoever gives it to another weight, or changes the weight, forgets first (made = 0).
+ * Products on different streams that share one are ordered by the caller. Not looked at on the CPU. */
+typedef struct bl_matmul_prepared {
+    void *memory; /* device memory, 256-byte aligned, borrowed */
+    /* From bl_matmul_prepared_bytes(...) on; with less, the object is as if it were not there. */
+    size_t memory_bytes;
+    unsigned made; /* what there is: the products' own; 0: nothing yet */
+} bl_matmul_prepared;
+
 /* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W + beta dx.
- * With beta 0 `out` is overwritten, whatever it held; it overlaps neither `in` nor the weight. Both are dense rows; W = weight (N,K), in any format, decoded on the fly: no fp32 copy of it is made.
+ * With beta 0 `out` is overwritten, whatever it held; it overlaps neither `in` nor the weight. Both are dense rows; W = weight (N,K), in
+ * any format, dequantized on the fly: no fp32 copy of it is made.
  * scratch: bl_matmul_weight_scratch_bytes of the same arguments, or of ones with a larger T; 256-byte aligned. None on the CPU. */
 typedef struct bl_matmul_weight_args {
     bool forward;
@@ -47,11 +74,24 @@ typedef struct bl_matmul_weight_args {
     bl_weight weight;
     void *scratch;
     size_t scratch_bytes;
+    bl_matmul_prepared *prepared; /* NULL: made in scratch, for this product alone */
+    /* NULL: what cuBLASLt has no FP8 product for is computed in bf16. Else that is not computed at all: nothing is queued and
+     * *is_refused = true. Not written otherwise. */
+    bool *is_refused;
 } bl_matmul_weight_args;
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
 
-/* forward, mode, T and the weight's shape and formats are read, pointers are not. Does not shrink as T grows. */
+/* *out: whether the product is known to come out as *is_refused = true. On the CPU, and where bf16 is asked for: false. */
+bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
+                                      bool *out);
+
+/* forward, mode, T, the weight's shape and formats and prepared->memory_bytes are read, other pointers are not. Does not shrink as T grows. */
 size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
+
+/* Bytes of prepared memory for both directions; mode and the weight's shape and formats are read. 0 where nothing needs to be made: on
+ * the CPU, and of a matrix that is stored in bf16. In the FP8 mode of any weight: what falls back
+ * to bf16 is dequantized there where it is large enough (as that of BF16 would be), else in scratch. */
+size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
 
 #ifdef __cplusplus
 }

@@ -227,3 +227,30 @@ size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weigh
 {
     return table_of(kind)->matmul_weight_scratch_bytes(args);
 }
+
+size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args)
+{
+    return table_of(kind)->matmul_prepared_bytes(args);
+}
+
+bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
+                                      bool *out)
+{
+    return ops_of(stream)->matmul_weight_is_refused(stream, args, out);
+}
+
+bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
+{
+    return table_of(bl_device_get_kind(device))->matmul_count_fallbacks(device, counts);
+}
+
+const char *bl_matmul_fallback_name(bl_matmul_fallback reason)
+{
+    static const char *const names[BL_FALLBACK_COUNT] = {
+        [BL_FALLBACK_FORMAT] = "format",
+        [BL_FALLBACK_SHAPE] = "shape",
+        [BL_FALLBACK_CAPABILITY] = "capability",
+        [BL_FALLBACK_REFUSED] = "refused",
+    };
+    return names[reason];
+}

@@ -51,6 +51,10 @@ typedef struct ops_table {
     /* Bytes of an op's scratch, as the op's header says. */
     size_t (*loss_head_scratch_bytes)(int64_t T, int64_t H, int64_t V);
     size_t (*matmul_weight_scratch_bytes)(const bl_matmul_weight_args *args);
+    size_t (*matmul_prepared_bytes)(const bl_matmul_weight_args *args);
+    bl_status (*matmul_weight_is_refused)(bl_stream *stream, const bl_matmul_weight_args *args,
+                                          bool *out);
+    bl_status (*matmul_count_fallbacks)(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
     /* The arguments have passed ops.c's checks. The entry queues the op on the stream and returns. */
 #define OPS_MEMBER(op) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
     OPS_LIST(OPS_MEMBER)

@@ -52,8 +52,9 @@ static void *find_real(const char *name)
 /* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
 enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
 
-static atomic_bool refuses_fp8, is_first_slow;
-static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate;
+static atomic_bool refuses_fp8, refuses_fp8_sums, refuses_fp8_calls, is_first_slow;
+static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate, n_heuristics,
+    n_failing_heuristics, n_refused_candidates;
 
 void emulated_cublaslt_slow_first(bool slow)
 {
@@ -68,6 +69,31 @@ int emulated_cublaslt_last_candidate(void)
 void emulated_cublaslt_refuse_fp8(bool refuse)
 {
     atomic_store(&refuses_fp8, refuse);
+}
+
+void emulated_cublaslt_refuse_fp8_sums(bool refuse)
+{
+    atomic_store(&refuses_fp8_sums, refuse);
+}
+
+void emulated_cublaslt_refuse_fp8_calls(bool refuse)
+{
+    atomic_store(&refuses_fp8_calls, refuse);
+}
+
+void emulated_cublaslt_refuse_candidates(int n)
+{
+    atomic_store(&n_refused_candidates, n);
+}
+
+void emulated_cublaslt_fail_heuristics(int n)
+{
+    atomic_store(&n_failing_heuristics, n);
+}
+
+int emulated_cublaslt_heuristics(void)
+{
+    return atomic_load(&n_heuristics);
 }
 
 int emulated_cublaslt_products(void)
@@ -284,7 +310,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
                                               int *n_results)
 {
     (void)handle, (void)preference;
+    atomic_fetch_add(&n_heuristics, 1);
     if (c != d || n_wanted < N_CANDIDATES) return CUBLAS_STATUS_INVALID_VALUE;
+    if (atomic_load(&n_failing_heuristics) > 0) {
+        atomic_fetch_sub(&n_failing_heuristics, 1);
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    }
     if (is_fp8(matrix_of(a)))
         demand_what_the_manual_says(operation_of(operation), matrix_of(a), matrix_of(b),
                                     matrix_of(d));
@@ -428,6 +459,15 @@ static void note_product(const lt_product *p)
     atomic_fetch_add(&n_fast_sums, p->operation.fast_sums);
 }
 
+/* What the heuristic offers and the call refuses. */
+static bool is_refused(const lt_product *p, int candidate)
+{
+    if (candidate == REFUSED_CANDIDATE || candidate < atomic_load(&n_refused_candidates))
+        return true;
+    return is_fp8(&p->a) &&
+           (atomic_load(&refuses_fp8_calls) || (p->beta != 0 && atomic_load(&refuses_fp8_sums)));
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                               const void *alpha, const void *A, cublasLtMatrixLayout_t a,
                               const void *B, cublasLtMatrixLayout_t b, const void *beta,
@@ -448,7 +488,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                           .is_slow = candidate == 0 && atomic_load(&is_first_slow)};
 
     (void)handle, (void)workspace_bytes;
-    if (candidate == REFUSED_CANDIDATE) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (is_refused(&product, candidate)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (C != D || c != d || (uintptr_t)workspace % 256 != 0 || !shapes_agree(&product))
         return CUBLAS_STATUS_INVALID_VALUE;
     atomic_store(&last_candidate, candidate);

@@ -17,10 +17,17 @@ void emulated_cuda_pretend_ms(int ms);
 /* ---- cuBLASLt ---- */
 
 void emulated_cublaslt_refuse_fp8(bool refuse);
-int emulated_cublaslt_products(void);         /* so far */
-int emulated_cublaslt_fp8_products(void);     /* of those, in FP8 */
-int emulated_cublaslt_fast_sums(void);        /* of those, with fast sums */
-void emulated_cublaslt_slow_first(bool slow); /* the first of three candidates pretends to be */
+/* Products with beta != 0 in FP8 are offered, and refused when they are called. */
+void emulated_cublaslt_refuse_fp8_sums(bool refuse);
+void emulated_cublaslt_refuse_fp8_calls(bool refuse); /* the same, whatever beta is */
+/* So are those of candidates below n, of any type. */
+void emulated_cublaslt_refuse_candidates(int n);
+void emulated_cublaslt_fail_heuristics(int n); /* the next n searches for algorithms fail */
+int emulated_cublaslt_heuristics(void);        /* searches for algorithms, so far */
+int emulated_cublaslt_products(void);          /* so far */
+int emulated_cublaslt_fp8_products(void);      /* of those, in FP8 */
+int emulated_cublaslt_fast_sums(void);         /* of those, with fast sums */
+void emulated_cublaslt_slow_first(bool slow);  /* the first of three candidates pretends to be */
 int emulated_cublaslt_last_candidate(void);
 /* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends the test when it refuses one; no GPU is
  * needed for that. False where there is no such library. */

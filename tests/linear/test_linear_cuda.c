@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with BALLAST_CUDA_EMULATED, on the
  * fakes of tests/device and of this folder. All inputs are values that bf16 holds, so that both devices start
- * from the same numbers. It is longer than 600 lines: every case runs through the same two devices.
+ * from the same numbers.
  *
  * Tolerance. Let e(z) be the size of the difference divided by the size of the CPU's result, sizes being root
  * mean squares over all elements of an output. A relative error of at most u on each term of a sum, of either
@@ -15,35 +15,15 @@
  * them: the bf16 bound in both modes. Elements are looked at one by one as well: none may be off by more than
  * 8 times the root mean square of the allowed difference, which a wrong scale of a row, a block or a column
  * is. */
-#include "ops_test.h"
+#include "cuda_side.h"
 
 #include "base/dtype.h"
-#include "linear/lora_linear.h"
 #include "ops/cuda/gemm_cuda.h"
 #ifdef BALLAST_CUDA_EMULATED
 #include "emulate/emulated.h"
 #endif
 
 static const double BF16_ERROR = 0.012, FP8_ERROR = 0.05, WORST_ELEMENT = 8;
-
-enum { MAX_PARTS = BL_LORA_PARTS, MAX_BUFFERS = 32 };
-
-typedef struct layer_shape {
-    const char *name;
-    bool is_fp8_possible;
-    int64_t T, K;
-    int n_segments;
-    struct {
-        bl_format format;
-        int64_t rows;
-    } segment[MAX_PARTS];
-    int n_parts;
-    struct {
-        int64_t r, row_begin, rows;
-        float scale;
-    } part[MAX_PARTS];
-    bool is_stacked;
-} layer_shape;
 
 static const layer_shape shapes[] = {
     {"the plain base in fp8_row", true, 33, 96, 1, {{BL_FORMAT_FP8_ROW, 160}}, 0, {{0}}, false},
@@ -131,207 +111,12 @@ static const layer_shape shapes[] = {
      true},
 };
 
-/* A layer whose pointers are memory of one device. */
-typedef struct side {
-    test_device d;
-    bool is_cuda;
-    void *buffers[MAX_BUFFERS];
-    int n_buffers;
-    bl_lora_linear linear;
-    bl_tensor x, dy, y, dx;
-} side;
-
-static void check_status(bl_status st)
-{
-    if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
-}
-
-static void *device_copy(side *s, const void *values, size_t bytes)
-{
-    void *memory;
-    assert_true(s->n_buffers < MAX_BUFFERS);
-    check_status(bl_device_alloc(s->d.device, BL_SPACE_DEVICE, bytes, "test", &memory));
-    s->buffers[s->n_buffers++] = memory;
-    if (values) check_status(bl_stream_copy(s->d.stream, memory, values, bytes));
-    check_status(bl_stream_synchronize(s->d.stream));
-    return memory;
-}
-
-static bl_tensor activations(side *s, const float *values, int64_t n)
-{
-    if (!s->is_cuda) return bl_tensor_f32(device_copy(s, values, (size_t)n * sizeof *values));
-    uint16_t *halves = test_alloc(n, sizeof *halves);
-    for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
-    void *memory = device_copy(s, halves, (size_t)n * sizeof *halves);
-    free(halves);
-    return bl_tensor_of(memory, BL_BF16);
-}
-
-static double *fetch(const side *s, const void *memory, int64_t n, bool is_half)
-{
-    size_t bytes = (size_t)n * (is_half ? 2 : 4);
-    void *host = test_alloc(n, 4);
-    double *values = test_doubles(n);
-    if (n > 0) check_status(bl_stream_copy(s->d.stream, host, memory, bytes));
-    check_status(bl_stream_synchronize(s->d.stream));
-    for (int64_t i = 0; i < n; i++)
-        values[i] = (double)(is_half ? bl_bf16_to_f32(((const uint16_t *)host)[i])
-                                     : ((const float *)host)[i]);
-    free(host);
-    return values;
-}
-
-/* Values that bf16 holds; `n` at most, some channels far larger than others where `spread` says so. */
-static float *bf16_values(int64_t n, uint64_t seed, int64_t period)
-{
-    float *values = test_random_floats(n, seed);
-    for (int64_t i = 0; i < n; i++) {
-        float factor = period > 0 && i % period % 13 == 5 ? 6.0f : 1.0f;
-        values[i] = bl_bf16_to_f32(bl_f32_to_bf16(factor * values[i]));
-    }
-    return values;
-}
-
-/* The matrix, the same codes on both sides; a segment's rows have sizes of their own, so that scales differ.
- */
-static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
-{
-    bl_weight *w = &s->linear.weight;
-    size_t total = 0, begin[MAX_PARTS], n_scales[MAX_PARTS], bytes;
-    char *codes;
-
-    *w = (bl_weight){.cols = shape->K, .n_segments = shape->n_segments};
-    for (int i = 0; i < shape->n_segments; i++) {
-        begin[i] = total;
-        assert_true(bl_format_sizes(shape->segment[i].format, shape->segment[i].rows, shape->K,
-                                    &bytes, &n_scales[i]));
-        total += bytes;
-        w->rows += shape->segment[i].rows;
-    }
-    codes = test_alloc((int64_t)total, 1);
-    char *memory = device_copy(s, codes, total);
-    for (int i = 0; i < shape->n_segments; i++) {
-        bl_format format = shape->segment[i].format;
-        int64_t rows = shape->segment[i].rows, n = rows * shape->K;
-        float *values = test_random_floats(n, 100 + (uint64_t)i),
-              *scales = test_floats((int64_t)n_scales[i]);
-        for (int64_t k = 0; k < n; k++) values[k] *= 0.5f + (float)(k / shape->K % 7);
-        uint8_t *to = (uint8_t *)codes + begin[i];
-        for (int64_t k = 0; k < n && format == BL_FORMAT_BF16; k++)
-            ((uint16_t *)(void *)to)[k] = bl_f32_to_bf16(values[k]);
-        for (int64_t k = 0; k < n && format == BL_FORMAT_F16; k++)
-            ((uint16_t *)(void *)to)[k] = bl_f32_to_f16(values[k]);
-        if (format == BL_FORMAT_F32) memcpy(to, values, (size_t)n * sizeof *values);
-        if (format == BL_FORMAT_FP8_ROW)
-            check_status(bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, shape->K, to, scales));
-        if (format == BL_FORMAT_FP8_BLOCK)
-            check_status(bl_fp8_block_quantise(pool, BL_F32, values, rows, shape->K, to, scales));
-        w->segment[i] =
-            (bl_weight_segment){.format = format, .codes = memory + begin[i], .rows = rows};
-        if (n_scales[i])
-            w->segment[i].scales = device_copy(s, scales, n_scales[i] * sizeof *scales);
-        free(values);
-        free(scales);
-    }
-    if (total) check_status(bl_stream_copy(s->d.stream, memory, codes, total));
-    check_status(bl_stream_synchronize(s->d.stream));
-    free(codes);
-}
-
-/* The parts' A's, one behind the other, and as much room in fp32 for their dA's. */
-static void add_stack(side *s, const layer_shape *shape)
-{
-    int64_t r = 0, done = 0;
-    for (int i = 0; i < shape->n_parts; i++) r += shape->part[i].r;
-    float *values = test_floats(r * shape->K);
-    for (int i = 0; i < shape->n_parts; i++) {
-        int64_t n = shape->part[i].r * shape->K;
-        float *a = bf16_values(n, 20 + (uint64_t)i, 0);
-        memcpy(values + done, a, (size_t)n * sizeof *a);
-        free(a);
-        done += n;
-    }
-    bl_tensor A = activations(s, values, r * shape->K);
-    float *dA = device_copy(s, NULL, (size_t)(r * shape->K) * sizeof *dA);
-    for (int i = 0; i < shape->n_parts; i++) {
-        s->linear.part[i].A = A;
-        s->linear.part[i].dA = dA;
-        A = bl_tensor_at(A, shape->part[i].r * shape->K);
-        dA += shape->part[i].r * shape->K;
-    }
-    free(values);
-}
-
-static void add_parts(side *s, const layer_shape *shape)
-{
-    s->linear.n_parts = shape->n_parts;
-    s->linear.is_stacked = shape->is_stacked;
-    for (int i = 0; i < shape->n_parts; i++) {
-        int64_t r = shape->part[i].r, rows = shape->part[i].rows;
-        float *b = bf16_values(rows * r, 30 + (uint64_t)i, 0);
-        s->linear.part[i] =
-            (bl_lora_part){.r = r,
-                           .row_begin = shape->part[i].row_begin,
-                           .rows = rows,
-                           .scale = shape->part[i].scale,
-                           .B = activations(s, b, rows * r),
-                           .dB = device_copy(s, NULL, (size_t)(rows * r) * sizeof(float))};
-        free(b);
-    }
-    add_stack(s, shape);
-}
-
-static side create_side(test_device d, bl_pool *pool, const layer_shape *shape, float dropout,
-                        bl_matmul_mode mode)
-{
-    side s = {.d = d, .is_cuda = bl_device_get_kind(d.device) == BL_DEVICE_CUDA};
-    int64_t T = shape->T, N;
-    int64_t *sample = test_alloc(T, sizeof *sample);
-    int32_t *position = test_alloc(T, sizeof *position);
-
-    add_weight(&s, shape, pool);
-    add_parts(&s, shape);
-    N = s.linear.weight.rows;
-    for (int64_t t = 0; t < T; t++) sample[t] = t / 5, position[t] = (int32_t)(t % 5);
-    s.linear.dropout =
-        (bl_lora_dropout){.p = dropout, .seed = 99, .step = 3, .layer = 1, .matrix = 2};
-    s.linear.dropout.sample = device_copy(&s, sample, (size_t)T * sizeof *sample);
-    s.linear.dropout.position = device_copy(&s, position, (size_t)T * sizeof *position);
-    s.linear.mode = mode;
-    s.linear.workspace_bytes =
-        bl_lora_linear_workspace_bytes(bl_device_get_kind(d.device), &s.linear, T);
-    s.linear.workspace = device_copy(&s, NULL, s.linear.workspace_bytes);
-    float *x = bf16_values(T * shape->K, 1, shape->K), *dy = bf16_values(T * N, 2, N);
-    s.x = activations(&s, x, T * shape->K);
-    s.dy = activations(&s, dy, T * N);
-    s.y = activations(&s, dy, T * N); /* garbage */
-    s.dx = activations(&s, x, T * shape->K);
-    free(x);
-    free(dy);
-    free(sample);
-    free(position);
-    return s;
-}
-
-static void destroy_side(side *s)
-{
-    for (int i = 0; i < s->n_buffers; i++)
-        bl_device_free(s->d.device, BL_SPACE_DEVICE, s->buffers[i]);
-}
-
-static void run(side *s, int64_t T)
-{
-    check_status(bl_lora_linear_forward(s->d.stream, &s->linear, T, s->x, s->y));
-    check_status(bl_lora_linear_backward(s->d.stream, &s->linear, T, s->x, s->dy, s->dx));
-    test_finish(s->d);
-}
-
 static void compare(const char *name, const char *what, const side *got_side,
                     const void *got_memory, const side *want_side, const void *want_memory,
                     int64_t n, bool is_gradient, double allowed)
 {
-    double *got = fetch(got_side, got_memory, n, !is_gradient),
-           *want = fetch(want_side, want_memory, n, false);
+    double *got = side_fetch(got_side, got_memory, n, !is_gradient),
+           *want = side_fetch(want_side, want_memory, n, false);
     double error = 0, size = 0, worst = 0;
     for (int64_t i = 0; i < n; i++) {
         error += (got[i] - want[i]) * (got[i] - want[i]);
@@ -351,11 +136,11 @@ static void check_shape(test_device cpu, test_device gpu, const layer_shape *sha
                         bl_matmul_mode mode)
 {
     bl_pool *pool = bl_device_pool(cpu.device);
-    side want = create_side(cpu, pool, shape, dropout, mode),
-         got = create_side(gpu, pool, shape, dropout, mode);
+    side want = side_create(cpu, pool, shape, dropout, mode),
+         got = side_create(gpu, pool, shape, dropout, mode);
     double frozen = mode == BL_MATMUL_FP8 && shape->is_fp8_possible ? FP8_ERROR : BF16_ERROR;
-    run(&want, shape->T);
-    run(&got, shape->T);
+    side_run(&want, shape->T);
+    side_run(&got, shape->T);
     compare(shape->name, "y", &got, got.y.data, &want, want.y.data,
             shape->T * want.linear.weight.rows, false, frozen);
     compare(shape->name, "dx", &got, got.dx.data, &want, want.dx.data, shape->T * shape->K, false,
@@ -365,8 +150,8 @@ static void check_shape(test_device cpu, test_device gpu, const layer_shape *sha
         compare(shape->name, "dA", &got, g->dA, &want, w->dA, g->r * shape->K, true, BF16_ERROR);
         compare(shape->name, "dB", &got, g->dB, &want, w->dB, g->rows * g->r, true, BF16_ERROR);
     }
-    destroy_side(&want);
-    destroy_side(&got);
+    side_destroy(&want);
+    side_destroy(&got);
 }
 
 typedef struct fixture {
@@ -417,21 +202,21 @@ static void test_runs_repeat_bit_for_bit(void **state)
     for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
         const layer_shape *shape = &shapes[1];
         side s =
-            create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.3f, (bl_matmul_mode)mode);
+            side_create(f->gpu, bl_device_pool(f->cpu.device), shape, 0.3f, (bl_matmul_mode)mode);
         int64_t n_y = shape->T * s.linear.weight.rows, n_a = shape->part[0].r * shape->K;
-        run(&s, shape->T);
-        double *y = fetch(&s, s.y.data, n_y, true),
-               *dx = fetch(&s, s.dx.data, shape->T * shape->K, true),
-               *dA = fetch(&s, s.linear.part[0].dA, n_a, false);
-        run(&s, shape->T);
-        double *y_again = fetch(&s, s.y.data, n_y, true),
-               *dx_again = fetch(&s, s.dx.data, shape->T * shape->K, true),
-               *dA_again = fetch(&s, s.linear.part[0].dA, n_a, false);
+        side_run(&s, shape->T);
+        double *y = side_fetch(&s, s.y.data, n_y, true),
+               *dx = side_fetch(&s, s.dx.data, shape->T * shape->K, true),
+               *dA = side_fetch(&s, s.linear.part[0].dA, n_a, false);
+        side_run(&s, shape->T);
+        double *y_again = side_fetch(&s, s.y.data, n_y, true),
+               *dx_again = side_fetch(&s, s.dx.data, shape->T * shape->K, true),
+               *dA_again = side_fetch(&s, s.linear.part[0].dA, n_a, false);
         assert_memory_equal(y, y_again, (size_t)n_y * sizeof *y);
         assert_memory_equal(dx, dx_again, (size_t)(shape->T * shape->K) * sizeof *dx);
         assert_memory_equal(dA, dA_again, (size_t)n_a * sizeof *dA);
         free(y), free(dx), free(dA), free(y_again), free(dx_again), free(dA_again);
-        destroy_side(&s);
+        side_destroy(&s);
     }
 }
 
@@ -443,23 +228,23 @@ static void test_choice_by_time(void **state)
     for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
         const layer_shape *shape = &shapes[1];
         side s =
-            create_side(f->gpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
+            side_create(f->gpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
         side cpu =
-            create_side(f->cpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
+            side_create(f->cpu, bl_device_pool(f->cpu.device), shape, 0.0f, (bl_matmul_mode)mode);
         int64_t n = shape->T * s.linear.weight.rows;
         double *y[4];
-        run(&cpu, shape->T);
+        side_run(&cpu, shape->T);
 #ifdef BALLAST_CUDA_EMULATED
         emulated_cublaslt_slow_first(true);
 #endif
         for (int i = 0; i < 4; i++) { /* first, by time twice, first */
             check_status(ops_cuda_gemm_choose_by_time(f->gpu.stream, i == 1 || i == 2));
-            if (i == 1) run(&s, shape->T);
-            run(&s, shape->T);
+            if (i == 1) side_run(&s, shape->T);
+            side_run(&s, shape->T);
 #ifdef BALLAST_CUDA_EMULATED
             assert_int_equal(emulated_cublaslt_last_candidate(), i == 1 || i == 2 ? 2 : 0);
 #endif
-            y[i] = fetch(&s, s.y.data, n, true);
+            y[i] = side_fetch(&s, s.y.data, n, true);
             compare(shape->name, "y", &s, s.y.data, &cpu, cpu.y.data, n, false,
                     mode == BL_MATMUL_FP8 ? FP8_ERROR : BF16_ERROR);
         }
@@ -469,8 +254,8 @@ static void test_choice_by_time(void **state)
         assert_memory_equal(y[0], y[3], (size_t)n * sizeof *y[0]);
         assert_memory_equal(y[1], y[2], (size_t)n * sizeof *y[0]);
         for (int i = 0; i < 4; i++) free(y[i]);
-        destroy_side(&s);
-        destroy_side(&cpu);
+        side_destroy(&s);
+        side_destroy(&cpu);
     }
 }
 
@@ -498,11 +283,11 @@ static void test_plain_fp8_product(void **state)
                      .lda = K,
                      .ldb = K,
                      .ldd = M,
-                     .a = device_copy(&s, a, sizeof a),
-                     .b = device_copy(&s, b, sizeof b),
-                     .a_scale = device_copy(&s, &scales[0], sizeof scales[0]),
-                     .b_scale = device_copy(&s, &scales[1], sizeof scales[1]),
-                     .d = device_copy(&s, NULL, M * N * 2)};
+                     .a = side_memory(&s, a, sizeof a),
+                     .b = side_memory(&s, b, sizeof b),
+                     .a_scale = side_memory(&s, &scales[0], sizeof scales[0]),
+                     .b_scale = side_memory(&s, &scales[1], sizeof scales[1]),
+                     .d = side_memory(&s, NULL, M * N * 2)};
     check_status(ops_cuda_gemm_is_served(s.d.stream, &gemm, &is_served));
     if (!is_served) printf("skip: no plain FP8 product on this GPU\n");
     for (int fast = 0; is_served && fast < 2; fast++) {
@@ -511,7 +296,7 @@ static void test_plain_fp8_product(void **state)
 #ifdef BALLAST_CUDA_EMULATED
         assert_int_equal(emulated_cublaslt_fast_sums(), fast);
 #endif
-        double *d = fetch(&s, gemm.d, M * N, true);
+        double *d = side_fetch(&s, gemm.d, M * N, true);
         for (int i = 0; i < M * N; i++) {
             double want = 0, size = 0;
             for (int k = 0; k < K; k++) {
@@ -524,13 +309,13 @@ static void test_plain_fp8_product(void **state)
         }
         free(d);
     }
-    destroy_side(&s);
+    side_destroy(&s);
 }
 
 static void test_what_makes_no_sense_is_refused(void **state)
 {
     fixture *f = *state;
-    side s = create_side(f->gpu, bl_device_pool(f->cpu.device), &shapes[1], 0.0f, BL_MATMUL_BF16);
+    side s = side_create(f->gpu, bl_device_pool(f->cpu.device), &shapes[1], 0.0f, BL_MATMUL_BF16);
     s.linear.workspace_bytes--;
     assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, s.x, s.y),
                      BL_EINTERNAL);
@@ -540,7 +325,7 @@ static void test_what_makes_no_sense_is_refused(void **state)
     assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, shapes[1].T, x, s.y),
                      BL_EINTERNAL);
     test_finish(s.d);
-    destroy_side(&s);
+    side_destroy(&s);
 }
 
 /* Scratch is asked for with the most tokens there may be, a number that need not suit blocks where fewer do. */

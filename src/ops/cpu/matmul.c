@@ -21,9 +21,24 @@ bl_status ops_cpu_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *
                                               ops_f32(a->out), w->cols);
 }
 
-/* Matrices are dequantized into the workers' scratch. */
+/* Matrices are dequantized into the workers' scratch; nothing is prepared. */
 size_t ops_cpu_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
 {
     (void)args;
     return 0;
+}
+
+bl_status ops_cpu_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
+                                           bool *out)
+{
+    (void)stream, (void)args;
+    *out = false;
+    return BL_OK;
+}
+
+bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
+{
+    (void)device;
+    for (int i = 0; i < BL_FALLBACK_COUNT; i++) counts[i] = 0;
+    return BL_OK;
 }

@@ -57,6 +57,9 @@ OPS_LIST(OPS_CPU_DECLARE)
 
 size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V);
 size_t ops_cpu_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);
+bl_status ops_cpu_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
+                                           bool *out);
+bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
 static inline bl_pool *ops_pool(bl_stream *stream)
 {

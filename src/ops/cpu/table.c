@@ -19,4 +19,7 @@ OPS_LIST(QUEUE)
 const ops_table ops_cpu_table = {.act = BL_F32,
                                  .loss_head_scratch_bytes = ops_cpu_loss_head_scratch_bytes,
                                  .matmul_weight_scratch_bytes = ops_cpu_matmul_weight_scratch_bytes,
+                                 .matmul_prepared_bytes = ops_cpu_matmul_weight_scratch_bytes,
+                                 .matmul_weight_is_refused = ops_cpu_matmul_weight_is_refused,
+                                 .matmul_count_fallbacks = ops_cpu_matmul_count_fallbacks,
                                  OPS_LIST(ENTRY)};

@@ -22,8 +22,23 @@ static size_t no_matmul_weight_scratch(const bl_matmul_weight_args *args)
     return 0;
 }
 
+static bl_status refuse_is_refused(bl_stream *stream, const bl_matmul_weight_args *args, bool *out)
+{
+    *out = true;
+    return refuse_matmul_weight(stream, args);
+}
+
+static bl_status refuse_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
+{
+    (void)device, (void)counts;
+    return BL_FAIL(BL_ELIMIT, "this build has no CUDA");
+}
+
 #define ENTRY(op) .op = refuse_##op,
 const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .loss_head_scratch_bytes = no_loss_head_scratch,
                                   .matmul_weight_scratch_bytes = no_matmul_weight_scratch,
+                                  .matmul_prepared_bytes = no_matmul_weight_scratch,
+                                  .matmul_weight_is_refused = refuse_is_refused,
+                                  .matmul_count_fallbacks = refuse_count_fallbacks,
                                   OPS_LIST(ENTRY)};

@@ -2,11 +2,12 @@
 /* The one caller of cuBLASLt. What a device keeps is a handle and a table of plans: descriptors and the
  * algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by everything the
  * heuristic looks at. The first is used, so that every process computes the same bits
- * (docs/design/0013-algorithms-of-products.md). An entry without an algorithm records a refusal. The table
- * has a fixed size; when it is full the plan that was made first goes.
+ * (docs/design/0013-algorithms-of-products.md). A plan without an algorithm records a refusal. When the
+ * table is full the plan that was used longest ago goes (plan_cache.h).
  *
  * Setting a descriptor's attribute validates nothing: whether a scale mode exists on this GPU is told by the
- * number of results that the heuristic returns, and so each FP8 kind is tried once when the table is made.
+ * number of results that the heuristic returns. It is not told beta; an algorithm that cannot do with it is
+ * refused when it is called, which is before anything is queued. The next one is taken then, for good.
  *
  * The scale pointers live in the descriptor, so the table's lock is held until cublasLtMatmul has returned,
  * which is when it has queued its kernels. */
@@ -21,29 +22,18 @@
 
 #include "base/log.h"
 #include "device/cuda/stream.h"
+#include "ops/cuda/ops_cuda.h"
+#include "ops/cuda/plan_cache.h"
 
-enum {
-    N_PLANS = 256,
-    N_CANDIDATES = 8,
-    TIMED_ROUNDS = 3,
-    VERSION_MIN = 120900,
-    ALIGNMENT_MAX = 256,
-    FP8_CAPABILITY = 90
-};
-
-/* All of one type: compared as bytes. */
-typedef struct plan_key {
-    int64_t kind, transpose_a, transpose_b, fast_sums, d_type, accumulates;
-    int64_t m, n, k, lda, ldb, ldd;
-    int64_t align_a, align_b, align_d, workspace_bytes;
-} plan_key;
+enum { N_CANDIDATES = 8, TIMED_ROUNDS = 3, VERSION_MIN = 120900, ALIGNMENT_MAX = 16 };
 
 typedef struct plan {
-    plan_key key;
-    cublasLtMatmulDesc_t operation; /* NULL: an empty place */
+    ops_plan_entry entry; /* the first member */
+    cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t candidates[N_CANDIDATES];
     int n_candidates; /* 0: refused */
+    int first;        /* of those that have not been refused when called */
     bool is_timed;
     int fastest; /* once is_timed */
 } plan;
@@ -53,9 +43,8 @@ typedef struct gemm_state {
     cublasLtHandle_t handle;
     int capability;
     bool by_time;
-    bool is_refusal_told[OPS_N_GEMM_KINDS];
-    int next_plan; /* where the next one goes */
-    plan plans[N_PLANS];
+    int64_t n_fallbacks[BL_FALLBACK_COUNT];
+    ops_plan_cache plans;
 } gemm_state;
 
 static const char *const kind_names[OPS_N_GEMM_KINDS] = {
@@ -71,17 +60,20 @@ static bl_status check(cublasStatus_t status, const char *call)
 }
 #define CHECK(call) check((call), #call)
 
-static void clear_plan(plan *p)
+static void destroy_plan(plan *p)
 {
+    if (!p) return;
     if (p->operation) cublasLtMatmulDescDestroy(p->operation);
     if (p->a) cublasLtMatrixLayoutDestroy(p->a);
     if (p->b) cublasLtMatrixLayoutDestroy(p->b);
     if (p->d) cublasLtMatrixLayoutDestroy(p->d);
-    *p = (plan){.n_candidates = 0};
+    free(p);
 }
 
 /* ---- a plan ---- */
 
+/* No kernel asks for more than its widest access. What memory happens to give beyond that must not choose
+ * an algorithm: bits would depend on where a matrix is stored. */
 static int64_t alignment_of(const void *pointer)
 {
     int64_t alignment = ALIGNMENT_MAX;
@@ -89,24 +81,24 @@ static int64_t alignment_of(const void *pointer)
     return alignment;
 }
 
-static plan_key key_of(const ops_gemm *g)
+static ops_plan_key key_of(const ops_gemm *g)
 {
-    return (plan_key){.kind = g->kind,
-                      .transpose_a = g->transpose_a,
-                      .transpose_b = g->transpose_b,
-                      .fast_sums = g->fast_sums,
-                      .d_type = g->d_type,
-                      .accumulates = g->beta != 0,
-                      .m = g->m,
-                      .n = g->n,
-                      .k = g->k,
-                      .lda = g->lda,
-                      .ldb = g->ldb,
-                      .ldd = g->ldd,
-                      .align_a = alignment_of(g->a),
-                      .align_b = alignment_of(g->b),
-                      .align_d = alignment_of(g->d),
-                      .workspace_bytes = g->workspace ? (int64_t)g->workspace_bytes : 0};
+    return (ops_plan_key){.kind = g->kind,
+                          .transpose_a = g->transpose_a,
+                          .transpose_b = g->transpose_b,
+                          .fast_sums = g->fast_sums,
+                          .d_type = g->d_type,
+                          .accumulates = g->beta != 0,
+                          .m = g->m,
+                          .n = g->n,
+                          .k = g->k,
+                          .lda = g->lda,
+                          .ldb = g->ldb,
+                          .ldd = g->ldd,
+                          .align_a = alignment_of(g->a),
+                          .align_b = alignment_of(g->b),
+                          .align_d = alignment_of(g->d),
+                          .workspace_bytes = g->workspace ? (int64_t)g->workspace_bytes : 0};
 }
 
 static bl_status set_operation(cublasLtMatmulDesc_t operation,
@@ -116,7 +108,7 @@ static bl_status set_operation(cublasLtMatmulDesc_t operation,
     return CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, value, bytes));
 }
 
-static bl_status describe_operation(const plan_key *key, cublasLtMatmulDesc_t operation)
+static bl_status describe_operation(const ops_plan_key *key, cublasLtMatmulDesc_t operation)
 {
     int32_t transpose_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
             transpose_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -154,7 +146,7 @@ static bl_status describe_matrix(cudaDataType_t type, bool transpose, int64_t ro
                                             (uint64_t)(transpose ? rows : cols), ld));
 }
 
-static bl_status prefer(const plan_key *key, cublasLtMatmulPreference_t preference)
+static bl_status prefer(const ops_plan_key *key, cublasLtMatmulPreference_t preference)
 {
     uint64_t workspace_bytes = (uint64_t)key->workspace_bytes;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -186,7 +178,7 @@ static bl_status find_candidates(const gemm_state *state, plan *p)
     int n_results = 0;
 
     bl_status st = CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    if (st == BL_OK) st = prefer(&p->key, preference);
+    if (st == BL_OK) st = prefer(&p->entry.key, preference);
     if (st == BL_OK) {
         cublasStatus_t status =
             cublasLtMatmulAlgoGetHeuristic(state->handle, p->operation, p->a, p->b, p->d, p->d,
@@ -198,21 +190,24 @@ static bl_status find_candidates(const gemm_state *state, plan *p)
     }
     for (int i = 0; st == BL_OK && i < n_results; i++)
         if (results[i].state == CUBLAS_STATUS_SUCCESS &&
-            results[i].workspaceSize <= (size_t)p->key.workspace_bytes)
+            results[i].workspaceSize <= (size_t)p->entry.key.workspace_bytes)
             p->candidates[p->n_candidates++] = results[i].algo;
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     return st;
 }
 
-static bl_status make_plan(const gemm_state *state, const plan_key *key, plan *p)
+static bl_status make_plan(const gemm_state *state, const ops_plan_key *key, plan **out)
 {
+    plan *p = calloc(1, sizeof *p);
     cudaDataType_t in_type = key->kind == OPS_GEMM_BF16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
     cudaDataType_t out_type = key->d_type == BL_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     static const float *const somewhere =
         (const float *)(uintptr_t)ALIGNMENT_MAX; /* the heuristic asks whether there are scales */
     bl_status st;
 
-    *p = (plan){.key = *key};
+    *out = NULL;
+    if (!p) return BL_FAIL(BL_ENOMEM, "a plan of a matrix product");
+    p->entry.key = *key;
     BL_TRY_GOTO(st, failed,
                 CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
     BL_TRY_GOTO(st, failed, describe_operation(key, p->operation));
@@ -222,81 +217,39 @@ static bl_status make_plan(const gemm_state *state, const plan_key *key, plan *p
                 describe_matrix(in_type, key->transpose_b, key->k, key->n, key->ldb, &p->b));
     BL_TRY_GOTO(st, failed, describe_matrix(out_type, false, key->m, key->n, key->ldd, &p->d));
     if (key->kind != OPS_GEMM_BF16) {
-        if (state->capability != FP8_CAPABILITY) return BL_OK;
         BL_TRY_GOTO(st, failed, set_scales(p->operation, somewhere, somewhere));
     }
-    BL_TRY_GOTO(st, failed, find_candidates(state, p));
+    if (key->kind == OPS_GEMM_BF16 || state->capability == OPS_FP8_CAPABILITY)
+        BL_TRY_GOTO(st, failed, find_candidates(state, p));
+    *out = p;
     return BL_OK;
 failed:
-    clear_plan(p);
+    destroy_plan(p);
     return st;
 }
 
 /* ---- the device's table ---- */
 
-static void tell_refusal(gemm_state *state, const plan *p)
-{
-    if (p->key.kind == OPS_GEMM_BF16 || p->key.kind == OPS_GEMM_FP8_TENSOR ||
-        state->is_refusal_told[p->key.kind])
-        return;
-    state->is_refusal_told[p->key.kind] = true;
-    bl_log_info("cuBLASLt %zu has no %s for %lld x %lld x %lld on this GPU: bf16 instead",
-                cublasLtGetVersion(), kind_names[p->key.kind], (long long)p->key.m,
-                (long long)p->key.n, (long long)p->key.k);
-}
-
-/* Under the lock. */
+/* Under the lock. A plan that could not be made leaves the table as it was. */
 static bl_status find_plan(gemm_state *state, const ops_gemm *gemm, plan **out)
 {
-    plan_key key = key_of(gemm);
+    ops_plan_key key = key_of(gemm);
 
-    for (int i = 0; i < N_PLANS && state->plans[i].operation; i++) {
-        *out = &state->plans[i];
-        if (memcmp(&state->plans[i].key, &key, sizeof key) == 0) return BL_OK;
-    }
-    *out = &state->plans[state->next_plan];
-    clear_plan(*out);
-    BL_TRY(make_plan(state, &key, *out));
-    state->next_plan = (state->next_plan + 1) % N_PLANS;
-    if ((*out)->n_candidates == 0) tell_refusal(state, *out);
+    *out = (plan *)ops_plan_cache_find(&state->plans, &key);
+    if (*out) return BL_OK;
+    BL_TRY(make_plan(state, &key, out));
+    destroy_plan((plan *)ops_plan_cache_add(&state->plans, &(*out)->entry));
     return BL_OK;
 }
 
 static void destroy_state(void *extension)
 {
     gemm_state *state = extension;
-    for (int i = 0; i < N_PLANS; i++) clear_plan(&state->plans[i]);
+    ops_plan_entry *entry;
+    while ((entry = ops_plan_cache_take(&state->plans))) destroy_plan((plan *)entry);
     if (state->handle) cublasLtDestroy(state->handle);
     pthread_mutex_destroy(&state->lock);
     free(state);
-}
-
-/* 405B's largest square shape: what a GPU has no algorithm for there it will not have anywhere that matters.
- */
-static bl_status probe_kinds(gemm_state *state)
-{
-    void *aligned = (void *)(uintptr_t)ALIGNMENT_MAX;
-    for (int kind = OPS_GEMM_FP8_ROW; kind <= OPS_GEMM_FP8_BLOCK; kind++) {
-        plan *p;
-        BL_TRY(find_plan(state,
-                         &(ops_gemm){.kind = (ops_gemm_kind)kind,
-                                     .transpose_a = true,
-                                     .d_type = BL_BF16,
-                                     .beta = 1,
-                                     .m = 16384,
-                                     .n = 4096,
-                                     .k = 16384,
-                                     .lda = 16384,
-                                     .ldb = 16384,
-                                     .ldd = 16384,
-                                     .a = aligned,
-                                     .b = aligned,
-                                     .d = aligned,
-                                     .workspace = aligned,
-                                     .workspace_bytes = 32 << 20},
-                         &p));
-    }
-    return BL_OK;
 }
 
 static bl_status create_state(bl_device *device, void **out)
@@ -314,7 +267,6 @@ static bl_status create_state(bl_device *device, void **out)
         goto failed;
     }
     BL_TRY_GOTO(st, failed, CHECK(cublasLtCreate(&state->handle)));
-    BL_TRY_GOTO(st, failed, probe_kinds(state));
     *out = state;
     return BL_OK;
 failed:
@@ -331,6 +283,11 @@ static bl_status get_state(bl_stream *stream, gemm_state **out)
     return BL_OK;
 }
 
+static bool is_offered(const plan *p)
+{
+    return p->first < p->n_candidates;
+}
+
 bl_status ops_cuda_gemm_is_served(bl_stream *stream, const ops_gemm *gemm, bool *out)
 {
     gemm_state *state;
@@ -341,7 +298,7 @@ bl_status ops_cuda_gemm_is_served(bl_stream *stream, const ops_gemm *gemm, bool 
     BL_TRY(get_state(stream, &state));
     pthread_mutex_lock(&state->lock);
     bl_status st = find_plan(state, gemm, &p);
-    if (st == BL_OK) *out = p->n_candidates > 0;
+    if (st == BL_OK) *out = is_offered(p);
     pthread_mutex_unlock(&state->lock);
     return st;
 }
@@ -362,7 +319,7 @@ static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candi
 {
     return cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta,
                           g->d, p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
-                          (size_t)p->key.workspace_bytes, handle);
+                          (size_t)p->entry.key.workspace_bytes, handle);
 }
 
 /* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's advantage.
@@ -395,28 +352,87 @@ done:
     return st;
 }
 
-static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g)
+/* *is_served false: nothing was queued. */
+static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g,
+                          bool *is_served)
 {
     void *handle = bl_cuda_stream_handle(stream);
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
 
-    if (p->n_candidates == 0)
-        return BL_FAIL(BL_ELIMIT, "cuBLASLt has no algorithm for %s, %lld x %lld x %lld",
-                       kind_names[g->kind], (long long)g->m, (long long)g->n, (long long)g->k);
     if (g->kind != OPS_GEMM_BF16) BL_TRY(set_scales(p->operation, g->a_scale, g->b_scale));
-    if (state->by_time && !p->is_timed) BL_TRY(time_candidates(state, p, stream, g));
-    return check(multiply(state, p, state->by_time ? p->fastest : 0, handle, g), "cublasLtMatmul");
+    if (is_offered(p) && state->by_time && !p->is_timed)
+        BL_TRY(time_candidates(state, p, stream, g));
+    if (is_offered(p) && state->by_time) {
+        status = multiply(state, p, p->fastest, handle, g);
+    } else {
+        for (; is_offered(p); p->first++) {
+            status = multiply(state, p, p->first, handle, g);
+            if (status != CUBLAS_STATUS_NOT_SUPPORTED) break;
+        }
+    }
+    *is_served = status != CUBLAS_STATUS_NOT_SUPPORTED;
+    return *is_served ? check(status, "cublasLtMatmul") : BL_OK;
 }
 
-bl_status ops_cuda_gemm(bl_stream *stream, const ops_gemm *gemm)
+bl_status ops_cuda_gemm_try(bl_stream *stream, const ops_gemm *gemm, bool *is_served)
 {
     gemm_state *state;
     plan *p;
 
+    *is_served = false;
     (void)bl_cuda_stream_handle(stream);
     BL_TRY(get_state(stream, &state));
     pthread_mutex_lock(&state->lock);
     bl_status st = find_plan(state, gemm, &p);
-    if (st == BL_OK) st = run_plan(state, p, stream, gemm);
+    if (st == BL_OK) st = run_plan(state, p, stream, gemm, is_served);
     pthread_mutex_unlock(&state->lock);
     return st;
+}
+
+bl_status ops_cuda_gemm(bl_stream *stream, const ops_gemm *gemm)
+{
+    bool is_served;
+
+    BL_TRY(ops_cuda_gemm_try(stream, gemm, &is_served));
+    return is_served ? BL_OK
+                     : BL_FAIL(BL_ELIMIT, "cuBLASLt has no algorithm for %s, %lld x %lld x %lld",
+                               kind_names[gemm->kind], (long long)gemm->m, (long long)gemm->n,
+                               (long long)gemm->k);
+}
+
+/* ---- fallbacks of products with frozen matrices ---- */
+
+bl_status ops_cuda_gemm_count_fallback(bl_stream *stream, bl_matmul_fallback reason,
+                                       const bl_matmul_weight_args *a)
+{
+    static const char *const texts[BL_FALLBACK_COUNT] = {
+        [BL_FALLBACK_FORMAT] = "it is not stored in one FP8 format",
+        [BL_FALLBACK_SHAPE] = "FP8 products need multiples of 16, and whole blocks",
+        [BL_FALLBACK_CAPABILITY] = "FP8 products need a GPU of capability 9.0",
+        [BL_FALLBACK_REFUSED] = "cuBLASLt has no such FP8 product",
+    };
+    gemm_state *state;
+
+    BL_TRY(get_state(stream, &state));
+    pthread_mutex_lock(&state->lock);
+    bool is_first = state->n_fallbacks[reason]++ == 0;
+    pthread_mutex_unlock(&state->lock);
+    if (is_first)
+        bl_log_info("a matrix of %lld x %lld (%s) is multiplied in bf16 instead of FP8, %lld "
+                    "tokens: %s",
+                    (long long)a->weight.rows, (long long)a->weight.cols,
+                    bl_format_name(a->weight.segment[0].format), (long long)a->T, texts[reason]);
+    return BL_OK;
+}
+
+bl_status ops_cuda_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
+{
+    void *extension;
+
+    BL_TRY(bl_cuda_device_extension(device, create_state, destroy_state, &extension));
+    gemm_state *state = extension;
+    pthread_mutex_lock(&state->lock);
+    memcpy(counts, state->n_fallbacks, sizeof state->n_fallbacks);
+    pthread_mutex_unlock(&state->lock);
+    return BL_OK;
 }

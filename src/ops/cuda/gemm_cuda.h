@@ -22,7 +22,9 @@
 
 #include <stdbool.h>
 
-#include "ops/ops.h"
+#include "ops/matmul.h"
+
+enum { OPS_FP8_CAPABILITY = 90 };
 
 typedef enum ops_gemm_kind {
     OPS_GEMM_BF16,
@@ -51,9 +53,16 @@ typedef struct ops_gemm {
 /* Queues the product. BL_ELIMIT when cuBLASLt has no algorithm for it. m, n, k >= 1. */
 bl_status ops_cuda_gemm(bl_stream *stream, const ops_gemm *gemm);
 
-/* *out: whether ops_cuda_gemm would serve these arguments. The first refusal of an FP8 kind is logged: its
- * callers go on in bf16. */
+/* As ops_cuda_gemm, but without an algorithm nothing is queued and *is_served = false. */
+bl_status ops_cuda_gemm_try(bl_stream *stream, const ops_gemm *gemm, bool *is_served);
+
+/* *out: whether ops_cuda_gemm would serve these arguments, as far as is known before it is called: cuBLASLt
+ * may refuse then what its heuristic offered. Every later answer is right. */
 bl_status ops_cuda_gemm_is_served(bl_stream *stream, const ops_gemm *gemm, bool *out);
+
+/* Counts a product that falls back to bf16 and logs the first of each reason. */
+bl_status ops_cuda_gemm_count_fallback(bl_stream *stream, bl_matmul_fallback reason,
+                                       const bl_matmul_weight_args *args);
 
 /* Which of the algorithms that cuBLASLt offers for a shape the device's products take from now on: the one it
  * offers first, as they do unless told otherwise, or the fastest. The fastest is found by running them all on

@@ -23,18 +23,49 @@ bool ops_matmul_plan_is_dense(const bl_weight *weight)
     return segments_follow_each_other(weight) && weight->segment[0].format == BL_FORMAT_BF16;
 }
 
-ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args)
+/* For an FP8 product of a weight whose segments follow each other. */
+static bool shape_suits(const bl_weight *w, int64_t T)
+{
+    if (w->rows % FP8_MULTIPLE != 0 || w->cols % FP8_MULTIPLE != 0) return false;
+    if (w->segment[0].format == BL_FORMAT_FP8_ROW) return true;
+    for (int s = 0; s + 1 < w->n_segments; s++)
+        if (w->segment[s].rows % BL_FP8_BLOCK != 0) return false;
+    return T % BLOCK_TOKENS_MULTIPLE == 0;
+}
+
+ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args, bl_matmul_fallback *reason)
 {
     const bl_weight *w = &args->weight;
+    bl_matmul_fallback unused;
 
-    if (args->mode != BL_MATMUL_FP8 || !segments_follow_each_other(w)) return OPS_GEMM_BF16;
-    if (w->rows % FP8_MULTIPLE != 0 || w->cols % FP8_MULTIPLE != 0) return OPS_GEMM_BF16;
-    if (w->segment[0].format == BL_FORMAT_FP8_ROW) return OPS_GEMM_FP8_ROW;
-    if (w->segment[0].format != BL_FORMAT_FP8_BLOCK || args->T % BLOCK_TOKENS_MULTIPLE != 0)
+    if (!reason) reason = &unused;
+    if (args->mode != BL_MATMUL_FP8) return OPS_GEMM_BF16;
+    if (!segments_follow_each_other(w) || !bl_format_is_fp8(w->segment[0].format)) {
+        *reason = BL_FALLBACK_FORMAT;
         return OPS_GEMM_BF16;
-    for (int s = 0; s + 1 < w->n_segments; s++)
-        if (w->segment[s].rows % BL_FP8_BLOCK != 0) return OPS_GEMM_BF16;
-    return OPS_GEMM_FP8_BLOCK;
+    }
+    if (!shape_suits(w, args->T)) {
+        *reason = BL_FALLBACK_SHAPE;
+        return OPS_GEMM_BF16;
+    }
+    return w->segment[0].format == BL_FORMAT_FP8_ROW ? OPS_GEMM_FP8_ROW : OPS_GEMM_FP8_BLOCK;
+}
+
+/* Tokens (or another count) that a product takes of n at most, where each has `elements`. */
+static int64_t most_of(int64_t elements)
+{
+    int64_t most = INT32_MAX / bl_max_i64(1, elements);
+    return bl_max_i64(1, most >= BL_FP8_BLOCK ? most / BL_FP8_BLOCK * BL_FP8_BLOCK : most);
+}
+
+int64_t ops_matmul_plan_piece(int64_t n, int64_t elements)
+{
+    return n <= INT32_MAX / bl_max_i64(1, elements) ? n : most_of(elements);
+}
+
+int64_t ops_matmul_plan_tokens(const bl_matmul_weight_args *args)
+{
+    return ops_matmul_plan_piece(args->T, bl_max_i64(args->weight.rows, args->weight.cols));
 }
 
 /* Returns where `bytes` begin and moves *end behind them. */
@@ -45,35 +76,56 @@ static size_t take(size_t *end, int64_t bytes)
     return at;
 }
 
+static const int64_t scale_bytes = sizeof(float);
+
+ops_prepared_layout ops_matmul_plan_prepared(const bl_weight *w, ops_gemm_kind kind)
+{
+    int64_t N = w->rows, K = w->cols;
+    bool is_row = kind == OPS_GEMM_FP8_ROW, is_fp8 = kind != OPS_GEMM_BF16;
+    ops_prepared_layout at = {.bytes = 0};
+
+    at.dense = take(&at.bytes, is_fp8 || ops_matmul_plan_is_dense(w) ? 0 : N * K * 2);
+    if (!is_fp8) return at;
+    at.scales = take(&at.bytes,
+                     (is_row ? N : ops_matmul_blocks(N) * ops_matmul_grid_stride(K)) * scale_bytes);
+    at.turned = take(&at.bytes, N * K);
+    at.turned_scales = take(
+        &at.bytes, (is_row ? K : ops_matmul_blocks(K) * ops_matmul_grid_stride(N)) * scale_bytes);
+    return at;
+}
+
 ops_matmul_layout ops_matmul_plan_layout(const bl_matmul_weight_args *args, ops_gemm_kind kind)
 {
     const bl_weight *w = &args->weight;
-    int64_t N = w->rows, K = w->cols, T = args->T, inner = args->forward ? K : N,
-            outer = args->forward ? N : K;
-    const int64_t scale_bytes = sizeof(float);
+    int64_t T = args->T, inner = args->forward ? w->cols : w->rows;
     bool is_row = kind == OPS_GEMM_FP8_ROW, is_fp8 = kind != OPS_GEMM_BF16;
+    size_t made_bytes = ops_matmul_plan_prepared(w, kind).bytes;
     ops_matmul_layout at = {.bytes = 0};
 
     at.workspace = take(&at.bytes, BL_MATMUL_SCRATCH_BYTES);
-    at.dense = take(&at.bytes, is_fp8 || ops_matmul_plan_is_dense(w) ? 0 : N * K * 2);
+    at.has_own = !args->prepared || args->prepared->memory_bytes < made_bytes;
+    at.own = take(&at.bytes, at.has_own ? (int64_t)made_bytes : 0);
     at.codes = take(&at.bytes, is_fp8 ? T * inner : 0);
     at.scales =
         take(&at.bytes, is_fp8 ? T * (is_row ? 1 : ops_matmul_blocks(inner)) * scale_bytes : 0);
-    at.turned = take(&at.bytes, is_fp8 && !args->forward ? N * K : 0);
-    at.weight_scales = take(&at.bytes, !is_fp8  ? 0
-                                       : is_row ? N * scale_bytes
-                                                : ops_matmul_blocks(outer) *
-                                                      ops_matmul_grid_stride(inner) * scale_bytes);
-    at.ones = take(&at.bytes, is_row && !args->forward ? K * scale_bytes : 0);
     return at;
 }
 
 /* Also of the way that is taken when cuBLASLt refuses, and of fewer tokens, whose number may suit blocks. */
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
 {
-    bl_matmul_weight_args up = *args;
-    up.T = bl_round_up(args->T, BLOCK_TOKENS_MULTIPLE);
-    size_t bf16 = ops_matmul_plan_layout(args, OPS_GEMM_BF16).bytes;
-    size_t wanted = ops_matmul_plan_layout(&up, ops_matmul_plan_kind(&up)).bytes;
+    bl_matmul_weight_args piece = *args;
+    int64_t most = INT32_MAX / bl_max_i64(1, bl_max_i64(args->weight.rows, args->weight.cols));
+
+    piece.T = bl_round_up(bl_min_i64(args->T, bl_max_i64(1, most)), BLOCK_TOKENS_MULTIPLE);
+    size_t bf16 = ops_matmul_plan_layout(&piece, OPS_GEMM_BF16).bytes,
+           wanted = ops_matmul_plan_layout(&piece, ops_matmul_plan_kind(&piece, NULL)).bytes;
     return bf16 > wanted ? bf16 : wanted;
+}
+
+size_t ops_cuda_matmul_prepared_bytes(const bl_matmul_weight_args *args)
+{
+    bl_matmul_weight_args suited = *args;
+    suited.T = 0; /* of any number of tokens that suits blocks */
+    return ops_matmul_plan_prepared(&args->weight, ops_matmul_plan_kind(&suited, NULL)).bytes;
 }

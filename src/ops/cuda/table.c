@@ -19,4 +19,7 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
                                   .matmul_weight_scratch_bytes =
                                       ops_cuda_matmul_weight_scratch_bytes,
+                                  .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
+                                  .matmul_weight_is_refused = ops_cuda_matmul_weight_is_refused,
+                                  .matmul_count_fallbacks = ops_cuda_matmul_count_fallbacks,
                                   OPS_LIST(ENTRY)};
