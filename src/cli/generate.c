@@ -117,8 +117,8 @@ static void close_session(session *s)
     bl_base_destroy(s->base);
     bl_llama_weights_free(s->weights);
     bl_stream_destroy(s->stream);
+    bl_comm_destroy(s->comm); /* on a GPU it has some of its memory */
     bl_device_destroy(s->device);
-    bl_comm_destroy(s->comm);
     bl_llama_model_close(s->model);
     bl_ids_free(&s->ids);
     bl_tokenizer_destroy(s->tokenizer);

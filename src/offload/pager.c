@@ -2,13 +2,16 @@
 /* pager.c -- the source that feeds a gather ring from tiers.
  *
  * The ring calls source_start for each item of a unit that it does not find in device memory, then
- * source_finish for each. Both only queue tasks on the copy stream; everything below happens there, one
- * task after the other:
+ * source_finish for each. Both only queue tasks, which run one after the other:
  *
  *   page lies       start queues   finish queues
- *   on disk         submit         arrive, [copy out of the bounce buffer], [pace]
- *   in the arena    -              [check], copy, [pace]
+ *   on disk         submit *       arrive *, [copy out of the bounce buffer], [pace]
+ *   in the arena    -              [check *], copy, [pace]
  *   on the device   nothing: it is lent, or copied by the ring itself
+ *
+ * Those with a * are host work, which waits for the disk. Where the host cannot write device memory, and with a
+ * bounce buffer, they run on a host stream of the pager's own, `disk`, since a GPU's streams must not wait inside of a callback: the copy stream waits for its
+ * `arrived`, and it for the copy stream's `bounced`. Else all of them run on the copy stream.
  *
  *   a unit's read   entered by                       left by
  *   IDLE            create; arrive                   submit
@@ -19,14 +22,15 @@
  *   TRUSTED         check_arrival                    verify, which looks again
  *
  * Invariants; bl_pager_validate checks those marked *, which the calling thread can see.
- *   1.  Reads, the bounce buffer and `trusted` belong to the tasks of the copy stream (to verify, while
- *       the streams are idle): one at a time, in order, no lock.
+ *   1.  Reads and `trusted` belong to the tasks with a * (to verify, while the streams are idle): one at a
+ *       time, in order, no lock. The bounce buffer is theirs from `bounced` to `arrived`.
  *   2.* A unit's items are all finished before the next unit's are started: so reads[i], of item i, is
- *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, was copied out.
+ *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, is copied out before
+ *       the next unit is read into it.
  *   3.* In a slot, items do not overlap and lie inside it; a unit's disk pages fit the bounce buffer.
  *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a disk
  *       page that is TRUSTED (with verify_always: that agreed with its checksum just now).
- *   5.  Once the copy stream has failed, its tasks are skipped and reads may stay READING: nothing looks
+ *   5.  Once their stream has failed, tasks are skipped and reads may stay READING: nothing looks
  *       at what they fill, and the reader is destroyed before any memory it writes to.
  * The invariants of slots are the ring's. */
 #include "offload/pager.h"
@@ -55,7 +59,9 @@ struct bl_pager {
     char *bounce; /* NULL: disk pages are read straight into slots */
     size_t bounce_bytes;
     bl_reader *reader; /* NULL: no page is on disk */
-    /* Of the copy stream's tasks. */
+    bl_stream *disk;   /* NULL: the copy stream does its work */
+    bl_event *arrived, *bounced;
+    /* Of the host tasks. */
     bl_io_read reads[BL_GATHER_ITEMS];
     bool *trusted; /* [bl_pages_count]: disk pages that have agreed with their checksums */
     /* Of the calling thread: what has been queued for the unit that was queued last. */
@@ -175,7 +181,7 @@ size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_de
     return saturated_add(buffers, bounces ? unit_bytes : 0);
 }
 
-/* ---- tasks of the copy stream ---- */
+/* ---- tasks ---- */
 
 static void prepare_read(const bl_pager *pager, int64_t page, void *dst, bl_io_read *read)
 {
@@ -267,14 +273,24 @@ static bl_status source_start(void *user, int64_t unit, int item, void *dst, bl_
     if (pager->n_started == pager->n_finished) {
         pager->queued_unit = unit;
         pager->n_started = pager->n_finished = 0;
+        if (pager->disk) BL_TRY(bl_stream_wait(pager->disk, pager->bounced));
     }
     if (unit != pager->queued_unit || pager->n_finished > 0)
         return BL_FAIL(BL_EINTERNAL, "pager: unit %lld is started before unit %lld is finished",
                        (long long)unit, (long long)pager->queued_unit);
     pager->n_started++;
-    return pager->specs[args.page].tier == BL_TIER_DISK
-               ? bl_stream_call(copy, submit_task, &args, sizeof args)
-               : BL_OK;
+    if (pager->specs[args.page].tier != BL_TIER_DISK) return BL_OK;
+    return bl_stream_call(pager->disk ? pager->disk : copy, submit_task, &args, sizeof args);
+}
+
+/* Later work of the copy stream sees what the host task has done. */
+static bl_status call_host(bl_pager *pager, bl_stream *copy, bl_stream_fn task,
+                           const task_args *args)
+{
+    if (!pager->disk) return bl_stream_call(copy, task, args, sizeof *args);
+    BL_TRY(bl_stream_call(pager->disk, task, args, sizeof *args));
+    BL_TRY(bl_event_record(pager->arrived, pager->disk));
+    return bl_stream_wait(copy, pager->arrived);
 }
 
 static bl_status source_finish(void *user, int64_t unit, int item, void *dst, bl_stream *copy)
@@ -285,10 +301,12 @@ static bl_status source_finish(void *user, int64_t unit, int item, void *dst, bl
 
     pager->n_finished++;
     if (spec->tier == BL_TIER_DISK)
-        BL_TRY(bl_stream_call(copy, arrive_task, &args, sizeof args));
+        BL_TRY(call_host(pager, copy, arrive_task, &args));
     else if (pager->options.verify_always)
-        BL_TRY(bl_stream_call(copy, check_task, &args, sizeof args));
+        BL_TRY(call_host(pager, copy, check_task, &args));
     if (args.memory != dst) BL_TRY(bl_stream_copy(copy, dst, args.memory, spec->n_bytes));
+    if (pager->disk && pager->n_finished == pager->n_started)
+        BL_TRY(bl_event_record(pager->bounced, copy));
     return pager->hooks.pace ? bl_stream_call(copy, pace_task, &args, sizeof args) : BL_OK;
 }
 
@@ -331,6 +349,15 @@ static bl_status create_ring(bl_pager *pager)
             if (item->is_lent) item->shard = bl_pages_memory(pager->pages, pager->units[u].page[i]);
         }
     return bl_gather_ring_create(&options, pager->n_units, pager->gather_units, &pager->ring);
+}
+
+static bl_status create_disk_stream(bl_pager *pager)
+{
+    bl_device *device = pager->options.device;
+
+    BL_TRY(bl_event_create(device, &pager->arrived));
+    BL_TRY(bl_event_create(device, &pager->bounced));
+    return bl_stream_create_host(device, "disk", &pager->disk);
 }
 
 /* The reader, and where its reads go: into slots where the host can write them, and their memory is
@@ -389,6 +416,8 @@ bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int6
     for (int64_t p = 0; p < n_pages; p++) pager->specs[p] = *bl_pages_spec(pages, p);
     BL_TRY_GOTO(st, done, create_ring(pager));
     if (bl_pages_files(pages)) BL_TRY_GOTO(st, done, create_reader(pager));
+    if (pager->bounce || (options->verify_always && !bl_device_host_writes(options->device)))
+        BL_TRY_GOTO(st, done, create_disk_stream(pager));
     *out = pager;
     pager = NULL;
 done:
@@ -403,6 +432,9 @@ void bl_pager_destroy(bl_pager *pager)
         (void)bl_stream_synchronize(pager->options.copy);
         (void)bl_stream_synchronize(pager->options.gather);
     }
+    bl_stream_destroy(pager->disk);
+    bl_event_destroy(pager->arrived);
+    bl_event_destroy(pager->bounced);
     bl_reader_destroy(pager->reader); /* invariant 5: before the memory that it writes to */
     bl_gather_ring_destroy(pager->ring);
     bl_arena_destroy(pager->bounce_arena);

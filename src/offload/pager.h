@@ -11,6 +11,7 @@
  *   TRUSTED     a checksum that agrees         (stays; every arrival is checked when verify_always)
  *   A mismatch is read once more; a second one is BL_EINPUT, names the page and its file, and has the file written anew by the next run.
  *
+ * Where reads go through the bounce buffer, a host stream of the pager's own waits for the disk: nothing waits in a GPU's callbacks.
  * Copy, gather and compute are ordered by events only. Nothing is allocated after create. Errors of reads surface at the next acquire,
  * or where the compute stream is synchronised, with tensor, file, offset and errno. destroy may be called at any moment once the
  * streams have been synchronised or have failed: reads under way are waited for, those not yet given to the system are dropped. */

@@ -128,7 +128,7 @@ void bl_rank_close(bl_rank *r)
     bl_stream_destroy(r->gather);
     bl_stream_destroy(r->copy);
     bl_stream_destroy(r->activations);
-    bl_device_destroy(r->device);
-    bl_comm_destroy(r->shard_group);
+    bl_comm_destroy(r->shard_group); /* on a GPU they have some of its memory */
     bl_comm_destroy(r->world);
+    bl_device_destroy(r->device);
 }

@@ -117,6 +117,8 @@ bl_status bl_ranks_join(bl_ranks *ranks, bl_status started)
 
 void bl_ranks_free(bl_ranks *ranks)
 {
+    for (int i = 0; ranks->rank && i < ranks->n_here; i++)
+        bl_rank_drain(&ranks->rank[i]); /* on a GPU a rank's copies read the others' memory */
     for (int i = 0; ranks->rank && i < ranks->n_here; i++) bl_rank_close(&ranks->rank[i]);
     free(ranks->rank);
     free(ranks->thread);
