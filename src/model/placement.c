@@ -25,8 +25,9 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
 }
 
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
-                               int ring_depth, bl_llama_placed_bytes *out)
+                               bl_device_kind kind, int ring_depth, bl_llama_placed_bytes *out)
 {
+    bool host_writes = kind == BL_DEVICE_CPU;
     bl_status st = BL_OK;
     int64_t n_pages = bl_base_part_count(layout);
     bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
@@ -48,10 +49,11 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
     out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
-    out->reader =
-        bl_base_paged_reader_bytes(layout, is, false, bl_llama_pager_queue_depth(placement->n));
+    out->reader = bl_base_paged_reader_bytes(layout, is, !host_writes,
+                                             bl_llama_pager_queue_depth(placement->n));
+    size_t staged = out->disk + (host_writes ? 0 : out->device);
     out->writing =
-        (size_t)(bl_min_i64((int64_t)out->disk, (int64_t)bl_llama_staging_bytes(placement)) +
+        (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_llama_staging_bytes(placement)) +
                  bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
 done:
     free(is);

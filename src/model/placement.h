@@ -28,13 +28,14 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
                          bl_tier *tiers);
 
 /* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
- * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what disk pages are
- * written through while the model is loaded, when none of the ring is there yet. */
+ * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what pages are
+ * written through that the host cannot write itself (those on disk; on a GPU, device memory) while the model is loaded, when none of the
+ * ring is there yet. */
 typedef struct bl_llama_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
 } bl_llama_placed_bytes;
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
-                               int ring_depth, bl_llama_placed_bytes *out);
+                               bl_device_kind kind, int ring_depth, bl_llama_placed_bytes *out);
 
 /* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
 int bl_llama_pager_queue_depth(int n);

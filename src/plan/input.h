@@ -27,6 +27,8 @@ typedef struct bl_plan_input {
     /* Memory of the host that the plan is for, bytes; -1: not known. 0: what is available on this
      * one, asked when a choice depends on it. */
     int64_t available_bytes;
+    /* Of the GPU that the ranks of a process share, likewise; not looked at without one. */
+    int64_t gpu_available_bytes;
 } bl_plan_input;
 
 #endif

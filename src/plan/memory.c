@@ -51,6 +51,19 @@ int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_m
     return n_bytes;
 }
 
+bl_device_kind bl_plan_device_kind(const bl_train_config *config)
+{
+    return config->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
+}
+
+int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks)
+{
+    int64_t context = ledger->item[BL_MEMORY_CONTEXT].device;
+
+    if (context == 0) return 0; /* a CPU */
+    return (ledger->device - context - ledger->item[BL_MEMORY_COMMUNICATION].device) * n_ranks;
+}
+
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
 {
     return (int)bl_min_i64(config->shard_size, topology->n_ranks);
@@ -106,7 +119,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 {
     const bl_train_config *c = in->config;
     return (bl_pass_options){
-        .kind = c->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU,
+        .kind = bl_plan_device_kind(c),
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -138,7 +151,8 @@ static bl_status add_base(const bl_plan_input *in, const bl_llama_placement *pla
 
     BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype,
                            bl_plan_n_shards(c, &in->topology), &layout));
-    bl_status st = bl_llama_place_bytes(&layout, placement, (int)c->ring_depth, &placed);
+    bl_status st = bl_llama_place_bytes(&layout, placement, bl_plan_device_kind(c),
+                                        (int)c->ring_depth, &placed);
     bl_llama_whole_bytes whole = bl_llama_measure_whole(in->model, &layout, in->n_positions);
     bl_base_layout_free(&layout);
     BL_TRY(st);
@@ -179,7 +193,9 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, bl_me
 
 static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
 {
-    out->item[BL_MEMORY_WORKERS].host = in->config->threads * (BL_POOL_SCRATCH_BYTES + BLAS_BYTES);
+    int64_t thread_bytes = BL_POOL_SCRATCH_BYTES + (kind == BL_DEVICE_CPU ? BLAS_BYTES : 0);
+
+    out->item[BL_MEMORY_WORKERS].host = in->config->threads * thread_bytes;
     if (kind == BL_DEVICE_CPU) return;
     out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
     out->item[BL_MEMORY_COMMUNICATION].device = in->topology.n_ranks > 1 ? COMMUNICATOR_BYTES : 0;

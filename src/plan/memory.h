@@ -52,6 +52,13 @@ typedef struct bl_memory_ledger {
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_llama_placement *placement,
                                  unsigned save, bl_memory_ledger *out);
 
+/* Of the configuration, which is resolved. */
+bl_device_kind bl_plan_device_kind(const bl_train_config *config);
+
+/* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks ranks, which share it; 0 on a CPU.
+ * Communicators of one process take none of it. */
+int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
+
 /* Of items [first, last], device and host memory together. */
 int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);
 

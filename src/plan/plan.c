@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/plan.h"
 
+#include <stdio.h>
+
 #include "base/files.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -26,6 +28,26 @@ static int64_t available_bytes(const bl_plan_input *in)
     return in->available_bytes != 0 ? in->available_bytes : bl_memory_available_bytes();
 }
 
+/* -1: not known. The ranks of a process share GPU 0. */
+static int64_t gpu_available_bytes(const bl_plan_input *in)
+{
+    size_t free_bytes, total_bytes;
+
+    if (in->gpu_available_bytes != 0) return in->gpu_available_bytes;
+    if (bl_device_measure_cuda(0, &free_bytes, &total_bytes) != BL_OK) return -1;
+    return (int64_t)free_bytes;
+}
+
+static int64_t gpu_bytes(const bl_plan_input *in, const bl_memory_ledger *m)
+{
+    return bl_memory_gpu_bytes(m, in->topology.n_here);
+}
+
+static bool is_gpu(const bl_plan_input *in)
+{
+    return bl_plan_device_kind(in->config) == BL_DEVICE_CUDA;
+}
+
 static double mib(int64_t n_bytes)
 {
     return (double)n_bytes / (1 << 20);
@@ -37,21 +59,33 @@ static bl_status predict(const bl_plan_input *in, unsigned save, bl_plan *plan)
     return bl_plan_predict_memory(in, &plan->placement, save, &plan->memory);
 }
 
-/* On the CPU device memory is host memory: only the disk tier makes room. */
+/* What a choice is measured by: where the ranks compute, what they take there and what there is. */
+typedef struct room {
+    const char *name; /* "GPU memory" */
+    int64_t needed, available;
+} room;
+
+static room room_of(const bl_plan_input *in, const bl_plan *plan)
+{
+    return is_gpu(in) ? (room){"GPU memory", gpu_bytes(in, &plan->memory), gpu_available_bytes(in)}
+                      : (room){"memory", plan->memory.total, available_bytes(in)};
+}
+
+/* The least with which nine tenths of the memory are enough. A CPU's device memory is host memory: only the disk tier makes room. */
 static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
 {
     enum { N_TRIES = 20 };
-    int64_t available = available_bytes(in);
+    room r = {0};
 
-    if (plan->placement.tier != BL_TIER_DISK) return BL_OK;
+    if (plan->placement.tier != BL_TIER_DISK && !is_gpu(in)) return BL_OK;
     for (int i = 0; i <= N_TRIES; i++) {
         plan->placement.ratio = (double)i / N_TRIES;
         BL_TRY(predict(in, plan->pass.save, plan));
-        if (available < 0 || plan->memory.total <= available / 10 * 9 / processes_on_host(in))
-            break;
+        r = room_of(in, plan);
+        if (r.available < 0 || r.needed <= r.available / 10 * 9 / processes_on_host(in)) break;
     }
-    bl_log_info("offload_ratio auto: %.2f, %.1f MiB in all of %.1f MiB available",
-                plan->placement.ratio, mib(plan->memory.total), mib(available));
+    bl_log_info("offload_ratio auto: %.2f, %.1f of %.1f MiB of available %s", plan->placement.ratio,
+                mib(r.needed), mib(r.available), r.name);
     return BL_OK;
 }
 
@@ -78,17 +112,26 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
     return is_auto ? choose_ratio(in, plan) : BL_OK;
 }
 
+/* A host has other programs, too: half of its memory is left to them. A GPU is the job's. */
+static bool has_room(const bl_plan_input *in, const bl_plan *plan)
+{
+    int64_t available = available_bytes(in);
+
+    if (plan->memory.total > available / 2 / processes_on_host(in)) return false;
+    if (!is_gpu(in)) return true;
+    room r = room_of(in, plan);
+    return r.available < 0 || r.needed <= r.available / 10 * 9;
+}
+
 static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
 {
     if (in->config->activation_checkpointing != BL_RECOMPUTE_AUTO) return BL_OK;
-    int64_t available = available_bytes(in);
     for (size_t i = 0; i < BL_COUNT(savings); i++) {
         BL_TRY(predict(in, savings[i].save, plan));
-        if (savings[i].key != BL_RECOMPUTE_FULL &&
-            plan->memory.total > available / 2 / processes_on_host(in))
-            continue;
-        bl_log_info("activation_checkpointing auto: %s, %.1f MiB in all of %.1f MiB available",
-                    savings[i].name, mib(plan->memory.total), mib(available));
+        if (savings[i].key != BL_RECOMPUTE_FULL && !has_room(in, plan)) continue;
+        room r = room_of(in, plan);
+        bl_log_info("activation_checkpointing auto: %s, %.1f of %.1f MiB of available %s",
+                    savings[i].name, mib(r.needed), mib(r.available), r.name);
         return BL_OK;
     }
     return BL_OK;
@@ -101,26 +144,37 @@ bl_status bl_plan_choose(const bl_plan_input *in, bl_plan *out)
     return predict(in, out->pass.save, out);
 }
 
-void bl_plan_print(const bl_plan_input *in, const bl_plan *plan)
+static void print_prediction(const bl_plan_input *in, const bl_memory_ledger *m)
 {
-    const bl_memory_ledger *m = &plan->memory;
-    const char *dir = in->config->offload_dir;
-    int64_t free_bytes = 0;
-
     int64_t in_host = m->item[BL_MEMORY_BASE].host;
+    char gpu[64] = "";
 
-    bl_log_info("memory predicted: %.1f MiB%s (a rank: frozen base %.1f, ring %.1f, LoRA and AdamW "
-                "%.1f, activations %.1f)",
-                mib(m->total), processes_on_host(in) > 1 ? " a process" : "",
+    if (is_gpu(in)) snprintf(gpu, sizeof gpu, "%.1f MiB of GPU memory, ", mib(gpu_bytes(in, m)));
+    bl_log_info("memory predicted: %s%.1f MiB%s%s (a rank: frozen base %.1f, ring %.1f, LoRA and "
+                "AdamW %.1f, activations %.1f)",
+                gpu, mib(m->total), is_gpu(in) ? " of host memory" : "",
+                processes_on_host(in) > 1 ? " a process" : "",
                 mib(bl_memory_sum(m, BL_MEMORY_BASE, BL_MEMORY_NORMS)),
                 mib(bl_memory_sum(m, BL_MEMORY_RING, BL_MEMORY_READER)),
                 mib(bl_memory_sum(m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING)),
                 mib(bl_memory_sum(m, BL_MEMORY_LAYER_INPUTS, BL_MEMORY_LOGITS)));
     if (in_host > 0)
         bl_log_info("in host memory: %.1f MiB a rank of the frozen base", mib(in_host));
-    if (in_host > 0 && in->config->device == BL_CONFIG_DEVICE_CPU)
+    if (in_host > 0 && !is_gpu(in))
         bl_log_warning("offload_tier host frees no memory of a CPU, whose memory is the host's; "
                        "offload_tier disk does");
+    if (is_gpu(in) && in->topology.n_here > 1)
+        bl_log_info("the %d ranks share one GPU, whose memory holds all their copies",
+                    in->topology.n_here);
+}
+
+void bl_plan_print(const bl_plan_input *in, const bl_plan *plan)
+{
+    const bl_memory_ledger *m = &plan->memory;
+    const char *dir = in->config->offload_dir;
+    int64_t free_bytes = 0;
+
+    print_prediction(in, m);
     if (m->disk == 0) return;
     (void)bl_dir_free_bytes(dir, &free_bytes);
     bl_log_info("on disk: %d x %.1f MiB of the frozen base, in %s, which has %.1f MiB free",
@@ -131,19 +185,52 @@ void bl_plan_print(const bl_plan_input *in, const bl_plan *plan)
                        dir);
 }
 
-bl_status bl_plan_check(const bl_plan_input *in, const bl_plan *plan)
+/* The keys that have something left to give. */
+static const char *gpu_remedies(const bl_plan_input *in, const bl_plan *plan)
+{
+    bool has_base = plan->placement.ratio < 1.0,
+         has_saved = in->is_training && !in->config->activation_offload;
+    return has_base && has_saved ? ", or with offload_ratio 1 or activation_offload true"
+           : has_base            ? ", or with offload_ratio 1"
+           : has_saved           ? ", or with activation_offload true"
+                                 : "";
+}
+
+static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
+{
+    const bl_memory_ledger *m = &plan->memory;
+    int64_t needed = gpu_bytes(in, m), gpu = gpu_available_bytes(in), host = available_bytes(in);
+
+    if (gpu < 0 || needed <= gpu) return BL_OK;
+    return BL_FAIL(BL_ENOMEM,
+                   "this run needs about %.1f MiB of GPU memory, %.1f MiB are available, and %.1f "
+                   "MiB of host memory, %.1f MiB are available; less GPU memory is needed with a "
+                   "smaller per_device_train_batch_size, max_seq_length or visit_tokens, or fewer "
+                   "ranks%s",
+                   mib(needed), mib(gpu), mib(m->total), mib(host), gpu_remedies(in, plan));
+}
+
+static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
 {
     const bl_memory_ledger *m = &plan->memory;
     int64_t available = available_bytes(in), n_processes = processes_on_host(in);
+    bool is_on_disk = plan->placement.tier == BL_TIER_DISK && plan->placement.ratio >= 1.0;
 
     if (available < 0 || m->total <= available / n_processes) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
-                   "this run needs about %.1f MiB of memory, %.1f MiB are available; less are "
+                   "this run needs about %.1f MiB of %s, %.1f MiB are available; less are "
                    "needed with a smaller "
                    "per_device_train_batch_size, max_seq_length or visit_tokens, or fewer ranks%s",
-                   mib(m->total * n_processes), mib(available),
-                   plan->placement.tier == BL_TIER_DISK && plan->placement.ratio >= 1.0
+                   mib(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
+                   mib(available),
+                   is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
                        ? ""
                        : ", or with the frozen base on disk (offload_tier disk, offload_dir, "
                          "offload_ratio 1)");
+}
+
+bl_status bl_plan_check(const bl_plan_input *in, const bl_plan *plan)
+{
+    if (is_gpu(in)) BL_TRY(check_gpu(in, plan));
+    return check_host(in, plan);
 }

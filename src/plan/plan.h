@@ -13,15 +13,16 @@ typedef struct bl_plan {
 } bl_plan;
 
 /* Placement by offload_ratio, offload_tier and offload_dir: auto offloads nothing that fits into
- * memory. Saved activations by activation_checkpointing: auto, in a training, saves the most with
- * which this host's processes are predicted to take at most half of its memory. Logs what auto has
+ * nine tenths of memory, the GPU's if the ranks have one. Saved activations by
+ * activation_checkpointing: auto, in a training, saves the most with which this host's processes are
+ * predicted to take at most half of its memory, and nine tenths of the GPU's. Logs what auto has
  * chosen. BL_ENOMEM. */
 bl_status bl_plan_choose(const bl_plan_input *input, bl_plan *out);
 
 /* Logs what this process will take and where it will be stored. */
 void bl_plan_print(const bl_plan_input *input, const bl_plan *plan);
 
-/* BL_ENOMEM when the host has less: the numbers, and the keys that would help. */
+/* BL_ENOMEM when the host or the GPU has less: the numbers, and the keys that would help. */
 bl_status bl_plan_check(const bl_plan_input *input, const bl_plan *plan);
 
 #endif

@@ -90,7 +90,8 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     BL_TRY(bl_plan_choose_lora(&config, &job->model->config, false, &stored.lora));
     bl_plan_input input = bl_job_plan_input(&stored);
     BL_TRY(bl_job_choose_plan(&stored, &input));
-    if (stored.plan.memory.total > job->plan.memory.total) {
+    if (stored.plan.memory.total > job->plan.memory.total ||
+        stored.plan.memory.device > job->plan.memory.device) {
         bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory "
                     "than training did; "
                     "ballast eval --base_format stored does it");

@@ -585,11 +585,13 @@ static void test_layout_of_405b(void **state)
     for (size_t i = 0; i < BL_COUNT(hosts); i++) {
         bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .n = hosts[i].n};
         bl_llama_placed_bytes placed;
-        assert_int_equal(bl_llama_place_bytes(&layout, &placement, 2, &placed), BL_OK);
+        assert_int_equal(bl_llama_place_bytes(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
+                         BL_OK);
         assert_int_equal(placed.disk, layout.shard_bytes);
         assert_int_equal(placed.writing, hosts[i].writing);
         placement.tier = BL_TIER_HOST;
-        assert_int_equal(bl_llama_place_bytes(&layout, &placement, 2, &placed), BL_OK);
+        assert_int_equal(bl_llama_place_bytes(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
+                         BL_OK);
         assert_int_equal(placed.writing, 0);
     }
     assert_int_equal(layout.units[125].offset, (size_t)(125 * per_layer) / 8);

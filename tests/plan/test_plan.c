@@ -34,6 +34,8 @@ static void open_case(plan_case *p, const char *checkpointing)
                     "/nowhere/train.jsonl",
                     "--output_dir",
                     "/nowhere/out",
+                    "--device",
+                    "cpu",
                     "--ranks",
                     "2",
                     "--threads",
@@ -164,6 +166,111 @@ static void test_check_by_given_memory(void **state)
     close_case(&p);
 }
 
+/* ---- a GPU, on a host that is large enough ---- */
+
+static void open_gpu_case(plan_case *p, const char *checkpointing)
+{
+    open_case(p, checkpointing);
+    p->config->device = BL_CONFIG_DEVICE_CUDA; /* which this machine need not have */
+    p->config->compute_dtype = BL_COMPUTE_BF16;
+    p->config->offload_tier = BL_OFFLOAD_HOST;
+    p->input.available_bytes = INT64_MAX / 2;
+}
+
+static bl_plan choose_gpu(plan_case *p, int64_t gpu_bytes)
+{
+    bl_plan plan;
+    p->input.gpu_available_bytes = gpu_bytes;
+    assert_int_equal(bl_plan_choose(&p->input, &plan), BL_OK);
+    return plan;
+}
+
+static int64_t gpu_bytes(const bl_plan *plan)
+{
+    return bl_memory_gpu_bytes(&plan->memory, 2);
+}
+
+/* What is offloaded leaves the GPU for the host, and brings a ring. */
+static void test_a_gpu_has_memory_of_its_own(void **state)
+{
+    plan_case p;
+
+    (void)state;
+    open_gpu_case(&p, "full");
+    bl_plan all = choose_gpu(&p, -1);
+    assert_int_equal(all.pass.kind, BL_DEVICE_CUDA);
+    assert_true(all.placement.ratio == 0.0 && all.memory.item[BL_MEMORY_BASE].host == 0);
+    int64_t of_all = gpu_bytes(&all);
+    assert_true(of_all > 2 * all.memory.item[BL_MEMORY_BASE].device &&
+                of_all < 2 * all.memory.device);
+    /* The embedding alone is on the host, of what is large. */
+    assert_true(all.memory.total - all.memory.embedding < 64 << 20);
+
+    int64_t enough = (of_all + 8) / 9 * 10;
+    assert_true(choose_gpu(&p, enough).placement.ratio == 0.0);
+    bl_plan half = choose_gpu(&p, of_all - all.memory.item[BL_MEMORY_BASE].device / 4);
+    assert_true(half.placement.ratio > 0.0 && half.placement.ratio < 1.0);
+    assert_true(half.memory.item[BL_MEMORY_BASE].host > 0 && half.memory.disk == 0);
+    assert_true(gpu_bytes(&half) < of_all && half.memory.total > all.memory.total);
+    assert_true(half.memory.total - all.memory.total >= half.memory.item[BL_MEMORY_BASE].host);
+
+    bl_plan none = choose_gpu(&p, 1);
+    assert_true(none.placement.ratio == 1.0);
+    p.config->activation_offload = true;
+    bl_plan offloaded = choose_gpu(&p, 1);
+    int64_t moved = gpu_bytes(&none) - gpu_bytes(&offloaded);
+    assert_true(moved > 0 && offloaded.memory.total - none.memory.total >= moved);
+    close_case(&p);
+}
+
+static void test_saving_by_a_gpus_memory(void **state)
+{
+    plan_case p;
+    int64_t needed[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        open_gpu_case(&p, i == 0 ? "none" : "selective");
+        p.config->offload_ratio = 0;
+        bl_plan plan = choose_gpu(&p, -1);
+        needed[i] = gpu_bytes(&plan);
+        close_case(&p);
+    }
+    open_gpu_case(&p, "auto");
+    p.config->offload_ratio = 0;
+    assert_int_equal(choose_gpu(&p, (needed[0] + 8) / 9 * 10).pass.save, BL_SAVE_S4);
+    assert_int_equal(choose_gpu(&p, needed[0] / 9 * 10 - 20).pass.save, BL_SAVE_S2);
+    assert_int_equal(choose_gpu(&p, needed[1] / 9 * 10 - 20).pass.save, BL_SAVE_S0);
+    close_case(&p);
+}
+
+static void test_check_by_a_gpus_memory(void **state)
+{
+    plan_case p;
+
+    (void)state;
+    open_gpu_case(&p, "full");
+    bl_plan plan = choose_gpu(&p, -1);
+    p.input.gpu_available_bytes = gpu_bytes(&plan);
+    p.input.available_bytes = plan.memory.total;
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_OK);
+    p.input.gpu_available_bytes--;
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
+    assert_non_null(strstr(bl_error_text(), "MiB of GPU memory"));
+    assert_non_null(strstr(bl_error_text(), "MiB of host memory"));
+    assert_non_null(strstr(bl_error_text(), "offload_ratio 1 or activation_offload true"));
+    p.input.gpu_available_bytes++;
+    p.input.available_bytes--;
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
+    assert_non_null(strstr(bl_error_text(), "MiB of host memory"));
+    assert_null(strstr(bl_error_text(), "offload_ratio 1")); /* nothing is offloaded */
+    p.config->activation_offload = true;
+    plan = choose_gpu(&p, 1);
+    assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
+    assert_null(strstr(bl_error_text(), "offload_ratio 1")); /* no key is left */
+    close_case(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -171,6 +278,9 @@ int main(void)
         cmocka_unit_test(test_processes_share_a_host),
         cmocka_unit_test(test_saving_by_given_memory),
         cmocka_unit_test(test_check_by_given_memory),
+        cmocka_unit_test(test_a_gpu_has_memory_of_its_own),
+        cmocka_unit_test(test_saving_by_a_gpus_memory),
+        cmocka_unit_test(test_check_by_a_gpus_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
