@@ -5,11 +5,9 @@
 #include <string.h>
 
 #include "base/sizes.h"
-
-enum { EMPTY = -1 };
+#include "comm/ring_slots.h"
 
 typedef struct ring_slot {
-    int64_t unit;                       /* EMPTY or the unit whose gather was queued last */
     bl_event *brought[BL_GATHER_ITEMS]; /* by the source: this rank's own shard is in place */
     bl_event *ready[BL_GATHER_ITEMS];
     bl_event *free;     /* recorded by release */
@@ -19,12 +17,12 @@ typedef struct ring_slot {
 struct bl_gather_ring {
     bl_gather_ring_options options;
     int group_size, rank;
-    int next; /* the slot to fill first: slots are taken in turn */
     int64_t n_units;
     bl_gather_unit *units;
     size_t slot_bytes;
     char *memory;
     bl_event *changed, *arrived;
+    bl_ring_slots held; /* the units in the slots */
     ring_slot *slots;
     /* Of a gather that could not be queued whole: its slot must not be handed out. */
     bl_error error;
@@ -77,7 +75,6 @@ static bl_status create_slots(bl_gather_ring *ring)
 
     for (int s = 0; s < ring->options.depth; s++) {
         ring_slot *slot = &ring->slots[s];
-        slot->unit = EMPTY;
         BL_TRY(bl_event_create(device, &slot->free));
         BL_TRY(bl_event_create(device, &slot->gathered));
         for (int i = 0; i < BL_GATHER_ITEMS; i++) {
@@ -98,17 +95,20 @@ bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n
     *out = NULL;
     bl_gather_ring *ring = calloc(1, sizeof *ring);
     if (!ring) return BL_FAIL(BL_ENOMEM, "a ring of %d slots", depth);
-    *ring = (bl_gather_ring){.options = *options, .group_size = 1, .n_units = n_units};
+    *ring = (bl_gather_ring){
+        .options = *options, .group_size = 1, .n_units = n_units, .held = {.depth = depth}};
     if (options->comm) {
         ring->group_size = bl_comm_size(options->comm);
         ring->rank = bl_comm_rank(options->comm);
     }
     ring->units = calloc((size_t)n_units, sizeof *units);
     ring->slots = calloc((size_t)depth, sizeof *ring->slots);
-    if (!ring->units || !ring->slots) {
+    ring->held.unit = calloc((size_t)depth, sizeof *ring->held.unit);
+    if (!ring->units || !ring->slots || !ring->held.unit) {
         st = BL_FAIL(BL_ENOMEM, "a ring of %d slots", depth);
         goto done;
     }
+    bl_ring_slots_clear(&ring->held);
     memcpy(ring->units, units, (size_t)n_units * sizeof *units);
     measure(n_units, units, ring->group_size, &ring->slot_bytes, &whole_bytes);
     ring_bytes = bl_gather_ring_bytes(depth, n_units, units, ring->group_size);
@@ -139,32 +139,16 @@ void bl_gather_ring_destroy(bl_gather_ring *ring)
     bl_event_destroy(ring->changed);
     bl_event_destroy(ring->arrived);
     bl_device_free(ring->options.device, BL_SPACE_DEVICE, ring->memory);
+    free(ring->held.unit);
     free(ring->slots);
     free(ring->units);
     free(ring);
 }
 
-/* The first slot that holds `unit`, or -1. A whole_ring unit is found in slot 0. */
-static int find_slot(const bl_gather_ring *ring, int64_t unit)
-{
-    for (int s = 0; s < ring->options.depth; s++)
-        if (ring->slots[s].unit == unit) return s;
-    return -1;
-}
-
-/* The slot that a gather of `unit` would take, or -1. */
+/* The slot that a gather of `unit` would take, or BL_NO_SLOT. */
 static int choose_slot(const bl_gather_ring *ring, int64_t unit)
 {
-    if (!ring->units[unit].whole_ring) {
-        for (int i = 0; i < ring->options.depth; i++) {
-            int s = (ring->next + i) % ring->options.depth;
-            if (ring->slots[s].unit == EMPTY) return s;
-        }
-        return -1;
-    }
-    for (int s = 0; s < ring->options.depth; s++)
-        if (ring->slots[s].unit != EMPTY) return -1;
-    return 0;
+    return bl_ring_slots_choose(&ring->held, ring->units[unit].whole_ring);
 }
 
 static char *item_memory(const bl_gather_ring *ring, int64_t unit, int item, int slot)
@@ -226,16 +210,14 @@ static bl_status queue_unit(bl_gather_ring *ring, int64_t unit, int slot)
 {
     const bl_gather_unit *u = &ring->units[unit];
     bl_stream *stream = ring->options.stream, *copy = ring->options.copy;
-    int last = u->whole_ring ? ring->options.depth - 1 : slot;
+    int last = bl_ring_slots_fill(&ring->held, unit, slot, u->whole_ring);
 
     for (int s = slot; s <= last;
          s++) { /* invariant 3; the gather stream is behind its own gathers anyway */
         BL_TRY(bl_stream_wait(stream, ring->slots[s].free));
         if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].free));
         if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].gathered));
-        ring->slots[s].unit = unit;
     }
-    ring->next = (last + 1) % ring->options.depth;
     if (copy) BL_TRY(queue_source(ring, unit, slot));
     for (int i = 0; i < u->n_items; i++) BL_TRY(queue_item(ring, unit, i, slot));
     for (int s = slot; s <= last; s++)
@@ -253,7 +235,7 @@ static bl_status queue_gather(bl_gather_ring *ring, int64_t unit, int slot)
 bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit)
 {
     if (ring->error.status != BL_OK) return bl_error_restore(&ring->error);
-    if (ring->options.is_synchronous || find_slot(ring, unit) >= 0) return BL_OK;
+    if (ring->options.is_synchronous || bl_ring_slots_find(&ring->held, unit) >= 0) return BL_OK;
     int slot = choose_slot(ring, unit);
     return slot < 0 ? BL_OK : queue_gather(ring, unit, slot);
 }
@@ -290,7 +272,7 @@ bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, b
                                  const void **out)
 {
     const bl_gather_item *wanted = &ring->units[unit].item[item];
-    int slot = find_slot(ring, unit);
+    int slot = bl_ring_slots_find(&ring->held, unit);
 
     if (ring->error.status != BL_OK) return bl_error_restore(&ring->error);
     BL_TRY(bl_stream_status(ring->options.stream));
@@ -313,9 +295,9 @@ bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, b
 bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream)
 {
     for (int s = 0; s < ring->options.depth; s++) {
-        if (ring->slots[s].unit != unit) continue;
+        if (ring->held.unit[s] != unit) continue;
         BL_TRY(bl_event_record(ring->slots[s].free, stream)); /* invariant 2 */
-        ring->slots[s].unit = EMPTY;
+        ring->held.unit[s] = BL_SLOT_EMPTY;
     }
     return BL_OK;
 }
@@ -334,13 +316,13 @@ void *bl_gather_ring_memory(const bl_gather_ring *ring)
 bl_status bl_gather_ring_validate(const bl_gather_ring *ring)
 {
     for (int a = 0; a < ring->options.depth; a++) {
-        int64_t unit = ring->slots[a].unit;
-        if (unit == EMPTY) continue;
+        int64_t unit = ring->held.unit[a];
+        if (unit == BL_SLOT_EMPTY) continue;
         if (unit < 0 || unit >= ring->n_units)
             return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a,
                            (long long)unit, (long long)ring->n_units);
         for (int b = 0; b < ring->options.depth; b++)
-            if (b != a && (ring->slots[b].unit == unit) != ring->units[unit].whole_ring)
+            if (b != a && (ring->held.unit[b] == unit) != ring->units[unit].whole_ring)
                 return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d",
                                (long long)unit, a, b);
     }
