@@ -53,34 +53,81 @@ static bl_status resolve(bl_config_command command, bl_train_config *config)
     return BL_OK;
 }
 
-bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
-                               char *const *argv, bl_train_config **out)
+/* For a machine that is described, not at hand. */
+static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *c)
 {
-    bl_status st;
+    bool is_cpu = c->compute_dtype == BL_COMPUTE_FP32;
+
+    if (c->device == BL_CONFIG_DEVICE_AUTO)
+        c->device = machine->has_gpus ? BL_CONFIG_DEVICE_CUDA : BL_CONFIG_DEVICE_CPU;
+    if ((c->device == BL_CONFIG_DEVICE_CUDA) != machine->has_gpus)
+        return BL_FAIL(BL_EUSAGE, "device %s: the machine of the plan has %s",
+                       machine->has_gpus ? "cpu" : "cuda", machine->has_gpus ? "GPUs" : "no GPU");
+    if (c->compute_dtype == BL_COMPUTE_AUTO)
+        c->compute_dtype = machine->has_gpus ? BL_COMPUTE_BF16 : BL_COMPUTE_FP32;
+    else if (is_cpu == machine->has_gpus)
+        return BL_FAIL(BL_EUSAGE, "compute_dtype: %s",
+                       is_cpu ? "a GPU computes in bf16 or fp8" : "a CPU computes in fp32");
+    if (c->ranks == BL_OPTION_AUTO) c->ranks = machine->n_ranks;
+    if (c->threads == BL_OPTION_AUTO)
+        c->threads = bl_max_i64(
+            1, machine->n_cores / bl_max_i64(1, bl_min_i64(c->ranks, machine->n_ranks_on_host)));
+    if (c->shard_size == BL_OPTION_AUTO) c->shard_size = c->ranks;
+    return BL_OK;
+}
+
+/* What is given, in a file and on the line. */
+static bl_status read_given(bl_config_command command, const char *yaml_path, int argc,
+                            char *const *argv, bl_train_config *config)
+{
     const char *word = NULL;
     int n_words = 0;
+    bl_options options = bind(command, config);
+
+    BL_TRY(bl_options_init(&options));
+    BL_TRY(bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
+    if (n_words == 1) yaml_path = word;
+    if (!yaml_path) return BL_OK;
+    BL_TRY(bl_options_read_yaml(&options, yaml_path));
+    config->config_file = strdup(yaml_path);
+    return config->config_file ? BL_OK : BL_FAIL(BL_ENOMEM, "the path %s", yaml_path);
+}
+
+static bl_status load(bl_config_command command, const bl_config_machine *machine,
+                      const char *yaml_path, int argc, char *const *argv, bl_train_config *config)
+{
+    BL_TRY(read_given(command, yaml_path, argc, argv, config));
+    bl_options options = bind(command, config);
+    if (!machine) BL_TRY(bl_options_check_required(&options));
+    BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
+    return bl_train_config_validate(command, config);
+}
+
+static bl_status create(bl_config_command command, const bl_config_machine *machine,
+                        const char *yaml_path, int argc, char *const *argv, bl_train_config **out)
+{
     bl_train_config *config = calloc(1, sizeof *config);
 
     *out = NULL;
     if (!config) return BL_FAIL(BL_ENOMEM, "the configuration: %zu bytes", sizeof *config);
-    bl_options options = bind(command, config);
-    BL_TRY_GOTO(st, done, bl_options_init(&options));
-    BL_TRY_GOTO(st, done,
-                bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
-    if (n_words == 1) yaml_path = word;
-    if (yaml_path) BL_TRY_GOTO(st, done, bl_options_read_yaml(&options, yaml_path));
-    if (yaml_path && !(config->config_file = strdup(yaml_path))) {
-        st = BL_FAIL(BL_ENOMEM, "the path %s", yaml_path);
-        goto done;
-    }
-    BL_TRY_GOTO(st, done, bl_options_check_required(&options));
-    BL_TRY_GOTO(st, done, resolve(command, config));
-    BL_TRY_GOTO(st, done, bl_train_config_validate(command, config));
-    *out = config;
-    config = NULL;
-done:
-    bl_train_config_free(config);
+    bl_status st = load(command, machine, yaml_path, argc, argv, config);
+    if (st == BL_OK)
+        *out = config;
+    else
+        bl_train_config_free(config);
     return st;
+}
+
+bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
+                               char *const *argv, bl_train_config **out)
+{
+    return create(command, NULL, yaml_path, argc, argv, out);
+}
+
+bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
+                                   bl_train_config **out)
+{
+    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, out);
 }
 
 void bl_train_config_free(bl_train_config *config)

@@ -131,6 +131,17 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
  * failure. BL_EUSAGE names the file, line and key. */
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
                                char *const *argv, bl_train_config **out);
+/* A machine to plan for, which need not be this one. */
+typedef struct bl_config_machine {
+    bool has_gpus;
+    int64_t n_ranks;         /* of ranks auto */
+    int64_t n_cores;         /* of a host */
+    int64_t n_ranks_on_host; /* of n_ranks */
+} bl_config_machine;
+/* As bl_train_config_load for a training on that machine, but no key is required, and this machine is not
+ * looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that one. */
+bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
+                                   bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 
 /* Ranges that depend on several keys. bl_train_config_load calls it; call it again after changing fields. */

@@ -13,13 +13,12 @@ static const char *stored_name(int kind)
     return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : fp8[kind - BL_FORMAT_COUNT];
 }
 
-void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored,
-                                 bl_format held)
+void bl_llama_base_formats_count(bl_llama_base_formats *f, bl_scale_kind stored,
+                                 bl_dtype stored_dtype, bl_format held)
 {
     bl_format format = BL_FORMAT_F32;
-    if (stored->scale_kind == BL_SCALE_NONE) bl_format_from_dtype(stored->codes->dtype, &format);
-    f->n[stored->scale_kind == BL_SCALE_NONE ? (int)format
-                                             : BL_FORMAT_COUNT + (int)stored->scale_kind][held]++;
+    if (stored == BL_SCALE_NONE) bl_format_from_dtype(stored_dtype, &format);
+    f->n[stored == BL_SCALE_NONE ? (int)format : BL_FORMAT_COUNT + (int)stored][held]++;
     f->n_matrices++;
 }
 

@@ -73,22 +73,22 @@ bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model
     return BL_OK;
 }
 
-/* The format that the user's choice and the stored weight lead to. */
-static bl_status choose_format(bl_base_format choice, const bl_hf_weight *w, bl_format *out)
+bl_status bl_llama_choose_format(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
+                                 const char *what, bl_format *out)
 {
-    if (w->scale_kind != BL_SCALE_NONE) {
-        *out = w->scale_kind == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
+    if (stored != BL_SCALE_NONE) {
+        *out = stored == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
         if ((choice == BL_BASE_FP8_ROW && *out != BL_FORMAT_FP8_ROW) ||
             (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
             return BL_FAIL(BL_EUSAGE,
                            "base_format %s: %s is FP8 with %s scales already and would lose by "
                            "being quantised again; use auto",
-                           choice == BL_BASE_FP8_ROW ? "fp8_row" : "fp8_block", w->codes->name,
+                           bl_base_format_name(choice), what,
                            *out == BL_FORMAT_FP8_BLOCK ? "128 x 128 block" : "row");
         return BL_OK;
     }
     if (choice == BL_BASE_STORED) {
-        bl_format_from_dtype(w->codes->dtype, out);
+        bl_format_from_dtype(stored_dtype, out);
         return BL_OK;
     }
     *out = choice == BL_BASE_FP8_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
@@ -113,8 +113,10 @@ bl_status bl_llama_model_set_format(bl_llama_model *model, bl_base_format choice
         bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS),
                              bl_projection_get(i % BL_PROJECTIONS)->module, name);
         BL_TRY(bl_hf_get_weight(model->files, name, &w));
-        BL_TRY(choose_format(choice, &w, &model->formats[i]));
-        bl_llama_base_formats_count(&model->base_formats, &w, model->formats[i]);
+        BL_TRY(bl_llama_choose_format(choice, w.scale_kind, w.codes->dtype, w.codes->name,
+                                      &model->formats[i]));
+        bl_llama_base_formats_count(&model->base_formats, w.scale_kind, w.codes->dtype,
+                                    model->formats[i]);
     }
     return BL_OK;
 }

@@ -69,11 +69,14 @@ void bl_llama_model_close(bl_llama_model *model); /* NULL is fine */
  * bl_llama_model_open. */
 bl_status bl_llama_model_set_format(bl_llama_model *model, bl_base_format format);
 const char *bl_base_format_name(bl_base_format format); /* "auto" */
+/* How a projection is held that is stored so. BL_EUSAGE: it would have to be quantised again; names `what`. */
+bl_status bl_llama_choose_format(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
+                                 const char *what, bl_format *out);
 
 /* base_formats.c: the counts in words. Held, stored: "fp8_row", or "26 fp8_row, 2 bf16". Described: "bf16 in the checkpoint, fp8_row in
  * WHERE", a mixture pair by pair, each with its matrices. Text that is longer than the buffer is cut. */
-void bl_llama_base_formats_count(bl_llama_base_formats *f, const bl_hf_weight *stored,
-                                 bl_format held);
+void bl_llama_base_formats_count(bl_llama_base_formats *f, bl_scale_kind stored,
+                                 bl_dtype stored_dtype, bl_format held);
 void bl_llama_base_formats_list_held(const bl_llama_base_formats *f,
                                      char out[BL_BASE_FORMATS_TEXT_BYTES]);
 void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f,

@@ -15,12 +15,10 @@
 static void check_one(bl_dtype dtype, bl_scale_kind kind, bl_format held, const char *expected,
                       bool is_quantized)
 {
-    bl_stored_tensor codes = {.dtype = dtype};
-    bl_hf_weight stored = {.codes = &codes, .scale_kind = kind};
     bl_llama_base_formats f = {0};
     char text[BL_BASE_FORMATS_TEXT_BYTES];
 
-    for (int i = 0; i < 3; i++) bl_llama_base_formats_count(&f, &stored, held);
+    for (int i = 0; i < 3; i++) bl_llama_base_formats_count(&f, kind, dtype, held);
     bl_llama_base_formats_describe(&f, "memory", text);
     assert_string_equal(text, expected);
     assert_int_equal(bl_llama_base_is_quantized(&f), is_quantized);
@@ -45,19 +43,17 @@ static void test_one_format(void **state)
 /* A mixture is counted by matrix; too much text is cut, not written past its end. */
 static void test_mixture(void **state)
 {
-    bl_stored_tensor bf16 = {.dtype = BL_BF16}, f32 = {.dtype = BL_F32},
-                     codes = {.dtype = BL_F8_E4M3};
-    bl_hf_weight fp8 = {.codes = &codes, .scale_kind = BL_SCALE_BLOCK}, plain = {.codes = &bf16},
-                 wide = {.codes = &f32};
     struct {
         char text[BL_BASE_FORMATS_TEXT_BYTES], after;
     } out = {.after = 'x'};
     bl_llama_base_formats f = {0};
 
     (void)state;
-    for (int i = 0; i < 12; i++) bl_llama_base_formats_count(&f, &fp8, BL_FORMAT_FP8_BLOCK);
+    for (int i = 0; i < 12; i++)
+        bl_llama_base_formats_count(&f, BL_SCALE_BLOCK, BL_F8_E4M3, BL_FORMAT_FP8_BLOCK);
     assert_false(bl_llama_base_is_quantized(&f));
-    for (int i = 0; i < 2; i++) bl_llama_base_formats_count(&f, &plain, BL_FORMAT_FP8_ROW);
+    for (int i = 0; i < 2; i++)
+        bl_llama_base_formats_count(&f, BL_SCALE_NONE, BL_BF16, BL_FORMAT_FP8_ROW);
     assert_true(bl_llama_base_is_quantized(&f));
     bl_llama_base_formats_describe(&f, "training", out.text);
     assert_string_equal(out.text,
@@ -68,9 +64,9 @@ static void test_mixture(void **state)
     bl_llama_base_formats_list_stored(&f, out.text);
     assert_string_equal(out.text, "2 bf16, 12 fp8_block");
     for (int held = 0; held < BL_FORMAT_COUNT; held++) {
-        bl_llama_base_formats_count(&f, &plain, (bl_format)held);
-        bl_llama_base_formats_count(&f, &wide, (bl_format)held);
-        bl_llama_base_formats_count(&f, &fp8, (bl_format)held);
+        bl_llama_base_formats_count(&f, BL_SCALE_NONE, BL_BF16, (bl_format)held);
+        bl_llama_base_formats_count(&f, BL_SCALE_NONE, BL_F32, (bl_format)held);
+        bl_llama_base_formats_count(&f, BL_SCALE_BLOCK, BL_F8_E4M3, (bl_format)held);
     }
     bl_llama_base_formats_describe(&f, "training", out.text);
     assert_int_equal(strlen(out.text), BL_BASE_FORMATS_TEXT_BYTES - 1);

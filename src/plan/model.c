@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/model.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/sizes.h"
+#include "options/options.h"
+
+/* How a checkpoint has its projections. */
+typedef enum storage {
+    ALL_BF16,
+    FP8_MLP, /* gate, up and down in FP8 with row scales, but for the first and the last layer */
+    FP8_ALL  /* all projections in FP8, a scale each */
+} storage;
+
+#define KIN(vocab, hidden, inter, layers, heads, kv, dim, positions, theta)                        \
+    {                                                                                              \
+        .vocab_size = vocab, .hidden_size = hidden, .intermediate_size = inter,                    \
+        .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .head_dim = dim,                   \
+        .max_position_embeddings = positions, .rms_norm_eps = 1e-5, .rope_theta = theta,           \
+        .bos_token_id = -1                                                                         \
+    }
+
+static const char MISTRAL[] = "of model_type mistral: training refuses it, its shape is Llama's";
+static const char QWEN2[] = "of model_type qwen2: training refuses its biases of q, k and v";
+static const char QWEN3[] = "of model_type qwen3: training refuses its norms of q and k";
+
+/* shape: a name of bl_llama_config_preset; NULL: config. */
+static const struct {
+    const char *name, *shape;
+    storage storage;
+    bl_llama_config config;
+    const char *note;
+} presets[] = {
+    {.name = "llama-2-7b", .shape = "llama2-7b"},
+    {.name = "llama-2-13b", .shape = "llama2-13b"},
+    {.name = "llama-2-70b", .shape = "llama2-70b"},
+    {.name = "llama-3-8b", .shape = "llama3-8b"},
+    {.name = "llama-3-70b", .shape = "llama3-70b"},
+    {.name = "llama-3.1-8b", .shape = "llama3.1-8b"},
+    {.name = "llama-3.1-70b", .shape = "llama3.1-70b"},
+    {.name = "llama-3.1-405b", .shape = "llama3.1-405b"},
+    {.name = "llama-3.1-405b-fp8", .shape = "llama3.1-405b", .storage = FP8_MLP},
+    {.name = "llama-3.2-1b", .shape = "llama3.2-1b"},
+    {.name = "llama-3.2-3b", .shape = "llama3.2-3b"},
+    {.name = "llama-3.3-70b", .shape = "llama3.3-70b"},
+    {.name = "hermes-3-405b", .shape = "llama3.1-405b"},
+    {.name = "mistral-large-123b",
+     .config = KIN(32768, 12288, 28672, 88, 96, 8, 128, 131072, 1e6),
+     .note = MISTRAL},
+    {.name = "devstral-2-123b",
+     .storage = FP8_ALL,
+     .config = KIN(131072, 12288, 28672, 88, 96, 8, 128, 262144, 1e6),
+     .note = MISTRAL},
+    {.name = "qwen2.5-72b",
+     .config = KIN(152064, 8192, 29568, 80, 64, 8, 128, 131072, 1e6),
+     .note = QWEN2},
+    {.name = "qwen3-32b",
+     .config = KIN(151936, 5120, 25600, 64, 64, 8, 128, 40960, 1e6),
+     .note = QWEN3},
+};
+
+const char *bl_plan_model_name(size_t i)
+{
+    return i < BL_COUNT(presets) ? presets[i].name : NULL;
+}
+
+/* "Llama-3.1-405B" and "llama3.1-405b" are the same. */
+static bool is_same_name(const char *a, const char *b)
+{
+    for (;; a++, b++) {
+        while (*a == '-' || *a == '_') a++;
+        while (*b == '-' || *b == '_') b++;
+        if (tolower((unsigned char)*a) != tolower((unsigned char)*b)) return false;
+        if (!*a) return true;
+    }
+}
+
+static bl_status unknown(const char *name)
+{
+    const char *names[BL_COUNT(presets)];
+    char list[512] = "";
+
+    for (size_t i = 0; i < BL_COUNT(presets); i++) {
+        names[i] = presets[i].name;
+        size_t at = strlen(list);
+        snprintf(list + at, sizeof list - at, "%s%s", i > 0 ? ", " : "", names[i]);
+    }
+    const char *nearest = bl_text_nearest(name, names, BL_COUNT(names));
+    if (nearest)
+        return BL_FAIL(BL_EUSAGE, "model %s: no such model or folder; did you mean %s?", name,
+                       nearest);
+    return BL_FAIL(BL_EUSAGE, "model %s: no such model or folder; known are %s", name, list);
+}
+
+static bl_scale_kind stored_scale(storage how, int64_t layer, int64_t n_layers,
+                                  bl_projection projection)
+{
+    bool is_mlp = projection == BL_GATE || projection == BL_UP || projection == BL_DOWN;
+    if (how == FP8_ALL) return BL_SCALE_TENSOR;
+    return how == FP8_MLP && is_mlp && layer > 0 && layer < n_layers - 1 ? BL_SCALE_ROW
+                                                                         : BL_SCALE_NONE;
+}
+
+static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model *out)
+{
+    const bl_llama_config *c = &out->config;
+    int64_t tables = (c->tie_word_embeddings ? 1 : 2) * c->vocab_size * c->hidden_size;
+
+    out->formats = calloc((size_t)(c->n_layers * BL_PROJECTIONS), sizeof *out->formats);
+    if (!out->formats) return BL_FAIL(BL_ENOMEM, "formats of %s", out->name);
+    out->stored.n_bytes = tables * 2;
+    for (int64_t i = 0; i < c->n_layers * BL_PROJECTIONS; i++) {
+        int64_t rows, cols;
+        bl_projection projection = (bl_projection)(i % BL_PROJECTIONS);
+        bl_scale_kind scale =
+            stored_scale(presets[idx].storage, i / BL_PROJECTIONS, c->n_layers, projection);
+        bl_projection_shape(c, projection, &rows, &cols);
+        BL_TRY(bl_llama_choose_format(choice, scale, BL_BF16, bl_projection_get(projection)->name,
+                                      &out->formats[i]));
+        bl_llama_base_formats_count(&out->base_formats, scale, BL_BF16, out->formats[i]);
+        int64_t row_bytes = cols * (scale == BL_SCALE_NONE ? 2 : 1);
+        out->stored.n_bytes += rows * row_bytes;
+        out->stored.row_bytes = bl_max_i64(out->stored.row_bytes, row_bytes);
+    }
+    out->stored.is_in_blocks = out->formats[0] == BL_FORMAT_FP8_BLOCK;
+    return BL_OK;
+}
+
+static bl_status open_preset(size_t idx, bl_base_format choice, bl_plan_model *out)
+{
+    out->config = presets[idx].config;
+    out->note = presets[idx].note;
+    out->embedding_dtype = out->head_dtype = BL_BF16;
+    snprintf(out->name, sizeof out->name, "%s", presets[idx].name);
+    if (presets[idx].shape) BL_TRY(bl_llama_config_preset(presets[idx].shape, &out->config));
+    return choose_formats(idx, choice, out);
+}
+
+static bl_status open_folder(const char *dir, bl_base_format choice, bl_plan_model *out)
+{
+    bl_llama_model *model;
+
+    BL_TRY(bl_llama_model_open_headers(dir, choice, 1, &model));
+    snprintf(out->name, sizeof out->name, "%s", dir);
+    out->config = model->config;
+    out->stored = bl_llama_measure_stored(model);
+    out->formats = model->formats;
+    model->formats = NULL; /* it is ours now */
+    out->base_formats = model->base_formats;
+    out->embedding_dtype = model->embedding_dtype;
+    out->head_dtype = model->head_dtype;
+    bl_llama_model_close(model);
+    return BL_OK;
+}
+
+bl_status bl_plan_model_open(const char *name, bl_base_format choice, bl_plan_model *out)
+{
+    size_t i = 0;
+
+    *out = (bl_plan_model){0};
+    bool is_path = strchr(name, '/') || access(name, F_OK) == 0;
+    while (i < BL_COUNT(presets) && !is_same_name(presets[i].name, name)) i++;
+    if (!is_path && i == BL_COUNT(presets)) return unknown(name);
+    bl_status st = is_path ? open_folder(name, choice, out) : open_preset(i, choice, out);
+    if (st != BL_OK) bl_plan_model_close(out);
+    return st;
+}
+
+void bl_plan_model_close(bl_plan_model *model)
+{
+    free(model->formats);
+    model->formats = NULL;
+}
