@@ -84,15 +84,49 @@ void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_ma
     place_tensors(dims, save, bl_block_rows(dims, T_max), &from, tensors);
 }
 
-/* For the largest of the layer's matrices, on a device whose products need no scratch. */
+/* Without its scratch for products with the frozen matrix, whose formats are not known here: any of them. */
+static size_t matrix_workspace_bytes(const bl_block_dims *dims, int64_t rows, int64_t cols,
+                                     int n_parts, int64_t T, int64_t r, bool dropout)
+{
+    static const bl_format formats[] = {BL_FORMAT_F32, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
+    static const bl_matmul_mode modes[] = {BL_MATMUL_BF16, BL_MATMUL_FP8};
+    size_t most = 0;
+
+    for (size_t f = 0; f < BL_COUNT(formats); f++)
+        for (size_t m = 0; m < BL_COUNT(modes) && modes[m] <= dims->mode; m++) {
+            bl_lora_linear linear = {.weight = {.rows = rows,
+                                                .cols = cols,
+                                                .n_segments = 1,
+                                                .segment = {{.format = formats[f], .rows = rows}}},
+                                     .n_parts = r > 0 ? n_parts : 0,
+                                     .is_stacked = true,
+                                     .dropout = {.p = dropout ? 0.5f : 0.0f},
+                                     .mode = modes[m]};
+            for (int p = 0; p < linear.n_parts; p++) linear.part[p].r = r;
+            size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, &linear, T);
+            if (n_bytes > most) most = n_bytes;
+        }
+    return most;
+}
+
+/* Of the layer's matrix that needs most. */
 static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout)
 {
-    int64_t widest = bl_max_i64(bl_max_i64(dims->hidden, dims->q_width), dims->inter);
-    bl_lora_linear linear = {.weight = {.cols = widest},
-                             .n_parts = 1,
-                             .part = {{.r = r}},
-                             .dropout = {.p = dropout ? 0.5f : 0.0f}};
-    return r > 0 ? bl_lora_linear_workspace_bytes(dims->kind, &linear, T) : 0;
+    const struct {
+        int64_t rows, cols;
+        int n_parts;
+    } matrices[BL_LAYER_MATRICES] = {[BL_QKV] = {dims->qkv_width, dims->hidden, 3},
+                                     [BL_OUT] = {dims->hidden, dims->q_width, 1},
+                                     [BL_GATE_UP] = {2 * dims->inter, dims->hidden, 2},
+                                     [BL_MLP_DOWN] = {dims->hidden, dims->inter, 1}};
+    size_t most = 0;
+
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) {
+        size_t n_bytes = matrix_workspace_bytes(dims, matrices[m].rows, matrices[m].cols,
+                                                matrices[m].n_parts, T, r, dropout);
+        if (n_bytes > most) most = n_bytes;
+    }
+    return most;
 }
 
 static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
@@ -147,12 +181,14 @@ static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
                                 float *gradients)
 {
-    bl_linear_use use = {.base = block->base,
-                         .unit = block->layer,
-                         .matrix = (int)matrix,
-                         .lora = {.workspace = ws->lora,
-                                  .workspace_bytes = ws->lora_bytes,
-                                  .dropout = block->dropout}};
+    bl_linear_use use = {
+        .base = block->base,
+        .unit = block->layer,
+        .matrix = (int)matrix,
+        .lora = {.mode = block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : block->dims->mode,
+                 .workspace = ws->lora,
+                 .workspace_bytes = ws->lora_bytes,
+                 .dropout = block->dropout}};
     use.lora.dropout.sample = batch->sample;
     use.lora.dropout.position = batch->position;
     if (block->lora)

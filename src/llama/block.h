@@ -23,7 +23,8 @@ typedef enum bl_save {
     BL_SAVE_S4 = BL_SAVE_S3 | BL_SAVE_GATE_UP
 } bl_save;
 
-/* A micro-batch in device memory: a flat token stream without padding. Arrays of T elements, cu_seqlens of n_documents + 1. */
+/* A micro-batch in device memory: a flat token stream without padding (a pass pads it: model/feed.h). Arrays of T elements,
+ * cu_seqlens of n_documents + 1. */
 typedef struct bl_micro_batch {
     int64_t T, n_documents;
     int32_t *ids;      /* < vocab_size */
@@ -33,6 +34,9 @@ typedef struct bl_micro_batch {
     /* Number of the token's sample in the step: with position the key of dropout. */
     int64_t *sample;
     int32_t *cu_seqlens; /* documents: positions and attention start anew in each */
+    /* The ids in host memory, for devices that cannot read the embedding table there: read before
+     * the call that gets the micro-batch returns. Not looked at on a CPU. */
+    const int32_t *host_ids;
 } bl_micro_batch;
 
 typedef struct bl_block_dims {
@@ -40,6 +44,7 @@ typedef struct bl_block_dims {
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
     bl_device_kind kind;                /* of the device it runs on: sizes of scratch */
+    bl_matmul_mode mode;                /* of its products with frozen matrices: bf16 unless set */
     bl_dtype act;                       /* of activations there */
     const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
 } bl_block_dims;
@@ -91,6 +96,7 @@ typedef struct bl_block {
     const bl_lora_layout *lora; /* NULL: no adapter */
     bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
+    unsigned bf16_matrices;     /* bit m: bl_llama_matrix m is an exception from dims->mode */
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */

@@ -4,6 +4,7 @@
  * Pages are filled one after the other, each by the jobs of its segments. A page in memory that the host can write is written by the
  * jobs themselves; all others pass through one staging buffer, whose size does not depend on the model: their jobs are cut to fit it.
  * Scales are always made in host memory, a projection's at a time, and those that a job set go to the device behind it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -93,6 +94,9 @@ static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, in
     const bl_llama_model *model = plan->weights->model;
     char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
 
+    /* Tied, it is the embedding's tensor, under whichever name there is (bl_llama_model). */
+    if (model->config.tie_word_embeddings && bl_hf_find(model->files, "model.embed_tokens.weight"))
+        snprintf(name, sizeof name, "model.embed_tokens.weight");
     for (int q = 0; unit < model->config.n_layers && q < BL_PROJECTIONS; q++) {
         const bl_projection_info *info = bl_projection_get((bl_projection)q);
         if ((int)info->matrix == matrix && info->segment == segment)
@@ -196,8 +200,13 @@ static bl_status pad_page(load_plan *plan, int64_t page, size_t written)
 
 static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
 {
-    bl_pages *pages = plan->weights->pages;
-    int64_t n_pages = bl_base_part_count(&plan->weights->layout);
+    const bl_llama_weights *w = plan->weights;
+    const bl_llama_config *config = &w->model->config;
+    bl_pages *pages = w->pages;
+    int64_t n_pages = bl_base_part_count(&w->layout);
+    /* Of a tied head that is a unit, the last one: the embedding's checksum has its rows. */
+    bool has_table = config->tie_word_embeddings && !bl_llama_head_is_table(config, w->dims.kind);
+    int64_t table_page = has_table ? n_pages - 1 : -1;
     size_t j = 0;
 
     for (int64_t page = 0; page < n_pages; page++) {
@@ -213,7 +222,7 @@ static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
             written += plan->targets[j].n_bytes;
         }
         BL_TRY(pad_page(plan, page, written));
-        bl_pages_set_tag(pages, page, checksum);
+        bl_pages_set_tag(pages, page, page == table_page ? 0 : checksum);
     }
     return BL_OK;
 }

@@ -152,7 +152,8 @@ static bl_status open_headers(const char *dir, bl_base_format format, bl_llama_m
     BL_TRY(bl_llama_model_set_format(model, format));
     const bl_stored_tensor *head = bl_hf_find(model->files, "lm_head.weight");
     model->embedding_dtype = find_embedding(model)->dtype;
-    model->head_dtype = head ? head->dtype : model->embedding_dtype;
+    model->head_dtype =
+        head && !model->config.tie_word_embeddings ? head->dtype : model->embedding_dtype;
     return BL_OK;
 }
 

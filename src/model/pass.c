@@ -6,16 +6,17 @@
 
 #include "base/sizes.h"
 #include "device/staging.h"
+#include "model/feed.h"
 #include "model/schedule.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
-#include "ops/elementwise.h"
 #include "ops/loss_head.h"
 #include "ops/norm.h"
 
 enum {
-    OFFLOAD_SLOTS = 2,    /* offload/spill.h: transfers have the time of a visit */
-    ALIGNMENT_BYTES = 256 /* where tensors begin */
+    OFFLOAD_SLOTS = 2,     /* offload/spill.h: transfers have the time of a visit */
+    ALIGNMENT_BYTES = 256, /* where tensors begin */
+    RUN_AHEAD = 2          /* visits that are queued and have not ended */
 };
 
 struct bl_llama_pass {
@@ -24,6 +25,7 @@ struct bl_llama_pass {
     bl_base *base;
     bl_stream *compute;
     bl_pass_options options;
+    bl_block_dims dims; /* the weights', with the options' mode */
     int64_t n_layers, hidden;
     char *memory;    /* device memory, all of it */
     bl_arena *arena; /* host memory, all of it; NULL without offload */
@@ -39,6 +41,10 @@ struct bl_llama_pass {
     const bl_pass_adapter **adapters;
     bl_tensor *lora_weights;
     int n_adapters;
+    bl_feed *feed;
+    bl_micro_batch *batches;      /* [max_group]: those of the pass under way, padded */
+    bl_event *visited[RUN_AHEAD]; /* ends of visits, in turn */
+    uint64_t n_visits;            /* so far, of all passes */
     bl_schedule schedule; /* of the pass under way; has_backward: some micro-batch of it has */
     bl_weight head;       /* of the pass under way, from its visit on */
     int span;             /* of the visit under way */
@@ -51,20 +57,29 @@ typedef struct stack_size {
 
 typedef struct pass_size {
     stack_size inputs, saved;
+    bl_feed_size feed;
     int64_t d, logits, workspace; /* bytes */
 } pass_size;
 
-static pass_size measure(const bl_llama_config *config, const bl_pass_options *o)
+/* Without the tables. */
+static bl_block_dims dims_of(const bl_llama_config *config, const bl_pass_options *o)
 {
     bl_block_dims dims = bl_block_dims_of(config, o->kind);
+    dims.mode = o->mode;
+    return dims;
+}
+
+static pass_size measure(const bl_llama_config *config, const bl_pass_options *o)
+{
+    bl_block_dims dims = dims_of(config, o);
     int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
     int64_t boundary_bytes = rows * dims.hidden * (int64_t)bl_dtype_bytes(dims.act);
-    size_t logits =
-        bl_loss_head_scratch_bytes(o->kind, o->T_max, config->hidden_size, config->vocab_size);
+    size_t logits = bl_loss_head_scratch_bytes(o->kind, T, config->hidden_size, config->vocab_size);
     pass_size m = {.inputs = {.n_entries = L + 1, .n_slots = 2, .entry_bytes = boundary_bytes}};
 
     m.workspace = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
+    m.feed = bl_feed_measure(&dims, o->T_max, o->max_group);
     if (!o->training) return m;
     m.d = boundary_bytes;
     m.saved = (stack_size){
@@ -91,10 +106,12 @@ static int64_t stack_host_bytes(const stack_size *s)
 
 static int64_t device_bytes(const pass_size *m)
 {
-    return slot_bytes(&m->inputs) + m->d + slot_bytes(&m->saved) + m->logits + m->workspace;
+    return slot_bytes(&m->inputs) + m->d + slot_bytes(&m->saved) + m->logits +
+           m->feed.device_bytes + m->workspace;
 }
 
-static int64_t host_bytes(const pass_size *m)
+/* Of the arena. */
+static int64_t stacks_host_bytes(const pass_size *m)
 {
     return stack_host_bytes(&m->inputs) + stack_host_bytes(&m->saved);
 }
@@ -108,7 +125,7 @@ int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options
 int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options)
 {
     pass_size m = measure(config, options);
-    return (int64_t)bl_arena_piece_bytes((size_t)host_bytes(&m));
+    return (int64_t)bl_arena_piece_bytes((size_t)stacks_host_bytes(&m)) + m.feed.host_bytes;
 }
 
 bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options)
@@ -119,8 +136,10 @@ bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass
                            .boundary = m.d,
                            .logits = m.logits,
                            .workspace = m.workspace,
+                           .feed = m.feed.device_bytes,
                            .host_inputs = stack_host_bytes(&m.inputs),
-                           .host_saved = stack_host_bytes(&m.saved)};
+                           .host_saved = stack_host_bytes(&m.saved),
+                           .host_embeddings = m.feed.host_bytes};
 }
 
 static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item,
@@ -144,7 +163,7 @@ static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size,
 static bl_status place(bl_llama_pass *pass, const pass_size *m)
 {
     const bl_pass_options *o = &pass->options;
-    size_t n_host = (size_t)host_bytes(m);
+    size_t n_host = (size_t)stacks_host_bytes(m);
     char *host = NULL;
 
     BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)device_bytes(m), "activations",
@@ -158,13 +177,15 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
         BL_TRY(bl_arena_create(&arena, &pass->arena));
         host = bl_arena_take(pass->arena, n_host);
     }
-    const bl_block_dims *dims = &pass->weights->dims;
+    const bl_block_dims *dims = &pass->dims;
     char *d = pass->memory + slot_bytes(&m->inputs), *saved = d + m->d,
-         *logits = saved + slot_bytes(&m->saved);
+         *logits = saved + slot_bytes(&m->saved), *feed = logits + m->logits;
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
-                             o->training, logits + m->logits, &pass->workspace);
+                             o->training, feed + m->feed.device_bytes, &pass->workspace);
+    BL_TRY(bl_feed_create(pass->device, pass->weights, o->T_max, o->max_group, feed, &pass->feed));
+    for (int i = 0; i < RUN_AHEAD; i++) BL_TRY(bl_event_create(pass->device, &pass->visited[i]));
     BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
     return create_stack(pass, &m->saved, 1, saved,
@@ -191,11 +212,14 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                             .options = o,
                             .n_layers = config->n_layers,
                             .hidden = config->hidden_size,
+                            .dims = weights->dims,
                             .first_row = calloc(n_max + 1, sizeof *pass->first_row),
+                            .batches = calloc(n_max, sizeof *pass->batches),
                             .adapters = calloc(n_max, sizeof *pass->adapters),
                             .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
                             .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
-    bl_status st = pass->first_row && pass->adapters && pass->lora_weights
+    pass->dims.mode = o.mode;
+    bl_status st = pass->first_row && pass->batches && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
     if (st != BL_OK) {
@@ -213,7 +237,10 @@ void bl_llama_pass_destroy(bl_llama_pass *pass)
     bl_spill_destroy(pass->saved);
     bl_arena_destroy(pass->arena);
     bl_device_free(pass->device, BL_SPACE_DEVICE, pass->memory);
+    bl_feed_destroy(pass->feed);
+    for (int i = 0; i < RUN_AHEAD; i++) bl_event_destroy(pass->visited[i]);
     free(pass->first_row);
+    free(pass->batches);
     free(pass->adapters);
     free(pass->lora_weights);
     free(pass);
@@ -239,7 +266,7 @@ static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_in
     bl_block_tensors t = {0};
     if (input->micro[m].gradients && pass->saved_bytes > 0)
         bl_block_place_saved(
-            &pass->weights->dims, pass->options.save, input->micro[m].batch->T,
+            &pass->dims, pass->options.save, pass->batches[m].T,
             (char *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_bytes, &t);
     if (layer == pass->n_layers - 1 && input->n_micro == 1)
         t = bl_block_effective_tensors(&t, &pass->workspace);
@@ -275,13 +302,14 @@ static bl_status release_lora(bl_llama_pass *pass, int64_t layer)
 static bl_block block_of(const bl_llama_pass *pass, const bl_pass_micro *micro, int64_t layer)
 {
     const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
-    bl_block block = {.dims = &pass->weights->dims,
+    bl_block block = {.dims = &pass->dims,
                       .base = pass->base,
                       .layer = layer,
                       .norm1 = norms,
                       .norm2 = norms + pass->hidden};
     int a = 0;
 
+    if (pass->options.bf16_matrices) block.bf16_matrices = pass->options.bf16_matrices[layer];
     if (!micro->adapter) return block;
     while (pass->adapters[a] != micro->adapter) a++;
     block.lora = micro->adapter->lora;
@@ -324,7 +352,7 @@ static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
     BL_TRY(collect_adapters(pass, input));
     for (int m = 0; m < input->n_micro; m++) {
         pass->first_row[m + 1] =
-            pass->first_row[m] + bl_block_rows(&pass->weights->dims, input->micro[m].batch->T);
+            pass->first_row[m] + bl_block_rows(&pass->dims, input->micro[m].batch->T);
         has_backward = has_backward || input->micro[m].gradients;
     }
     size_t n_rows = (size_t)pass->first_row[input->n_micro],
@@ -337,8 +365,25 @@ static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
                                    .has_backward = has_backward,
                                    .head_is_tied = pass->head.rows > 0};
     BL_TRY(bl_spill_begin(pass->inputs, n_rows * row_bytes, has_backward));
-    if (!has_backward) return BL_OK;
-    return bl_spill_begin(pass->saved, n_rows * (size_t)pass->saved_bytes, true);
+    if (has_backward) BL_TRY(bl_spill_begin(pass->saved, n_rows * (size_t)pass->saved_bytes, true));
+    BL_TRY(bl_feed_begin(pass->feed));
+    for (int m = 0; m < input->n_micro; m++)
+        BL_TRY(bl_feed_pad(pass->feed, pass->compute, m, input->micro[m].batch, &pass->batches[m]));
+    return BL_OK;
+}
+
+/* A stop that comes while the thread waits is seen before anything more is queued. */
+static bl_status wait_for_turn(bl_llama_pass *pass, const bl_pass_input *input)
+{
+    BL_TRY(bl_event_synchronize(pass->visited[pass->n_visits % RUN_AHEAD]));
+    if (!input->stop || !input->stop(input->stop_user)) return BL_OK;
+    return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
+}
+
+static bl_status end_visit(bl_llama_pass *pass)
+{
+    BL_TRY(bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0));
+    return bl_event_record(pass->visited[pass->n_visits++ % RUN_AHEAD], pass->compute);
 }
 
 static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
@@ -352,25 +397,12 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
                              pass->compute, &pass->span);
 }
 
-static bl_status embed(bl_llama_pass *pass, const bl_pass_micro *micro, int m)
-{
-    const bl_llama_model *model = pass->weights->model;
-
-    return bl_embedding(
-        pass->compute,
-        &(bl_embedding_args){.T = micro->batch->T,
-                             .H = pass->hidden,
-                             .ids = micro->batch->ids,
-                             .table = bl_tensor_of(model->embedding, model->embedding_dtype),
-                             .y = boundary(pass, 0, m)});
-}
-
 static bl_status run_forward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
 {
     bl_block_tensors kept = kept_tensors(pass, input, layer, m);
     bl_block block = block_of(pass, &input->micro[m], layer);
 
-    return bl_block_forward(pass->compute, &block, input->micro[m].batch, &kept, &pass->workspace,
+    return bl_block_forward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
                             boundary(pass, layer + 1, m));
 }
 
@@ -379,7 +411,7 @@ static bl_status run_head(bl_llama_pass *pass, const bl_pass_micro *micro, int m
 {
     const bl_llama_config *config = &pass->weights->model->config;
     const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
-    const bl_micro_batch *b = micro->batch;
+    const bl_micro_batch *b = &pass->batches[m];
     bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
 
     if (micro->gradients) d = boundary_gradient(pass, m);
@@ -422,7 +454,7 @@ static bl_status run_backward(bl_llama_pass *pass, const bl_pass_input *input, i
     bl_block_tensors kept = kept_tensors(pass, input, layer, m);
     bl_block block = block_of(pass, &input->micro[m], layer);
     BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
-    BL_TRY(bl_block_backward(pass->compute, &block, input->micro[m].batch, &kept, &pass->workspace,
+    BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
                              boundary_gradient(pass, m), gradients));
     return sink->end(sink->user, layer, pass->compute);
 }
@@ -443,8 +475,7 @@ static bl_status carry_out(void *user, const bl_action *action)
 
     switch (action->kind) {
     case BL_ACTION_VISIT:
-        if (!input->stop || !input->stop(input->stop_user)) return BL_OK;
-        return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
+        return wait_for_turn(pass, input);
     case BL_ACTION_PREFETCH_LORA:
         return prefetch_lora(pass, unit);
     case BL_ACTION_PREFETCH_BASE:
@@ -464,7 +495,8 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_TAKE_SAVED:
         return bl_spill_take(pass->saved, unit);
     case BL_ACTION_EMBED:
-        return embed(pass, &input->micro[m], m);
+        return bl_feed_embed(pass->feed, pass->compute, input->micro[m].batch, pass->first_row[m],
+                             boundary(pass, 0, m));
     case BL_ACTION_FORWARD:
         return run_forward(pass, input, unit, m);
     case BL_ACTION_HEAD:
@@ -484,7 +516,7 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_RELEASE_LORA:
         return release_lora(pass, unit);
     case BL_ACTION_END:
-        return bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0);
+        return end_visit(pass);
     case BL_N_ACTIONS:
         break;
     }

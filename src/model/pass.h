@@ -7,6 +7,8 @@
  * device memory has those of two layers, host memory the others. The order of visits is known (bl_llama_pass: 0..L-1, head, L-1..0, and from the
  * start again), so each visit prefetches the ones to come.
  *
+ * Micro-batches are padded where the device wants whole tiles of tokens (model/feed.h).
+ *
  * The size of the group never changes a bit: micro-batches do not mix, the loss is summed micro-batch by micro-batch, and gradients are
  * handed out per layer and micro-batch. */
 #ifndef BALLAST_MODEL_PASS_H
@@ -47,6 +49,10 @@ typedef struct bl_pass_micro {
 typedef struct bl_pass_options {
     /* Of the device, for bl_llama_pass_bytes before there is one; create looks at its device. */
     bl_device_kind kind;
+    /* Of products with the frozen projections on CUDA; and, by layer, those that are made in bf16
+     * all the same: bit m is bl_llama_matrix m. NULL: none. Borrowed by the pass. */
+    bl_matmul_mode mode;
+    const uint8_t *bf16_matrices;
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
     int ring_depth; /* how far to look ahead */
@@ -66,25 +72,27 @@ typedef struct bl_pass_options {
 
 typedef struct bl_llama_pass bl_llama_pass;
 
-/* A CPU device: on CUDA nobody casts LoRA weights to bf16 for it yet. Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
+/* Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
 bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
                                bl_stream *compute, const bl_pass_options *options,
                                bl_llama_pass **out);
 void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the streams are idle; NULL is fine */
 
-/* Bytes of device memory that create takes, and of host memory: 0 without offload_activations. */
+/* Bytes of device memory that create takes, and of host memory: offloaded activations, and on a GPU the embeddings of a group. */
 int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options);
 int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options);
 
-/* The same by what they are for. Device memory: the members up to workspace, whose sum is
- * bl_llama_pass_bytes; host memory: the last two. */
+/* The same by what they are for. Device memory: the members up to feed, whose sum is
+ * bl_llama_pass_bytes; host memory: the others. */
 typedef struct bl_pass_bytes {
     int64_t inputs;    /* layer inputs: all, or the slots of their stack */
     int64_t saved;     /* what layers keep beside their inputs, likewise */
     int64_t boundary;  /* the gradient between two layers */
     int64_t logits;    /* of the loss head */
     int64_t workspace; /* of a layer at work */
+    int64_t feed;      /* padded micro-batches (model/feed.h) */
     int64_t host_inputs, host_saved;
+    int64_t host_embeddings; /* of a group */
 } bl_pass_bytes;
 bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options);
 
@@ -97,7 +105,9 @@ typedef struct bl_pass_input {
     void *stop_user;
 } bl_pass_input;
 
-/* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients. BL_EINTERNAL: more
+/* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients. The work is queued, at most two
+ * visits ahead of the device: a visit waits for the end of the one two before it. So the call returns its first error, or a stop,
+ * within two visits, and while the last two still run. BL_EINTERNAL: more
  * micro-batches, a larger LoRA rank, dropout or gradients than the options said. */
 bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
 

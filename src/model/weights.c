@@ -20,10 +20,22 @@ static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t co
     w->cols = cols;
 }
 
-bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,
-                          bl_dtype head_dtype, int n_shards, bl_base_layout *out)
+bool bl_llama_head_is_table(const bl_llama_config *config, bl_device_kind kind)
 {
-    bool tied = config->tie_word_embeddings;
+    return config->tie_word_embeddings && kind == BL_DEVICE_CPU;
+}
+
+int64_t bl_llama_table_positions(bl_device_kind kind, int64_t n_positions)
+{
+    enum { TILE = 128 }; /* more than the padding ever has */
+    return kind == BL_DEVICE_CPU ? n_positions : bl_max_i64(n_positions, TILE);
+}
+
+bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,
+                          bl_dtype head_dtype, bl_device_kind kind, int n_shards,
+                          bl_base_layout *out)
+{
+    bool tied = bl_llama_head_is_table(config, kind);
     *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + (tied ? 0 : 1)};
     out->units = calloc((size_t)out->n_units, sizeof *out->units);
     if (!out->units)
@@ -79,11 +91,12 @@ static void place_scales(bl_base_layout *layout, float *scales)
 }
 
 bl_llama_whole_bytes bl_llama_measure_whole(const bl_llama_config *c, const bl_base_layout *layout,
-                                            int64_t n_positions)
+                                            bl_device_kind kind, int64_t n_positions)
 {
     enum { FLOAT = sizeof(float) };
     bl_llama_whole_bytes n = {.norms = (2 * c->n_layers + 1) * c->hidden_size * FLOAT,
-                              .rope_tables = n_positions * c->head_dim * FLOAT};
+                              .rope_tables = bl_llama_table_positions(kind, n_positions) *
+                                             c->head_dim * FLOAT};
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++) {
             const bl_weight *w = &layout->units[u].matrix[m].weight;
@@ -125,7 +138,7 @@ static bl_status load_norms(bl_llama_weights *w, bl_staging *staging)
 static bl_status fill_rope_tables(const bl_llama_weights *w, const double *inv_freq, int64_t half,
                                   bl_staging *staging)
 {
-    int64_t n_positions = w->model->n_positions,
+    int64_t n_positions = bl_llama_table_positions(w->dims.kind, w->model->n_positions),
             most = (int64_t)(staging->n_bytes / (2 * sizeof(float))) / half;
     float *cosines = staging->bytes, *sines = cosines + most * half;
 
@@ -151,14 +164,15 @@ static bl_status make_rope_tables(bl_llama_weights *w, bl_staging *staging)
     bl_status st = fill_rope_tables(w, inv_freq, half, staging);
     free(inv_freq);
     w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table = w->rope_tables + w->model->n_positions * half;
+    w->dims.sin_table =
+        w->rope_tables + bl_llama_table_positions(w->dims.kind, w->model->n_positions) * half;
     return st;
 }
 
 static bl_status allocate(bl_llama_weights *w)
 {
     bl_llama_whole_bytes n =
-        bl_llama_measure_whole(&w->model->config, &w->layout, w->model->n_positions);
+        bl_llama_measure_whole(&w->model->config, &w->layout, w->dims.kind, w->model->n_positions);
 
     w->n_scales = n.scales / (int64_t)sizeof(float);
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.scales, "scales",
@@ -212,8 +226,8 @@ bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
     w->device = device;
     w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
     BL_TRY_GOTO(st, done,
-                bl_llama_layout(c, model->formats, model->head_dtype, bl_comm_size(shard_group),
-                                &w->layout));
+                bl_llama_layout(c, model->formats, model->head_dtype, w->dims.kind,
+                                bl_comm_size(shard_group), &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
@@ -224,7 +238,7 @@ bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
     BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shard_group, stream, w->scales, w->n_scales));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
-    if (c->tie_word_embeddings) {
+    if (bl_llama_head_is_table(c, w->dims.kind)) {
         bl_format format = BL_FORMAT_F32;
         bl_format_from_dtype(model->embedding_dtype, &format);
         w->tied_head = (bl_weight){

@@ -6,7 +6,8 @@
  * (bl_llama_weights): its row-shard of every frozen matrix, quantised as it was read; all scales; the norms;
  * RoPE tables.
  *
- * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the untied head. */
+ * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU a tied head
+ * is no unit: it is multiplied as the embedding table, in host memory. */
 #ifndef BALLAST_MODEL_WEIGHTS_H
 #define BALLAST_MODEL_WEIGHTS_H
 
@@ -45,7 +46,7 @@ typedef struct bl_llama_model {
     bl_dtype embedding_dtype;
     void *embedding; /* (vocab, hidden); host memory */
     uint64_t embedding_checksum;
-    bl_dtype head_dtype;                /* of the untied head */
+    bl_dtype head_dtype;                /* as stored; of a tied head the table's */
     bl_format *formats;                 /* [layer * BL_PROJECTIONS + projection] */
     bl_llama_base_formats base_formats; /* the same, counted */
     int64_t n_positions;                /* of the RoPE tables */
@@ -101,7 +102,7 @@ typedef struct bl_llama_weights {
     float *norms;
     float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
     bl_block_dims dims;
-    bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit of its own */
+    bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit */
     /* Of every weight and scale that the shard group has read, as they are stored: the same for
      * any number of ranks, formats and tiers. Pages from a page file count as what they were
      * made from. */
@@ -147,17 +148,24 @@ bl_llama_stored_size bl_llama_measure_stored(const bl_llama_model *model);
 int64_t bl_llama_load_bytes(const bl_llama_stored_size *stored, int n_shards);
 void bl_llama_weights_free(bl_llama_weights *weights); /* NULL is fine */
 
+/* Whether the head is no unit of the base: a tied one, on a device that reads host memory. */
+bool bl_llama_head_is_table(const bl_llama_config *config, bl_device_kind kind);
+/* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded (model/feed.h), enough for the padding's
+ * document. */
+int64_t bl_llama_table_positions(bl_device_kind kind, int64_t n_positions);
 /* What every rank holds whole, in device memory: bytes of the scales of all segments, of the norms, and
  * of RoPE's tables of n_positions. */
 typedef struct bl_llama_whole_bytes {
     int64_t scales, norms, rope_tables;
 } bl_llama_whole_bytes;
 bl_llama_whole_bytes bl_llama_measure_whole(const bl_llama_config *config,
-                                            const bl_base_layout *layout, int64_t n_positions);
+                                            const bl_base_layout *layout, bl_device_kind kind,
+                                            int64_t n_positions);
 
 /* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */
 bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,
-                          bl_dtype head_dtype, int n_shards, bl_base_layout *out);
+                          bl_dtype head_dtype, bl_device_kind kind, int n_shards,
+                          bl_base_layout *out);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

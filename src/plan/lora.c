@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "model/lora_io.h"
+#include "plan/memory.h"
 
 /* all-linear, names, or one regular expression. */
 static bl_status targets_of_config(const bl_train_config *c, int64_t n_layers, uint32_t *targets)
@@ -73,5 +74,6 @@ bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_llama_config *m
         options = adapter;
     }
     bl_lora_layout_init(model, &options, out);
+    bl_lora_layout_order_for(bl_plan_device_kind(c), out);
     return BL_OK;
 }

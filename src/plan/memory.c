@@ -120,6 +120,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
     const bl_train_config *c = in->config;
     return (bl_pass_options){
         .kind = bl_plan_device_kind(c),
+        .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -149,11 +150,12 @@ static bl_status add_base(const bl_plan_input *in, const bl_llama_placement *pla
     bl_base_layout layout;
     bl_llama_placed_bytes placed;
 
-    BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype,
+    bl_device_kind kind = bl_plan_device_kind(c);
+
+    BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype, kind,
                            bl_plan_n_shards(c, &in->topology), &layout));
-    bl_status st = bl_llama_place_bytes(&layout, placement, bl_plan_device_kind(c),
-                                        (int)c->ring_depth, &placed);
-    bl_llama_whole_bytes whole = bl_llama_measure_whole(in->model, &layout, in->n_positions);
+    bl_status st = bl_llama_place_bytes(&layout, placement, kind, (int)c->ring_depth, &placed);
+    bl_llama_whole_bytes whole = bl_llama_measure_whole(in->model, &layout, kind, in->n_positions);
     bl_base_layout_free(&layout);
     BL_TRY(st);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
@@ -188,7 +190,7 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, bl_me
     out->item[BL_MEMORY_BOUNDARY].device = n.boundary;
     out->item[BL_MEMORY_WORKSPACE].device = n.workspace;
     out->item[BL_MEMORY_LOGITS].device = n.logits;
-    out->item[BL_MEMORY_TOKENS] = (bl_memory_amount){tokens, tokens};
+    out->item[BL_MEMORY_TOKENS] = (bl_memory_amount){tokens + n.feed, tokens + n.host_embeddings};
 }
 
 static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)

@@ -37,6 +37,7 @@ bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_ba
             (char *)b->twin->memory + m * micro_bytes; /* widest type first: all are aligned */
         b->micro[m].sample = (int64_t *)at;
         b->micro[m].ids = (int32_t *)(b->micro[m].sample + T_max);
+        b->micro[m].host_ids = on_host(b, b->micro[m].ids);
         b->micro[m].targets = b->micro[m].ids + T_max;
         b->micro[m].position = b->micro[m].targets + T_max;
         b->micro[m].cu_seqlens = b->micro[m].position + T_max;

@@ -55,7 +55,8 @@ static void create_base(toy *m)
 {
     bl_format formats[LAYERS * BL_PROJECTIONS];
     for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
-    assert_int_equal(bl_llama_layout(&m->config, formats, BL_F32, 1, &m->layout), BL_OK);
+    assert_int_equal(bl_llama_layout(&m->config, formats, BL_F32, BL_DEVICE_CPU, 1, &m->layout),
+                     BL_OK);
     m->shards = test_random_floats((int64_t)(m->layout.shard_bytes / sizeof(float)), 3);
     float *weights = m->shards;
     for (size_t i = 0; i < m->layout.shard_bytes / sizeof(float); i++) weights[i] *= 0.5f;

@@ -70,7 +70,8 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
     *w = (bl_llama_weights){.model = &m->model,
                             .device = self->device,
                             .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU)};
-    BL_TRY(bl_llama_layout(&pass_config, formats, BL_F32, self->n_ranks, &w->layout));
+    BL_TRY(bl_llama_layout(&pass_config, formats, BL_F32, bl_device_get_kind(self->device),
+                           self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
     fill_shards(&w->layout, self->rank, w->shards);
     w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
@@ -140,8 +141,14 @@ bl_status pass_model_create(test_rank *self, int depth, pass_model *m)
     }
     for (int i = 0; i < MICROS; i++) {
         m->cu_seqlens[i][1] = (int32_t)tokens[i];
-        m->micro[i] = (bl_micro_batch){tokens[i], tokens[i] > 0, m->ids,    m->targets,
-                                       m->ones,   m->position,   m->sample, m->cu_seqlens[i]};
+        m->micro[i] = (bl_micro_batch){.T = tokens[i],
+                                       .n_documents = tokens[i] > 0,
+                                       .ids = m->ids,
+                                       .targets = m->targets,
+                                       .weights = m->ones,
+                                       .position = m->position,
+                                       .sample = m->sample,
+                                       .cu_seqlens = m->cu_seqlens[i]};
     }
     m->loss = test_alloc(MICROS, sizeof *m->loss);
     return BL_OK;

@@ -566,7 +566,7 @@ static void test_layout_of_405b(void **state)
     assert_int_equal(bl_llama_config_preset("llama3.1-405b", &config), BL_OK);
     bl_format *formats = test_alloc(config.n_layers * BL_PROJECTIONS, sizeof *formats);
     for (int64_t i = 0; i < config.n_layers * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_FP8_ROW;
-    assert_int_equal(bl_llama_layout(&config, formats, BL_BF16, 8, &layout), BL_OK);
+    assert_int_equal(bl_llama_layout(&config, formats, BL_BF16, BL_DEVICE_CPU, 8, &layout), BL_OK);
     int64_t per_layer = 16384ll * (16384 + 2 * 1024) + 16384ll * 16384 + 3 * 16384ll * 53248,
             head = 2 * 128256ll * 16384;
     /* Every row count is a multiple of 8, and every shard of the alignment. */

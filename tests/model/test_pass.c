@@ -4,6 +4,7 @@
  * is test_block's, what a model does test_model's, what a spilling stack does test_spill's. */
 #include "pass_model.h"
 
+#include <stdatomic.h>
 #include <unistd.h>
 
 enum { PAUSE_US = 400 };
@@ -270,6 +271,70 @@ static void test_no_choice_changes_a_bit(void **state)
     free(want.gradients);
 }
 
+/* ---- how far the host runs ahead ---- */
+
+enum { SLOW_VISIT_US = 3000 };
+
+typedef struct ahead_state {
+    bl_stream *stream;
+    atomic_int begun; /* visits that the stream has come to */
+    int queued;       /* visits that were asked for */
+    int stop_at;
+    bool is_bounded;
+} ahead_state;
+
+static bl_status count_visit(bl_stream *stream, const void *argument)
+{
+    ahead_state *s = *(ahead_state *const *)argument;
+    (void)stream;
+    usleep(SLOW_VISIT_US);
+    atomic_fetch_add(&s->begun, 1);
+    return BL_OK;
+}
+
+/* Before visit k: those up to k - 2 have ended, so the counts of visits 0 .. k - 2 have run. */
+static bool before_slow_visit(void *user)
+{
+    ahead_state *s = user;
+    s->is_bounded = s->is_bounded && atomic_load(&s->begun) >= s->queued - 1;
+    if (s->queued == s->stop_at) return true;
+    s->queued++;
+    (void)bl_stream_call(s->stream, count_visit, &s, sizeof s);
+    return false;
+}
+
+/* Over two passes: the second begins no further ahead than any visit. The stop is heeded at the visit where it
+ * comes, with two visits at most still to run. */
+static bl_status run_ahead(test_rank *self)
+{
+    variant v = {.group = MICROS, .depth = 2, .save = BL_SAVE_S2};
+    pass_model m = {.base = NULL};
+    bl_llama_pass *pass = NULL;
+    bl_status st;
+    ahead_state s = {.stream = self->stream, .stop_at = LAYERS + 4, .is_bounded = true};
+    bl_pass_micro micro[MICROS];
+    bl_pass_input input = {
+        .n_micro = MICROS, .micro = micro, .stop = before_slow_visit, .stop_user = &s};
+
+    BL_TRY_GOTO(st, done, pass_model_create(self, v.depth, &m));
+    BL_TRY_GOTO(st, done, pass_create(self, &m, &v, &pass));
+    use_adapter(&m, 0, MICROS, NULL, micro);
+    BL_TRY_GOTO(st, done, bl_llama_pass_run(pass, &input)); /* LAYERS + 1 visits */
+    TEST_CHECK_GOTO(st, done, bl_llama_pass_run(pass, &input) == BL_ESTOPPED);
+    TEST_CHECK_GOTO(st, done, s.is_bounded && s.queued == LAYERS + 4);
+    TEST_CHECK_GOTO(st, done, atomic_load(&s.begun) >= s.queued - 2);
+    st = bl_stream_synchronize(self->stream);
+done:
+    pass_model_close(self, &m, pass);
+    return st;
+}
+
+static void test_the_host_runs_two_visits_ahead(void **state)
+{
+    (void)state;
+    if (test_ranks_run(1, 1, 60, run_ahead, NULL, NULL) != BL_OK) fail_msg("%s", bl_error_text());
+}
+
 /* ---- one step over all micro-batches together ---- */
 
 typedef struct step_run {
@@ -412,6 +477,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_choice_changes_a_bit),
+        cmocka_unit_test(test_the_host_runs_two_visits_ahead),
         cmocka_unit_test(test_only_what_is_needed_is_moved),
         cmocka_unit_test(test_a_failed_stream_ends_the_step),
         cmocka_unit_test(test_the_first_bad_output_is_found),
