@@ -131,21 +131,6 @@ typedef struct lt_preference {
     cublasLtMatmulPreference_t real;
 } lt_preference;
 
-static lt_operation *operation_of(cublasLtMatmulDesc_t handle)
-{
-    return (lt_operation *)(void *)handle;
-}
-
-static lt_matrix *matrix_of(cublasLtMatrixLayout_t handle)
-{
-    return (lt_matrix *)(void *)handle;
-}
-
-static lt_preference *preference_of(cublasLtMatmulPreference_t handle)
-{
-    return (lt_preference *)(void *)handle;
-}
-
 size_t cublasLtGetVersion(void)
 {
     return 130000;
@@ -174,7 +159,7 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
 {
     lt_operation *operation = calloc(1, sizeof *operation);
 
-    *out = (cublasLtMatmulDesc_t)(void *)operation;
+    *out = operation;
     if (!operation) return CUBLAS_STATUS_ALLOC_FAILED;
     if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
     return REAL(cublasLtMatmulDescCreate, &operation->real, compute, scale);
@@ -182,8 +167,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t handle)
 {
-    cublasLtMatmulDesc_t real = operation_of(handle)->real;
-    free(operation_of(handle));
+    cublasLtMatmulDesc_t real = handle->real;
+    free(handle);
     return real ? REAL(cublasLtMatmulDescDestroy, real) : CUBLAS_STATUS_SUCCESS;
 }
 
@@ -191,7 +176,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes)
 {
-    lt_operation *o = operation_of(handle);
+    lt_operation *o = handle;
     const struct {
         cublasLtMatmulDescAttributes_t attribute;
         void *to;
@@ -221,7 +206,7 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataT
 {
     lt_matrix *matrix = calloc(1, sizeof *matrix);
 
-    *out = (cublasLtMatrixLayout_t)(void *)matrix;
+    *out = matrix;
     if (!matrix) return CUBLAS_STATUS_ALLOC_FAILED;
     *matrix = (lt_matrix){.type = type, .rows = rows, .cols = cols, .ld = ld};
     if (ld < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
@@ -230,8 +215,8 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataT
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t handle)
 {
-    cublasLtMatrixLayout_t real = matrix_of(handle)->real;
-    free(matrix_of(handle));
+    cublasLtMatrixLayout_t real = handle->real;
+    free(handle);
     return real ? REAL(cublasLtMatrixLayoutDestroy, real) : CUBLAS_STATUS_SUCCESS;
 }
 
@@ -239,15 +224,15 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
 {
     lt_preference *preference = calloc(1, sizeof *preference);
 
-    *out = (cublasLtMatmulPreference_t)(void *)preference;
+    *out = preference;
     if (!preference) return CUBLAS_STATUS_ALLOC_FAILED;
     return REAL(cublasLtMatmulPreferenceCreate, &preference->real);
 }
 
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t handle)
 {
-    cublasLtMatmulPreference_t real = preference_of(handle)->real;
-    free(preference_of(handle));
+    cublasLtMatmulPreference_t real = handle->real;
+    free(handle);
     return real ? REAL(cublasLtMatmulPreferenceDestroy, real) : CUBLAS_STATUS_SUCCESS;
 }
 
@@ -255,7 +240,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void *value, size_t bytes)
 {
-    cublasLtMatmulPreference_t real = preference_of(handle)->real;
+    cublasLtMatmulPreference_t real = handle->real;
     return real ? REAL(cublasLtMatmulPreferenceSetAttribute, real, attribute, value, bytes)
                 : CUBLAS_STATUS_SUCCESS;
 }
@@ -316,10 +301,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
         atomic_fetch_sub(&n_failing_heuristics, 1);
         return CUBLAS_STATUS_ALLOC_FAILED;
     }
-    if (is_fp8(matrix_of(a)))
-        demand_what_the_manual_says(operation_of(operation), matrix_of(a), matrix_of(b),
-                                    matrix_of(d));
-    bool served = !is_fp8(matrix_of(a)) || !atomic_load(&refuses_fp8);
+    if (is_fp8(a)) demand_what_the_manual_says(operation, a, b, d);
+    bool served = !is_fp8(a) || !atomic_load(&refuses_fp8);
     *n_results = served ? N_CANDIDATES : 0;
     for (int i = 0; i < *n_results; i++) {
         results[i].state = CUBLAS_STATUS_SUCCESS;
@@ -476,10 +459,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     int candidate = (int)algorithm->data[0];
-    lt_product product = {.operation = *operation_of(operation),
-                          .a = *matrix_of(a),
-                          .b = *matrix_of(b),
-                          .d = *matrix_of(d),
+    lt_product product = {.operation = *operation,
+                          .a = *a,
+                          .b = *b,
+                          .d = *d,
                           .alpha = *(const float *)alpha,
                           .beta = *(const float *)beta,
                           .A = A,

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compiled where there is a toolkit: the emulated GPU's stand-ins for its headers (cuda/) say what those say. A constant of another value,
+ * or a function of another type, does not compile. */
+#include <cublasLt.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include "cuda/values.h"
+
+#define SAME(name, number) _Static_assert((int)(name) == (number), #name);
+EMULATED_ERRORS(SAME)
+EMULATED_COPY_KINDS(SAME)
+EMULATED_MEMORY_TYPES(SAME)
+EMULATED_ATTRIBUTES(SAME)
+EMULATED_ENTRY_POINTS(SAME)
+EMULATED_FLAGS(SAME)
+EMULATED_DRIVER_RESULTS(SAME)
+EMULATED_WAITS(SAME)
+EMULATED_DATA_TYPES(SAME)
+EMULATED_LT_STATUSES(SAME)
+EMULATED_LT_OPERATIONS(SAME)
+EMULATED_LT_COMPUTES(SAME)
+EMULATED_LT_SCALES(SAME)
+EMULATED_LT_ATTRIBUTES(SAME)
+EMULATED_LT_REDUCTIONS(SAME)
+EMULATED_LT_PREFERENCES(SAME)
+
+#include "cuda/cublaslt_functions.h" // NOLINT: declared again, on purpose
+#include "cuda/runtime_functions.h"
+
+#define IS(expression, type)                                                                       \
+    _Static_assert(_Generic((expression), type : 1, default : 0), #expression)
+IS(((struct cudaPointerAttributes *)0)->type, enum cudaMemoryType);
+IS(&((struct cudaDeviceProp *)0)->name, char (*)[256]);
+IS((cudaStream_t)0, struct CUstream_st *);
+IS((CUstream)0, struct CUstream_st *);
+IS((cudaEvent_t)0, struct CUevent_st *);
+IS((cudaHostFn_t)0, void (*)(void *));
+IS((CUdeviceptr)0, unsigned long long);
+IS((cuuint32_t)0, uint32_t);
+IS(&((cublasLtMatmulAlgo_t *)0)->data, uint64_t (*)[8]);
+IS(((cublasLtMatmulHeuristicResult_t *)0)->algo, cublasLtMatmulAlgo_t);
+IS(((cublasLtMatmulHeuristicResult_t *)0)->workspaceSize, size_t);
+IS(((cublasLtMatmulHeuristicResult_t *)0)->state, cublasStatus_t);
+_Static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96, "of the stand-in");
+_Static_assert(CUDART_VERSION >= 12090, "the oldest toolkit that serves");

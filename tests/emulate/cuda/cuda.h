@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuda.h -- in the place of the driver's header: what Ballast uses of it. For C. */
+#ifndef BALLAST_TESTS_EMULATE_CUDA_CUDA_H
+#define BALLAST_TESTS_EMULATE_CUDA_CUDA_H
+
+#include <stdint.h>
+
+#include "values.h"
+
+typedef enum cudaError_enum { EMULATED_DRIVER_RESULTS(EMULATED_DEFINE) } CUresult;
+enum { EMULATED_WAITS(EMULATED_DEFINE) };
+
+typedef struct CUstream_st *CUstream;
+typedef unsigned long long CUdeviceptr;
+typedef uint32_t cuuint32_t;
+
+#endif
