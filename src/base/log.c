@@ -10,6 +10,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
 /* A line of progress is on the terminal, without its end; changed under stderr's lock. */
@@ -76,6 +78,26 @@ void bl_log_progress(const char *format, ...)
     atomic_store(&is_line_open, line[0] != '\0');
     fprintf(stderr, "\r%.*s\033[K", columns - 1, line);
     funlockfile(stderr);
+}
+
+bool bl_log_advance(double *told_s, const char *format, ...)
+{
+    const double TERMINAL_S = 0.2, LOG_S = 5.0;
+    bool is_terminal = bl_log_columns() > 0;
+    double now = bl_now_s();
+    char line[512];
+    va_list args;
+
+    if (now - *told_s < (is_terminal ? TERMINAL_S : LOG_S)) return false;
+    *told_s = now;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (is_terminal)
+        bl_log_progress("%s", line);
+    else
+        bl_log_info("%s", line);
+    return true;
 }
 
 void bl_log_note_echo(void)

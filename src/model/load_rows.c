@@ -11,8 +11,8 @@
 #include "base/xxh3.h"
 #include "model/rows.h"
 
-/* A terminal is told a few times a second; a load of less than a second is not worth a line. */
-static const double PROGRESS_S = 0.2, REPORT_S = 1.0;
+/* A load of less than a second is not worth a line. */
+static const double REPORT_S = 1.0;
 
 struct bl_row_loader {
     bl_pool *pool;
@@ -130,12 +130,12 @@ static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
 
 static void tell(bl_row_loader *loader)
 {
-    double now = bl_now_s();
-    if (!loader->reports || now - loader->told_s < PROGRESS_S) return;
-    loader->told_s = now;
-    bl_log_progress("reading weights: %.2f of %.2f GB, %.2f GB/s",
-                    (double)loader->n_bytes_done * 1e-9, (double)loader->n_bytes * 1e-9,
-                    (double)loader->n_bytes_done * 1e-9 / (now - loader->start_s));
+    double seconds = bl_now_s() - loader->start_s;
+
+    if (loader->reports)
+        bl_log_advance(&loader->told_s, "reading weights: %.2f of %.2f GB, %.2f GB/s",
+                       (double)loader->n_bytes_done * 1e-9, (double)loader->n_bytes * 1e-9,
+                       (double)loader->n_bytes_done * 1e-9 / seconds);
 }
 
 static bl_status take_chunk(bl_row_loader *loader, bl_io_chunk *chunk)

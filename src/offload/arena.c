@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
@@ -33,6 +34,7 @@ enum {
         32
         << 20, /* an item of the threads: many huge pages, and enough items of a large arena to share */
     TOUCH_THREADS = 4, /* of a device that has none: the kernel clears about 10 GB/s in each */
+    TOUCH_ITEMS = 256, /* at a time: a second or two, then progress is told */
 };
 
 struct bl_arena {
@@ -70,10 +72,17 @@ static char *map_pages(size_t size_bytes)
     return mapped + before;
 }
 
+/* The part of the arena that is touched from `first` on. */
+typedef struct touched {
+    const bl_arena *arena;
+    int64_t first; /* item */
+} touched;
+
 static void touch_range(void *arg, int64_t index, void *scratch)
 {
-    const bl_arena *arena = arg;
-    size_t begin = (size_t)index * TOUCH_BYTES, end = arena->size_bytes;
+    const touched *t = arg;
+    const bl_arena *arena = t->arena;
+    size_t begin = (size_t)(t->first + index) * TOUCH_BYTES, end = arena->size_bytes;
 
     (void)scratch;
     if (end - begin > TOUCH_BYTES) end = begin + TOUCH_BYTES;
@@ -81,16 +90,24 @@ static void touch_range(void *arg, int64_t index, void *scratch)
         ((volatile char *)arena->memory)[i] = 0;
 }
 
-static bl_status touch(bl_arena *arena)
+static bl_status touch(bl_arena *arena, const char *what)
 {
     int64_t n_items = bl_ceil_div((int64_t)arena->size_bytes, TOUCH_BYTES);
     bl_pool *pool = bl_device_pool(arena->device), *own = NULL;
+    double told_s = bl_now_s();
+    bool has_told = false;
 
     if (!pool) {
         BL_TRY(bl_pool_create((int)bl_min_i64(bl_max_i64(n_items, 1), TOUCH_THREADS), &own));
         pool = own;
     }
-    bl_pool_run(pool, n_items, touch_range, arena);
+    for (touched t = {arena, 0}; t.first < n_items; t.first += TOUCH_ITEMS) {
+        bl_pool_run(pool, bl_min_i64(TOUCH_ITEMS, n_items - t.first), touch_range, &t);
+        has_told |=
+            bl_log_advance(&told_s, "%s: taking host memory, %.1f of %.1f GB", what,
+                           (double)t.first * TOUCH_BYTES * 1e-9, (double)arena->size_bytes * 1e-9);
+    }
+    if (has_told) bl_log_progress("%s", "");
     bl_pool_destroy(own);
     return BL_OK;
 }
@@ -140,7 +157,7 @@ bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out)
     BL_TRY_GOTO(st, done,
                 bl_arena_bind_memory(arena->memory, arena->size_bytes, options->node, options->what,
                                      &arena->node));
-    BL_TRY_GOTO(st, done, touch(arena));
+    BL_TRY_GOTO(st, done, touch(arena, options->what));
     if (options->pin || options->must_pin) BL_TRY_GOTO(st, done, pin(arena, options));
     ASAN_POISON_MEMORY_REGION(arena->memory, arena->size_bytes);
     *out = arena;

@@ -15,6 +15,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "device/cuda/device.h"
 
@@ -90,16 +92,24 @@ static void unregister(char *memory, size_t size_bytes)
     }
 }
 
+/* Half a TB takes minutes. */
 static bl_status register_pieces(char *memory, size_t size_bytes)
 {
+    double told_s = bl_now_s();
+    bool has_told = false;
+
     for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
         bytes = piece_bytes(memory + done, size_bytes - done);
         cudaError_t error = cudaHostRegister(memory + done, bytes,
                                              cudaHostRegisterPortable | cudaHostRegisterMapped);
-        if (error == cudaSuccess) continue;
-        unregister(memory, done);
-        return bl_cuda_fail("cudaHostRegister", (int)error);
+        if (error != cudaSuccess) {
+            unregister(memory, done);
+            return bl_cuda_fail("cudaHostRegister", (int)error);
+        }
+        has_told |= bl_log_advance(&told_s, "pinning host memory: %.1f of %.1f GB",
+                                   (double)(done + bytes) * 1e-9, (double)size_bytes * 1e-9);
     }
+    if (has_told) bl_log_progress("%s", "");
     return BL_OK;
 }
 
