@@ -6,6 +6,8 @@ static bl_status bind(bl_stream *stream, const bl_linear_use *use, bl_lora_linea
     *out = use->lora;
     out->dropout.layer = (int32_t)use->unit;
     out->dropout.matrix = use->matrix;
+    out->prepared =
+        use->prepared ? bl_linear_prepared_at(use->prepared, use->unit, use->matrix) : NULL;
     return bl_base_acquire(use->base, use->unit, use->matrix, stream, &out->weight);
 }
 

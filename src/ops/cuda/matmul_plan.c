@@ -6,11 +6,14 @@
 
 enum { ALIGNMENT_BYTES = 256, FP8_MULTIPLE = 16, BLOCK_TOKENS_MULTIPLE = 4 };
 
+/* Without codes, where only sizes are asked for, as a base lays out segments of one format: without gaps. */
 static bool segments_follow_each_other(const bl_weight *w)
 {
     const char *end = w->segment[0].codes;
+    bool has_codes = end != NULL;
     for (int s = 0; s < w->n_segments; s++) {
-        if (w->segment[s].codes != end || w->segment[s].format != w->segment[0].format)
+        if ((has_codes && w->segment[s].codes != end) ||
+            w->segment[s].format != w->segment[0].format)
             return false;
         end += (size_t)w->segment[s].rows * (size_t)w->cols *
                bl_format_code_bytes(w->segment[s].format);
