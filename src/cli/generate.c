@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "config/config.h"
 #include "model/generate.h"
 #include "model/lora_io.h"
 #include "tokenizer/tokenizer.h"
@@ -16,6 +17,7 @@ typedef struct generate_options {
     int64_t max_new_tokens, threads, seed;
     double temperature, top_p;
     bl_base_format base_format;
+    bl_config_device device;
     bool parse_special_tokens;
 } generate_options;
 
@@ -37,6 +39,8 @@ static const bl_option table[] = {
      .help = "sampling seed"},
     {OPTION(base_format, ENUM), .default_text = "auto", .names = "auto|fp8_row|fp8_block|stored",
      .help = "how the frozen weights are held"},
+    {OPTION(device, ENUM), .default_text = "auto", .names = "auto|cpu|cuda",
+     .help = "auto: the GPU, if this build and machine have one"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
      .help = "CPU threads"},
     {OPTION(parse_special_tokens, BOOL), .default_text = "false",
@@ -82,6 +86,21 @@ static void print_base_formats(const session *s)
     bl_log_info("base_format %s: %s", bl_base_format_name(s->options->base_format), text);
 }
 
+/* On a GPU the products are in bf16. */
+static bl_status create_device(session *s)
+{
+    const generate_options *o = s->options;
+    int n_threads =
+        o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN) : (int)o->threads;
+    bl_config_device device = o->device;
+    bl_compute_dtype dtype = BL_COMPUTE_AUTO;
+
+    BL_TRY(bl_config_choose_device(&device, &dtype));
+    if (device == BL_CONFIG_DEVICE_CPU) return bl_device_create_cpu(n_threads, &s->device);
+    BL_TRY(bl_device_create_cuda(0, &s->device));
+    return bl_device_start_workers(s->device, n_threads);
+}
+
 static bl_status open_session(session *s)
 {
     const generate_options *o = s->options;
@@ -97,9 +116,7 @@ static bl_status open_session(session *s)
             return BL_FAIL(BL_EINPUT, "%s: the tokenizer gives token %d, the model has %lld",
                            o->model, s->ids.id[i], (long long)s->model->config.vocab_size);
     BL_TRY(bl_comm_create_local(1, 0.0, &s->comm));
-    BL_TRY(bl_device_create_cpu(o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN)
-                                                             : (int)o->threads,
-                                &s->device));
+    BL_TRY(create_device(s));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
     BL_TRY(bl_llama_weights_load(s->model, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* feed.h -- micro-batches as a device's layers take them. For pass.c.
+/* feed.h -- micro-batches as a device's layers take them. For pass.c and generate.c.
  *
  * A CPU takes them as they are, and reads the embedding table where it is, in host memory.
  *

@@ -6,7 +6,7 @@
 
 #include "base/sizes.h"
 #include "device/staging.h"
-#include "ops/elementwise.h"
+#include "model/feed.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/philox.h"
@@ -22,8 +22,11 @@ struct bl_generator {
     bl_tensor lora_weights;
     int64_t capacity, n_past;
     bl_tensor caches; /* [n_layers][k, v][capacity * kv_width] */
-    char *memory;     /* x (CHUNK, H) | normed (H) | workspace */
+    char *memory;     /* x (CHUNK, H) | normed (H) | workspace | feed | scratch of the head */
     bl_tensor x, normed;
+    bl_feed *feed;
+    void *head_scratch; /* NULL: the head's product needs none */
+    size_t head_scratch_bytes;
     bl_twin *tokens; /* int32_t: ids (CHUNK) | cu_seqlens (2) */
     bl_twin *logits; /* (V), of the activations' dtype */
     float *values;   /* (V), host: the logits */
@@ -31,17 +34,54 @@ struct bl_generator {
     bl_micro_batch batch;
 };
 
+/* What of `memory` each part takes, bytes: multiples of 256. */
+typedef struct memory_size {
+    int64_t rows, workspace, feed, head_scratch;
+} memory_size;
+
+static memory_size measure(const bl_llama_weights *weights, int64_t r)
+{
+    enum { ALIGNMENT_BYTES = 256 };
+    const bl_llama_config *c = &weights->model->config;
+    const bl_block_dims *dims = &weights->dims;
+    bl_tensor none = bl_tensor_of(NULL, dims->act);
+    bl_matmul_weight_args head = {.forward = true, .T = 1, .weight = weights->tied_head};
+
+    if (head.weight.rows == 0) head.weight = weights->layout.units[c->n_layers].matrix[0].weight;
+    return (memory_size){
+        bl_round_up((int64_t)bl_tensor_bytes(none, (CHUNK + 1) * c->hidden_size), ALIGNMENT_BYTES),
+        bl_round_up(bl_block_workspace_bytes(dims, CHUNK, r, false, false), ALIGNMENT_BYTES),
+        bl_round_up(bl_feed_measure(dims, CHUNK, 1).device_bytes, ALIGNMENT_BYTES),
+        (int64_t)bl_matmul_weight_scratch_bytes(dims->kind, &head)};
+}
+
+static bl_status take_memory(bl_generator *g)
+{
+    const bl_block_dims *dims = &g->weights->dims;
+    int64_t H = dims->hidden, r = g->lora->options.r;
+    memory_size n = measure(g->weights, r);
+
+    BL_TRY(bl_device_alloc(g->device, BL_SPACE_DEVICE,
+                           (size_t)(n.rows + n.workspace + n.feed + n.head_scratch), "activations",
+                           (void **)&g->memory));
+    char *feed = g->memory + n.rows + n.workspace;
+    g->x = bl_tensor_of(g->memory, dims->act);
+    g->normed = bl_tensor_at(g->x, CHUNK * H);
+    bl_block_place_workspace(dims, CHUNK, r, false, false, g->memory + n.rows, &g->workspace);
+    g->head_scratch = n.head_scratch > 0 ? feed + n.feed : NULL;
+    g->head_scratch_bytes = (size_t)n.head_scratch;
+    return bl_feed_create(g->device, g->weights, CHUNK, 1, feed, &g->feed);
+}
+
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
                               bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,
                               int64_t capacity, bl_generator **out)
 {
     const bl_llama_config *c = &weights->model->config;
     const bl_block_dims *dims = &weights->dims;
-    int64_t H = c->hidden_size, V = c->vocab_size, r = lora->options.r;
+    int64_t V = c->vocab_size;
     bl_tensor none = bl_tensor_of(NULL, dims->act);
-    size_t rows_bytes = bl_tensor_bytes(none, (CHUNK + 1) * H),
-           workspace_bytes = (size_t)bl_block_workspace_bytes(dims, CHUNK, r, false, false),
-           cache_bytes = bl_tensor_bytes(none, c->n_layers * 2 * capacity * dims->kv_width);
+    size_t cache_bytes = bl_tensor_bytes(none, c->n_layers * 2 * capacity * dims->kv_width);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -61,9 +101,7 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
     BL_TRY_GOTO(
         st, done,
         bl_device_alloc(device, BL_SPACE_DEVICE, cache_bytes, "key/value cache", &g->caches.data));
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE, rows_bytes + workspace_bytes,
-                                "activations", (void **)&g->memory));
+    BL_TRY_GOTO(st, done, take_memory(g));
     BL_TRY_GOTO(st, done,
                 bl_twin_create(device, (CHUNK + 2) * sizeof(int32_t), "tokens", &g->tokens));
     BL_TRY_GOTO(st, done, bl_twin_create(device, bl_tensor_bytes(none, V), "logits", &g->logits));
@@ -71,11 +109,9 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_lla
         st = BL_FAIL(BL_ENOMEM, "the logits");
         goto done;
     }
-    g->x = bl_tensor_of(g->memory, dims->act);
-    g->normed = bl_tensor_at(g->x, CHUNK * H);
-    bl_block_place_workspace(dims, CHUNK, r, false, false, g->memory + rows_bytes, &g->workspace);
     int32_t *ids = g->tokens->memory;
-    g->batch = (bl_micro_batch){.n_documents = 1, .ids = ids, .cu_seqlens = ids + CHUNK};
+    g->batch = (bl_micro_batch){
+        .n_documents = 1, .ids = ids, .cu_seqlens = ids + CHUNK, .host_ids = g->tokens->host};
     *out = g;
     g = NULL;
 done:
@@ -88,6 +124,7 @@ void bl_generator_destroy(bl_generator *g)
     if (!g) return;
     /* After a failed extend tasks may still use the memory. */
     (void)bl_stream_synchronize(g->stream);
+    bl_feed_destroy(g->feed);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->caches.data);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
     bl_twin_destroy(g->tokens);
@@ -100,11 +137,9 @@ static bl_status extend_layers(bl_generator *g)
 {
     const bl_llama_model *model = g->weights->model;
     int64_t H = model->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
-    bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
 
-    BL_TRY(bl_embedding(
-        g->stream, &(bl_embedding_args){
-                       .T = g->batch.T, .H = H, .ids = g->batch.ids, .table = table, .y = g->x}));
+    BL_TRY(bl_feed_begin(g->feed));
+    BL_TRY(bl_feed_embed(g->feed, g->stream, &g->batch, 0, g->x));
     for (int64_t l = 0; l < model->config.n_layers; l++) {
         const float *norms = g->weights->norms + 2 * l * H;
         bl_block block = {.dims = &g->weights->dims,
@@ -137,9 +172,14 @@ static bl_status last_logits(bl_generator *g)
                                               .x = bl_tensor_at(g->x, (g->batch.T - 1) * H),
                                               .w = g->weights->norms + 2 * c->n_layers * H,
                                               .y = g->normed}));
-    BL_TRY(bl_matmul_weight(
-        g->stream, &(bl_matmul_weight_args){
-                       .forward = true, .T = 1, .in = g->normed, .out = logits, .weight = head}));
+    BL_TRY(bl_matmul_weight(g->stream,
+                            &(bl_matmul_weight_args){.forward = true,
+                                                     .T = 1,
+                                                     .in = g->normed,
+                                                     .out = logits,
+                                                     .weight = head,
+                                                     .scratch = g->head_scratch,
+                                                     .scratch_bytes = g->head_scratch_bytes}));
     BL_TRY(bl_base_release(g->base, c->n_layers, g->stream));
     BL_TRY(bl_twin_download(g->logits, g->stream, 0, g->logits->n_bytes));
     BL_TRY(bl_stream_synchronize(g->stream));

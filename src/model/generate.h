@@ -10,7 +10,7 @@
 typedef struct bl_generator bl_generator;
 
 /* A cache for `capacity` tokens; long prompts go through the layers in pieces. lora_weights: all layers' flat vectors one after the other
- * (lora->n_floats each, device memory, bl_lora_read_all), none when the layout has no adapter. All arguments are borrowed. CPU device. BL_EUSAGE when
+ * (lora->n_floats each, device memory, bl_lora_read_all), none when the layout has no adapter. All arguments are borrowed. BL_EUSAGE when
  * the model was opened for fewer positions. */
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
                               bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,

@@ -30,7 +30,8 @@ typedef struct bl_job {
     bl_lora_layout lora; /* n_floats 0: no adapter */
     bl_identity identity;
     bl_plan plan;
-    bl_trace *trace; /* NULL: none; ranks write to it as they please */
+    uint8_t *bf16_matrices; /* plan.pass's: compute_bf16_modules by layer; owned */
+    bl_trace *trace;        /* NULL: none; ranks write to it as they please */
 } bl_job;
 
 /* open.c. Close after any failure, too. */
@@ -45,7 +46,8 @@ void bl_job_measure_rows(bl_job *job);
 void bl_job_print_base_formats(const bl_job *job, const char *where);
 /* Of an evaluation: a training sets is_training. Needs all of the job but its plan. */
 bl_plan_input bl_job_plan_input(const bl_job *job);
-/* Makes offload_dir for the disk tier and chooses job->plan. BL_EUSAGE: it is not a directory. */
+/* Makes offload_dir for the disk tier and chooses job->plan. BL_EUSAGE: it is not a directory, or compute_bf16_modules
+ * names a layer that the model does not have. */
 bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input);
 void bl_job_close(bl_job *job);
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open.c -- what both kinds of run do before their ranks start: ranks, model, plan; and their end. */
+#include <stdlib.h>
+
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
@@ -86,10 +88,23 @@ static bl_status make_offload_dir(const bl_train_config *c)
     return st == BL_OK ? BL_OK : bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "offload_dir");
 }
 
+static bl_status choose_bf16_matrices(bl_job *job)
+{
+    int64_t n_layers = job->model->config.n_layers;
+
+    job->bf16_matrices = calloc((size_t)n_layers, sizeof *job->bf16_matrices);
+    if (!job->bf16_matrices)
+        return BL_FAIL(BL_ENOMEM, "exceptions of %lld layers", (long long)n_layers);
+    return bl_train_config_bf16_matrices(job->config, n_layers, job->bf16_matrices);
+}
+
 bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
 {
+    BL_TRY(choose_bf16_matrices(job));
     BL_TRY(make_offload_dir(job->config));
-    return bl_plan_choose(input, &job->plan);
+    BL_TRY(bl_plan_choose(input, &job->plan));
+    job->plan.pass.bf16_matrices = job->bf16_matrices;
+    return BL_OK;
 }
 
 void bl_job_close(bl_job *job)
@@ -98,4 +113,5 @@ void bl_job_close(bl_job *job)
     (void)bl_trace_close(job->trace);
     bl_run_data_close(&job->data);
     bl_llama_model_close(job->model);
+    free(job->bf16_matrices);
 }

@@ -73,7 +73,28 @@ static bl_status close_trace(bl_job *job)
     return bl_trace_close(trace);
 }
 
-/* Evaluates the adapter that was written, on the formats that job->model now has, if that takes no more than training has taken. */
+/* Evaluates the adapter that was written by `stored`, if that takes no more than training by `job` has taken. */
+static bl_status evaluate_job(const bl_job *job, bl_job *stored, bl_outcome *outcome)
+{
+    const bl_memory_ledger *needed = &stored->plan.memory, *taken = &job->plan.memory;
+
+    BL_TRY(bl_plan_choose_lora(stored->config, &job->model->config, false, &stored->lora));
+    bl_plan_input input = bl_job_plan_input(stored);
+    BL_TRY(bl_job_choose_plan(stored, &input));
+    if (needed->total > taken->total || needed->device > taken->device) {
+        bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory "
+                    "than training did; "
+                    "ballast eval --base_format stored does it");
+        return BL_OK;
+    }
+    bl_log_info("evaluating the adapter on the base as stored, too (eval_stored_base)");
+    BL_TRY(bl_job_evaluate(stored, &outcome->stored));
+    bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored",
+                outcome->trained.loss, outcome->stored.loss);
+    return BL_OK;
+}
+
+/* On the formats that job->model now has. */
 static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
 {
     bl_train_config config = *job->config;
@@ -82,26 +103,14 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     config.offload_ratio = 0.0; /* a measurement writes no page files */
     config.offload_tier = BL_OFFLOAD_HOST;
     config.offload_dir = NULL;
+    if (config.compute_dtype == BL_COMPUTE_FP8) config.compute_dtype = BL_COMPUTE_BF16;
     bl_job stored = {.config = &config,
                      .topology = job->topology,
                      .model = job->model,
                      .data.validation = job->data.validation};
-
-    BL_TRY(bl_plan_choose_lora(&config, &job->model->config, false, &stored.lora));
-    bl_plan_input input = bl_job_plan_input(&stored);
-    BL_TRY(bl_job_choose_plan(&stored, &input));
-    if (stored.plan.memory.total > job->plan.memory.total ||
-        stored.plan.memory.device > job->plan.memory.device) {
-        bl_log_info("the adapter was not evaluated on the base as stored, which needs more memory "
-                    "than training did; "
-                    "ballast eval --base_format stored does it");
-        return BL_OK;
-    }
-    bl_log_info("evaluating the adapter on the base as stored, too (eval_stored_base)");
-    BL_TRY(bl_job_evaluate(&stored, &outcome->stored));
-    bl_log_info("validation loss with the adapter: %.4f as trained, %.4f on the base as stored",
-                outcome->trained.loss, outcome->stored.loss);
-    return BL_OK;
+    bl_status st = evaluate_job(job, &stored, outcome);
+    free(stored.bf16_matrices);
+    return st;
 }
 
 /* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
