@@ -84,24 +84,61 @@ void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_ma
     place_tensors(dims, save, bl_block_rows(dims, T_max), &from, tensors);
 }
 
-/* Without its scratch for products with the frozen matrix, whose formats are not known here: any of them. */
-static size_t matrix_workspace_bytes(const bl_block_dims *dims, int64_t rows, int64_t cols,
-                                     int n_parts, int64_t T, int64_t r, bool dropout)
+/* One of the layer's matrices in any format, for sizes. */
+static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_format format)
 {
-    static const bl_format formats[] = {BL_FORMAT_F32, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
-    static const bl_matmul_mode modes[] = {BL_MATMUL_BF16, BL_MATMUL_FP8};
+    const struct {
+        int64_t rows, cols;
+    } shapes[BL_LAYER_MATRICES] = {[BL_QKV] = {dims->qkv_width, dims->hidden},
+                                   [BL_OUT] = {dims->hidden, dims->q_width},
+                                   [BL_GATE_UP] = {2 * dims->inter, dims->hidden},
+                                   [BL_MLP_DOWN] = {dims->hidden, dims->inter}};
+    return (bl_weight){.rows = shapes[matrix].rows,
+                       .cols = shapes[matrix].cols,
+                       .n_segments = 1,
+                       .segment = {{.format = format, .rows = shapes[matrix].rows}}};
+}
+
+/* The formats that a matrix may have, which are not known here. */
+static const bl_format any_format[] = {BL_FORMAT_BF16, BL_FORMAT_F32, BL_FORMAT_FP8_ROW,
+                                       BL_FORMAT_FP8_BLOCK};
+
+static size_t n_formats(const bl_block_dims *dims)
+{
+    return dims->is_dense ? 1 : BL_COUNT(any_format);
+}
+
+/* An exception from FP8 is made in bf16, in the same memory. */
+static size_t prepared_bytes(const bl_block_dims *dims, int matrix)
+{
     size_t most = 0;
 
-    for (size_t f = 0; f < BL_COUNT(formats); f++)
-        for (size_t m = 0; m < BL_COUNT(modes) && modes[m] <= dims->mode; m++) {
-            bl_lora_linear linear = {.weight = {.rows = rows,
-                                                .cols = cols,
-                                                .n_segments = 1,
-                                                .segment = {{.format = formats[f], .rows = rows}}},
-                                     .n_parts = r > 0 ? n_parts : 0,
+    for (size_t f = 0; dims->prepares && f < n_formats(dims); f++)
+        for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
+            bl_matmul_weight_args args = {.mode = (bl_matmul_mode)mode,
+                                          .weight = matrix_of_format(dims, matrix, any_format[f])};
+            size_t n_bytes = bl_matmul_prepared_bytes(dims->kind, &args);
+            if (n_bytes > most) most = n_bytes;
+        }
+    return (size_t)bl_round_up((int64_t)most, ALIGNMENT_BYTES);
+}
+
+static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
+                                     bool dropout)
+{
+    static const int n_parts[BL_LAYER_MATRICES] = {
+        [BL_QKV] = 3, [BL_OUT] = 1, [BL_GATE_UP] = 2, [BL_MLP_DOWN] = 1};
+    bl_matmul_prepared prepared = {.memory_bytes = prepared_bytes(dims, matrix)};
+    size_t most = 0;
+
+    for (size_t f = 0; f < n_formats(dims); f++)
+        for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
+            bl_lora_linear linear = {.weight = matrix_of_format(dims, matrix, any_format[f]),
+                                     .n_parts = r > 0 ? n_parts[matrix] : 0,
                                      .is_stacked = true,
                                      .dropout = {.p = dropout ? 0.5f : 0.0f},
-                                     .mode = modes[m]};
+                                     .mode = (bl_matmul_mode)mode,
+                                     .prepared = dims->prepares ? &prepared : NULL};
             for (int p = 0; p < linear.n_parts; p++) linear.part[p].r = r;
             size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, &linear, T);
             if (n_bytes > most) most = n_bytes;
@@ -112,18 +149,10 @@ static size_t matrix_workspace_bytes(const bl_block_dims *dims, int64_t rows, in
 /* Of the layer's matrix that needs most. */
 static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout)
 {
-    const struct {
-        int64_t rows, cols;
-        int n_parts;
-    } matrices[BL_LAYER_MATRICES] = {[BL_QKV] = {dims->qkv_width, dims->hidden, 3},
-                                     [BL_OUT] = {dims->hidden, dims->q_width, 1},
-                                     [BL_GATE_UP] = {2 * dims->inter, dims->hidden, 2},
-                                     [BL_MLP_DOWN] = {dims->hidden, dims->inter, 1}};
     size_t most = 0;
 
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
-        size_t n_bytes = matrix_workspace_bytes(dims, matrices[m].rows, matrices[m].cols,
-                                                matrices[m].n_parts, T, r, dropout);
+        size_t n_bytes = matrix_workspace_bytes(dims, m, T, r, dropout);
         if (n_bytes > most) most = n_bytes;
     }
     return most;
@@ -141,6 +170,10 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
     ws->lora_bytes = lora_workspace_bytes(dims, T, r, dropout);
     ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) {
+        ws->prepared[m].memory_bytes = prepared_bytes(dims, m);
+        ws->prepared[m].memory = take_bytes(&from, (int64_t)ws->prepared[m].memory_bytes);
+    }
     if (training) {
         ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
         ws->d_norm = take(&from, T * dims->hidden);

@@ -43,8 +43,11 @@ typedef struct bl_block_dims {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
-    bl_device_kind kind;                /* of the device it runs on: sizes of scratch */
-    bl_matmul_mode mode;                /* of its products with frozen matrices: bf16 unless set */
+    bl_device_kind kind; /* of the device it runs on: sizes of scratch */
+    /* How products with the frozen matrices are made on CUDA; whether these are stored as bf16, so
+     * that products make nothing of them; and whether what they make is kept for a visit. */
+    bl_matmul_mode mode;
+    bool is_dense, prepares;
     bl_dtype act;                       /* of activations there */
     const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
 } bl_block_dims;
@@ -75,6 +78,7 @@ typedef struct bl_block_workspace {
     float *rstd, *delta;
     void *lora; /* of the LoRA linear layer */
     size_t lora_bytes;
+    bl_matmul_prepared prepared[BL_LAYER_MATRICES]; /* with dims->prepares; else without memory */
 } bl_block_workspace;
 
 /* The tensors of a call: the kept ones where they are kept, the others in the workspace. */
@@ -97,6 +101,9 @@ typedef struct bl_block {
     bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
     unsigned bf16_matrices;     /* bit m: bl_llama_matrix m is an exception from dims->mode */
+    /* [BL_LAYER_MATRICES]: what products have made of this layer's matrices, from one call to the
+     * next; made = 0 when a visit begins. NULL: each product makes it. */
+    bl_matmul_prepared *prepared;
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */

@@ -97,3 +97,10 @@ void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *
             is_first = false;
         }
 }
+
+bool bl_llama_base_is_bf16(const bl_format *formats, int64_t n_layers)
+{
+    for (int64_t i = 0; i < n_layers * BL_PROJECTIONS; i++)
+        if (formats[i] != BL_FORMAT_BF16) return false;
+    return true;
+}

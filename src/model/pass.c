@@ -65,7 +65,11 @@ typedef struct pass_size {
 static bl_block_dims dims_of(const bl_llama_config *config, const bl_pass_options *o)
 {
     bl_block_dims dims = bl_block_dims_of(config, o->kind);
+
     dims.mode = o->mode;
+    dims.is_dense = o->is_dense;
+    /* What a visit multiplies by twice: for another micro-batch, or after it was recomputed. */
+    dims.prepares = o->max_group > 1 || (o->training && o->save != BL_SAVE_S4);
     return dims;
 }
 
@@ -201,6 +205,7 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
 
     *out = NULL;
     o.kind = bl_device_get_kind(device);
+    o.is_dense = bl_llama_base_is_bf16(weights->model->formats, config->n_layers);
     pass_size m = measure(config, &o);
     bl_llama_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
@@ -212,13 +217,14 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                             .options = o,
                             .n_layers = config->n_layers,
                             .hidden = config->hidden_size,
-                            .dims = weights->dims,
+                            .dims = dims_of(config, &o),
                             .first_row = calloc(n_max + 1, sizeof *pass->first_row),
                             .batches = calloc(n_max, sizeof *pass->batches),
                             .adapters = calloc(n_max, sizeof *pass->adapters),
                             .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
                             .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
-    pass->dims.mode = o.mode;
+    pass->dims.cos_table = weights->dims.cos_table;
+    pass->dims.sin_table = weights->dims.sin_table;
     bl_status st = pass->first_row && pass->batches && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
@@ -299,7 +305,7 @@ static bl_status release_lora(bl_llama_pass *pass, int64_t layer)
 }
 
 /* The layer of the visit under way, with the adapter of a micro-batch. */
-static bl_block block_of(const bl_llama_pass *pass, const bl_pass_micro *micro, int64_t layer)
+static bl_block block_of(bl_llama_pass *pass, const bl_pass_micro *micro, int64_t layer)
 {
     const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
     bl_block block = {.dims = &pass->dims,
@@ -308,6 +314,8 @@ static bl_block block_of(const bl_llama_pass *pass, const bl_pass_micro *micro, 
                       .norm1 = norms,
                       .norm2 = norms + pass->hidden};
     int a = 0;
+
+    if (pass->dims.prepares) block.prepared = pass->workspace.prepared;
 
     if (pass->options.bf16_matrices) block.bf16_matrices = pass->options.bf16_matrices[layer];
     if (!micro->adapter) return block;
@@ -393,6 +401,7 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
                        : action->visit == head ? "head"
                                                : "backward";
 
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) pass->workspace.prepared[m].made = 0;
     return bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, action->unit, -1,
                              pass->compute, &pass->span);
 }

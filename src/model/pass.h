@@ -53,6 +53,7 @@ typedef struct bl_pass_options {
      * all the same: bit m is bl_llama_matrix m. NULL: none. Borrowed by the pass. */
     bl_matmul_mode mode;
     const uint8_t *bf16_matrices;
+    bool is_dense;  /* all frozen projections are stored as bf16; create looks at its weights */
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
     int ring_depth; /* how far to look ahead */

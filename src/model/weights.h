@@ -84,6 +84,8 @@ void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f,
                                        char out[BL_BASE_FORMATS_TEXT_BYTES]);
 void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where,
                                     char out[BL_BASE_FORMATS_TEXT_BYTES]);
+/* All of formats[n_layers * BL_PROJECTIONS] are bf16. */
+bool bl_llama_base_is_bf16(const bl_format *formats, int64_t n_layers);
 /* Some matrix has lost bits: FP8 here, not in the checkpoint. */
 bool bl_llama_base_is_quantized(const bl_llama_base_formats *f);
 

@@ -121,6 +121,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
     return (bl_pass_options){
         .kind = bl_plan_device_kind(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+        .is_dense = bl_llama_base_is_bf16(in->formats, in->model->n_layers),
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,

@@ -58,19 +58,19 @@ static bl_status make_pages(bl_llama_weights *w, int shard)
 
 static bl_status make_base(test_rank *self, int depth, pass_model *m)
 {
-    bl_format formats[LAYERS * BL_PROJECTIONS];
     bl_llama_weights *w = &m->weights;
     double inverse[HEAD_DIM / 2];
 
-    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
+    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) m->formats[i] = BL_FORMAT_F32;
     m->model = (bl_llama_model){.config = pass_config,
+                                .formats = m->formats,
                                 .embedding_dtype = BL_F32,
                                 .n_positions = T_MAX,
                                 .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
     *w = (bl_llama_weights){.model = &m->model,
                             .device = self->device,
                             .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU)};
-    BL_TRY(bl_llama_layout(&pass_config, formats, BL_F32, bl_device_get_kind(self->device),
+    BL_TRY(bl_llama_layout(&pass_config, m->formats, BL_F32, bl_device_get_kind(self->device),
                            self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
     fill_shards(&w->layout, self->rank, w->shards);

@@ -35,6 +35,7 @@ typedef struct pass_adapter {
 } pass_adapter;
 
 typedef struct pass_model {
+    bl_format formats[LAYERS * BL_PROJECTIONS];
     bl_llama_model model;
     bl_llama_weights weights;
     bl_base *base;
