@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* time.h -- how long a training step takes, and what it waits for.
+ *
+ * The schedule of a step (model/schedule.h) is carried out on a model of one rank: streams that do their
+ * work in order, events between them, and resources (links, memory, cores, disk) that streams share.
+ * What each piece of work amounts to, and where the model is known to be wrong: docs/model.md. */
+#ifndef BALLAST_PLAN_TIME_H
+#define BALLAST_PLAN_TIME_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "device/timeline.h"
+#include "llama/block.h"
+#include "llama/lora.h"
+#include "model/placement.h"
+#include "ops/matmul.h"
+#include "plan/hardware.h"
+
+/* What one rank has while all others work as it does. Per second, but where the name says seconds (_s)
+ * or cores. 0: there is no such thing, and it must not be needed; for latencies, none. */
+typedef struct bl_time_rates {
+    double gemm_flops_per_s;     /* products with frozen matrices: bf16 on a GPU, fp32 on a CPU */
+    double fp8_gemm_flops_per_s; /* the same with FP8 operands */
+    double lora_flops_per_s;     /* products with LoRA's factors; 0: as gemm */
+    double head_flops_per_s;     /* products with the head; 0: as gemm */
+    double attention_forward_flops_per_s, attention_backward_flops_per_s;
+    double memory_bytes_per_s; /* of the device: what is read plus what is written */
+    double decode_weights_per_s;
+    double optimizer_bytes_per_s; /* 0: as memory_bytes_per_s */
+    double launch_s;              /* the least time of an operation */
+
+    double gather_bytes_per_s, gather_latency_s; /* received from ranks of the host */
+    double network_bytes_per_s;                  /* of the whole host: into it from other hosts */
+    double network_latency_s;
+    double copy_in_bytes_per_s, copy_out_bytes_per_s; /* host memory to device memory, and back */
+    double copy_both_bytes_per_s; /* each of them while both go on; 0: as each alone */
+    double host_memory_bytes_per_s;
+    double disk_bytes_per_s; /* read */
+
+    double cores, compute_cores; /* the rank's share of the host's; those that compute uses */
+    double copy_cores;           /* used by a copy under way, by a gather, by a read */
+    double step_overhead_s;      /* a step's work on the host, while compute stands still */
+    double peak_flops_per_s;     /* of one rank, for mfu */
+} bl_time_rates;
+
+/* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they share the
+ * host's cores, of which each computes with `threads`. */
+bl_time_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads);
+
+/* Consecutive layers that are alike. */
+typedef struct bl_time_run {
+    int64_t n_layers;
+    bl_format format[BL_PROJECTIONS]; /* as held */
+    unsigned save;                    /* bl_save */
+} bl_time_run;
+
+/* What other systems do and Ballast does not; all zero: Ballast. */
+typedef struct bl_time_habits {
+    bool is_synchronous;  /* a layer is brought when compute has come to it, and waited for whole */
+    bool gathers_decoded; /* a rank decodes its shard and gathers bf16 */
+    /* Shards that were brought are copied back: at this rate, also while compute stands still. */
+    double copy_back_bytes_per_s;
+    bool decodes_each_use; /* a weight is decoded for each product, not once a visit */
+    bool is_eager;         /* one kernel for each operation of transformers' modelling code */
+} bl_time_habits;
+
+/* Borrowed for the call. */
+typedef struct bl_time_input {
+    const bl_llama_config *model;
+    const bl_lora_layout *lora; /* n_floats 0: no adapter */
+    const bl_time_run *runs;    /* together the model's layers */
+    int n_runs;
+    bl_dtype head_dtype;
+    bl_device_kind kind;
+    bl_matmul_mode mode; /* of products with frozen matrices, on CUDA */
+    bl_time_rates rates;
+    int n_ranks, n_hosts; /* equal hosts, ranks numbered host by host */
+    int n_shards;         /* ranks of a shard group */
+    int ring_depth;
+
+    int64_t micro_tokens;   /* of a micro-batch of one rank, those that are computed */
+    double document_tokens; /* sum of squares of documents' lengths / sum of lengths */
+    double label_part;      /* of the tokens that carry loss: 0..1 */
+    double useful_part;     /* of the tokens that are no padding: tokens_per_s counts these */
+    int n_micro;            /* micro-batches a step, of one rank */
+    int group;              /* of them visited together */
+
+    double offload_ratio;
+    bl_tier tier; /* HOST or DISK: where that part lies */
+    bool offload_activations;
+    bool writes_device; /* the host reads the disk straight into device memory: a CPU */
+    bl_time_habits habits;
+} bl_time_input;
+
+typedef enum bl_time_phase {
+    BL_TIME_FORWARD, /* of layers, embedding included */
+    BL_TIME_HEAD,
+    BL_TIME_BACKWARD,
+    BL_TIME_OPTIMIZER, /* reduction of the gradients' norm, AdamW, the host's own work */
+    BL_TIME_PHASES
+} bl_time_phase;
+
+typedef struct bl_time_part {
+    double seconds;                       /* of a step */
+    double compute_s, wait_s[BL_N_LANES]; /* compute stream: at work; standing still for a lane */
+    double busy_s[BL_N_LANES];            /* of each lane's stream, at work or slowed by others */
+    bl_lane bound; /* the lane that takes longest: compute, or what it waits for */
+} bl_time_part;
+
+typedef struct bl_time_estimate {
+    double step_s;
+    bl_time_part part[BL_TIME_PHASES]; /* their seconds are the step's */
+    double tokens_per_s;               /* of all ranks, useful ones */
+    double
+        model_flops; /* of a step, all ranks: as mfu in metrics.jsonl counts them, no recomputation */
+    double mfu;      /* 0: the peak is not known */
+    double bytes[BL_N_LANES]; /* a step and rank, received */
+} bl_time_estimate;
+
+/* BL_EUSAGE: a rate that is needed is 0; BL_ENOMEM. bl_time_predict simulates each visit of the step; bl_time_predict_fast
+ * the first and last few layers of each run, and takes the others for their mean: for searches. */
+bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out);
+bl_status bl_time_predict_fast(const bl_time_input *input, bl_time_estimate *out);
+
+/* The spans of a pass over a group, as the program's timeline gives them (device/timeline.h), in the same order, from
+ * the time 0. is_first: nothing was prefetched; else it comes after a pass like it. */
+bl_status bl_time_trace(const bl_time_input *input, bool is_first, bl_span_sink sink, void *user);
+
+const char *
+bl_time_phase_name(bl_time_phase phase); /* "forward", "head", "backward", "optimizer" */
+
+#endif

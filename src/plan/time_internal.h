@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* time_internal.h -- what a step's work amounts to on one rank (time_work.c), and the schedule carried out
+ * with it (time_machine.c). */
+#ifndef BALLAST_PLAN_TIME_INTERNAL_H
+#define BALLAST_PLAN_TIME_INTERNAL_H
+
+#include "model/schedule.h"
+#include "plan/simulate_internal.h"
+#include "plan/time.h"
+
+enum { PLAN_MAX_SEGMENTS = 8 }; /* a backward pass acquires at most seven matrices */
+
+/* What compute does from the acquire of a matrix to the next. */
+typedef struct plan_segment {
+    int matrix;
+    plan_work work,
+        later; /* of a visit's first micro-batch, for which weights are prepared; of others */
+} plan_segment;
+
+typedef struct plan_segments {
+    int n;
+    plan_segment at[PLAN_MAX_SEGMENTS];
+    plan_work whole; /* all of them, of a later micro-batch */
+} plan_segments;
+
+/* Bringing a matrix of a unit. */
+typedef struct plan_item {
+    int64_t shard_bytes;
+    plan_work read, copy, gather; /* read: from disk; gather: own shard in device memory or not */
+    plan_work gather_resident;    /* the same where the own shard is copied to its place first */
+} plan_item;
+
+/* A decoder layer of a run. */
+typedef struct plan_layer {
+    plan_item item[BL_LAYER_MATRICES];
+    plan_segments forward, backward, backward_kept; /* kept: nothing is computed again */
+    int64_t saved_bytes;                            /* of one micro-batch */
+    plan_work saved_out, saved_back;                /* of a whole group */
+} plan_layer;
+
+typedef struct plan_amounts {
+    plan_layer *layers; /* [n_runs] */
+    plan_item head_item;
+    plan_work head, embed; /* of one micro-batch */
+    plan_work lora_gather, lora_reduce, lora_add;
+    int64_t lora_gather_bytes, lora_reduce_bytes;
+    int64_t input_bytes; /* of a stack's entry: one micro-batch */
+    plan_work input_out, input_back;
+    double optimizer_s;
+} plan_amounts;
+
+/* Everything that a pass over `group` micro-batches is made of. */
+bl_status plan_amounts_create(const bl_time_input *input, int group, plan_amounts *out);
+void plan_amounts_free(plan_amounts *amounts);
+
+/* Of a step, all ranks: bl_time_estimate.model_flops. */
+double plan_model_flops(const bl_time_input *input);
+
+/* ---- one pass ---- */
+
+typedef struct plan_pass {
+    const bl_time_input *input;
+    const plan_amounts *amounts;
+    bl_schedule schedule;
+    const int *run_of_layer; /* [n_layers]: which run a layer belongs to */
+    const bl_tier *
+        tiers; /* [(n_layers + 1) * BL_LAYER_MATRICES]: of each matrix; the head's is the first of its row */
+    bool is_warm;      /* after a pass like it: what that one prefetched is there */
+    bool merges_micro; /* micro-batches after the first of a visit are one */
+    /* Results: of each visit, the operations of compute that begin and end it. */
+    plan_simulation sim;
+    int *visit_begin, *visit_end; /* [n_visits] */
+} plan_pass;
+
+/* Queues the pass; BL_ENOMEM. */
+bl_status plan_pass_queue(plan_pass *pass);
+
+#endif

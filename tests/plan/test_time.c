@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The time of a step: against sums by hand, against an independent model of one node, and the fast
+ * prediction against the whole one. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "base/sizes.h"
+#include "plan/time_case.h"
+
+static bl_time_estimate predict(const bl_time_input *input)
+{
+    bl_time_estimate e;
+    if (bl_time_predict(input, &e) != BL_OK) fail_msg("%s", bl_error_text());
+    return e;
+}
+
+static void assert_near(double value, double expected, double part)
+{
+    if (fabs(value - expected) > part * fabs(expected))
+        fail_msg("%g, expected %g within %g %%", value, expected, 100 * part);
+}
+
+/* Only products cost anything: forward 2 P T, recomputation of all but down, backward 2 P T, head 4 V H T. */
+static void products_alone(void **state)
+{
+    time_case c;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.lora.n_floats = 0;
+    c.input.mode = BL_MATMUL_BF16;
+    bl_time_rates *r = &c.input.rates;
+    r->attention_forward_flops_per_s = r->attention_backward_flops_per_s = INFINITY;
+    r->memory_bytes_per_s = r->decode_weights_per_s = r->gather_bytes_per_s = INFINITY;
+    r->launch_s = r->gather_latency_s = 0;
+
+    double H = 16384, I = 53248, kv = 1024, T = 4096, V = 128256, R = r->gemm_flops_per_s;
+    double P = H * (2 * H + 2 * kv) + 3 * H * I, again = P - H * I;
+    bl_time_estimate e = predict(&c.input);
+    assert_near(e.part[BL_TIME_FORWARD].seconds, 126 * 2 * P * T / R, 1e-9);
+    /* the last layer's workspace still holds its forward's tensors */
+    assert_near(e.part[BL_TIME_BACKWARD].seconds, (126 * 2 * P + 125 * 2 * again) * T / R, 1e-9);
+    assert_near(e.part[BL_TIME_HEAD].seconds, 4 * V * H * T / R, 1e-9);
+    assert_near(e.model_flops, 8 * T * (126 * (4 * P + 3 * 2 * H * T) + 4 * V * H), 1e-9);
+    assert_near(e.mfu, e.model_flops / (8 * 989.4e12 * e.step_s), 1e-9);
+    assert_near(e.tokens_per_s, 8 * T / e.step_s, 1e-9);
+
+    c.run.save = BL_SAVE_S3;
+    assert_near(predict(&c.input).part[BL_TIME_BACKWARD].seconds,
+                (126 * 2 * P + 125 * 4 * H * I) * T / R, 1e-9);
+    c.run.save = BL_SAVE_S4;
+    assert_near(predict(&c.input).part[BL_TIME_BACKWARD].seconds, 126 * 2 * P * T / R, 1e-9);
+}
+
+/* Where compute costs next to nothing each visit waits for its transfer: the slowest lane sets the pace, and is named. */
+static void the_slowest_lane_binds(void **state)
+{
+    const double layer_bytes = 3187671040.0;
+    time_case c;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.input.rates.gemm_flops_per_s = c.input.rates.fp8_gemm_flops_per_s = 1e18;
+    c.input.rates.attention_forward_flops_per_s = c.input.rates.attention_backward_flops_per_s =
+        1e18;
+    c.input.rates.memory_bytes_per_s = c.input.rates.decode_weights_per_s = 1e18;
+    c.input.rates.launch_s = c.input.rates.gather_latency_s = 0;
+
+    bl_time_estimate gather = predict(&c.input);
+    assert_int_equal(gather.part[BL_TIME_FORWARD].bound, BL_LANE_GATHER);
+    /* layer 0 is there already */
+    assert_near(gather.part[BL_TIME_FORWARD].seconds, 125 * layer_bytes * 7 / 8 / 343e9, 0.01);
+    assert_near(gather.part[BL_TIME_BACKWARD].seconds, 126 * layer_bytes * 7 / 8 / 343e9, 0.01);
+
+    c.input.offload_ratio = 1;
+    c.input.rates.copy_in_bytes_per_s = 10e9;
+    bl_time_estimate copy = predict(&c.input);
+    assert_int_equal(copy.part[BL_TIME_FORWARD].bound, BL_LANE_COPY);
+    assert_near(copy.part[BL_TIME_BACKWARD].seconds, 126 * layer_bytes / 8 / 10e9, 0.02);
+
+    c.input.tier = BL_TIER_DISK;
+    c.input.rates.disk_bytes_per_s = 2e9;
+    bl_time_estimate disk = predict(&c.input);
+    assert_int_equal(disk.part[BL_TIME_BACKWARD].bound, BL_LANE_DISK);
+    /* The ring's next unit is not read before this one's copies have been queued through: the tail of each copy is added. */
+    assert_in_range(
+        (int)(1000 * disk.part[BL_TIME_BACKWARD].seconds / (126 * layer_bytes / 8 / 2e9)), 1000,
+        1000 * 1.25);
+}
+
+/* offload.md: of m micro-batches that share a visit, each waits max(0, D / m - C). */
+static void micro_batches_share_a_transfer(void **state)
+{
+    time_case c;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.input.offload_ratio = 1;
+    c.input.n_micro = 8;
+    bl_time_estimate alone = predict(&c.input);
+    double C = alone.part[BL_TIME_FORWARD].compute_s / (126 * 8);
+    double D = 4 * C; /* seconds of transfer a visit */
+    c.input.rates.copy_in_bytes_per_s = 3187671040.0 / 8 / D;
+    for (int m = 1; m <= 8; m *= 2) {
+        c.input.group = m;
+        bl_time_part forward = predict(&c.input).part[BL_TIME_FORWARD];
+        double waited = forward.seconds - forward.compute_s; /* copies, and gathers behind them */
+        double expected = 126 * 8 * fmax(0, D / m - C);
+        /* layer 0 stays from pass to pass, and the head is brought beside the layers */
+        if (fabs(waited - expected) > 0.05 * 126 * 8 * C)
+            fail_msg("m %d: waited %g, expected %g", m, waited, expected);
+    }
+}
+
+/* One node of eight H100, an independent hand model: tokens a second at T = 1k, 2k, 4k, 8k, 16k, with bf16 and
+ * FP8 products, and the same derated to 600 and 950 TFLOP/s, 280 GB/s and 12 % of stalls. It decodes weights for
+ * each product and leaves out the head's gather and latencies. */
+static void the_table_of_one_node(void **state)
+{
+    static const double table[4][5] = {{1745, 1984, 2107, 2190, 2234},
+                                       {3015, 3599, 3646, 3716, 3752},
+                                       {1377, 1544, 1629, 1685, 1715},
+                                       {2146, 2471, 2497, 2535, 2555}};
+    (void)state;
+    for (int row = 0; row < 4; row++)
+        for (int i = 0; i < 5; i++) {
+            time_case c;
+            bool is_derated = row >= 2;
+            time_case_init(&c, "llama3.1-405b");
+            time_case_set_tokens(&c, 1024 << i);
+            c.input.habits.decodes_each_use = true;
+            c.input.mode = row % 2 ? BL_MATMUL_FP8 : BL_MATMUL_BF16;
+            if (is_derated) {
+                c.input.rates.gemm_flops_per_s = 600e12;
+                c.input.rates.fp8_gemm_flops_per_s = 950e12;
+                c.input.rates.gather_bytes_per_s = 280e9;
+            }
+            double stalls = is_derated ? 1.12 : 1;
+            assert_near(predict(&c.input).tokens_per_s / stalls, table[row][i], 0.05);
+        }
+}
+
+/* Every combination of placement, group, saved tensors and depth. */
+static void the_fast_prediction_is_near(void **state)
+{
+    static const double ratios[] = {0, 0.3, 0.75, 1}, rates[] = {3e9, 12e9, 50e9};
+    static const unsigned saves[] = {BL_SAVE_S0, BL_SAVE_S3, BL_SAVE_S4};
+    double worst = 0;
+    (void)state;
+    for (int i = 0; i < 4 * 3 * 3 * 2 * 2 * 3; i++) {
+        time_case c;
+        bl_time_estimate fast;
+        time_case_init(&c, i % 2 ? "llama3.1-70b" : "llama3.1-405b");
+        c.input.offload_ratio = ratios[i / 2 % 4];
+        c.input.rates.copy_in_bytes_per_s = rates[i / 8 % 3];
+        c.run.save = saves[i / 24 % 3];
+        c.input.offload_activations = i / 72 % 2;
+        c.input.n_micro = c.input.group = 1 + 3 * (i / 144 % 3);
+        c.input.ring_depth = 2 + i % 2;
+        assert_int_equal(bl_time_predict_fast(&c.input, &fast), BL_OK);
+        double part = fabs(fast.step_s / predict(&c.input).step_s - 1);
+        if (part > worst) worst = part;
+    }
+    if (worst > 0.06) fail_msg("%g %% off", 100 * worst);
+}
+
+/* Layers of two kinds: time adds up between those of each kind alone. */
+static void runs_of_layers_add_up(void **state)
+{
+    time_case c;
+    (void)state;
+    time_case_init(&c, "llama3.1-70b");
+    double s0 = predict(&c.input).step_s;
+    c.run.save = BL_SAVE_S4;
+    double s4 = predict(&c.input).step_s;
+    bl_time_run runs[2] = {c.run, c.run};
+    runs[0].n_layers = 60, runs[1].n_layers = 20;
+    runs[0].save = BL_SAVE_S0;
+    c.input.runs = runs, c.input.n_runs = 2;
+    assert_near(predict(&c.input).step_s, 0.75 * s0 + 0.25 * s4, 0.02);
+}
+
+static void more_of_anything_is_not_slower(void **state)
+{
+    time_case c;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.input.offload_ratio = 1;
+    double before = INFINITY;
+    for (double rate = 2e9; rate < 100e9; rate *= 1.5) {
+        c.input.rates.copy_in_bytes_per_s = rate;
+        double step_s = predict(&c.input).step_s;
+        assert_true(step_s <= before * 1.001);
+        before = step_s;
+    }
+}
+
+static void a_missing_rate_is_named(void **state)
+{
+    time_case c;
+    bl_time_estimate e;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.input.rates.gather_bytes_per_s = 0;
+    assert_int_equal(bl_time_predict(&c.input, &e), BL_EUSAGE);
+    assert_string_equal(bl_error_text(), "the hardware's rate of gathers is not known");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_alone),
+        cmocka_unit_test(the_slowest_lane_binds),
+        cmocka_unit_test(micro_batches_share_a_transfer),
+        cmocka_unit_test(the_table_of_one_node),
+        cmocka_unit_test(the_fast_prediction_is_near),
+        cmocka_unit_test(runs_of_layers_add_up),
+        cmocka_unit_test(more_of_anything_is_not_slower),
+        cmocka_unit_test(a_missing_rate_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
