@@ -66,6 +66,9 @@ endif()
 # ballast_cuda_sources(TARGET FILE...): kernels of a module. The arithmetic in element.h rounds where C rounds: no fused multiply-add.
 function(ballast_cuda_sources target)
   target_sources(${target} PRIVATE ${ARGN})
+  foreach(source ${ARGN})
+    set_property(GLOBAL APPEND PROPERTY BALLAST_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+  endforeach()
   if(NOT BALLAST_CUDA_EMULATED)
     set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS --fmad=false)
     return()
@@ -78,6 +81,17 @@ endfunction()
 # A GPU traps on a wide access that is not aligned; x86 may let it pass. These traps need no sanitizer's runtime.
 set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp-contract=off -U_FORTIFY_SOURCE
   -fsanitize=alignment,bounds,shift,signed-integer-overflow -fsanitize-undefined-trap-on-error)
+
+# ballast_checked_kernels(NAME ARCH FILE...): objects of .cu files compiled for the compute capability ARCH (80 or 90), which call the emulator
+# before each access to memory; it ends the program on a race (tests/emulate/README.md).
+function(ballast_checked_kernels name arch)
+  set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
+  add_library(${name} OBJECT ${ARGN})
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX OBJECT_DEPENDS "${emulate}/emulate.h")
+  target_include_directories(${name} PRIVATE ${emulate} ${CMAKE_SOURCE_DIR}/src)
+  target_compile_definitions(${name} PRIVATE _GNU_SOURCE __CUDA_ARCH__=${arch}0)
+  target_compile_options(${name} PRIVATE -include ${emulate}/emulate.h ${BALLAST_EMULATED_OPTIONS} -fsanitize=thread -g1)
+endfunction()
 
 # Every program below `folder` is linked by the C compiler, whatever its libraries were written in.
 function(ballast_link_with_c folder)

@@ -8,6 +8,7 @@ namespace cooperative_groups
 
 struct cluster_group {
     unsigned num_blocks() const { return emulated_cluster_blocks(); }
+    unsigned block_rank() const { return emulated_cluster_rank(); }
     void sync() const { emulated_sync_cluster(); }
     template <typename T> T *map_shared_rank(T *mine, unsigned rank) const
     {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A grid, block by block: its threads are coroutines, resumed in a random order until each waits or has ended.
  * Who comes last to a barrier, or to what a warp does together, releases the others. */
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,19 +21,10 @@ enum class waits_for { nothing, block, warp, cluster, end };
 
 enum {
     STACK_BYTES = 128 << 10,
-    GUARD_BYTES = 1024, /* on both sides of dynamic shared memory, which is so aligned */
+    STACK_GUARD_BYTES = 64 << 10, /* whole pages on every machine */
+    STACKS_MAX = EMULATED_CLUSTER_MAX * EMULATED_THREADS_MAX,
     SHARED_PLAIN_MAX = 48 << 10,
-    THREADS_MAX = 1024,
-    BLOCKS_YZ_MAX = 65535,
-    CLUSTER_MAX = 8,
-    POISON = 0xa5
-};
-
-struct asynchronous_copy {
-    char *dst;
-    const char *src;
-    size_t bytes, n_valid;
-    unsigned group;
+    BLOCKS_YZ_MAX = 65535
 };
 
 struct emulated_thread {
@@ -40,26 +32,19 @@ struct emulated_thread {
     waits_for state;
     emulated_together *together; /* while it waits for its warp, with its operand */
     void *mine;
-    std::vector<asynchronous_copy> copies; /* on their way */
-    unsigned n_committed;
 };
 
-emulated_index threadIdx, blockIdx, blockDim, gridDim;
+#define INDEX __attribute__((section("emulated_indices"))) emulated_index
+INDEX threadIdx, blockIdx, blockDim, gridDim;
+emulated_state emulated_now;
+char *emulated_stacks, *emulated_stacks_end;
 
-extern char __start_emulated_shared[], __stop_emulated_shared[];
-__shared__ char emulated_section_exists[1]; /* so that it does, whatever is linked */
-
-static emulated_grid grid;
+static emulated_state &now = emulated_now;
 static std::function<void()> body;
-static unsigned n_threads;                   /* of a block */
-static unsigned n_at_barrier[CLUSTER_MAX], n_ended[CLUSTER_MAX]; /* threads of each block of a cluster */
 static std::vector<emulated_thread> threads; /* of a cluster, block by block */
-static std::vector<char *> stacks;
-static std::vector<std::vector<char>> images; /* static shared memory of each block of a cluster */
-static std::vector<char *> arenas;            /* dynamic shared memory with its guards, also of each */
-static emulated_thread *current;              /* NULL: the scheduler */
+static size_t n_stacks;
+static unsigned n_at_barrier[EMULATED_CLUSTER_MAX], n_ended[EMULATED_CLUSTER_MAX]; /* threads of each block */
 static coroutine_state scheduler;
-static unsigned current_rank, n_ranks = 1;
 static uint64_t random_state;
 
 /* ---- errors ---- */
@@ -67,13 +52,14 @@ static uint64_t random_state;
 static void print_kernel()
 {
     Dl_info info;
-    if (dladdr(grid.kernel, &info) && info.dli_sname)
-        fprintf(stderr, "emulated kernel %s", info.dli_sname);
-    else
-        fprintf(stderr, "emulated kernel at %p", grid.kernel);
-    fprintf(stderr, ", block (%u, %u, %u) of (%u, %u, %u)", blockIdx.x, blockIdx.y, blockIdx.z,
+    char *name = nullptr;
+    int status;
+    if (dladdr(now.grid.kernel, &info) && info.dli_sname)
+        name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
+    fprintf(stderr, "emulated kernel %s (%p), block (%u, %u, %u) of (%u, %u, %u)",
+            name ? name : "?", now.grid.kernel, blockIdx.x, blockIdx.y, blockIdx.z,
             gridDim.x, gridDim.y, gridDim.z);
-    if (current) fprintf(stderr, ", thread %u", emulated_current_thread());
+    if (now.in_thread) fprintf(stderr, ", thread %u", now.thread);
     fprintf(stderr, ": ");
 }
 
@@ -110,8 +96,7 @@ static int choose_order()
 {
     static bool has_begun;
     if (!has_begun) {
-        const char *seed = getenv("BALLAST_EMULATED_SEED");
-        random_state = seed ? strtoull(seed, nullptr, 10) : 0;
+        random_state = emulated_seed();
         has_begun = true;
     }
     unsigned choice = random_below(4);
@@ -158,12 +143,7 @@ static uint64_t permuted(permutation p, uint64_t i)
 
 static emulated_thread *block_threads()
 {
-    return &threads[(size_t)current_rank * n_threads];
-}
-
-unsigned emulated_current_thread()
-{
-    return (unsigned)(current - block_threads());
+    return &threads[(size_t)now.rank * now.n_threads];
 }
 
 static bool all_wait_for(waits_for state, const emulated_thread *first, unsigned n)
@@ -181,35 +161,41 @@ static void release(emulated_thread *first, unsigned n, waits_for state)
 
 static void suspend()
 {
-    emulated_thread *me = current;
-    emulated_switch(&me->here, &scheduler);
+    emulated_switch(&block_threads()[now.thread].here, &scheduler);
 }
 
 /* Threads that have ended are not waited for. */
 static void release_block_if_all_wait()
 {
-    unsigned *n_waiting = &n_at_barrier[current_rank];
-    if (*n_waiting == 0 || *n_waiting + n_ended[current_rank] < n_threads) return;
-    release(block_threads(), n_threads, waits_for::block);
+    unsigned *n_waiting = &n_at_barrier[now.rank];
+    if (*n_waiting == 0 || *n_waiting + n_ended[now.rank] < now.n_threads) return;
+    release(block_threads(), now.n_threads, waits_for::block);
     *n_waiting = 0;
+    emulated_banks_count();
+    emulated_races_synchronized(emulated_scope::block);
 }
 
 void __syncthreads()
 {
-    current->state = waits_for::block;
-    n_at_barrier[current_rank]++;
+    emulated_thread *me = &block_threads()[now.thread];
+    me->state = waits_for::block;
+    n_at_barrier[now.rank]++;
     release_block_if_all_wait();
-    if (current->state != waits_for::nothing) suspend();
+    if (me->state != waits_for::nothing) suspend();
+}
+
+static void nothing_together(void *const *)
+{
 }
 
 void emulated_warp_together(emulated_together *together, void *mine)
 {
-    unsigned t = emulated_current_thread(), first = t - t % EMULATED_WARP,
-             n = std::min<unsigned>(EMULATED_WARP, n_threads - first);
-    emulated_thread *warp = block_threads() + first;
-    current->state = waits_for::warp;
-    current->together = together;
-    current->mine = mine;
+    unsigned t = now.thread, first = t - t % EMULATED_WARP,
+             n = std::min<unsigned>(EMULATED_WARP, now.n_threads - first);
+    emulated_thread *warp = block_threads() + first, *me = block_threads() + t;
+    me->state = waits_for::warp;
+    me->together = together;
+    me->mine = mine;
     if (!all_wait_for(waits_for::warp, warp, n)) {
         suspend();
         return;
@@ -221,15 +207,11 @@ void emulated_warp_together(emulated_together *together, void *mine)
                              first + i);
         lanes[i] = warp[i].mine;
     }
-    emulated_thread *me = current;
-    current = nullptr;
+    now.in_thread = false;
     together(lanes);
-    current = me;
+    now.in_thread = true;
     release(warp, n, waits_for::warp);
-}
-
-static void nothing_together(void *const *)
-{
+    if (together == nothing_together) emulated_races_synchronized(emulated_scope::warp);
 }
 
 void emulated_sync_warp()
@@ -254,6 +236,8 @@ static void exchange_together(void *const lanes[EMULATED_WARP])
         for (int from = 0; from < EMULATED_WARP; from++) {
             if (!lanes[to] || !lanes[from]) continue;
             const exchange *source = (const exchange *)lanes[from];
+            if (source->bytes != ((const exchange *)lanes[to])->bytes)
+                emulated_give_up("lanes %d and %d exchange different sizes", from, to);
             memcpy(((exchange *)lanes[to])->all + from * source->bytes, source->mine, source->bytes);
         }
 }
@@ -264,128 +248,22 @@ void emulated_warp_exchange(const void *mine, size_t bytes, void *all)
     emulated_warp_together(exchange_together, &e);
 }
 
-/* ---- shared memory ---- */
-
-static size_t section_bytes()
-{
-    return (size_t)(__stop_emulated_shared - __start_emulated_shared);
-}
-
-static char *dynamic_of(unsigned rank)
-{
-    return arenas[rank] + GUARD_BYTES;
-}
-
-void *emulated_dynamic_shared()
-{
-    return dynamic_of(current_rank);
-}
+/* ---- clusters ---- */
 
 void emulated_sync_cluster()
 {
-    current->state = waits_for::cluster;
+    block_threads()[now.thread].state = waits_for::cluster;
     suspend();
 }
 
 unsigned emulated_cluster_blocks()
 {
-    return n_ranks;
+    return now.n_ranks;
 }
 
 unsigned emulated_cluster_rank()
 {
-    return current_rank;
-}
-
-static bool is_static_shared(const char *p)
-{
-    return p >= __start_emulated_shared && p < __stop_emulated_shared;
-}
-
-static bool is_dynamic_shared(const char *p, size_t bytes)
-{
-    const char *first = dynamic_of(current_rank);
-    return p >= first && p + bytes <= first + grid.shared_bytes;
-}
-
-void *emulated_map_shared(void *mine, unsigned rank)
-{
-    char *p = (char *)mine;
-    if (rank >= n_ranks) emulated_give_up("block %u of a cluster of %u", rank, n_ranks);
-    if (rank == current_rank) return p;
-    if (is_static_shared(p)) return images[rank].data() + (p - __start_emulated_shared);
-    if (!is_dynamic_shared(p, 1)) emulated_give_up("%p is not shared memory", mine);
-    return dynamic_of(rank) + (p - dynamic_of(current_rank));
-}
-
-static void poison_shared()
-{
-    for (unsigned rank = 0; rank < n_ranks; rank++) {
-        if (n_ranks > 1) images[rank].assign(section_bytes(), (char)POISON);
-        memset(arenas[rank], POISON, grid.shared_bytes + 2 * GUARD_BYTES);
-    }
-    if (n_ranks == 1) memset(__start_emulated_shared, POISON, section_bytes());
-}
-
-static void check_guards(unsigned rank)
-{
-    const unsigned char *before = (unsigned char *)arenas[rank],
-                        *behind = before + GUARD_BYTES + grid.shared_bytes;
-    for (int i = 0; i < GUARD_BYTES; i++) {
-        if (before[i] != POISON)
-            emulated_give_up("writes %d bytes before its dynamic shared memory", GUARD_BYTES - i);
-        if (behind[i] != POISON)
-            emulated_give_up("writes byte %zu of %zu bytes of dynamic shared memory",
-                             grid.shared_bytes + (size_t)i, grid.shared_bytes);
-    }
-}
-
-/* ---- asynchronous copies ---- */
-
-void emulated_copy_async(void *dst, const void *src, size_t bytes, size_t n_valid)
-{
-    if (bytes != 4 && bytes != 8 && bytes != 16)
-        emulated_give_up("an asynchronous copy of %zu bytes", bytes);
-    if (n_valid > bytes) emulated_give_up("%zu of %zu bytes of a copy", n_valid, bytes);
-    if ((uintptr_t)dst % bytes != 0 || (uintptr_t)src % bytes != 0)
-        emulated_give_up("an asynchronous copy of %zu bytes from %p to %p is not aligned", bytes, src,
-                         dst);
-    if (!is_static_shared((char *)dst) && !is_dynamic_shared((char *)dst, bytes))
-        emulated_give_up("an asynchronous copy to %p, which is not shared memory", dst);
-    memset(dst, POISON, bytes);
-    current->copies.push_back(
-        {(char *)dst, (const char *)src, bytes, n_valid, current->n_committed});
-}
-
-void emulated_copy_async_commit()
-{
-    current->n_committed++;
-}
-
-/* Those of groups below `n_groups` arrive. */
-static void land_copies(unsigned n_groups)
-{
-    size_t n_left = 0;
-    for (const asynchronous_copy &copy : current->copies) {
-        if (copy.group >= n_groups) {
-            current->copies[n_left++] = copy;
-            continue;
-        }
-        memcpy(copy.dst, copy.src, copy.n_valid);
-        memset(copy.dst + copy.n_valid, 0, copy.bytes - copy.n_valid);
-    }
-    current->copies.resize(n_left);
-}
-
-void emulated_copy_async_wait(unsigned n_left)
-{
-    if (current->n_committed > n_left) land_copies(current->n_committed - n_left);
-}
-
-void emulated_copy_async_wait_all()
-{
-    current->n_committed++;
-    land_copies(current->n_committed);
+    return now.rank;
 }
 
 /* ---- blocks ---- */
@@ -393,10 +271,9 @@ void emulated_copy_async_wait_all()
 static void run_body()
 {
     body();
-    if (!current->copies.empty())
-        emulated_give_up("ends before its asynchronous copies have arrived");
-    current->state = waits_for::end;
-    n_ended[current_rank]++;
+    emulated_shared_check_copies_end();
+    block_threads()[now.thread].state = waits_for::end;
+    n_ended[now.rank]++;
     release_block_if_all_wait();
     suspend();
 }
@@ -404,18 +281,19 @@ static void run_body()
 static void resume(unsigned t)
 {
     threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
-    current = block_threads() + t;
-    emulated_switch(&scheduler, &current->here);
-    current = nullptr;
+    now.thread = t;
+    now.in_thread = true;
+    emulated_switch(&scheduler, &block_threads()[t].here);
+    now.in_thread = false;
 }
 
 [[noreturn]] static void report_deadlock(unsigned waiting)
 {
     const emulated_thread *first = block_threads();
-    unsigned begin = 0, end = n_threads;
+    unsigned begin = 0, end = now.n_threads;
     if (first[waiting].state == waits_for::warp) {
         begin = waiting - waiting % EMULATED_WARP;
-        end = std::min(begin + EMULATED_WARP, n_threads);
+        end = std::min(begin + EMULATED_WARP, now.n_threads);
     }
     unsigned other = begin;
     while (other + 1 < end && first[other].state == first[waiting].state) other++;
@@ -430,13 +308,13 @@ static void run_block(int order)
     static std::vector<unsigned> ready;
     for (;;) {
         ready.clear();
-        for (unsigned t = 0; t < n_threads; t++)
+        for (unsigned t = 0; t < now.n_threads; t++)
             if (block_threads()[t].state == waits_for::nothing) ready.push_back(t);
         if (ready.empty()) break;
         put_in_order(&ready, order);
         for (unsigned t : ready) resume(t);
     }
-    for (unsigned t = 0; t < n_threads; t++) {
+    for (unsigned t = 0; t < now.n_threads; t++) {
         waits_for state = block_threads()[t].state;
         if (state == waits_for::block || state == waits_for::warp) report_deadlock(t);
     }
@@ -445,64 +323,63 @@ static void run_block(int order)
 static void begin_cluster()
 {
     for (size_t i = 0; i < threads.size(); i++) {
-        size_t color = i % 61 * 64; /* the same place of each stack would fall on the same lines of the cache */
-        coroutine_begin(&threads[i].here, stacks[i], STACK_BYTES - color, run_body);
+        size_t color = i % 61 * 64; /* the same place of each stack would be the same lines of the cache */
+        char *stack = emulated_stacks + i * (STACK_GUARD_BYTES + STACK_BYTES) + STACK_GUARD_BYTES;
+        coroutine_begin(&threads[i].here, stack, STACK_BYTES - color, run_body);
         threads[i].state = waits_for::nothing;
-        threads[i].n_committed = 0;
     }
-    std::fill_n(n_at_barrier, CLUSTER_MAX, 0u);
-    std::fill_n(n_ended, CLUSTER_MAX, 0u);
-    poison_shared();
+    std::fill_n(n_at_barrier, now.n_ranks, 0u);
+    std::fill_n(n_ended, now.n_ranks, 0u);
+    emulated_shared_begin();
+    emulated_races_begin_cluster();
 }
 
-static void run_cluster(uint64_t cluster, int order)
+static void run_cluster(int order)
 {
-    uint64_t per_row = gridDim.x / n_ranks, row = cluster / per_row;
-    unsigned first = (unsigned)(cluster % per_row) * n_ranks;
+    unsigned per_row = gridDim.x / now.n_ranks, row = now.cluster / per_row,
+             first = now.cluster % per_row * now.n_ranks;
+    begin_cluster();
     for (;;) {
-        permutation ranks = permutation_of(n_ranks);
-        for (unsigned i = 0; i < n_ranks; i++) {
-            current_rank = (unsigned)permuted(ranks, i);
-            blockIdx = {first + current_rank, (unsigned)(row % gridDim.y),
-                        (unsigned)(row / gridDim.y)};
-            auto &image = images[current_rank];
-            if (n_ranks > 1) memcpy(__start_emulated_shared, image.data(), image.size());
+        permutation ranks = permutation_of(now.n_ranks);
+        for (unsigned i = 0; i < now.n_ranks; i++) {
+            now.rank = (unsigned)permuted(ranks, i);
+            blockIdx = {first + now.rank, row % gridDim.y, row / gridDim.y};
+            emulated_shared_enter();
             run_block(order);
             emulated_count_sectors();
-            check_guards(current_rank);
-            if (n_ranks > 1) memcpy(image.data(), __start_emulated_shared, image.size());
+            emulated_banks_count();
+            emulated_shared_leave();
         }
         unsigned n_all = (unsigned)threads.size();
         if (all_wait_for(waits_for::end, threads.data(), n_all)) return;
         if (!all_wait_for(waits_for::cluster, threads.data(), n_all))
             emulated_give_up("a cluster's barrier that not all threads reach");
         release(threads.data(), n_all, waits_for::cluster);
+        emulated_races_synchronized(emulated_scope::cluster);
     }
 }
 
 /* ---- launches ---- */
 
-/* An error stops the program instead: below a stack lies memory that cannot be touched. */
-static char *stack_create()
+/* Below each stack lies memory that cannot be touched: an overflow stops the program. */
+static void create_stacks(size_t n)
 {
-    size_t guard = 4096 * 16; /* whole pages on every machine */
-    char *memory = (char *)mmap(nullptr, STACK_BYTES + guard, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, guard, PROT_NONE) != 0) {
-        perror("emulated kernel: a stack");
-        abort();
+    const size_t each = STACK_GUARD_BYTES + STACK_BYTES;
+    if (!emulated_stacks) {
+        void *memory = mmap(nullptr, STACKS_MAX * each, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) emulated_give_up("no memory for stacks");
+        emulated_stacks = (char *)memory;
+        emulated_stacks_end = emulated_stacks + STACKS_MAX * each;
     }
-    return memory + guard;
+    for (; n_stacks < n; n_stacks++)
+        if (mprotect(emulated_stacks + n_stacks * each + STACK_GUARD_BYTES, STACK_BYTES,
+                     PROT_READ | PROT_WRITE) != 0)
+            emulated_give_up("no memory for a stack");
 }
 
 static std::map<const void *, int> most_shared;
 static unseen_lock most_shared_lock;
-
-int emulated_capability()
-{
-    const char *arch = getenv("BALLAST_EMULATED_ARCH");
-    return arch ? atoi(arch) : 90;
-}
 
 static int shared_limit()
 {
@@ -520,12 +397,14 @@ cudaError_t emulated_set_most_shared(const void *kernel, int bytes)
 static cudaError_t check_launch(const emulated_grid &g)
 {
     uint64_t per_block = (uint64_t)g.threads.x * g.threads.y * g.threads.z;
-    if (per_block == 0 || per_block > THREADS_MAX || g.threads.z > 64)
+    if (per_block == 0 || per_block > EMULATED_THREADS_MAX || g.threads.z > 64)
         return cudaErrorInvalidConfiguration;
     if (g.blocks.x == 0 || g.blocks.x > INT32_MAX || g.blocks.y == 0 || g.blocks.z == 0 ||
         g.blocks.y > BLOCKS_YZ_MAX || g.blocks.z > BLOCKS_YZ_MAX)
         return cudaErrorInvalidConfiguration;
-    if (g.n_clustered > 1 && (emulated_capability() < 90 || g.n_clustered > CLUSTER_MAX ||
+    if ((uint64_t)g.blocks.x * g.blocks.y * g.blocks.z > UINT32_MAX)
+        return cudaErrorInvalidConfiguration; /* the emulator's limit */
+    if (g.n_clustered > 1 && (emulated_capability() < 90 || g.n_clustered > EMULATED_CLUSTER_MAX ||
                               g.blocks.x % g.n_clustered != 0))
         return cudaErrorInvalidConfiguration;
     unseen_guard guard(&most_shared_lock);
@@ -537,23 +416,23 @@ static cudaError_t check_launch(const emulated_grid &g)
 
 static void run_grid(const emulated_grid &g)
 {
-    grid = g;
+    now = {};
+    now.grid = g;
     gridDim = {g.blocks.x, g.blocks.y, g.blocks.z};
     blockDim = {g.threads.x, g.threads.y, g.threads.z};
-    n_threads = blockDim.x * blockDim.y * blockDim.z;
-    n_ranks = std::max(1u, g.n_clustered);
-    threads.resize((size_t)n_threads * n_ranks);
-    while (stacks.size() < threads.size()) stacks.push_back(stack_create());
-    images.resize(n_ranks);
-    while (arenas.size() < n_ranks)
-        arenas.push_back((char *)aligned_alloc(GUARD_BYTES, (size_t)(227 << 10) + 2 * GUARD_BYTES));
+    now.n_threads = blockDim.x * blockDim.y * blockDim.z;
+    now.n_ranks = std::max(1u, g.n_clustered);
+    threads.resize((size_t)now.n_threads * now.n_ranks);
+    create_stacks(threads.size());
     int order = choose_order();
-    uint64_t n_clusters = (uint64_t)gridDim.x / n_ranks * gridDim.y * gridDim.z;
+    uint64_t n_clusters = (uint64_t)gridDim.x / now.n_ranks * gridDim.y * gridDim.z;
     permutation clusters = permutation_of(n_clusters);
-    for (uint64_t i = 0; i < n_clusters; i++) {
-        begin_cluster();
-        run_cluster(permuted(clusters, i), order);
+    emulated_races_begin_grid();
+    for (; now.n_finished < n_clusters; now.n_finished++) {
+        now.cluster = (unsigned)permuted(clusters, now.n_finished);
+        run_cluster(order);
     }
+    emulated_races_end_grid();
 }
 
 struct launch {

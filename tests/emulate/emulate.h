@@ -19,6 +19,10 @@
 #include <functional>
 #include <type_traits>
 
+#ifdef __SANITIZE_THREAD__
+#include "instrument.h"
+#endif
+
 #define __global__
 #define __device__
 #define __host__

@@ -39,5 +39,9 @@ bool emulated_cublaslt_ask_real(void);
  * running. */
 void emulated_forget_accesses(void);
 double emulated_share_of_sectors(void);
+/* Of checked kernels (CMake's ballast_checked_kernels), since then: how often warps went to shared memory's banks, over the fewest times
+ * that accesses of their sizes take; and that of the worst access. 1: no conflicts. */
+double emulated_bank_passes(void);
+double emulated_worst_bank_passes(void);
 
 #endif

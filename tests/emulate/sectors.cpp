@@ -14,7 +14,7 @@ static double bytes_accessed, bytes_of_sectors;
 void emulated_note_access(const void *p, unsigned bytes, bool is_store)
 {
     auto &of_threads = accesses[is_store];
-    unsigned t = emulated_current_thread();
+    unsigned t = emulated_now.thread;
     if (of_threads.size() <= t) of_threads.resize(t + 1);
     auto &mine = of_threads[t];
     auto &sizes = access_bytes[is_store];
@@ -25,6 +25,7 @@ void emulated_note_access(const void *p, unsigned bytes, bool is_store)
 extern "C" void emulated_forget_accesses(void)
 {
     bytes_accessed = bytes_of_sectors = 0;
+    emulated_banks_forget();
 }
 
 extern "C" double emulated_share_of_sectors(void)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "queue.h"
 #include "runtime.h"
 
 void emulated_fatal(const char *format, ...)
@@ -54,4 +55,14 @@ const emulated_settings *emulated_settings_get(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_environment);
     return &settings;
+}
+
+int emulated_capability(void)
+{
+    return emulated_settings_get()->capability;
+}
+
+uint64_t emulated_seed(void)
+{
+    return emulated_settings_get()->seed;
 }

@@ -61,7 +61,7 @@ __device__ static inline void encode_group(bl_e4m3_divisor divisor, float values
 }
 
 /* The largest of all threads' bits, in the block, then in its cluster. is_odd: of every other row. */
-__device__ static inline uint32_t row_max(uint32_t bits, bool is_odd)
+__device__ static inline uint32_t row_max(uint32_t bits, [[maybe_unused]] bool is_odd)
 {
     __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_row;
     int lane = (int)threadIdx.x % BL_WARP, warp = (int)threadIdx.x / BL_WARP;
