@@ -1,32 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* machine.c -- what the bits of a run depend on besides its configuration, data and model: the library under
- * its products, and the instruction set that this takes on this machine (src/ops/README.md: all else rounds
- * alike everywhere). */
+ * its products, and the instruction set that this takes on this machine, or the GPU (src/ops/README.md: all else
+ * rounds alike everywhere). */
 #include <string.h>
 
 #include "base/json.h"
 #include "base/log.h"
-#include "ops/gemm.h"
 #include "train/training.h"
 
 static const char KEY[] = "products"; /* of a checkpoint's state */
 
-bl_status bl_machine_record(json_t *state)
+bl_status bl_machine_describe(const bl_train_config *config, char text[BL_CUDA_GEMM_TEXT_BYTES])
 {
-    char text[BL_CPU_GEMM_TEXT_BYTES];
+    if (config->device == BL_CONFIG_DEVICE_CUDA) return bl_cuda_gemm_describe(text);
     bl_cpu_gemm_describe(text);
+    return BL_OK;
+}
+
+bl_status bl_machine_record(const bl_train_config *config, json_t *state)
+{
+    char text[BL_CUDA_GEMM_TEXT_BYTES];
+    BL_TRY(bl_machine_describe(config, text));
     return json_object_set_new(state, KEY, json_string(text)) == 0
                ? BL_OK
                : BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
 }
 
-bl_status bl_machine_compare(const char *checkpoint, const json_t *state)
+bl_status bl_machine_compare(const bl_train_config *config, const char *checkpoint,
+                             const json_t *state)
 {
-    char text[BL_CPU_GEMM_TEXT_BYTES];
+    char text[BL_CUDA_GEMM_TEXT_BYTES];
     const char *old = NULL; /* of checkpoints made before this key was */
 
     BL_TRY(bl_json_get_string(checkpoint, state, KEY, BL_JSON_OPTIONAL, &old));
-    bl_cpu_gemm_describe(text);
+    BL_TRY(bl_machine_describe(config, text));
     if (old && strcmp(old, text) != 0)
         bl_log_warning("not bit-identical: checkpoint %s was made with %s, this machine has %s",
                        checkpoint, old, text);

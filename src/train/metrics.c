@@ -166,6 +166,9 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
                                  ",\"%s_bytes\":%lld,\"%s_stall_s\":%.6f", name,
                                  (long long)lane->n_bytes, name, lane->stall_s);
     }
+    if (s->n_fallbacks >= 0)
+        used += (size_t)snprintf(line + used, sizeof line - used, ",\"bf16_fallbacks\":%lld",
+                                 (long long)s->n_fallbacks);
     snprintf(line + used, sizeof line - used, "}\n");
     print_progress(m, s);
     return append(m, line);

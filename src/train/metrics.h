@@ -18,6 +18,8 @@ typedef struct bl_step_metrics {
     /* Of the step: bytes of all ranks; of the rank that stalled on a lane the longest, how
      * long. */
     bl_lane_totals lanes[BL_N_LANES];
+    /* Products that were to be in FP8 and were made in bf16, of rank 0; -1: none was to be. */
+    int64_t n_fallbacks;
     double
         peak_flops; /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
 } bl_step_metrics;

@@ -144,6 +144,20 @@ static void count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
                                     .n_bytes = now->lane[i].n_bytes - before.lane[i].n_bytes};
 }
 
+/* Of this rank since the last call; -1: the run is not in FP8. */
+static bl_status count_fallbacks(bl_trainer *t, int64_t *n)
+{
+    int64_t counts[BL_FALLBACK_COUNT], sum = 0;
+
+    *n = -1;
+    if (t->training->job.config->compute_dtype != BL_COMPUTE_FP8) return BL_OK;
+    BL_TRY(bl_matmul_count_fallbacks(t->rank->device, counts));
+    for (int i = 0; i < BL_FALLBACK_COUNT; i++) sum += counts[i];
+    *n = sum - t->counted_fallbacks;
+    t->counted_fallbacks = sum;
+    return BL_OK;
+}
+
 static bl_status report_step(bl_trainer *t, int64_t step, double loss, double grad_norm,
                              const int64_t totals[3], double started, const bl_lane_totals *lanes)
 {
@@ -164,6 +178,7 @@ static bl_status report_step(bl_trainer *t, int64_t step, double loss, double gr
         .flops = step_flops(t, totals[1], totals[0]),
         .peak_flops = t->peak_flops * training->job.topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
+    BL_TRY(count_fallbacks(t, &metrics.n_fallbacks));
     BL_TRY(bl_output_check_lock(t->output));
     return bl_metrics_step(t->output->metrics, &metrics);
 }

@@ -89,7 +89,7 @@ static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpo
     json_t *state = describe(t, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)
                          : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
-    if (st == BL_OK) st = bl_machine_record(state);
+    if (st == BL_OK) st = bl_machine_record(job->config, state);
     if (st == BL_OK) {
         st = bl_checkpoint_commit(output->saving, state);
         output->saving = NULL;
@@ -283,7 +283,8 @@ static bl_status choose_start(bl_training *training, bl_outcome *outcome)
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
         bl_status st = find_checkpoint(training, &state);
         if (st == BL_OK && start->dir) st = check_state(training, state, outcome);
-        if (st == BL_OK && start->dir) st = bl_machine_compare(start->dir, state);
+        if (st == BL_OK && start->dir)
+            st = bl_machine_compare(training->job.config, start->dir, state);
         json_decref(state);
         if (st != BL_OK) return st;
         if (start->dir) {

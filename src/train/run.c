@@ -11,12 +11,12 @@
 #include "train/sampler.h"
 #include "train/training.h"
 
-static void print_model(const bl_job *job)
+static bl_status print_model(const bl_job *job)
 {
     const bl_train_config *c = job->config;
-    char products[BL_CPU_GEMM_TEXT_BYTES];
+    char products[BL_CUDA_GEMM_TEXT_BYTES];
 
-    bl_cpu_gemm_describe(products);
+    BL_TRY(bl_machine_describe(c, products));
     bl_log_info("products: %s", products);
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x "
                 "%lld threads, shards of %lld",
@@ -24,6 +24,7 @@ static void print_model(const bl_job *job)
                 (long long)job->model->config.n_layers, (long long)job->lora.options.r,
                 (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6,
                 job->topology.n_ranks, (long long)c->threads, (long long)c->shard_size);
+    return BL_OK;
 }
 
 static bl_status prepare_output(bl_training *training, bl_output *output)
@@ -146,16 +147,28 @@ static bl_status plan(bl_job *job)
 
     input.is_training = true;
     BL_TRY(bl_job_choose_plan(job, &input));
-    print_model(job);
+    BL_TRY(print_model(job));
     bl_plan_print(&input, &job->plan);
     return bl_plan_check(&input, &job->plan);
+}
+
+static void print_memory(const bl_job *job, const bl_peak_memory *peak)
+{
+    const double MIB = 1 << 20;
+    int64_t gpu = bl_memory_gpu_bytes(&job->plan.memory, job->topology.n_here);
+
+    bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
+                (double)peak->host / MIB, (double)job->plan.memory.total / MIB);
+    if (gpu > 0)
+        bl_log_info("GPU memory measured: peak %.3f MiB, predicted %.3f MiB",
+                    (double)peak->gpu / MIB, (double)gpu / MIB);
 }
 
 static bl_status train(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;
     const char *dir = job->config->output_dir;
-    int64_t peak_bytes = 0;
+    bl_peak_memory peak = {0};
 
     BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(bl_job_place_ranks(job));
@@ -165,9 +178,8 @@ static bl_status train(bl_training *training, bl_output *output)
     BL_TRY(prepare_output(training, output));
     BL_TRY(open_trace(training));
     BL_TRY(plan(job));
-    bl_status st = bl_training_run_ranks(training, output, &peak_bytes);
-    bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
-                (double)peak_bytes / (1 << 20), (double)job->plan.memory.total / (1 << 20));
+    bl_status st = bl_training_run_ranks(training, output, &peak);
+    print_memory(job, &peak);
     if (st == BL_OK) st = close_trace(job);
     if (st != BL_OK || job->topology.first_here > 0) return st;
     BL_TRY(bl_output_check_lock(output));

@@ -155,7 +155,18 @@ static bl_status run_to_end(watch *w, bl_output *output, const sigset_t *signals
     return st;
 }
 
-bl_status bl_training_run_ranks(bl_training *training, bl_output *output, int64_t *peak_bytes)
+static int64_t gpu_peak_bytes(const bl_ranks *ranks)
+{
+    int64_t n_bytes = 0;
+    for (int i = 0; ranks->rank && i < ranks->n_here; i++) {
+        const bl_device *device = ranks->rank[i].device;
+        if (device && bl_device_get_kind(device) == BL_DEVICE_CUDA)
+            n_bytes += (int64_t)bl_device_peak_bytes(device, BL_SPACE_DEVICE);
+    }
+    return n_bytes;
+}
+
+bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak)
 {
     sigset_t signals, old;
     watch w;
@@ -164,7 +175,7 @@ bl_status bl_training_run_ranks(bl_training *training, bl_output *output, int64_
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = create_watch(training, output, &w);
     if (st == BL_OK) st = run_to_end(&w, output, &signals);
-    *peak_bytes = w.ranks.peak_bytes;
+    *peak = (bl_peak_memory){w.ranks.peak_bytes, gpu_peak_bytes(&w.ranks)};
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
     for (int i = 0; w.trainers && i < w.ranks.n_here; i++) bl_trainer_free(&w.trainers[i]);

@@ -24,6 +24,7 @@ typedef struct bl_trainer {
 
     double peak_flops;          /* what a plain GEMM reaches; 0: unknown */
     bl_timeline_totals counted; /* the part of the timeline's that metrics have had */
+    int64_t counted_fallbacks;  /* the same of products in bf16 instead of FP8 */
     bl_pass_micro *micro;       /* [plan.pass.max_group]: of the pass under way */
     bl_batches *batches[2];     /* the step under way and the next one */
     bl_twin *counts;            /* [3] int64: labels, tokens, requests to stop */

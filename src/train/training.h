@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "base/files.h"
+#include "ops/gemm.h"
 #include "store/checkpoint.h"
 #include "train/job.h"
 #include "train/metrics.h"
@@ -85,12 +86,20 @@ bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *
  * its weights were. */
 bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start, FILE *out);
 
-/* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning. */
-bl_status bl_machine_record(json_t *state);
-bl_status bl_machine_compare(const char *checkpoint, const json_t *state);
+/* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning. Errors:
+ * those of bl_device_find_cuda. */
+bl_status bl_machine_describe(const bl_train_config *config, char text[BL_CUDA_GEMM_TEXT_BYTES]);
+bl_status bl_machine_record(const bl_train_config *config, json_t *state);
+bl_status bl_machine_compare(const bl_train_config *config, const char *checkpoint,
+                             const json_t *state);
 
+/* What the ranks of this process have taken at most, bytes: host memory as the largest RssAnon seen;
+ * of a GPU what they asked it for, together. */
+typedef struct bl_peak_memory {
+    int64_t host, gpu;
+} bl_peak_memory;
 /* stop.c: runs the ranks of this process to their end and returns the failure that came first. While
- * they run, signals stop the training. *peak_bytes: the largest RssAnon seen. */
-bl_status bl_training_run_ranks(bl_training *training, bl_output *output, int64_t *peak_bytes);
+ * they run, signals stop the training. */
+bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak);
 
 #endif

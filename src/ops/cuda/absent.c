@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ops of CUDA in a build without it. Its only device is the CPU, so that nobody gets here. */
+#include "ops/gemm.h"
 #include "ops/ops_internal.h"
 
 #define REFUSE(op)                                                                                 \
@@ -42,3 +43,9 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .matmul_weight_is_refused = refuse_is_refused,
                                   .matmul_count_fallbacks = refuse_count_fallbacks,
                                   OPS_LIST(ENTRY)};
+
+bl_status bl_cuda_gemm_describe(char text[BL_CUDA_GEMM_TEXT_BYTES])
+{
+    text[0] = '\0';
+    return BL_FAIL(BL_ELIMIT, "this build has no CUDA");
+}
