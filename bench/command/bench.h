@@ -19,7 +19,8 @@ typedef struct bl_bench {
     bl_status (*run)(const void *values);
 } bl_bench;
 
-extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_pager, bl_bench_hardware;
+extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_pager, bl_bench_hardware,
+    bl_bench_step;
 
 enum { BL_BENCH_MAX_RUNS = 1000 };
 

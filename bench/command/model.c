@@ -137,7 +137,7 @@ static void write_ids(FILE *file, const bl_bench_model *m, int64_t row)
     }
 }
 
-static bl_status write_rows(const bl_bench_model *m, const char *dir)
+bl_status bl_bench_model_write_rows(const bl_bench_model *m, const char *dir)
 {
     char path[PATH_BYTES];
 
@@ -164,5 +164,5 @@ bl_status bl_bench_model_write(const bl_bench_model *model, const char *dir)
     BL_TRY(bl_dir_create(path));
     BL_TRY(write_config(model, dir));
     BL_TRY(write_weights(model, dir));
-    return write_rows(model, dir);
+    return bl_bench_model_write_rows(model, dir);
 }

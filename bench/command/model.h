@@ -15,6 +15,8 @@ typedef struct bl_bench_model {
 
 /* Writes DIR/model/ (a Hugging Face directory) and DIR/train.jsonl. DIR must exist. */
 bl_status bl_bench_model_write(const bl_bench_model *model, const char *dir);
+/* DIR/train.jsonl alone: needs vocab, rows and row_tokens. */
+bl_status bl_bench_model_write_rows(const bl_bench_model *model, const char *dir);
 
 /* Weights of one layer's seven projections. */
 int64_t bl_bench_model_layer_weights(const bl_bench_model *model);

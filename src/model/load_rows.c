@@ -455,7 +455,7 @@ bl_llama_stored_size bl_llama_measure_stored(const bl_llama_model *model)
 {
     bl_llama_stored_size size = {.is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK};
 
-    for (size_t i = 0; i < bl_hf_count(model->files); i++) {
+    for (size_t i = 0; model->files && i < bl_hf_count(model->files); i++) {
         const bl_stored_tensor *tensor = bl_hf_at(model->files, i);
         size.n_bytes += tensor->n_bytes;
         if (tensor->n_dims == 2 && tensor->shape[0] > 0)

@@ -211,9 +211,22 @@ static size_t staging_bytes(const bl_llama_config *c)
                               bl_max_i64(c->hidden_size, c->head_dim) * (int64_t)sizeof(float));
 }
 
-bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
-                                bl_comm *shard_group, bl_stream *stream,
-                                const bl_llama_placement *placement, bl_llama_weights **out)
+/* A tied head is the embedding table. */
+static void point_at_tied_head(bl_llama_weights *w)
+{
+    const bl_llama_config *c = &w->model->config;
+    bl_format format = BL_FORMAT_F32;
+
+    bl_format_from_dtype(w->model->embedding_dtype, &format);
+    w->tied_head = (bl_weight){
+        .rows = c->vocab_size,
+        .cols = c->hidden_size,
+        .n_segments = 1,
+        .segment = {{.format = format, .codes = w->model->embedding, .rows = c->vocab_size}}};
+}
+
+bl_status bl_llama_weights_create(const bl_llama_model *model, bl_device *device, int n_shards,
+                                  bl_llama_weights **out)
 {
     const bl_llama_config *c = &model->config;
     bl_staging *staging = NULL;
@@ -225,28 +238,41 @@ bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
     w->model = model;
     w->device = device;
     w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
-    BL_TRY_GOTO(st, done,
-                bl_llama_layout(c, model->formats, model->head_dtype, w->dims.kind,
-                                bl_comm_size(shard_group), &w->layout));
+    BL_TRY_GOTO(
+        st, done,
+        bl_llama_layout(c, model->formats, model->head_dtype, w->dims.kind, n_shards, &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
+    BL_TRY_GOTO(st, done, make_rope_tables(w, staging));
+    if (bl_llama_head_is_table(c, w->dims.kind)) point_at_tied_head(w);
+    *out = w;
+    w = NULL;
+done:
+    bl_staging_destroy(staging);
+    bl_llama_weights_free(w);
+    return st;
+}
+
+bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
+                                bl_comm *shard_group, bl_stream *stream,
+                                const bl_llama_placement *placement, bl_llama_weights **out)
+{
+    bl_llama_weights *w = NULL;
+    bl_staging *staging = NULL;
+    bl_status st = BL_OK;
+
+    *out = NULL;
+    BL_TRY_GOTO(st, done, bl_llama_weights_create(model, device, bl_comm_size(shard_group), &w));
+    BL_TRY_GOTO(
+        st, done,
+        bl_staging_create(device, staging_bytes(&model->config), "staging of weights", &staging));
     BL_TRY_GOTO(st, done, bl_llama_load_base(w, shard_group, placement, staging));
     BL_TRY_GOTO(st, done, sum_checksums(w, shard_group, stream));
     BL_TRY_GOTO(st, done, load_norms(w, staging));
-    BL_TRY_GOTO(st, done, make_rope_tables(w, staging));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
     BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shard_group, stream, w->scales, w->n_scales));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
-    if (bl_llama_head_is_table(c, w->dims.kind)) {
-        bl_format format = BL_FORMAT_F32;
-        bl_format_from_dtype(model->embedding_dtype, &format);
-        w->tied_head = (bl_weight){
-            .rows = c->vocab_size,
-            .cols = c->hidden_size,
-            .n_segments = 1,
-            .segment = {{.format = format, .codes = model->embedding, .rows = c->vocab_size}}};
-    }
     *out = w;
     w = NULL;
 done:

@@ -42,7 +42,7 @@ typedef struct bl_llama_base_formats {
 
 typedef struct bl_llama_model {
     bl_llama_config config;
-    bl_hf_model *files;
+    bl_hf_model *files; /* NULL: there is no checkpoint */
     bl_dtype embedding_dtype;
     void *embedding; /* (vocab, hidden); host memory */
     uint64_t embedding_checksum;
@@ -110,6 +110,11 @@ typedef struct bl_llama_weights {
      * made from. */
     uint64_t checksum;
 } bl_llama_weights;
+
+/* The memory of a rank's weights but for the base's pages, with what needs no checkpoint: the layout, RoPE
+ * tables, a tied head. Scales and norms hold anything, pages is NULL. `model` is borrowed until they are freed. */
+bl_status bl_llama_weights_create(const bl_llama_model *model, bl_device *device, int n_shards,
+                                  bl_llama_weights **out);
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
  * placement NULL: all in device memory. Collective over `shard_group`: scales are exchanged there. `model` is borrowed until the

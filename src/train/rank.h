@@ -35,6 +35,8 @@ typedef struct bl_rank {
  * over the job. Close after a failure, too, and after the thread has ended. */
 
 bl_status bl_rank_open(bl_rank *rank); /* device, streams, shard group */
+/* Brings r->weights, which are there: the second half of the next. */
+bl_status bl_rank_create_base(bl_rank *rank);
 /* The frozen base. BL_EUSAGE: ranks have read different weights. */
 bl_status bl_rank_load_base(bl_rank *rank);
 /* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */

@@ -8,7 +8,7 @@ static int index_on_host(const bl_rank *r)
     return r->job->topology.first_on_host + r->index - r->job->topology.first_here;
 }
 
-static bl_status create_base(bl_rank *r)
+bl_status bl_rank_create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
     bl_llama_base_options options = {.shard_group = r->shard_group,
@@ -20,11 +20,6 @@ static bl_status create_base(bl_rank *r)
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline,
                                      .hooks = c->hooks};
-    bl_llama_placement placement = r->job->plan.placement;
-
-    placement.index = index_on_host(r);
-    BL_TRY(bl_llama_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
-                                 &r->weights));
     return bl_llama_base_create(r->weights, &options, &r->base);
 }
 
@@ -69,7 +64,12 @@ bl_status bl_rank_open(bl_rank *r)
 
 bl_status bl_rank_load_base(bl_rank *r)
 {
-    BL_TRY(create_base(r));
+    bl_llama_placement placement = r->job->plan.placement;
+
+    placement.index = index_on_host(r);
+    BL_TRY(bl_llama_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
+                                 &r->weights));
+    BL_TRY(bl_rank_create_base(r));
     return bl_rank_compare_weights(r);
 }
 

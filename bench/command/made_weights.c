@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench/command/made_weights.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/sizes.h"
+#include "device/staging.h"
+#include "fp8/element.h"
+#include "linear/base_internal.h"
+
+/* A block of random weights, which all are cut from: element i is a function of i alone. */
+enum { BLOCK_BYTES = 16 << 20 };
+
+static const float WEIGHT_STD = 0.02f;
+static const float CODE_STD = 64.0f; /* of codes: a row's largest weight is some seven times that */
+
+/* Two normal deviates (Box and Muller) of counter `i` (SplitMix64's mixer). */
+static void normals(uint64_t i, float out[2])
+{
+    uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    float u = ((float)(uint32_t)(z >> 40) + 0.5f) * 0x1p-24f,
+          angle = (float)(uint32_t)z * (float)(2 * 3.14159265358979 * 0x1p-32),
+          radius = sqrtf(-2 * logf(u));
+    out[0] = radius * cosf(angle);
+    out[1] = radius * sinf(angle);
+}
+
+static void fill_block(char *block, bool is_fp8)
+{
+    float pair[2];
+    uint16_t *halves = (uint16_t *)(void *)block;
+
+    for (size_t i = 0; is_fp8 && i < BLOCK_BYTES; i += 2) {
+        normals(i, pair);
+        for (int k = 0; k < 2; k++) block[i + (size_t)k] = (char)bl_f32_to_e4m3(pair[k] * CODE_STD);
+    }
+    for (size_t i = 0; !is_fp8 && i < BLOCK_BYTES / sizeof *halves; i += 2) {
+        normals(i, pair);
+        for (int k = 0; k < 2; k++) halves[i + (size_t)k] = bl_f32_to_bf16(pair[k] * WEIGHT_STD);
+    }
+}
+
+/* ---- a model ---- */
+
+/* n_bytes that all are the block's: the same pages of memory again and again. */
+static bl_status map_repeatedly(size_t n_bytes, void **out)
+{
+    size_t n_mapped = (size_t)bl_round_up((int64_t)n_bytes, BLOCK_BYTES);
+    int fd = memfd_create("ballast-bench", MFD_CLOEXEC);
+
+    *out = NULL;
+    if (fd < 0 || ftruncate(fd, BLOCK_BYTES) != 0) {
+        bl_status st = bl_fail_errno(BL_ENOMEM, "a block of weights");
+        if (fd >= 0) close(fd);
+        return st;
+    }
+    char *memory = mmap(NULL, n_mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool is_mapped = memory != MAP_FAILED;
+    for (size_t at = 0; is_mapped && at < n_mapped; at += BLOCK_BYTES)
+        is_mapped = mmap(memory + at, BLOCK_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                         fd, 0) != MAP_FAILED;
+    close(fd);
+    if (!is_mapped) {
+        if (memory != MAP_FAILED) munmap(memory, n_mapped);
+        return bl_fail_errno(BL_ENOMEM, "an embedding of %zu bytes", n_bytes);
+    }
+    fill_block(memory, false);
+    *out = memory;
+    return BL_OK;
+}
+
+static size_t embedding_bytes(const bl_llama_config *c)
+{
+    return (size_t)(c->vocab_size * c->hidden_size) * sizeof(uint16_t);
+}
+
+static bl_format format_of(bl_base_format format)
+{
+    return format == BL_BASE_STORED      ? BL_FORMAT_BF16
+           : format == BL_BASE_FP8_BLOCK ? BL_FORMAT_FP8_BLOCK
+                                         : BL_FORMAT_FP8_ROW;
+}
+
+bl_status bl_made_model_open(const bl_llama_config *config, bl_base_format format,
+                             int64_t n_positions, bl_llama_model **out)
+{
+    size_t n_formats = (size_t)(config->n_layers * BL_PROJECTIONS);
+    bl_llama_model *model = calloc(1, sizeof *model);
+    bl_status st = BL_OK;
+
+    *out = NULL;
+    if (model)
+        *model = (bl_llama_model){.config = *config,
+                                  .embedding_dtype = BL_BF16,
+                                  .head_dtype = BL_BF16,
+                                  .formats = malloc(n_formats * sizeof *model->formats),
+                                  .n_positions = n_positions};
+    if (!model || !model->formats)
+        st = BL_FAIL(BL_ENOMEM, "a model of %lld layers", (long long)config->n_layers);
+    else
+        st = map_repeatedly(embedding_bytes(config), &model->embedding);
+    if (st != BL_OK) {
+        bl_made_model_close(model);
+        return st;
+    }
+    for (size_t i = 0; i < n_formats; i++) model->formats[i] = format_of(format);
+    *out = model;
+    return BL_OK;
+}
+
+void bl_made_model_close(bl_llama_model *model)
+{
+    if (!model) return;
+    if (model->embedding)
+        munmap(model->embedding,
+               (size_t)bl_round_up((int64_t)embedding_bytes(&model->config), BLOCK_BYTES));
+    free(model->formats);
+    free(model);
+}
+
+/* ---- weights ---- */
+
+/* A page from somewhere in the block on. */
+static bl_status write_page(bl_pages *pages, int64_t page, const char *block)
+{
+    size_t n_bytes = bl_pages_spec(pages, page)->n_bytes,
+           from = (size_t)page * 64 * 977 % BLOCK_BYTES;
+
+    for (size_t at = 0, n; at < n_bytes; at += n) {
+        size_t place = (from + at) % BLOCK_BYTES;
+        n = (size_t)bl_min_i64((int64_t)(n_bytes - at), (int64_t)(BLOCK_BYTES - place));
+        BL_TRY(bl_pages_write(pages, page, at, block + place, n));
+    }
+    return BL_OK;
+}
+
+static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_placement *placement)
+{
+    int64_t n_pages = bl_base_part_count(&w->layout);
+    bl_pages_options options = {.device = w->device,
+                                .pin = placement->pin,
+                                .node = -1,
+                                .shard = shard,
+                                .n_shards = w->layout.n_shards};
+    bl_page_spec *specs = calloc((size_t)n_pages + 1, sizeof *specs);
+    char(*names)[BL_PAGE_NAME_BYTES] = calloc((size_t)n_pages + 1, sizeof *names);
+    bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
+    bl_status st =
+        specs && names && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "%lld pages", (long long)n_pages);
+
+    if (st == BL_OK) st = bl_llama_place(&w->layout, placement, tiers);
+    for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
+        bl_llama_page_name(w->model->config.n_layers, &at, names[at.index]);
+        specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
+    }
+    if (st == BL_OK) st = bl_pages_create(&options, n_pages, specs, &w->pages);
+    free(tiers);
+    free(names);
+    free(specs);
+    return st;
+}
+
+static bl_status fill_pages(bl_llama_weights *w)
+{
+    char *blocks[2] = {NULL, NULL}; /* bf16, FP8 */
+    bl_status st = BL_OK;
+
+    for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
+        const bl_weight *weight = &at.matrix->weight;
+        int is_fp8 = bl_format_is_fp8(weight->segment[at.part->first_segment].format);
+        if (!blocks[is_fp8]) {
+            blocks[is_fp8] = malloc(BLOCK_BYTES);
+            if (!blocks[is_fp8]) st = BL_FAIL(BL_ENOMEM, "a block of weights");
+            if (st == BL_OK) fill_block(blocks[is_fp8], is_fp8);
+        }
+        if (st == BL_OK) st = write_page(w->pages, at.index, blocks[is_fp8]);
+    }
+    for (int i = 0; i < 2; i++) free(blocks[i]);
+    return st == BL_OK ? bl_pages_seal(w->pages) : st;
+}
+
+/* The same value everywhere. */
+static bl_status fill(bl_staging *staging, float *to, int64_t n, float value)
+{
+    int64_t most = (int64_t)(staging->n_bytes / sizeof *to);
+    float *values = staging->bytes;
+
+    for (int64_t i = 0; i < bl_min_i64(n, most); i++) values[i] = value;
+    for (int64_t at = 0, count; at < n; at += count) {
+        count = bl_min_i64(most, n - at);
+        BL_TRY(bl_staging_upload(staging, to + at, values, (size_t)count * sizeof *to));
+    }
+    return BL_OK;
+}
+
+static int64_t n_norms(const bl_llama_config *c)
+{
+    return (2 * c->n_layers + 1) * c->hidden_size;
+}
+
+bl_status bl_made_norms_create(const bl_llama_model *model, bl_device *device, float **out)
+{
+    int64_t n = n_norms(&model->config);
+    bl_staging *staging;
+
+    *out = NULL;
+    BL_TRY(bl_staging_create(device, BL_STAGING_BYTES, "staging of norms", &staging));
+    bl_status st =
+        bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)n * sizeof **out, "norms", (void **)out);
+    if (st == BL_OK) st = fill(staging, *out, n, 1.0f);
+    bl_staging_destroy(staging);
+    return st;
+}
+
+bl_status bl_made_weights_create(const bl_llama_model *model, bl_device *device, int shard,
+                                 int n_shards, const bl_llama_placement *placement,
+                                 bl_llama_weights **out)
+{
+    const bl_llama_config *c = &model->config;
+    bl_llama_weights *w = NULL;
+    bl_staging *staging = NULL;
+    bl_status st = BL_OK;
+
+    *out = NULL;
+    BL_TRY_GOTO(st, done,
+                bl_staging_create(device, BL_STAGING_BYTES, "staging of weights", &staging));
+    BL_TRY_GOTO(st, done, bl_llama_weights_create(model, device, n_shards, &w));
+    BL_TRY_GOTO(st, done, create_pages(w, shard, placement));
+    BL_TRY_GOTO(st, done, fill_pages(w));
+    BL_TRY_GOTO(st, done, fill(staging, w->scales, w->n_scales, WEIGHT_STD / CODE_STD));
+    BL_TRY_GOTO(st, done, fill(staging, w->norms, n_norms(c), 1.0f));
+    *out = w;
+    w = NULL;
+done:
+    bl_staging_destroy(staging);
+    bl_llama_weights_free(w);
+    return st;
+}
+
+/* ---- layers that repeat ---- */
+
+typedef struct repeated_base {
+    bl_base base;
+    bl_base *inner;
+    int64_t n_layers, n_distinct;
+} repeated_base;
+
+static int64_t inner_unit(const repeated_base *self, int64_t unit)
+{
+    return unit < self->n_layers ? unit % self->n_distinct : self->n_distinct;
+}
+
+static bl_status repeated_prefetch(bl_base *base, int64_t unit)
+{
+    repeated_base *self = (repeated_base *)base;
+    return bl_base_prefetch(self->inner, inner_unit(self, unit));
+}
+
+static bl_status repeated_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                                  bl_weight *out)
+{
+    repeated_base *self = (repeated_base *)base;
+    return bl_base_acquire(self->inner, inner_unit(self, unit), matrix, stream, out);
+}
+
+static bl_status repeated_release(bl_base *base, int64_t unit, bl_stream *stream)
+{
+    repeated_base *self = (repeated_base *)base;
+    return bl_base_release(self->inner, inner_unit(self, unit), stream);
+}
+
+static void repeated_destroy(bl_base *base)
+{
+    bl_base_destroy(((repeated_base *)base)->inner);
+    free(base);
+}
+
+bl_status bl_repeated_base_create(bl_base *base, int64_t n_layers, int64_t n_distinct,
+                                  bl_base **out)
+{
+    static const bl_base_ops ops = {.prefetch = repeated_prefetch,
+                                    .acquire = repeated_acquire,
+                                    .release = repeated_release,
+                                    .destroy = repeated_destroy};
+    repeated_base *self = calloc(1, sizeof *self);
+
+    *out = NULL;
+    if (!self) {
+        bl_base_destroy(base);
+        return BL_FAIL(BL_ENOMEM, "a base");
+    }
+    *self = (repeated_base){.base = {&ops, base->layout},
+                            .inner = base,
+                            .n_layers = n_layers,
+                            .n_distinct = n_distinct};
+    *out = &self->base;
+    return BL_OK;
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ballast bench step: the training steps of one rank, on weights that are made up, without the other ranks. What would be gathered from
+ * those is copied on the device, at the rate of a link if one is given (echo.h). So one device measures what each of eight would do. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "bench/command/bench.h"
+#include "bench/command/echo.h"
+#include "bench/command/made_weights.h"
+#include "bench/command/model.h"
+#include "plan/lora.h"
+#include "train/rank.h"
+
+typedef struct step_options {
+    char *model, *as_rank, *dir;
+    int64_t layers, distinct_layers, tokens, micro_batches, visit_tokens, lora_r, ring_depth,
+        threads, steps;
+    bl_base_format base_format;
+    char *device, *compute_dtype, *activation_checkpointing;
+    bool activation_offload;
+    double offload_ratio, link_gb_per_s;
+} step_options;
+
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "bench step", .type = BL_OPTION_##kind,                                \
+    .offset = offsetof(step_options, field), .commands = BL_CLI_ANY
+
+static const bl_option table[] = {
+    {OPTION(model, PATH), .default_text = "llama3.2-1b",
+     .help = "a model's name, as llama3.1-405b, or a folder with config.json"},
+    {OPTION(layers, INT), .default_text = "0", .min = 0, .max = 4096,
+     .help = "of the model; 0: all it has"},
+    {OPTION(distinct_layers, INT), .default_text = "0", .min = 0, .max = 4096,
+     .help = "whose weights are in memory, the others repeat them; 0: all"},
+    {OPTION(as_rank, STRING), .default_text = "0/1",
+     .help = "RANK/RANKS: which of how many ranks share the base; the others are not there"},
+    {OPTION(link_gb_per_s, REAL), .default_text = "0", .min = 0, .max = 1e6,
+     .help = "GB/s that a rank receives from the others; 0: as fast as the device copies"},
+    {OPTION(tokens, INT), .default_text = "1024", .min = 1, .max = 1 << 20,
+     .help = "of a micro-batch: one sequence"},
+    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 4096, .help = "of a step"},
+    {OPTION(visit_tokens, INT), .default_text = "0", .min = 0, .max = INT64_C(1) << 30,
+     .help = "that share a visit of a layer; 0: the step's"},
+    {OPTION(lora_r, INT), .default_text = "16", .min = 1, .max = 4096, .help = "LoRA rank"},
+    {OPTION(base_format, ENUM), .names = "auto|fp8_row|fp8_block|stored", .default_text = "fp8_row",
+     .help = "of the frozen base; stored: bf16"},
+    {OPTION(device, STRING), .default_text = "auto", .help = "auto, cpu or cuda"},
+    {OPTION(compute_dtype, STRING), .default_text = "auto", .help = "auto, fp32, bf16 or fp8"},
+    {OPTION(offload_ratio, REAL), .default_text = "0", .min = 0, .max = 1,
+     .help = "part of the base in pinned host memory"},
+    {OPTION(activation_checkpointing, STRING), .default_text = "full",
+     .help = "none, selective or full"},
+    {OPTION(activation_offload, BOOL), .default_text = "false",
+     .help = "keep saved activations in host memory"},
+    {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64,
+     .help = "layers of the base held at once"},
+    {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads"},
+    {OPTION(steps, INT), .default_text = "3", .min = 1, .max = 10000,
+     .help = "that are measured, after one that is not"},
+    {OPTION(dir, PATH), .default_text = "/tmp",
+     .help = "where a scratch folder is made, and removed again"},
+};
+
+enum { PATH_BYTES = 512, MAX_ARGS = 64 };
+
+typedef struct step_bench {
+    const step_options *options;
+    char scratch[PATH_BYTES];
+    int rank_index, n_ranks;
+    bl_train_config *config;
+    bl_llama_model *model, *small; /* small: with the distinct layers alone; may be model */
+    bl_job job;
+    bl_rank rank;
+    bl_llama_weights *weights; /* of small */
+    bl_llama_weights whole;    /* the same for all layers, and their norms */
+    bl_batches *batches;
+    bl_pass_micro *micro;
+    bl_timeline_totals counted;
+} step_bench;
+
+/* ---- the job ---- */
+
+typedef struct arguments {
+    char text[MAX_ARGS][PATH_BYTES];
+    char *argv[MAX_ARGS];
+    int n;
+} arguments;
+
+static void add(arguments *a, const char *key, const char *format, ...)
+{
+    va_list list;
+
+    snprintf(a->text[a->n], PATH_BYTES, "--%s", key);
+    va_start(list, format);
+    vsnprintf(a->text[a->n + 1], PATH_BYTES, format, list);
+    va_end(list);
+    for (int i = 0; i < 2; i++, a->n++) a->argv[a->n] = a->text[a->n];
+}
+
+static bl_status configure(step_bench *b)
+{
+    const step_options *o = b->options;
+    arguments *a = calloc(1, sizeof *a);
+
+    if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
+    add(a, "model_name_or_path", "%s/model", b->scratch);
+    add(a, "train_file", "%s/train.jsonl", b->scratch);
+    add(a, "output_dir", "%s/run", b->scratch);
+    add(a, "data_format", "tokens");
+    add(a, "max_seq_length", "%lld", (long long)o->tokens);
+    add(a, "per_device_train_batch_size", "1");
+    add(a, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
+    add(a, "visit_tokens", "%lld",
+        (long long)(o->visit_tokens ? o->visit_tokens : o->tokens * o->micro_batches));
+    add(a, "ranks", "%d", b->n_ranks);
+    add(a, "shard_size", "%d", b->n_ranks);
+    add(a, "threads", "%lld", (long long)o->threads);
+    add(a, "device", "%s", o->device);
+    add(a, "compute_dtype", "%s", o->compute_dtype);
+    add(a, "base_format", "%s", bl_base_format_name(o->base_format));
+    add(a, "ring_depth", "%lld", (long long)o->ring_depth);
+    add(a, "lora_r", "%lld", (long long)o->lora_r);
+    add(a, "activation_checkpointing", "%s", o->activation_checkpointing);
+    add(a, "activation_offload", "%s", o->activation_offload ? "true" : "false");
+    add(a, "offload_ratio", "%g", o->offload_ratio);
+    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, a->n, a->argv, &b->config);
+    free(a);
+    return st;
+}
+
+static bl_status read_shape(const step_options *o, bl_llama_config *shape)
+{
+    BL_TRY(access(o->model, F_OK) == 0 ? bl_llama_config_load(o->model, shape)
+                                       : bl_llama_config_preset(o->model, shape));
+    if (o->layers > 0) shape->n_layers = o->layers;
+    int64_t least = o->ring_depth + 2;
+    if (o->distinct_layers == 0 || o->distinct_layers >= shape->n_layers ||
+        o->distinct_layers >= least)
+        return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "--distinct_layers %lld: at least %lld for a ring_depth of %lld",
+                   (long long)o->distinct_layers, (long long)least, (long long)o->ring_depth);
+}
+
+static bl_status make_models(step_bench *b)
+{
+    const step_options *o = b->options;
+    bl_llama_config shape;
+
+    BL_TRY(read_shape(o, &shape));
+    BL_TRY(bl_made_model_open(&shape, o->base_format, o->tokens, &b->model));
+    b->small = b->model;
+    if (o->distinct_layers == 0 || o->distinct_layers >= shape.n_layers) return BL_OK;
+    shape.n_layers = o->distinct_layers;
+    return bl_made_model_open(&shape, o->base_format, o->tokens, &b->small);
+}
+
+static bl_status open_job(step_bench *b)
+{
+    const step_options *o = b->options;
+    bl_job *job = &b->job;
+    bl_bench_model rows = {
+        .vocab = b->model->config.vocab_size, .rows = o->micro_batches, .row_tokens = o->tokens};
+
+    BL_TRY(bl_bench_model_write_rows(&rows, b->scratch));
+    *job = (bl_job){.config = b->config,
+                    .topology = {.n_ranks = b->n_ranks,
+                                 .first_here = b->rank_index,
+                                 .n_here = 1,
+                                 .n_on_host = 1},
+                    .model = b->model};
+    BL_TRY(bl_run_data_open_training(b->config, b->model, &job->data));
+    BL_TRY(bl_plan_choose_lora(b->config, &b->model->config, true, &job->lora));
+    bl_plan_input input = bl_job_plan_input(job);
+    input.is_training = true;
+    return bl_job_choose_plan(job, &input);
+}
+
+/* ---- the rank ---- */
+
+static bl_status make_weights(step_bench *b)
+{
+    bl_rank *r = &b->rank;
+    int64_t n_layers = b->model->config.n_layers, n_distinct = b->small->config.n_layers;
+    bl_llama_placement placement = b->job.plan.placement;
+
+    placement.index = 0;
+    placement.n = 1;
+    BL_TRY(bl_made_weights_create(b->small, r->device, b->rank_index, b->n_ranks, &placement,
+                                  &b->weights));
+    r->weights = b->weights;
+    BL_TRY(bl_rank_create_base(r));
+    if (n_layers == n_distinct) return BL_OK;
+    b->whole = *b->weights;
+    b->whole.model = b->model;
+    BL_TRY(bl_made_norms_create(b->model, r->device, &b->whole.norms));
+    r->weights = &b->whole;
+    return bl_repeated_base_create(r->base, n_layers, n_distinct, &r->base);
+}
+
+static bl_status fill_batches(step_bench *b)
+{
+    const bl_rows *rows = &b->job.data.train;
+    int n = (int)b->options->micro_batches;
+
+    BL_TRY(bl_batches_create(b->rank.device, n, b->job.plan.pass.T_max, &b->batches));
+    bl_batches_clear(b->batches);
+    for (int m = 0; m < n; m++)
+        BL_TRY(bl_batches_append(b->batches, m, rows->set, rows->first + m, m));
+    BL_TRY(bl_batches_upload(b->batches, b->rank.compute));
+    b->micro = calloc((size_t)n, sizeof *b->micro);
+    return b->micro ? BL_OK : BL_FAIL(BL_ENOMEM, "micro-batches");
+}
+
+static bl_status open_rank(step_bench *b)
+{
+    bl_rank *r = &b->rank;
+
+    *r = (bl_rank){.job = &b->job, .index = b->rank_index};
+    BL_TRY(bl_echo_create(b->rank_index, b->n_ranks, 1e9 * b->options->link_gb_per_s, &r->world));
+    BL_TRY(bl_rank_open(r));
+    BL_TRY(make_weights(b));
+    BL_TRY(bl_rank_create_adapter(r));
+    BL_TRY(bl_rank_fill_adapter(r));
+    BL_TRY(bl_rank_create_pass(r));
+    return fill_batches(b);
+}
+
+static void close_rank(step_bench *b)
+{
+    bl_rank *r = &b->rank;
+
+    bl_rank_drain(r);
+    bl_batches_destroy(b->batches);
+    if (r->weights == &b->whole) bl_device_free(r->device, BL_SPACE_DEVICE, b->whole.norms);
+    r->weights = b->weights;
+    bl_rank_close(r);
+    free(b->micro);
+}
+
+/* ---- steps ---- */
+
+static bl_status run_step(step_bench *b, int64_t step, double *loss, double *grad_norm)
+{
+    bl_rank *r = &b->rank;
+    int64_t group = b->job.plan.pass.max_group;
+    bl_lane_totals lanes[BL_N_LANES] = {{0}};
+
+    r->adapter.dropout = (bl_lora_dropout){.step = (uint64_t)step};
+    bl_pass_input input = {.micro = b->micro};
+    for (int64_t first = 0; first < b->batches->n_micro; first += group) {
+        input.n_micro = (int)bl_min_i64(group, b->batches->n_micro - first);
+        for (int m = 0; m < input.n_micro; m++)
+            b->micro[m] = (bl_pass_micro){.batch = b->batches->micro + first + m,
+                                          .adapter = &r->adapter,
+                                          .loss_sum = bl_adapter_state_loss_sum(r->state),
+                                          .gradients = bl_adapter_state_sink(r->state),
+                                          .loss_scale = 1.0 / (double)b->batches->n_labels};
+        BL_TRY(bl_llama_pass_run(r->pass, &input));
+    }
+    BL_TRY(bl_adapter_state_join(r->state));
+    BL_TRY(bl_adapter_state_reduce(r->state, loss, grad_norm, lanes));
+    *loss /= (double)b->batches->n_labels;
+    if (!isfinite(*loss) || !isfinite(*grad_norm))
+        return BL_FAIL(BL_ENUMERIC, "bench step: loss %g, gradient norm %g", *loss, *grad_norm);
+    BL_TRY(bl_adapter_state_update(r->state, step + 1, 1e-5, 0.9, 0.999, 1e-8, 0, 1));
+    return bl_stream_synchronize(r->compute);
+}
+
+/* Forward and the input gradient of each frozen matrix and of causal attention: no LoRA, no recomputation. */
+static double model_flops(const step_bench *b)
+{
+    const bl_llama_config *c = &b->model->config;
+    double T = (double)b->options->tokens, layer = 0;
+
+    for (int p = 0; p < BL_PROJECTIONS; p++) {
+        int64_t rows, cols;
+        bl_projection_shape(c, (bl_projection)p, &rows, &cols);
+        layer += (double)rows * (double)cols;
+    }
+    double attention = 3 * 2 * T * (double)(c->n_heads * c->head_dim);
+    return (double)b->options->micro_batches * T *
+           ((double)c->n_layers * (4 * layer + attention) +
+            4 * (double)c->vocab_size * (double)c->hidden_size);
+}
+
+static void print_lanes(step_bench *b)
+{
+    bl_timeline_totals before = b->counted, *now = &b->counted;
+
+    bl_timeline_collect(b->rank.timeline);
+    bl_timeline_get_totals(b->rank.timeline, now);
+    for (int i = 0; i < BL_N_LANES; i++)
+        printf(",\"%s_s\":%.6f,\"%s_stall_s\":%.6f", bl_lane_name((bl_lane)i),
+               now->lane[i].busy_s - before.lane[i].busy_s, bl_lane_name((bl_lane)i),
+               now->lane[i].stall_s - before.lane[i].stall_s);
+}
+
+static void print_case(const step_bench *b)
+{
+    const step_options *o = b->options;
+    bool is_cuda = bl_device_get_kind(b->rank.device) == BL_DEVICE_CUDA;
+
+    printf("{\"bench\":\"step\",\"model\":\"%s\",\"device\":\"%s\",\"compute_dtype\":\"%s\","
+           "\"base_format\":\"%s\",\"layers\":%lld,\"distinct_layers\":%lld,\"as_rank\":\"%s\","
+           "\"link_gb_per_s\":%g,\"tokens\":%lld,\"micro_batches\":%lld,\"visit_micro\":%d,"
+           "\"lora_r\":%lld,\"offload_ratio\":%g,\"activation_checkpointing\":\"%s\","
+           "\"activation_offload\":%s,",
+           o->model, is_cuda ? "cuda" : "cpu", o->compute_dtype,
+           bl_base_format_name(o->base_format), (long long)b->model->config.n_layers,
+           (long long)b->small->config.n_layers, o->as_rank, o->link_gb_per_s, (long long)o->tokens,
+           (long long)o->micro_batches, b->job.plan.pass.max_group, (long long)o->lora_r,
+           o->offload_ratio, o->activation_checkpointing, o->activation_offload ? "true" : "false");
+}
+
+static bl_status measure(step_bench *b)
+{
+    double loss, grad_norm, flops = model_flops(b);
+
+    for (int64_t step = 0; step <= b->options->steps; step++) {
+        double start_s = bl_now_s();
+        BL_TRY(run_step(b, step, &loss, &grad_norm));
+        double step_s = bl_now_s() - start_s;
+        if (step == 0) { /* products are planned, memory is touched */
+            bl_timeline_collect(b->rank.timeline);
+            bl_timeline_get_totals(b->rank.timeline, &b->counted);
+            continue;
+        }
+        print_case(b);
+        printf("\"step\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.2f,\"tflops_a_rank\":%.4f,"
+               "\"loss\":%.4f,\"device_bytes\":%lld",
+               (long long)step, step_s,
+               (double)(b->n_ranks * b->options->micro_batches * b->options->tokens) / step_s,
+               flops / step_s / 1e12, loss, (long long)bl_device_bytes(b->rank.device));
+        print_lanes(b);
+        printf("}\n");
+        fflush(stdout);
+    }
+    return BL_OK;
+}
+
+static bl_status parse_rank(const char *text, int *rank, int *n_ranks)
+{
+    char rest;
+    if (sscanf(text, "%d/%d%c", rank, n_ranks, &rest) == 2 && *rank >= 0 && *rank < *n_ranks &&
+        *n_ranks <= 4096)
+        return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "--as_rank: expected RANK/RANKS, as 0/8, got '%s'", text);
+}
+
+static bl_status run_in_scratch(step_bench *b)
+{
+    BL_TRY(configure(b));
+    BL_TRY(make_models(b));
+    BL_TRY(open_job(b));
+    bl_status st = open_rank(b);
+    if (st == BL_OK) st = measure(b);
+    bl_error error; /* closing meets the streams' own errors */
+    bl_error_save(&error, st);
+    close_rank(b);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}
+
+static bl_status run(const void *values)
+{
+    step_bench *b = calloc(1, sizeof *b);
+
+    if (!b) return BL_FAIL(BL_ENOMEM, "bench step");
+    b->options = values;
+    bl_status st = parse_rank(b->options->as_rank, &b->rank_index, &b->n_ranks);
+    snprintf(b->scratch, sizeof b->scratch, "%s/ballast-bench-XXXXXX", b->options->dir);
+    if (st == BL_OK && !mkdtemp(b->scratch))
+        st = bl_fail_errno(BL_EIO, "make a folder in %s", b->options->dir);
+    if (st != BL_OK) {
+        free(b);
+        return st;
+    }
+    bl_log_set_silent();
+    st = run_in_scratch(b);
+    bl_error error;
+    bl_error_save(&error, st);
+    bl_run_data_close(&b->job.data);
+    if (b->small != b->model) bl_made_model_close(b->small);
+    bl_made_model_close(b->model);
+    bl_train_config_free(b->config);
+    (void)bl_tree_remove(b->scratch);
+    free(b);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}
+
+const bl_bench bl_bench_step = {
+    .name = "step",
+    .table = table,
+    .n_options = BL_COUNT(table),
+    .values_bytes = sizeof(step_options),
+    .details = "Takes training steps as one rank of several, on random weights and without the "
+               "other ranks: what they would\n"
+               "send is copied on the device. tokens_per_s is of all ranks together. JSON lines, "
+               "one a step.\n",
+    .run = run,
+};
