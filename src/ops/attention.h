@@ -20,6 +20,11 @@ extern "C" {
  * position_offset > 0 is for generation: one document, whose keys are position_offset + T rows, the first
  * position_offset of them older.
  * o (T, n_heads d) overwritten; lse (T, n_heads) overwritten, or NULL.
+ * Rows from cu_seqlens[n_documents] on, below T, are padding: their o and lse become 0, and what q, k, v hold
+ * there, be it NaN, is not used.
+ *
+ * On CUDA: products of bf16 with fp32 sums, softmax in fp32, p rounded to bf16
+ * for the product with v. Bits depend on the shapes and cu_seqlens alone.
  * BL_EINTERNAL: heads, d, strides or an offset that make no sense. */
 typedef struct bl_attention_forward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents, position_offset;
@@ -31,7 +36,9 @@ typedef struct bl_attention_forward_args {
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
 
 /* Gradients of the above (position_offset 0). dq, dk, dv have the strides of q, k, v and are overwritten.
- * delta (T, n_heads) is scratch: delta_ih = do_i . o_i. do_ and o have o_stride. */
+ * delta (T, n_heads) is scratch: delta_ih = do_i . o_i. do_ and o have o_stride. In padding dq, dk, dv become 0,
+ * whatever the inputs hold there. On CUDA ds is rounded to bf16 for its products with q and k; sums have a fixed
+ * order, without atomics. */
 typedef struct bl_attention_backward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents;
     int64_t q_stride, kv_stride, o_stride;

@@ -310,6 +310,32 @@ static void generation_sees_the_older_keys(void **state)
     problem_destroy(&p);
 }
 
+/* Rows behind the last document give zeros, whatever they hold, and change nothing before them. */
+static void padding_gives_zeros(void **state)
+{
+    (void)state;
+    const shape unpadded[] = {{2, 1, 8, 2, {0, 60, 150}}, {2, 2, 8, 0, {0}}},
+                padded[] = {{2, 1, 8, 3, {0, 60, 150, 190}}, {2, 2, 8, 1, {0, 150}}};
+    for (size_t k = 0; k < BL_COUNT(padded); k++) {
+        problem want = problem_create(&unpadded[k], 77), got = problem_create(&padded[k], 77);
+        got.s.n_documents--;
+        for (int64_t i = want.T * got.fused; i < got.T * got.fused; i++) got.qkv[i] = NAN;
+        for (int64_t i = want.T * got.o_stride; i < got.T * got.o_stride; i++) got.d_o[i] = NAN;
+        if (want.T > 0) problem_run(&want, 1);
+        problem_run(&got, 2);
+        const float *const both[][2] = {
+            {want.o, got.o}, {want.lse, got.lse}, {want.d_qkv, got.d_qkv}};
+        const int64_t width[] = {got.o_stride, got.s.n_heads, got.fused};
+        for (int i = 0; i < 3; i++) {
+            test_same_bits("padded", both[i][0], both[i][1], want.T * width[i]);
+            for (int64_t j = want.T * width[i]; j < got.T * width[i]; j++)
+                assert_true(both[i][1][j] == 0.0f);
+        }
+        problem_destroy(&want);
+        problem_destroy(&got);
+    }
+}
+
 /* Scores of +-1000: exp must be taken after the maximum is off, and the running maximum must move the earlier
  * blocks. */
 static void large_scores_stay_finite(void **state)
@@ -364,6 +390,7 @@ int main(void)
         cmocka_unit_test(attention_matches_the_formula),
         cmocka_unit_test(gradients_match_central_differences),
         cmocka_unit_test(generation_sees_the_older_keys),
+        cmocka_unit_test(padding_gives_zeros),
         cmocka_unit_test(large_scores_stay_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -103,11 +103,23 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     }
 }
 
+/* o and lse of a row that belongs to no document. */
+static void padding_item(void *arg, int64_t index, void *scratch)
+{
+    (void)scratch;
+    const bl_attention_forward_args *a = arg;
+    int64_t token = a->cu_seqlens[a->n_documents] + index;
+    memset(ops_f32(a->o) + token * a->o_stride, 0, (size_t)(a->n_heads * a->d) * sizeof(float));
+    if (a->lse) memset(a->lse + token * a->n_heads, 0, (size_t)a->n_heads * sizeof *a->lse);
+}
+
 bl_status ops_cpu_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
 {
     bl_attention_forward_args a = *args;
     if (a.T == 0) return BL_OK;
-    bl_pool_run(ops_pool(stream), (a.T / QUERY_BLOCK + a.n_documents) * a.n_heads, forward_item,
-                &a);
+    if (a.n_documents > 0)
+        bl_pool_run(ops_pool(stream), (a.T / QUERY_BLOCK + a.n_documents) * a.n_heads, forward_item,
+                    &a);
+    bl_pool_run(ops_pool(stream), a.T - a.cu_seqlens[a.n_documents], padding_item, &a);
     return BL_OK;
 }
