@@ -385,7 +385,8 @@ static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int g
                .T = (double)in->micro_tokens,
                .element = (double)bl_dtype_bytes(dims.act)};
 
-    *out = (plan_layer){.saved_bytes = in->micro_tokens * bl_block_saved_bytes(&dims, run->save)};
+    *out = (plan_layer){.saved_bytes = bl_block_rows(&dims, in->micro_tokens) *
+                                       bl_block_saved_bytes(&dims, run->save)};
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
         matrix_size size = size_of(in, run, m);
         out->item[m] = item_of(in, size.rows, size.cols, size.stored_bytes);
@@ -449,7 +450,8 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
     double head_bytes = V * H * (double)bl_dtype_bytes(in->head_dtype);
     double element = (double)bl_dtype_bytes(dims.act), T = (double)in->micro_tokens;
 
-    *out = (plan_amounts){.input_bytes = (int64_t)(T * H * element)};
+    *out = (plan_amounts){
+        .input_bytes = (int64_t)((double)bl_block_rows(&dims, in->micro_tokens) * H * element)};
     out->layers = calloc((size_t)in->n_runs, sizeof *out->layers);
     if (!out->layers) return BL_FAIL(BL_ENOMEM, "a prediction");
     for (int r = 0; r < in->n_runs; r++) layer_amounts(in, &in->runs[r], group, &out->layers[r]);
@@ -463,8 +465,8 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
     add_elementwise(&embed, 2 * H);
     out->embed = work_of(in, embed.seconds, embed.bytes);
     lora_amounts(in, out);
-    out->input_out = copy_work(in, group * T * H * element, false);
-    out->input_back = copy_work(in, group * T * H * element, true);
+    out->input_out = copy_work(in, (double)(group * out->input_bytes), false);
+    out->input_back = copy_work(in, (double)(group * out->input_bytes), true);
     return BL_OK;
 }
 

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a plan simulates is what a training does: the spans of plan/time.h, in order, with their layers, items and
+ * bytes, are those of the trace of a run. Times are not compared. */
+#include "runs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/command/model.h"
+#include "plan/time.h"
+
+enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 80, STEPS = 2 };
+
+typedef struct job {
+    bool is_untied; /* another model: two layers and a head of its own */
+    int ranks, depth, n_micro;
+    const char *ratio, *tier, *checkpointing;
+    unsigned save;
+    bool offloads_activations;
+} job;
+
+typedef struct spans {
+    int n;
+    char text[MAX_SPANS][SPAN_BYTES];
+} spans;
+
+static void add_span(spans *s, const char *lane, const char *name, int64_t unit, int64_t item,
+                     int64_t n_bytes)
+{
+    assert_in_range(s->n, 0, MAX_SPANS - 1);
+    snprintf(s->text[s->n++], SPAN_BYTES, "%s: %s, layer %lld, item %lld, %lld bytes", lane, name,
+             (long long)unit, (long long)item, (long long)n_bytes);
+}
+
+/* ---- the run ---- */
+
+static int64_t number_or(const json_t *object, const char *key, int64_t otherwise)
+{
+    const json_t *value = json_object_get(object, key);
+    return value ? json_integer_value(value) : otherwise;
+}
+
+/* Of rank 0; they lie in the trace in the order in which they were queued. */
+static void read_trace(const char *path, spans *out)
+{
+    json_t *trace = json_load_file(path, 0, NULL), *event;
+    size_t i;
+
+    assert_non_null(trace);
+    json_array_foreach(json_object_get(trace, "traceEvents"), i, event)
+    {
+        const json_t *args = json_object_get(event, "args");
+        if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0 ||
+            json_integer_value(json_object_get(event, "pid")) != 0)
+            continue;
+        add_span(out, bl_lane_name((bl_lane)json_integer_value(json_object_get(event, "tid"))),
+                 json_string_value(json_object_get(event, "name")), number_or(args, "layer", -1),
+                 number_or(args, "item", -1), number_or(args, "bytes", 0));
+    }
+    json_decref(trace);
+}
+
+static void train(const job *j, spans *out)
+{
+    golden_args args = {0};
+
+    runs_standard(&args, runs_path("run"), j->ranks);
+    if (!j->is_untied) {
+        runs_set(&args, "model_name_or_path", "%s", runs_path("model"));
+        runs_set(&args, "train_file", "%s", runs_path("train.jsonl"));
+    }
+    runs_unset(&args, "validation_file");
+    runs_unset(&args, "eval_strategy");
+    runs_unset(&args, "eval_steps");
+    runs_set(&args, "overwrite_output_dir", "true");
+    runs_set(&args, "base_format", "fp8_row");
+    runs_set(&args, "max_steps", "%d", STEPS);
+    runs_set(&args, "save_steps", "0");
+    runs_set(&args, "gradient_accumulation_steps", "%d", j->n_micro);
+    runs_set(&args, "visit_tokens", "1000000");
+    runs_set(&args, "ring_depth", "%d", j->depth);
+    runs_set(&args, "offload_ratio", "%s", j->ratio);
+    runs_set(&args, "offload_tier", "%s", j->tier);
+    if (strcmp(j->tier, "disk") == 0) runs_set(&args, "offload_dir", "%s", runs_path("pages"));
+    runs_set(&args, "activation_checkpointing", "%s", j->checkpointing);
+    runs_set(&args, "activation_offload", "%s", j->offloads_activations ? "true" : "false");
+    runs_set(&args, "trace", "%s", runs_path("trace.json"));
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    read_trace(runs_path("trace.json"), out);
+}
+
+/* ---- the plan ---- */
+
+static void add_foreseen(void *user, const bl_span *span)
+{
+    char name[32];
+
+    snprintf(name, sizeof name, "%s%s%s", span->name, span->is_stall ? " for " : "",
+             span->is_stall ? bl_lane_name(span->lane) : "");
+    assert_true(span->end_s >= span->begin_s);
+    add_span(user, bl_lane_name(span->is_stall ? BL_LANE_COMPUTE : span->lane), name, span->unit,
+             span->item, span->n_bytes);
+}
+
+static void foresee(const job *j, spans *out)
+{
+    bl_llama_config model;
+    bl_lora_options options = {.r = 8, .alpha = 16};
+    bl_lora_layout lora;
+    bl_time_run run = {.save = j->save};
+
+    assert_int_equal(bl_llama_config_load(
+                         j->is_untied ? GOLDEN_DIR "/models/tiny-gqa" : runs_path("model"), &model),
+                     BL_OK);
+    for (int p = 0; p < BL_PROJECTIONS; p++) {
+        options.target[p] = true;
+        run.format[p] = BL_FORMAT_FP8_ROW;
+    }
+    bl_lora_layout_init(&model, &options, &lora);
+    run.n_layers = model.n_layers;
+    bl_time_input input = {.model = &model,
+                           .lora = &lora,
+                           .runs = &run,
+                           .n_runs = 1,
+                           .head_dtype = BL_BF16,
+                           .kind = BL_DEVICE_CPU,
+                           .rates = {.gemm_flops_per_s = 1e10,
+                                     .attention_forward_flops_per_s = 1e10,
+                                     .attention_backward_flops_per_s = 1e10,
+                                     .memory_bytes_per_s = 1e10,
+                                     .gather_bytes_per_s = 1e9,
+                                     .copy_in_bytes_per_s = 1e9,
+                                     .copy_out_bytes_per_s = 1e9,
+                                     .disk_bytes_per_s = 1e8},
+                           .n_ranks = j->ranks,
+                           .n_hosts = 1,
+                           .n_shards = j->ranks,
+                           .ring_depth = j->depth,
+                           .micro_tokens = ROW_TOKENS,
+                           .document_tokens = ROW_TOKENS,
+                           .label_part = 1,
+                           .useful_part = 1,
+                           .n_micro = j->n_micro,
+                           .group = j->n_micro,
+                           .offload_ratio = strtod(j->ratio, NULL),
+                           .tier = strcmp(j->tier, "disk") == 0 ? BL_TIER_DISK : BL_TIER_HOST,
+                           .offload_activations = j->offloads_activations,
+                           .writes_device = true};
+    for (int step = 0; step < STEPS; step++)
+        if (bl_time_trace(&input, step == 0, add_foreseen, out) != BL_OK)
+            fail_msg("%s", bl_error_text());
+}
+
+/* ---- both ---- */
+
+static void compare(const job *j)
+{
+    static spans done, foreseen;
+
+    done.n = foreseen.n = 0;
+    train(j, &done);
+    foresee(j, &foreseen);
+    for (int i = 0; i < done.n && i < foreseen.n; i++)
+        if (strcmp(done.text[i], foreseen.text[i]) != 0)
+            fail_msg("span %d of %d: done is \"%s\", foreseen \"%s\"", i, done.n, done.text[i],
+                     foreseen.text[i]);
+    assert_int_equal(done.n, foreseen.n);
+    assert_true(done.n > 60);
+}
+
+static void a_resident_base(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks += 2)
+        compare(&(job){.ranks = ranks,
+                       .depth = 2,
+                       .n_micro = 1,
+                       .ratio = "0",
+                       .tier = "host",
+                       .checkpointing = "full"});
+}
+
+static void an_offloaded_base(void **state)
+{
+    static const char *const tiers[] = {"host", "disk"}, *const ratios[] = {"0.4", "1"};
+    (void)state;
+    for (int i = 0; i < 2 * 2 * 3; i++)
+        compare(&(job){.ranks = 1 + i % 2,
+                       .depth = 1 + i / 4,
+                       .n_micro = 1 + i % 3,
+                       .ratio = ratios[i % 2],
+                       .tier = tiers[i / 2 % 2],
+                       .checkpointing = "full"});
+}
+
+static void spilled_activations(void **state)
+{
+    (void)state;
+    for (int n_micro = 1; n_micro <= 2; n_micro++) {
+        job j = {.ranks = 2,
+                 .depth = 3,
+                 .n_micro = n_micro,
+                 .ratio = "1",
+                 .tier = "host",
+                 .checkpointing = "full",
+                 .offloads_activations = true};
+        compare(&j);
+        j.checkpointing = "none";
+        j.save = BL_SAVE_S4;
+        compare(&j);
+    }
+}
+
+static void a_head_of_its_own(void **state)
+{
+    (void)state;
+    for (int depth = 1; depth <= 4; depth++)
+        compare(&(job){.is_untied = true,
+                       .ranks = 2,
+                       .depth = depth,
+                       .n_micro = 2,
+                       .ratio = depth % 2 ? "1" : "0",
+                       .tier = "host",
+                       .checkpointing = "full"});
+}
+
+static int set_up(void **state)
+{
+    const bl_bench_model model = {.layers = LAYERS,
+                                  .hidden = HIDDEN,
+                                  .inter = 3 * HIDDEN,
+                                  .vocab = 256,
+                                  .rows = 64,
+                                  .row_tokens = ROW_TOKENS};
+    int failed = runs_set_up(state);
+    if (failed) return failed;
+    return bl_bench_model_write(&model, runs_path(".")) == BL_OK ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_resident_base),
+        cmocka_unit_test(an_offloaded_base),
+        cmocka_unit_test(spilled_activations),
+        cmocka_unit_test(a_head_of_its_own),
+    };
+    return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
+}
