@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <stdio.h>
 
+#include "device/device.h"
 #include "ops/gemm.h"
 
 bl_status bl_cuda_gemm_describe(char text[BL_CUDA_GEMM_TEXT_BYTES])
