@@ -95,14 +95,15 @@ static void fill_pattern(uint16_t *values, uint8_t *codes)
 /* Scales between 2^-11 and 2^-9, no two neighbours alike. */
 static bl_status fill_scales(linear_bench *b, float *scales, size_t n)
 {
-    float *values = malloc(n * sizeof *values);
+    float *values;
     bl_status st;
 
-    if (!values) return BL_FAIL(BL_ENOMEM, "bench linear: %zu scales", n);
+    BL_TRY(bl_device_alloc(b->device, BL_SPACE_HOST, n * sizeof *values, "bench linear",
+                           (void **)&values));
     for (size_t i = 0; i < n; i++) values[i] = (float)(2 + i % 7) * 0x1p-12f;
     st = bl_stream_copy(b->stream, scales, values, n * sizeof *values);
     bl_status waited = bl_stream_synchronize(b->stream);
-    free(values);
+    bl_device_free(b->device, BL_SPACE_HOST, values);
     return st != BL_OK ? st : waited;
 }
 

@@ -16,13 +16,13 @@
 #include "base/xxh3.h"
 #include "linear/layer_internal.h"
 
-enum { CHUNK_BYTES = 4 << 20, NAME_BYTES = 32 };
+enum { CHUNK_BYTES = 4 << 20, NAME_BYTES = 32, PAD_BYTES = 4096 };
 
 typedef struct load {
     bl_linear_stack *stack;
     bl_pool *pool, *own_pool; /* own_pool: on a device without workers */
     float *scales;            /* this rank's, of all layers */
-    void *rows, *codes;       /* of a chunk */
+    void *rows, *codes;       /* of a chunk; codes are pinned */
     float *dense, *grid;
 } load;
 
@@ -132,12 +132,12 @@ static bl_status encode(const load *l, const bl_linear_layer *layer, const chunk
 /* Ranks behind the last row store zeros. */
 static bl_status pad_page(const load *l, int64_t page, size_t written)
 {
-    static const char zeros[4096];
     size_t n_bytes = bl_pages_spec(l->stack->pages, page)->n_bytes;
 
+    if (written < n_bytes) memset(l->codes, 0, PAD_BYTES);
     while (written < n_bytes) {
-        size_t n = n_bytes - written < sizeof zeros ? n_bytes - written : sizeof zeros;
-        BL_TRY(bl_pages_write(l->stack->pages, page, written, zeros, n));
+        size_t n = n_bytes - written < PAD_BYTES ? n_bytes - written : PAD_BYTES;
+        BL_TRY(bl_pages_write(l->stack->pages, page, written, l->codes, n));
         written += n;
     }
     return BL_OK;
@@ -239,7 +239,7 @@ static bl_status keep_scales(const load *l, bl_staging *staging)
 /* The buffers of a chunk of the layer with the largest. */
 static bl_status take_buffers(load *l)
 {
-    size_t rows = 1, codes = 1, dense = 1, grid = 1;
+    size_t rows = 1, codes = PAD_BYTES, dense = 1, grid = 1;
 
     for (int64_t i = 0; i < l->stack->n_layers; i++) {
         const bl_linear_spec *s = &l->stack->specs[i];
@@ -256,13 +256,13 @@ static bl_status take_buffers(load *l)
         if (bytes[3] > grid) grid = bytes[3];
     }
     l->rows = malloc(rows);
-    l->codes = malloc(codes);
     l->dense = malloc(dense);
     l->grid = malloc(grid);
     l->scales = calloc((size_t)l->stack->n_scales + 1, sizeof *l->scales);
-    if (!l->rows || !l->codes || !l->dense || !l->grid || !l->scales)
+    if (!l->rows || !l->dense || !l->grid || !l->scales)
         return BL_FAIL(BL_ENOMEM, "buffers to load %zu bytes of rows at a time", rows);
-    return BL_OK;
+    return bl_device_alloc(l->stack->options.device, BL_SPACE_HOST, codes, "codes on their way",
+                           &l->codes);
 }
 
 static bl_status take_pool(load *l)
@@ -307,7 +307,7 @@ done:
     free(l.scales);
     free(l.grid);
     free(l.dense);
-    free(l.codes);
+    bl_device_free(stack->options.device, BL_SPACE_HOST, l.codes);
     free(l.rows);
     bl_pool_destroy(l.own_pool);
     return st;

@@ -184,14 +184,14 @@ static bl_status upload_scales(const load_plan *plan, size_t j)
 /* The rest of a page, rows that only trailing ranks lack, is zero. */
 static bl_status pad_page(load_plan *plan, int64_t page, size_t written)
 {
-    static const char zeros[4096];
     bl_pages *pages = plan->weights->pages;
     size_t n_bytes = bl_pages_spec(pages, page)->n_bytes;
-    char *memory = writable_memory(plan, page);
+    char *memory = writable_memory(plan, page), *zeros = plan->staging->bytes; /* it is pinned */
 
+    if (!memory && written < n_bytes) memset(zeros, 0, plan->staging->n_bytes);
     while (written < n_bytes) {
-        size_t n = memory ? n_bytes - written
-                          : (size_t)bl_min_i64(sizeof zeros, (int64_t)(n_bytes - written));
+        size_t n = n_bytes - written;
+        if (!memory && n > plan->staging->n_bytes) n = plan->staging->n_bytes;
         BL_TRY(bl_pages_write(pages, page, written, memory ? memory + written : zeros, n));
         written += n;
     }

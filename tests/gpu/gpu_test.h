@@ -107,16 +107,14 @@ static inline void buffer_upload(gpu_test *t, buffer *b)
     size_t room = b->bytes + b->shift_bytes + 2 * GUARD_BYTES;
     memset(b->result, POISON, room);
     memcpy(b->result + GUARD_BYTES + b->shift_bytes, b->initial, b->bytes);
-    gpu_ok(bl_stream_copy(t->gpu.stream, b->memory, b->result, room));
-    gpu_ok(bl_stream_synchronize(t->gpu.stream));
+    test_write(t->gpu, b->memory, b->result, room);
 }
 
 static inline void buffer_download(gpu_test *t, buffer *b)
 {
     size_t room = b->bytes + b->shift_bytes + 2 * GUARD_BYTES,
            before = GUARD_BYTES + b->shift_bytes;
-    gpu_ok(bl_stream_copy(t->gpu.stream, b->result, b->memory, room));
-    gpu_ok(bl_stream_synchronize(t->gpu.stream));
+    test_read(t->gpu, b->result, b->memory, room);
     for (size_t i = 0; i < before; i++) assert_int_equal(b->result[i], POISON);
     for (size_t i = before + b->bytes; i < room; i++) assert_int_equal(b->result[i], POISON);
     memmove(b->result, b->result + before, b->bytes);

@@ -14,8 +14,7 @@ void *side_memory(side *s, const void *values, size_t bytes)
     assert_true(s->n_buffers < MAX_BUFFERS);
     check_status(bl_device_alloc(s->d.device, BL_SPACE_DEVICE, bytes, "test", &memory));
     s->buffers[s->n_buffers++] = memory;
-    if (values) check_status(bl_stream_copy(s->d.stream, memory, values, bytes));
-    check_status(bl_stream_synchronize(s->d.stream));
+    if (values) test_write(s->d, memory, values, bytes);
     return memory;
 }
 
@@ -34,8 +33,7 @@ double *side_fetch(const side *s, const void *memory, int64_t n, bool is_half)
     size_t bytes = (size_t)n * (is_half ? 2 : 4);
     void *host = test_alloc(n, 4);
     double *values = test_doubles(n);
-    if (n > 0) check_status(bl_stream_copy(s->d.stream, host, memory, bytes));
-    check_status(bl_stream_synchronize(s->d.stream));
+    test_read(s->d, host, memory, bytes);
     for (int64_t i = 0; i < n; i++)
         values[i] = (double)(is_half ? bl_bf16_to_f32(((const uint16_t *)host)[i])
                                      : ((const float *)host)[i]);
@@ -95,8 +93,7 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
         free(values);
         free(scales);
     }
-    if (total) check_status(bl_stream_copy(s->d.stream, memory, codes, total));
-    check_status(bl_stream_synchronize(s->d.stream));
+    if (total) test_write(s->d, memory, codes, total);
     free(codes);
 }
 
@@ -153,8 +150,7 @@ void side_take_workspace(side *s, int64_t T)
     s->linear.workspace = side_memory(s, NULL, bytes + GUARD_BYTES);
     s->linear.workspace_bytes = bytes;
     s->guards[s->n_guards] = (char *)s->linear.workspace + bytes;
-    check_status(bl_stream_copy(s->d.stream, s->guards[s->n_guards++], guard, sizeof guard));
-    check_status(bl_stream_synchronize(s->d.stream));
+    test_write(s->d, s->guards[s->n_guards++], guard, sizeof guard);
 }
 
 side side_create(test_device d, bl_pool *pool, const layer_shape *shape, float dropout,
@@ -191,8 +187,7 @@ void side_destroy(side *s)
 {
     for (int i = 0; i < s->n_guards; i++) {
         uint8_t guard[GUARD_BYTES];
-        check_status(bl_stream_copy(s->d.stream, guard, s->guards[i], sizeof guard));
-        check_status(bl_stream_synchronize(s->d.stream));
+        test_read(s->d, guard, s->guards[i], sizeof guard);
         for (int k = 0; k < GUARD_BYTES; k++) assert_int_equal(guard[k], 0xa5);
     }
     for (int i = 0; i < s->n_buffers; i++)

@@ -84,10 +84,18 @@ void free_problem(problem *p)
 
 bl_status set_B(bl_stream *stream, bl_linear_stack *stack, const problem *p, int layer)
 {
-    if (lora_r(p, layer) == 0) return BL_OK;
-    return bl_stream_copy(stream, bl_linear_layer_lora(bl_linear_stack_layer(stack, layer)).B,
-                          p->B[layer],
-                          (size_t)(lora_r(p, layer) * shapes[layer].rows) * sizeof(float));
+    size_t bytes = (size_t)(lora_r(p, layer) * shapes[layer].rows) * sizeof(float);
+    bl_device *device = bl_stream_device(stream);
+    void *pinned;
+
+    if (bytes == 0) return BL_OK;
+    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, bytes, "B", &pinned));
+    memcpy(pinned, p->B[layer], bytes);
+    bl_status st = bl_stream_copy(
+        stream, bl_linear_layer_lora(bl_linear_stack_layer(stack, layer)).B, pinned, bytes);
+    if (st == BL_OK) st = bl_stream_synchronize(stream);
+    bl_device_free(device, BL_SPACE_HOST, pinned);
+    return st;
 }
 
 void forward_once(test_device d, bl_linear_stack *stack, const problem *p, float *y)

@@ -46,7 +46,7 @@ void free_outputs(outputs *o);
 /* A read_rows whose user is a spec with bf16 rows in memory. */
 bl_status read_bf16(void *user, int64_t begin, int64_t end, void *out);
 
-/* Queues a copy of the problem's B for a layer, which is zero at first. */
+/* Copies the problem's B into a layer, where it is zero at first. */
 bl_status set_B(bl_stream *stream, bl_linear_stack *stack, const problem *p, int layer);
 
 /* y of layer 0, alone. */

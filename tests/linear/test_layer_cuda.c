@@ -26,11 +26,8 @@ static bl_tensor put(test_device d, const float *values, int64_t n)
     assert_int_equal(
         bl_device_alloc(d.device, BL_SPACE_DEVICE, bl_tensor_bytes(t, n), "test", &t.data), BL_OK);
     if (values)
-        assert_int_equal(bl_stream_copy(d.stream, t.data,
-                                        t.dtype == BL_F32 ? (void *)values : halves,
-                                        bl_tensor_bytes(t, n)),
-                         BL_OK);
-    test_finish(d);
+        test_write(d, t.data, t.dtype == BL_F32 ? (const void *)values : halves,
+                   bl_tensor_bytes(t, n));
     free(halves);
     return t;
 }
@@ -40,8 +37,7 @@ static void get(test_device d, bl_tensor t, int64_t n, float *out)
 {
     void *bytes = test_alloc(n, sizeof(float));
 
-    assert_int_equal(bl_stream_copy(d.stream, bytes, t.data, bl_tensor_bytes(t, n)), BL_OK);
-    test_finish(d);
+    test_read(d, bytes, t.data, bl_tensor_bytes(t, n));
     assert_true(bl_dtype_to_f32(t.dtype, bytes, out, (size_t)n));
     bl_device_free(d.device, BL_SPACE_DEVICE, t.data);
     free(bytes);
@@ -62,13 +58,8 @@ static void run_layer(test_device d, bl_linear_stack *stack, const problem *p, i
     test_finish(d);
     get(d, result, T * (forward ? N : K), forward ? out->y[l] : out->dx[l]);
     if (!forward && view.r > 0) {
-        assert_int_equal(
-            bl_stream_copy(d.stream, out->dA[l], view.dA, (size_t)(view.r * K) * sizeof(float)),
-            BL_OK);
-        assert_int_equal(
-            bl_stream_copy(d.stream, out->dB[l], view.dB, (size_t)(view.r * N) * sizeof(float)),
-            BL_OK);
-        test_finish(d);
+        test_read(d, out->dA[l], view.dA, (size_t)(view.r * K) * sizeof(float));
+        test_read(d, out->dB[l], view.dB, (size_t)(view.r * N) * sizeof(float));
     }
     bl_device_free(d.device, BL_SPACE_DEVICE, x.data);
     bl_device_free(d.device, BL_SPACE_DEVICE, dy.data);
@@ -80,6 +71,7 @@ static void run(bl_device *device, const problem *p, bl_tier tier, outputs *out)
     bl_linear_options o = {.device = device,
                            .max_tokens = T,
                            .seed = 3,
+                           .pin = bl_device_get_kind(device) == BL_DEVICE_CUDA,
                            .tier = tier,
                            .ratio = tier == BL_TIER_DEVICE ? 0 : 0.7,
                            .dir = tier == BL_TIER_DISK ? tmp_subdir("pages") : NULL};

@@ -258,8 +258,7 @@ static void test_pieces_are_products_of_their_tokens(void **state)
                 check_status(ops_cuda_matmul_weight_in_pieces(s.d.stream, &args, PIECE));
                 test_finish(s.d);
                 double *pieces = side_fetch(&s, args.out.data, l->T * outer, true);
-                check_status(bl_stream_copy(s.d.stream, args.out.data, start,
-                                            (size_t)(l->T * outer) * sizeof *start));
+                test_write(s.d, args.out.data, start, (size_t)(l->T * outer) * sizeof *start);
                 for (int64_t t = 0; t < l->T; t += PIECE) {
                     bl_matmul_weight_args one = args;
                     one.T = bl_min_i64(PIECE, l->T - t);

@@ -66,6 +66,7 @@ static bl_tier tier_of(case_tiers tiers, int page)
 static bl_status fill_pages(paged_case *c)
 {
     bl_pages_options options = {.device = c->self->device,
+                                .pin = bl_device_get_kind(c->self->device) == BL_DEVICE_CUDA,
                                 .node = -1,
                                 .dir = c->options.dir,
                                 .key = 77,
@@ -75,8 +76,9 @@ static bl_status fill_pages(paged_case *c)
     BL_TRY(bl_pages_create(&options, CASE_PAGES, c->specs, &c->pages));
     for (int p = 0; p < CASE_PAGES; p++) {
         if (bl_pages_has_disk(c->pages) && c->specs[p].tier == BL_TIER_DISK) continue;
-        BL_TRY(
-            bl_pages_write(c->pages, p, 0, case_contents(c->self->rank, p), c->specs[p].n_bytes));
+        const void *bytes = case_contents(c->self->rank, p);
+        if (c->seen) bytes = memcpy(c->seen, bytes, c->specs[p].n_bytes); /* it is pinned */
+        BL_TRY(bl_pages_write(c->pages, p, 0, bytes, c->specs[p].n_bytes));
     }
     return bl_pages_seal(c->pages);
 }

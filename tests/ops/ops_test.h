@@ -67,6 +67,27 @@ static inline double *test_doubles(int64_t count)
     return test_alloc(count, sizeof(double));
 }
 
+/* Device memory takes the values that lie at `host`, and the other way round: through pinned memory, as a GPU wants it. Both wait. */
+static inline void test_write(test_device d, void *memory, const void *host, size_t bytes)
+{
+    void *pinned;
+    assert_int_equal(bl_device_alloc(d.device, BL_SPACE_HOST, bytes, "test", &pinned), BL_OK);
+    memcpy(pinned, host, bytes);
+    assert_int_equal(bl_stream_copy(d.stream, memory, pinned, bytes), BL_OK);
+    test_finish(d);
+    bl_device_free(d.device, BL_SPACE_HOST, pinned);
+}
+
+static inline void test_read(test_device d, void *host, const void *memory, size_t bytes)
+{
+    void *pinned;
+    assert_int_equal(bl_device_alloc(d.device, BL_SPACE_HOST, bytes, "test", &pinned), BL_OK);
+    assert_int_equal(bl_stream_copy(d.stream, pinned, memory, bytes), BL_OK);
+    test_finish(d);
+    memcpy(host, pinned, bytes);
+    bl_device_free(d.device, BL_SPACE_HOST, pinned);
+}
+
 /* Uniform in [-1, 1): xorshift64*. */
 static inline double test_random(uint64_t *state)
 {
