@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops of CUDA in a build without it. Its only device is the CPU, so that nobody gets here. */
+/* The ops of CUDA in a build without it. Its only device is the CPU, so that nobody gets here. Sizes are those of a build
+ * with it: plans are made for GPUs that are elsewhere. */
+#include "ops/cuda/ops_cuda.h"
 #include "ops/gemm.h"
-#include "ops/ops_internal.h"
 
 #define REFUSE(op)                                                                                 \
     static bl_status refuse_##op(bl_stream *stream, const bl_##op##_args *args)                    \
@@ -10,18 +11,6 @@
         return BL_FAIL(BL_ELIMIT, #op ": this build has no CUDA");                                 \
     }
 OPS_LIST(REFUSE)
-
-static size_t no_loss_head_scratch(int64_t T, int64_t H, int64_t V)
-{
-    (void)T, (void)H, (void)V;
-    return 0;
-}
-
-static size_t no_matmul_weight_scratch(const bl_matmul_weight_args *args)
-{
-    (void)args;
-    return 0;
-}
 
 static bl_status refuse_is_refused(bl_stream *stream, const bl_matmul_weight_args *args, bool *out)
 {
@@ -37,9 +26,10 @@ static bl_status refuse_count_fallbacks(bl_device *device, int64_t counts[BL_FAL
 
 #define ENTRY(op) .op = refuse_##op,
 const ops_table ops_cuda_table = {.act = BL_BF16,
-                                  .loss_head_scratch_bytes = no_loss_head_scratch,
-                                  .matmul_weight_scratch_bytes = no_matmul_weight_scratch,
-                                  .matmul_prepared_bytes = no_matmul_weight_scratch,
+                                  .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
+                                  .matmul_weight_scratch_bytes =
+                                      ops_cuda_matmul_weight_scratch_bytes,
+                                  .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
                                   .matmul_weight_is_refused = refuse_is_refused,
                                   .matmul_count_fallbacks = refuse_count_fallbacks,
                                   OPS_LIST(ENTRY)};

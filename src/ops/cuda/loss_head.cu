@@ -9,14 +9,10 @@
 #include "fp8/cuda/fp8_cuda.h"
 #include "fp8/cuda/vector.cuh"
 #include "ops/element.h"
+#include "ops/cuda/loss_head_plan.h"
 #include "ops/cuda/ops_cuda.h"
 
-enum {
-    CHUNK_TOKENS = 1024, /* 525 MB of logits at V = 128,256: more gains no speed */
-    DECODED_ROWS = 1024,
-    SOFTMAX_THREADS = 512,
-    SUM_THREADS = 256
-};
+enum { SOFTMAX_THREADS = 512, SUM_THREADS = 256 };
 
 /* ---- softmax ---- */
 
@@ -139,7 +135,7 @@ __global__ void __launch_bounds__(SOFTMAX_THREADS, 2) softmax_kernel(softmax_tas
 __global__ void __launch_bounds__(SUM_THREADS)
     loss_sum_kernel(int64_t n_tokens, const float *weights, const double *logp, double *loss_sum)
 {
-    __shared__ double products[CHUNK_TOKENS];
+    __shared__ double products[OPS_LOSS_HEAD_TOKENS];
     for (int64_t t = threadIdx.x; t < n_tokens; t += SUM_THREADS)
         products[t] = weights[t] != 0.0f ? (double)weights[t] * logp[t] : 0.0;
     __syncthreads();
@@ -149,46 +145,12 @@ __global__ void __launch_bounds__(SUM_THREADS)
     *loss_sum = sum;
 }
 
-/* ---- scratch ---- */
-
-typedef struct layout {
-    int64_t chunk, ld;
-    size_t dx, logp, decoded, gemm, total; /* offsets in bytes; logits at 0 */
-} layout;
-
-static size_t place_bytes(size_t *total, size_t bytes)
-{
-    size_t at = *total;
-    *total += (bytes + 255) / 256 * 256;
-    return at;
-}
-
-static layout lay_out(int64_t T, int64_t H, int64_t V)
-{
-    layout l;
-    l.chunk = bl_max_i64(1, bl_min_i64(T, CHUNK_TOKENS));
-    l.ld = bl_round_up(V, BL_GROUP);
-    l.total = 0;
-    place_bytes(&l.total, (size_t)l.chunk * (size_t)l.ld * sizeof(float));
-    l.dx = place_bytes(&l.total, (size_t)l.chunk * (size_t)H * sizeof(float));
-    l.logp = place_bytes(&l.total, (size_t)l.chunk * sizeof(double));
-    l.decoded =
-        place_bytes(&l.total, (size_t)bl_min_i64(V, DECODED_ROWS) * (size_t)H * sizeof(bl_bf16));
-    l.gemm = place_bytes(&l.total, BL_MATMUL_SCRATCH_BYTES);
-    return l;
-}
-
-extern "C" size_t ops_cuda_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V)
-{
-    return lay_out(T, H, V).total;
-}
-
 /* ---- products with the head ---- */
 
 typedef struct head_chunk {
     bl_stream *stream;
     const bl_loss_head_args *args;
-    layout at;
+    ops_loss_head_layout at;
     int64_t first, n_tokens;
 } head_chunk;
 
@@ -231,8 +193,9 @@ static bl_status multiply_segment(const head_chunk *c, bool forward, const bl_we
         return multiply_piece(c, forward, first_row, s->rows, s->codes);
     size_t row_bytes = (size_t)H * bl_format_code_bytes(s->format);
     void *decoded = (char *)c->args->logits + c->at.decoded;
-    for (int64_t row = 0; row < s->rows; row += DECODED_ROWS) { /* a multiple of a block's rows */
-        int64_t n_rows = bl_min_i64(DECODED_ROWS, s->rows - row);
+    for (int64_t row = 0; row < s->rows;
+         row += OPS_LOSS_HEAD_ROWS) { /* a multiple of a block's rows */
+        int64_t n_rows = bl_min_i64(OPS_LOSS_HEAD_ROWS, s->rows - row);
         const float *scales = s->scales;
         if (s->format == BL_FORMAT_FP8_ROW) scales += row;
         if (s->format == BL_FORMAT_FP8_BLOCK)
@@ -293,7 +256,7 @@ extern "C" bl_status ops_cuda_loss_head(bl_stream *stream, const bl_loss_head_ar
     if (a->T < 0 || a->H < 1 || a->V < 1)
         return BL_FAIL(BL_EINTERNAL, "loss_head: %lld tokens, %lld channels, vocabulary of %lld",
                        (long long)a->T, (long long)a->H, (long long)a->V);
-    head_chunk c = {stream, a, lay_out(a->T, a->H, a->V), 0, 0};
+    head_chunk c = {stream, a, ops_loss_head_plan(a->T, a->H, a->V), 0, 0};
     for (c.first = 0; c.first < a->T; c.first += c.at.chunk) {
         c.n_tokens = bl_min_i64(c.at.chunk, a->T - c.first);
         BL_TRY(run_chunk(&c));

@@ -15,6 +15,7 @@
 #ifndef BALLAST_OPS_CUDA_OPS_CUDA_H
 #define BALLAST_OPS_CUDA_OPS_CUDA_H
 
+#include "ops/cuda/loss_head_plan.h"
 #include "ops/ops_internal.h"
 
 #ifdef __cplusplus
@@ -25,7 +26,6 @@ extern "C" {
 OPS_LIST(OPS_CUDA_DECLARE)
 #undef OPS_CUDA_DECLARE
 
-size_t ops_cuda_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V);
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);
 size_t ops_cuda_matmul_prepared_bytes(const bl_matmul_weight_args *args);
 bl_status ops_cuda_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
