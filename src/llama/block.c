@@ -108,27 +108,12 @@ static size_t n_formats(const bl_block_dims *dims)
     return dims->is_dense ? 1 : BL_COUNT(any_format);
 }
 
-/* An exception from FP8 is made in bf16, in the same memory. */
-static size_t prepared_bytes(const bl_block_dims *dims, int matrix)
-{
-    size_t most = 0;
-
-    for (size_t f = 0; dims->prepares && f < n_formats(dims); f++)
-        for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
-            bl_matmul_weight_args args = {.mode = (bl_matmul_mode)mode,
-                                          .weight = matrix_of_format(dims, matrix, any_format[f])};
-            size_t n_bytes = bl_matmul_prepared_bytes(dims->kind, &args);
-            if (n_bytes > most) most = n_bytes;
-        }
-    return (size_t)bl_round_up((int64_t)most, ALIGNMENT_BYTES);
-}
-
 static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
                                      bool dropout)
 {
     static const int n_parts[BL_LAYER_MATRICES] = {
         [BL_QKV] = 3, [BL_OUT] = 1, [BL_GATE_UP] = 2, [BL_MLP_DOWN] = 1};
-    bl_matmul_prepared prepared = {.memory_bytes = prepared_bytes(dims, matrix)};
+    bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
     size_t most = 0;
 
     for (size_t f = 0; f < n_formats(dims); f++)
@@ -138,7 +123,7 @@ static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int6
                                      .is_stacked = true,
                                      .dropout = {.p = dropout ? 0.5f : 0.0f},
                                      .mode = (bl_matmul_mode)mode,
-                                     .prepared = dims->prepares ? &prepared : NULL};
+                                     .prepared = &prepared};
             for (int p = 0; p < linear.n_parts; p++) linear.part[p].r = r;
             size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, &linear, T);
             if (n_bytes > most) most = n_bytes;
@@ -170,10 +155,6 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
     ws->lora_bytes = lora_workspace_bytes(dims, T, r, dropout);
     ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
-    for (int m = 0; m < BL_LAYER_MATRICES; m++) {
-        ws->prepared[m].memory_bytes = prepared_bytes(dims, m);
-        ws->prepared[m].memory = take_bytes(&from, (int64_t)ws->prepared[m].memory_bytes);
-    }
     if (training) {
         ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
         ws->d_norm = take(&from, T * dims->hidden);
@@ -218,6 +199,7 @@ static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
         .base = block->base,
         .unit = block->layer,
         .matrix = (int)matrix,
+        .prepared = block->prepared,
         .lora = {.mode = block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : block->dims->mode,
                  .workspace = ws->lora,
                  .workspace_bytes = ws->lora_bytes,

@@ -44,10 +44,12 @@ typedef struct bl_block_dims {
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
     bl_device_kind kind; /* of the device it runs on: sizes of scratch */
-    /* How products with the frozen matrices are made on CUDA; whether these are stored as bf16, so
-     * that products make nothing of them; and whether what they make is kept for a visit. */
+    /* How products with the frozen matrices are made on CUDA, and whether these are all stored as bf16, so
+     * that products make nothing of them. */
     bl_matmul_mode mode;
-    bool is_dense, prepares;
+    bool is_dense;
+    /* Of the memory that a block's `prepared` gives each matrix; 0: none, what is made is scratch. */
+    size_t prepared_bytes[BL_LAYER_MATRICES];
     bl_dtype act;                       /* of activations there */
     const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
 } bl_block_dims;
@@ -78,7 +80,6 @@ typedef struct bl_block_workspace {
     float *rstd, *delta;
     void *lora; /* of the LoRA linear layer */
     size_t lora_bytes;
-    bl_matmul_prepared prepared[BL_LAYER_MATRICES]; /* with dims->prepares; else without memory */
 } bl_block_workspace;
 
 /* The tensors of a call: the kept ones where they are kept, the others in the workspace. */
@@ -101,9 +102,9 @@ typedef struct bl_block {
     bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
     unsigned bf16_matrices;     /* bit m: bl_llama_matrix m is an exception from dims->mode */
-    /* [BL_LAYER_MATRICES]: what products have made of this layer's matrices, from one call to the
-     * next; made = 0 when a visit begins. NULL: each product makes it. */
-    bl_matmul_prepared *prepared;
+    /* Of dims->prepared_bytes: what products make of the layer's matrices, kept until it is forgotten;
+     * NULL: each product makes it. */
+    bl_linear_prepared *prepared;
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */

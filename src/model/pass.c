@@ -58,7 +58,7 @@ typedef struct stack_size {
 typedef struct pass_size {
     stack_size inputs, saved;
     bl_feed_size feed;
-    int64_t d, logits, workspace; /* bytes */
+    int64_t d, logits, block, workspace; /* bytes; workspace: block's, then prepared weights */
 } pass_size;
 
 /* Without the tables. */
@@ -68,8 +68,8 @@ static bl_block_dims dims_of(const bl_llama_config *config, const bl_pass_option
 
     dims.mode = o->mode;
     dims.is_dense = o->is_dense;
-    /* What a visit multiplies by twice: for another micro-batch, or after it was recomputed. */
-    dims.prepares = o->max_group > 1 || (o->training && o->save != BL_SAVE_S4);
+    for (int m = 0; m < BL_LAYER_MATRICES; m++)
+        dims.prepared_bytes[m] = o->prepared.matrix[m].memory_bytes;
     return dims;
 }
 
@@ -81,7 +81,8 @@ static pass_size measure(const bl_llama_config *config, const bl_pass_options *o
     size_t logits = bl_loss_head_scratch_bytes(o->kind, T, config->hidden_size, config->vocab_size);
     pass_size m = {.inputs = {.n_entries = L + 1, .n_slots = 2, .entry_bytes = boundary_bytes}};
 
-    m.workspace = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
+    m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
+    m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
     m.feed = bl_feed_measure(&dims, o->T_max, o->max_group);
     if (!o->training) return m;
@@ -188,6 +189,7 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
                              o->training, feed + m->feed.device_bytes, &pass->workspace);
+    bl_linear_prepared_place(&pass->options.prepared, feed + m->feed.device_bytes + m->block);
     BL_TRY(bl_feed_create(pass->device, pass->weights, o->T_max, o->max_group, feed, &pass->feed));
     for (int i = 0; i < RUN_AHEAD; i++) BL_TRY(bl_event_create(pass->device, &pass->visited[i]));
     BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
@@ -312,10 +314,9 @@ static bl_block block_of(bl_llama_pass *pass, const bl_pass_micro *micro, int64_
                       .base = pass->base,
                       .layer = layer,
                       .norm1 = norms,
-                      .norm2 = norms + pass->hidden};
+                      .norm2 = norms + pass->hidden,
+                      .prepared = &pass->options.prepared};
     int a = 0;
-
-    if (pass->dims.prepares) block.prepared = pass->workspace.prepared;
 
     if (pass->options.bf16_matrices) block.bf16_matrices = pass->options.bf16_matrices[layer];
     if (!micro->adapter) return block;
@@ -401,7 +402,6 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
                        : action->visit == head ? "head"
                                                : "backward";
 
-    for (int m = 0; m < BL_LAYER_MATRICES; m++) pass->workspace.prepared[m].made = 0;
     return bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, action->unit, -1,
                              pass->compute, &pass->span);
 }
@@ -521,6 +521,7 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_DROP_SAVED:
         return bl_spill_drop(pass->saved, unit);
     case BL_ACTION_RELEASE_BASE:
+        bl_linear_prepared_forget(&pass->options.prepared);
         return bl_base_release(pass->base, unit, pass->compute);
     case BL_ACTION_RELEASE_LORA:
         return release_lora(pass, unit);

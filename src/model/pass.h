@@ -53,7 +53,10 @@ typedef struct bl_pass_options {
      * all the same: bit m is bl_llama_matrix m. NULL: none. Borrowed by the pass. */
     bl_matmul_mode mode;
     const uint8_t *bf16_matrices;
-    bool is_dense;  /* all frozen projections are stored as bf16; create looks at its weights */
+    bool is_dense; /* all frozen projections are stored as bf16; create looks at its weights */
+    /* Bytes of what products make of a layer's matrices and a visit keeps: bl_linear_prepared_measure
+     * of the base. Zeros: each product makes its own. */
+    bl_linear_prepared prepared;
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
     int ring_depth; /* how far to look ahead */
@@ -90,7 +93,7 @@ typedef struct bl_pass_bytes {
     int64_t saved;     /* what layers keep beside their inputs, likewise */
     int64_t boundary;  /* the gradient between two layers */
     int64_t logits;    /* of the loss head */
-    int64_t workspace; /* of a layer at work */
+    int64_t workspace; /* of a layer at work, prepared weights among it */
     int64_t feed;      /* padded micro-batches (model/feed.h) */
     int64_t host_inputs, host_saved;
     int64_t host_embeddings; /* of a group */

@@ -134,6 +134,18 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .pin = true};
 }
 
+bl_status bl_plan_prepare(const bl_plan_input *in, bl_pass_options *pass)
+{
+    bl_base_layout layout;
+
+    BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype, pass->kind,
+                           bl_plan_n_shards(in->config, &in->topology), &layout));
+    bl_linear_prepared_measure(pass->kind, &layout, in->model->n_layers, pass->mode,
+                               pass->bf16_matrices, &pass->prepared);
+    bl_base_layout_free(&layout);
+    return BL_OK;
+}
+
 /* ---- the sum ---- */
 
 /* In device memory, and the same in host memory. */
@@ -216,11 +228,10 @@ static int64_t loading_bytes(const bl_plan_input *in, bool is_cpu, int64_t writi
 }
 
 bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placement *placement,
-                                 unsigned save, bl_memory_ledger *out)
+                                 const bl_pass_options *pass, bl_memory_ledger *out)
 {
     const bl_llama_config *m = in->model;
-    bl_pass_options pass = bl_plan_pass_options(in, save);
-    bool is_cpu = pass.kind == BL_DEVICE_CPU;
+    bool is_cpu = pass->kind == BL_DEVICE_CPU;
     int n_here = in->topology.n_here;
     int64_t writing, host = 0;
 
@@ -228,9 +239,9 @@ bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placeme
                                            (int64_t)bl_dtype_bytes(in->embedding_dtype),
                               .process = PROCESS_BYTES};
     BL_TRY(add_base(in, placement, out, &writing));
-    add_adapter(in, pass.kind, out);
-    add_pass(in, &pass, out);
-    add_machine(in, pass.kind, out);
+    add_adapter(in, pass->kind, out);
+    add_pass(in, pass, out);
+    add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {
         out->device += out->item[i].device;
         host += out->item[i].host;

@@ -48,9 +48,9 @@ typedef struct bl_memory_ledger {
     int64_t total;              /* of a process with its ranks, host memory, at the peak */
 } bl_memory_ledger;
 
-/* With the base placed and activations saved (bl_save) as given. BL_ENOMEM. */
+/* With the base placed and the pass's sizes as given. BL_ENOMEM. */
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_llama_placement *placement,
-                                 unsigned save, bl_memory_ledger *out);
+                                 const bl_pass_options *pass, bl_memory_ledger *out);
 
 /* Of the configuration, which is resolved. */
 bl_device_kind bl_plan_device_kind(const bl_train_config *config);
@@ -62,8 +62,12 @@ int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
 /* Of items [first, last], device and host memory together. */
 int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);
 
-/* The sizes of the pass. activations and timeline are a rank's own: NULL here. */
+/* The sizes of the pass, without prepared weights. activations and timeline are a rank's own: NULL here. */
 bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
+
+/* Gives each matrix of a layer memory for what the micro-batches of a visit share (linear/prepared.h).
+ * BL_ENOMEM. */
+bl_status bl_plan_prepare(const bl_plan_input *input, bl_pass_options *pass);
 
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);

@@ -56,7 +56,7 @@ static double mib(int64_t n_bytes)
 static bl_status predict(const bl_plan_input *in, unsigned save, bl_plan *plan)
 {
     plan->pass = bl_plan_pass_options(in, save);
-    return bl_plan_predict_memory(in, &plan->placement, save, &plan->memory);
+    return bl_plan_predict_memory(in, &plan->placement, &plan->pass, &plan->memory);
 }
 
 /* What a choice is measured by: where the ranks compute, what they take there and what there is. */
@@ -137,11 +137,30 @@ static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
+/* What is left of a GPU's memory, where a visit multiplies by a matrix more than once: for another
+ * micro-batch, or after it was recomputed. */
+static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
+{
+    bl_plan with = *plan;
+
+    if (!is_gpu(in)) return BL_OK;
+    if (with.pass.max_group < 2 && (!in->is_training || with.pass.save == BL_SAVE_S4)) return BL_OK;
+    BL_TRY(bl_plan_prepare(in, &with.pass));
+    BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.pass, &with.memory));
+    room r = room_of(in, &with);
+    if (r.needed > r.available / 10 * 9) return BL_OK; /* nor where that is not known */
+    bl_log_info("weights are prepared once a visit, in %.1f MiB of GPU memory a rank",
+                mib((int64_t)bl_linear_prepared_bytes(&with.pass.prepared)));
+    *plan = with;
+    return BL_OK;
+}
+
 bl_status bl_plan_choose(const bl_plan_input *in, bl_plan *out)
 {
     BL_TRY(choose_placement(in, out));
     if (in->is_training) BL_TRY(choose_saving(in, out));
-    return predict(in, out->pass.save, out);
+    BL_TRY(predict(in, out->pass.save, out));
+    return choose_prepared(in, out);
 }
 
 static void print_prediction(const bl_plan_input *in, const bl_memory_ledger *m)

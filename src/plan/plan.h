@@ -8,15 +8,16 @@
 
 typedef struct bl_plan {
     bl_llama_placement placement; /* of the frozen base; index is a rank's own */
-    bl_pass_options pass;         /* as bl_plan_pass_options: pass.save is what was chosen */
+    bl_pass_options pass; /* as bl_plan_pass_options; save and prepared are what was chosen */
     bl_memory_ledger memory;
 } bl_plan;
 
 /* Placement by offload_ratio, offload_tier and offload_dir: auto offloads nothing that fits into
  * nine tenths of memory, the GPU's if the ranks have one. Saved activations by
  * activation_checkpointing: auto, in a training, saves the most with which this host's processes are
- * predicted to take at most half of its memory, and nine tenths of the GPU's. Logs what auto has
- * chosen. BL_ENOMEM. */
+ * predicted to take at most half of its memory, and nine tenths of the GPU's. Prepared weights
+ * (bl_plan_prepare) where a GPU's visits use them more than once and nine tenths of its memory are
+ * still enough. Logs what auto has chosen. BL_ENOMEM. */
 bl_status bl_plan_choose(const bl_plan_input *input, bl_plan *out);
 
 /* Logs what this process will take and where it will be stored. */

@@ -185,6 +185,11 @@ static bl_plan choose_gpu(plan_case *p, int64_t gpu_bytes)
     return plan;
 }
 
+static int64_t prepared_bytes(bl_plan plan)
+{
+    return (int64_t)bl_linear_prepared_bytes(&plan.pass.prepared);
+}
+
 static int64_t gpu_bytes(const bl_plan *plan)
 {
     return bl_memory_gpu_bytes(&plan->memory, 2);
@@ -245,6 +250,45 @@ static void test_saving_by_a_gpus_memory(void **state)
     close_case(&p);
 }
 
+/* Where a visit uses it more than once, what is made of weights has a place of its own if nine tenths of the memory
+ * are still enough: a layer in bf16, and then no scratch for the largest of its matrices. */
+static void check_prepared(const char *checkpointing, int64_t group)
+{
+    plan_case p;
+
+    open_gpu_case(&p, checkpointing);
+    p.config->gradient_accumulation_steps = group;
+    p.config->visit_tokens =
+        group * p.config->per_device_train_batch_size * p.input.longest_train_row;
+    bl_plan none = choose_gpu(&p, -1), with = choose_gpu(&p, INT64_MAX / 2);
+    int64_t h = p.model.hidden_size, i = p.model.intermediate_size, kv = h / 4,
+            layer = (2 * h * h + 2 * kv * h + 3 * h * i) * 2, gate_up = 2 * h * i * 2,
+            more = with.memory.item[BL_MEMORY_WORKSPACE].device -
+                   none.memory.item[BL_MEMORY_WORKSPACE].device;
+    assert_int_equal(none.pass.max_group, group);
+    assert_int_equal(prepared_bytes(none), 0);
+    assert_int_equal(prepared_bytes(with), layer);
+    /* What is more are the LoRA terms of another matrix. */
+    assert_in_range(more - (layer - gate_up), 0, layer / 100);
+    int64_t needed = gpu_bytes(&with);
+    assert_int_equal(prepared_bytes(choose_gpu(&p, (needed + 8) / 9 * 10)), layer);
+    assert_int_equal(prepared_bytes(choose_gpu(&p, needed / 9 * 10 - 20)), 0);
+    close_case(&p);
+}
+
+static void test_prepared_by_a_gpus_memory(void **state)
+{
+    plan_case p;
+
+    (void)state;
+    check_prepared("full", 1);
+    check_prepared("none", 2);
+    open_gpu_case(&p, "none");
+    p.config->gradient_accumulation_steps = 1;
+    assert_int_equal(prepared_bytes(choose_gpu(&p, INT64_MAX / 2)), 0);
+    close_case(&p);
+}
+
 static void test_check_by_a_gpus_memory(void **state)
 {
     plan_case p;
@@ -281,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_check_by_given_memory),
         cmocka_unit_test(test_a_gpu_has_memory_of_its_own),
         cmocka_unit_test(test_saving_by_a_gpus_memory),
+        cmocka_unit_test(test_prepared_by_a_gpus_memory),
         cmocka_unit_test(test_check_by_a_gpus_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
