@@ -63,6 +63,7 @@ typedef struct bl_time_habits {
     /* Shards that were brought are copied back: at this rate, also while compute stands still. */
     double copy_back_bytes_per_s;
     bool decodes_each_use; /* a weight is decoded for each product, not once a visit */
+    bool recomputes_all;   /* of a layer whose input alone is kept, also what nobody reads */
     bool is_eager;         /* one kernel for each operation of transformers' modelling code */
 } bl_time_habits;
 

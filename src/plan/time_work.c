@@ -294,6 +294,10 @@ static void block_backward(tally *t, unsigned has, plan_segments *out)
     if (!(has & BL_SAVE_ATTENTION)) compute_mid(t);
     if (!(has & BL_SAVE_GATE_UP)) compute_gate_up(t);
     swiglu_forward(t);
+    if (t->in->habits.recomputes_all && has == BL_SAVE_S0) {
+        linear_forward(t, BL_MLP_DOWN);
+        residual(t);
+    }
     linear_backward(t, BL_MLP_DOWN);
     swiglu_backward(t);
     norm_forward(t);

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Another system's published speeds, from what it does. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/published.h"
+
+static bl_published explain(int n_hosts)
+{
+    bl_published p;
+    if (bl_published_explain(n_hosts, &p) != BL_OK) fail_msg("%s", bl_error_text());
+    return p;
+}
+
+static void assert_within(double value, double expected, double part)
+{
+    if (fabs(value / expected - 1) > part)
+        fail_msg("%g, expected %g within %g %%", value, expected, 100 * part);
+}
+
+static void both_speeds_are_met(void **state)
+{
+    (void)state;
+    for (int n_hosts = 1; n_hosts <= 2; n_hosts++) {
+        bl_published p = explain(n_hosts);
+        assert_within(p.rows[0].time.tokens_per_s, p.tokens_per_s, 0.25);
+    }
+}
+
+/* The padding, which is not published, is the same in both jobs: their ratio does not depend on it. */
+static void so_is_their_ratio(void **state)
+{
+    (void)state;
+    double predicted = explain(2).rows[0].time.tokens_per_s / explain(1).rows[0].time.tokens_per_s;
+    assert_within(predicted, 1389.0 / 231, 0.25);
+}
+
+/* On one host copies are what it waits for; nothing is left of that in the end. */
+static void each_change_helps(void **state)
+{
+    (void)state;
+    for (int n_hosts = 1; n_hosts <= 2; n_hosts++) {
+        bl_published p = explain(n_hosts);
+        assert_int_equal(p.n_rows, n_hosts == 1 ? 9 : 7);
+        for (int i = 1; i < p.n_rows; i++)
+            assert_true(p.rows[i].time.tokens_per_s > p.rows[i - 1].time.tokens_per_s);
+        const bl_time_part *forward = &p.rows[0].time.part[BL_TIME_FORWARD];
+        assert_int_equal(forward->bound, n_hosts == 1 ? BL_LANE_COPY : BL_LANE_GATHER);
+        const bl_time_estimate *last = &p.rows[p.n_rows - 1].time;
+        assert_int_equal(last->part[BL_TIME_FORWARD].bound, BL_LANE_COMPUTE);
+        assert_true(last->part[BL_TIME_FORWARD].compute_s >
+                    0.98 * last->part[BL_TIME_FORWARD].seconds);
+    }
+}
+
+/* Shards of three quarters of 126 layers come over a pageable link and go back, in both passes. */
+static void its_copies_by_hand(void **state)
+{
+    (void)state;
+    bl_published p = explain(1);
+    double shards = 0.75 * 126 * 3187671040.0 / 8;
+    const bl_time_part *part = p.rows[0].time.part;
+    assert_within(part[BL_TIME_FORWARD].wait_s[BL_LANE_COPY] +
+                      part[BL_TIME_BACKWARD].wait_s[BL_LANE_COPY],
+                  2 * shards * (1 / 5.5e9 + 1 / 1.4e9), 0.03);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(both_speeds_are_met),
+        cmocka_unit_test(so_is_their_ratio),
+        cmocka_unit_test(each_change_helps),
+        cmocka_unit_test(its_copies_by_hand),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
