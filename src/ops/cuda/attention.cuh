@@ -75,9 +75,8 @@ __device__ static inline void tile_load_narrow(const attention_call &call, bl_bf
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += ATTENTION_THREADS) {
         int row = i / CHUNKS, chunk = i % CHUNKS, column = chunk * BL_GROUP;
-        *(uint4 *)(tile + tile_at<D>(row, chunk)) =
-            bl_load_raw(head + (first + row) * stride + column,
-                        first + row < end ? call.d - column : 0, false);
+        *(uint4 *)(tile + tile_at<D>(row, chunk)) = bl_load_raw(
+            head + (first + row) * stride + column, first + row < end ? call.d - column : 0, false);
     }
 }
 
@@ -175,8 +174,8 @@ __device__ static inline void tile_products(float (&c)[M][N / 8][4], const bl_bf
  * multiple of COLS. */
 template <int D, int M, int N, int COLS>
 __device__ static inline void tile_add_weighted(float (&c)[M][COLS / 8][4],
-                                                const uint32_t (&p)[M][N / 16][4],
-                                                const bl_bf16 *b, int column)
+                                                const uint32_t (&p)[M][N / 16][4], const bl_bf16 *b,
+                                                int column)
 {
     int lane = (int)threadIdx.x % BL_WARP;
     tile_lane of_b = tile_lane_at<D>(lane % 16, column / BL_GROUP + lane / 16);
@@ -225,9 +224,9 @@ __device__ static inline void attention_starts(const attention_call &call, int f
     int n_tokens = attention_n_tokens(call);
     for (int r = (int)threadIdx.x; r < ROWS; r += ATTENTION_THREADS) {
         int token = first + r;
-        starts[r] = token < n_tokens ? call.cu_seqlens[bl_document_of(
-                                           call.cu_seqlens, call.n_documents, token)]
-                                     : INT_MAX;
+        starts[r] = token < n_tokens
+                        ? call.cu_seqlens[bl_document_of(call.cu_seqlens, call.n_documents, token)]
+                        : INT_MAX;
     }
 }
 
@@ -280,10 +279,9 @@ static inline bl_status attention_prepare(attention_call *call, int64_t T, int64
     const int64_t most = INT_MAX / 2; /* a tile's end stays an int */
     if (T < 0 || n_documents < 0 || T > most || position_offset > most - T || n_heads > most ||
         n_documents > most)
-        return BL_FAIL(BL_EINTERNAL,
-                       "attention: %lld tokens, offset %lld, %lld heads, %lld documents",
-                       (long long)T, (long long)position_offset, (long long)n_heads,
-                       (long long)n_documents);
+        return BL_FAIL(
+            BL_EINTERNAL, "attention: %lld tokens, offset %lld, %lld heads, %lld documents",
+            (long long)T, (long long)position_offset, (long long)n_heads, (long long)n_documents);
     call->T = (int)T;
     call->n_heads = (int)n_heads;
     call->group = (int)(n_heads / n_kv_heads);
@@ -319,7 +317,7 @@ static inline bool attention_is_wide(const attention_call &call, const bl_tensor
 /* f<D, WIDE>(...), D by d. Any D from d on gives the right result. */
 #define ATTENTION_DISPATCH(is_wide, d, f, ...)                                                     \
     (!(is_wide)   ? (d) <= 64 ? f<64, false>(__VA_ARGS__) : f<256, false>(__VA_ARGS__)             \
-     : (d) <= 32  ? f<32, true>(__VA_ARGS__)                                                       \
+       : (d) <= 32 ? f<32, true>(__VA_ARGS__)                                                      \
      : (d) <= 64  ? f<64, true>(__VA_ARGS__)                                                       \
      : (d) <= 96  ? f<96, true>(__VA_ARGS__)                                                       \
      : (d) <= 128 ? f<128, true>(__VA_ARGS__)                                                      \

@@ -6,9 +6,9 @@
 
 template <int D> struct backward_tile {
     enum {
-        ROWS = ATTENTION_WARPS * 16,   /* that the block owns: keys, or queries */
-        STEP = D <= 128 ? 64 : 32,     /* of the others, a stage of two */
-        COLS = D <= 128 ? D : 128,     /* of dk and dv a block: more do not fit the registers */
+        ROWS = ATTENTION_WARPS * 16, /* that the block owns: keys, or queries */
+        STEP = D <= 128 ? 64 : 32,   /* of the others, a stage of two */
+        COLS = D <= 128 ? D : 128,   /* of dk and dv a block: more do not fit the registers */
         SHARED_BYTES = (2 * ROWS + 4 * STEP) * D * (int)sizeof(bl_bf16) +
                        5 * ROWS * (int)sizeof(float) /* ends and statistics, or starts */
     };
@@ -54,17 +54,17 @@ __device__ static inline void find_ends(const attention_call &call, int first, i
 {
     for (int r = (int)threadIdx.x; r < ROWS; r += ATTENTION_THREADS) {
         int token = first + r;
-        ends[r] = token < n_tokens ? call.cu_seqlens[1 + bl_document_of(call.cu_seqlens,
-                                                                        call.n_documents, token)]
-                                   : 0;
+        ends[r] =
+            token < n_tokens
+                ? call.cu_seqlens[1 + bl_document_of(call.cu_seqlens, call.n_documents, token)]
+                : 0;
     }
 }
 
 /* P^T of the warp's 16 keys, from `first` on, and N queries from `query` on: from S^T. */
 template <int N>
-__device__ static inline void key_probabilities(float (&s)[1][N / 8][4], const int *ends,
-                                                int first, int query, float factor,
-                                                const float *lse)
+__device__ static inline void key_probabilities(float (&s)[1][N / 8][4], const int *ends, int first,
+                                                int query, float factor, const float *lse)
 {
     int lane = (int)threadIdx.x % BL_WARP, t = lane % 4;
     if (query < first + 15 || query + N > min(ends[0], ends[15])) {
@@ -93,9 +93,8 @@ __device__ static inline void key_probabilities(float (&s)[1][N / 8][4], const i
 
 /* dS^T = P^T (dP^T - delta), in place of P^T. */
 template <int N>
-__device__ static inline void key_score_gradients(float (&p)[1][N / 8][4],
-                                                  const float (&dp)[1][N / 8][4],
-                                                  const float *delta)
+__device__ static inline void
+key_score_gradients(float (&p)[1][N / 8][4], const float (&dp)[1][N / 8][4], const float *delta)
 {
     int t = (int)threadIdx.x % 4;
 #pragma unroll
@@ -146,7 +145,11 @@ template <int D, bool WIDE>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_backward_keys_kernel(attention_call call, backward_tensors x)
 {
-    enum { ROWS = backward_tile<D>::ROWS, STEP = backward_tile<D>::STEP, COLS = backward_tile<D>::COLS };
+    enum {
+        ROWS = backward_tile<D>::ROWS,
+        STEP = backward_tile<D>::STEP,
+        COLS = backward_tile<D>::COLS
+    };
     bl_bf16 *k = BL_DYNAMIC_SHARED(bl_bf16), *v = k + ROWS * D, *stages = v + ROWS * D;
     int *ends = (int *)(stages + 4 * STEP * D);
     float *statistics = (float *)(ends + ROWS);
@@ -160,12 +163,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     find_ends<ROWS>(call, first, n_tokens, ends);
     __syncthreads();
     int end = first < n_tokens ? ends[min((int)ROWS, n_tokens - first) - 1] : 0, /* the largest */
-        last = min(row + 16, n_tokens - first) - 1; /* the warp's last key that belongs to a document */
+        last = min(row + 16, n_tokens - first) -
+               1; /* the warp's last key that belongs to a document */
     float factor = call.scale * ATTENTION_LOG2E, dk[1][COLS / 8][4] = {}, dv[1][COLS / 8][4] = {};
     if (end > 0) {
         tile_load<D, WIDE, ROWS>(call, k, x.k + at_head, call.kv_stride, first, n_tokens);
         tile_load<D, WIDE, ROWS>(call, v, x.v + at_head, call.kv_stride, first, n_tokens);
-        stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, 0), kv_head * call.group, first, end);
+        stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, 0), kv_head * call.group,
+                            first, end);
         mma_copies_commit();
     }
     int head = kv_head * call.group, query = first;
@@ -177,7 +182,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         mma_copies_wait<0>();
         __syncthreads(); /* this stage is there, the other has been used */
         if (query < end) {
-            stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, (i + 1) % 2), head, query, end);
+            stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, (i + 1) % 2), head, query,
+                                end);
             mma_copies_commit();
         }
         if (last < row || at + STEP <= first + row || at >= ends[last]) continue;
@@ -259,7 +265,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         tile_load<D, WIDE, ROWS>(call, q, x.q + at_head, call.q_stride, first, n_tokens);
         tile_load<D, WIDE, ROWS>(call, do_, x.do_ + at_head, call.o_stride, first, n_tokens);
         tile_load<D, WIDE, STEP>(call, stages, x.k + at_kv_head, call.kv_stride, begin, end);
-        tile_load<D, WIDE, STEP>(call, stages + STEP * D, x.v + at_kv_head, call.kv_stride, begin, end);
+        tile_load<D, WIDE, STEP>(call, stages + STEP * D, x.v + at_kv_head, call.kv_stride, begin,
+                                 end);
         mma_copies_commit();
     }
     for (int key = begin, i = 0; key < end; key += STEP, i++) {
@@ -269,8 +276,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         __syncthreads(); /* this stage is there, the other has been used */
         if (key + STEP < end) {
             tile_load<D, WIDE, STEP>(call, next, x.k + at_kv_head, call.kv_stride, key + STEP, end);
-            tile_load<D, WIDE, STEP>(call, next + STEP * D, x.v + at_kv_head, call.kv_stride, key + STEP,
-                               end);
+            tile_load<D, WIDE, STEP>(call, next + STEP * D, x.v + at_kv_head, call.kv_stride,
+                                     key + STEP, end);
             mma_copies_commit();
         }
         attention_view view = attention_look(call, starts + row, first + row, 16, key, STEP);
@@ -295,14 +302,17 @@ template <int D, bool WIDE>
 static bl_status launch_backward(bl_stream *stream, const attention_call &call,
                                  const backward_tensors &x)
 {
-    enum { ROWS = backward_tile<D>::ROWS, BYTES = backward_tile<D>::SHARED_BYTES,
-           SLICES = D / backward_tile<D>::COLS };
+    enum {
+        ROWS = backward_tile<D>::ROWS,
+        BYTES = backward_tile<D>::SHARED_BYTES,
+        SLICES = D / backward_tile<D>::COLS
+    };
     int64_t n_tiles = bl_blocks_for(call.T, ROWS);
     BL_TRY(bl_launch("attention_backward", stream,
                      attention_grid(n_tiles * (call.n_heads / call.group) * SLICES, BYTES),
                      attention_backward_keys_kernel<D, WIDE>, call, x));
-    return bl_launch("attention_backward", stream,
-                     attention_grid(n_tiles * call.n_heads, BYTES), attention_backward_queries_kernel<D, WIDE>, call, x);
+    return bl_launch("attention_backward", stream, attention_grid(n_tiles * call.n_heads, BYTES),
+                     attention_backward_queries_kernel<D, WIDE>, call, x);
 }
 
 extern "C" bl_status ops_cuda_attention_backward(bl_stream *stream,
@@ -312,15 +322,20 @@ extern "C" bl_status ops_cuda_attention_backward(bl_stream *stream,
     const bl_tensor matrices[] = {a->q, a->k, a->v, a->o, a->do_, a->dq, a->dk, a->dv};
     BL_TRY(attention_prepare(&call, a->T, a->n_heads, a->n_kv_heads, a->d, a->n_documents, 0,
                              a->q_stride, a->kv_stride, a->o_stride, a->cu_seqlens));
-    backward_tensors x = {(const bl_bf16 *)a->q.data,   (const bl_bf16 *)a->k.data,
-                          (const bl_bf16 *)a->v.data,   (const bl_bf16 *)a->o.data,
-                          (const bl_bf16 *)a->do_.data, (bl_bf16 *)a->dq.data,
-                          (bl_bf16 *)a->dk.data,        (bl_bf16 *)a->dv.data,
-                          a->lse,                       a->delta};
+    backward_tensors x = {(const bl_bf16 *)a->q.data,
+                          (const bl_bf16 *)a->k.data,
+                          (const bl_bf16 *)a->v.data,
+                          (const bl_bf16 *)a->o.data,
+                          (const bl_bf16 *)a->do_.data,
+                          (bl_bf16 *)a->dq.data,
+                          (bl_bf16 *)a->dk.data,
+                          (bl_bf16 *)a->dv.data,
+                          a->lse,
+                          a->delta};
     bool is_wide = attention_is_wide(call, matrices, 8);
-    BL_TRY(bl_launch("attention_delta", stream,
-                     {bl_blocks_for(a->T * a->n_heads, BL_BLOCK_THREADS / BL_WARP),
-                      BL_BLOCK_THREADS, 1},
-                     attention_delta_kernel, call, is_wide, x));
+    BL_TRY(bl_launch(
+        "attention_delta", stream,
+        {bl_blocks_for(a->T * a->n_heads, BL_BLOCK_THREADS / BL_WARP), BL_BLOCK_THREADS, 1},
+        attention_delta_kernel, call, is_wide, x));
     return ATTENTION_DISPATCH(is_wide, a->d, launch_backward, stream, call, x);
 }

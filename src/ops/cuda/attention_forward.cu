@@ -103,7 +103,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_forward_kernel(attention_call call, const bl_bf16 *q, const bl_bf16 *k,
                              const bl_bf16 *v, bl_bf16 *o, float *lse)
 {
-    enum { M = forward_tile<D>::FRAGMENTS, ROWS = forward_tile<D>::ROWS, KEYS = forward_tile<D>::KEYS };
+    enum {
+        M = forward_tile<D>::FRAGMENTS,
+        ROWS = forward_tile<D>::ROWS,
+        KEYS = forward_tile<D>::KEYS
+    };
     bl_bf16 *queries = BL_DYNAMIC_SHARED(bl_bf16), *keys = queries + ROWS * D,
             *values = keys + KEYS * D;
     int *starts = (int *)(values + KEYS * D);
@@ -112,7 +116,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         first = item / call.n_heads * ROWS, row = (int)threadIdx.x / BL_WARP * 16 * M;
     int at_q = head * call.d, at_kv = head / call.group * call.d;
 
-    int n_tokens = attention_n_tokens(call), end = min(first + ROWS, n_tokens) + call.position_offset;
+    int n_tokens = attention_n_tokens(call),
+        end = min(first + ROWS, n_tokens) + call.position_offset;
     attention_starts<ROWS>(call, first, starts);
     __syncthreads();
     forward_rows<M, D> rows;
@@ -169,5 +174,6 @@ extern "C" bl_status ops_cuda_attention_forward(bl_stream *stream,
     BL_TRY(attention_prepare(&call, a->T, a->n_heads, a->n_kv_heads, a->d, a->n_documents,
                              a->position_offset, a->q_stride, a->kv_stride, a->o_stride,
                              a->cu_seqlens));
-    return ATTENTION_DISPATCH(attention_is_wide(call, matrices, 4), a->d, launch_forward, stream, call, a);
+    return ATTENTION_DISPATCH(attention_is_wide(call, matrices, 4), a->d, launch_forward, stream,
+                              call, a);
 }

@@ -33,8 +33,7 @@ __device__ static inline void mma_load(uint32_t out[4], const uint16_t *tile, in
 }
 
 /* The same, transposed: out[m]: elements g of rows 2t, 2t+1 of matrix m. */
-__device__ static inline void mma_load_transposed(uint32_t out[4], const uint16_t *tile,
-                                                  int at)
+__device__ static inline void mma_load_transposed(uint32_t out[4], const uint16_t *tile, int at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

@@ -54,19 +54,17 @@ static inline void mma_multiply(float c[4], const uint32_t a[4], const uint32_t 
     emulated_warp_together(mma_operands::together, &mine);
 }
 
+/* Each lane reads its own row, in one access. */
 template <bool is_transposed> struct mma_rows {
-    const uint16_t *row;
+    uint4 row;
     uint32_t *out;
 
     static void together(void *const lanes[EMULATED_WARP])
     {
         for (int m = 0; m < 4; m++) {
             uint16_t matrix[8][8];
-            for (int r = 0; r < 8; r++) {
-                const uint16_t *row = ((const mma_rows *)lanes[8 * m + r])->row;
-                if ((uintptr_t)row % 16 != 0) __builtin_trap();
-                memcpy(matrix[r], row, sizeof matrix[r]);
-            }
+            for (int r = 0; r < 8; r++)
+                memcpy(matrix[r], &((const mma_rows *)lanes[8 * m + r])->row, sizeof matrix[r]);
             for (int lane = 0; lane < EMULATED_WARP; lane++) {
                 int g = lane / 4, t = lane % 4;
                 uint32_t low = is_transposed ? matrix[2 * t][g] : matrix[g][2 * t],
@@ -79,13 +77,13 @@ template <bool is_transposed> struct mma_rows {
 
 static inline void mma_load(uint32_t out[4], const uint16_t *tile, int at)
 {
-    mma_rows<false> mine = {tile + at, out};
+    mma_rows<false> mine = {*(const uint4 *)(tile + at), out};
     emulated_warp_together(mma_rows<false>::together, &mine);
 }
 
 static inline void mma_load_transposed(uint32_t out[4], const uint16_t *tile, int at)
 {
-    mma_rows<true> mine = {tile + at, out};
+    mma_rows<true> mine = {*(const uint4 *)(tile + at), out};
     emulated_warp_together(mma_rows<true>::together, &mine);
 }
 
@@ -115,8 +113,6 @@ static inline float mma_exp2(float x)
     return y < 0x1p-126f ? 0.0f : y;
 }
 
-static inline void mma_forget(int &)
-{
-}
+static inline void mma_forget(int &) {}
 
 #endif
