@@ -198,6 +198,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         tile_round<1, STEP>(p, rounded);
         tile_add_weighted<D, 1, STEP, COLS>(dk, rounded, now.q, column);
     }
+    __syncwarp(); /* the warp has used its rows of k and v */
     tile_put<D, COLS>(k, row, column, dk[0], call.scale, call.scale);
     tile_put<D, COLS>(v, row, column, dv[0], 1.0f, 1.0f);
     __syncwarp();
@@ -291,6 +292,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         tile_round<1, STEP>(s, rounded);
         tile_add_weighted<D, 1, STEP, D>(dq, rounded, k, 0);
     }
+    __syncwarp(); /* the warp has used its rows of q */
     tile_put<D, D>(q, row, 0, dq[0], call.scale, call.scale);
     __syncwarp();
     tile_store<D, WIDE, 16, D>(call, q, row, 0, x.dq + at_head, call.q_stride, first);

@@ -77,6 +77,7 @@ __device__ static inline void rows_end(forward_rows<M, D> &rows, const attention
                                        int head, bl_bf16 *o, float *lse)
 {
     int lane = (int)threadIdx.x % BL_WARP, g = lane / 4, t = lane % 4;
+    __syncwarp(); /* the warp has used its rows of the tile */
 #pragma unroll
     for (int m = 0; m < M; m++) {
         float inverse[2];
