@@ -74,9 +74,13 @@ function(ballast_cuda_sources target)
     return()
   endif()
   set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
+  set(options ${BALLAST_EMULATED_OPTIONS})
+  if(BALLAST_SANITIZE MATCHES thread) # which kernels reach through tests/emulate/hooks.cpp
+    list(APPEND options -fsanitize=thread -g1)
+  endif()
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
-    OBJECT_DEPENDS "${emulate}/emulate.h" INCLUDE_DIRECTORIES ${emulate}
-    COMPILE_OPTIONS "-include;${emulate}/emulate.h;${BALLAST_EMULATED_OPTIONS}")
+    OBJECT_DEPENDS "${emulate}/emulate.h;${emulate}/instrument.h" INCLUDE_DIRECTORIES ${emulate}
+    COMPILE_OPTIONS "-include;${emulate}/emulate.h;${options}")
 endfunction()
 # A GPU traps on a wide access that is not aligned; x86 may let it pass. These traps need no sanitizer's runtime.
 set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp-contract=off -U_FORTIFY_SOURCE
@@ -87,7 +91,7 @@ set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp
 function(ballast_checked_kernels name arch)
   set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
   add_library(${name} OBJECT ${ARGN})
-  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX OBJECT_DEPENDS "${emulate}/emulate.h")
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX OBJECT_DEPENDS "${emulate}/emulate.h;${emulate}/instrument.h")
   target_include_directories(${name} PRIVATE ${emulate} ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(${name} PRIVATE _GNU_SOURCE __CUDA_ARCH__=${arch}0)
   target_compile_options(${name} PRIVATE -include ${emulate}/emulate.h ${BALLAST_EMULATED_OPTIONS} -fsanitize=thread -g1)

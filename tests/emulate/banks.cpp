@@ -14,14 +14,16 @@ struct warp_access {
     uint32_t offset[EMULATED_WARP];
 };
 
-static std::unordered_map<uint64_t, warp_access> of_warp[WARPS_MAX];              /* by instruction and n */
+static std::unordered_map<uint64_t, warp_access> of_warp[WARPS_MAX]; /* by instruction and n */
 static std::unordered_map<uint32_t, uint32_t> n_accesses[EMULATED_THREADS_MAX]; /* by instruction */
+static bool has_noted; /* since it was counted */
 static double passes, fewest_passes, worst = 1;
 
 void emulated_banks_note(size_t offset, size_t bytes, uint32_t pc)
 {
     unsigned t = emulated_now.thread, lane = t % EMULATED_WARP;
     if (emulated_now.n_finished >= CLUSTERS_SEEN || bytes > 16) return;
+    has_noted = true;
     uint64_t n = n_accesses[t][pc]++;
     warp_access *a = &of_warp[t / EMULATED_WARP][n << 32 | pc];
     a->bytes = (unsigned)bytes;
@@ -47,6 +49,8 @@ static unsigned count_passes(const warp_access &a, unsigned lanes)
 
 void emulated_banks_count()
 {
+    if (!has_noted) return;
+    has_noted = false;
     for (auto &accesses : of_warp) {
         for (auto &entry : accesses) {
             const warp_access &a = entry.second;

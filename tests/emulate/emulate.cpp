@@ -43,7 +43,8 @@ static emulated_state &now = emulated_now;
 static std::function<void()> body;
 static std::vector<emulated_thread> threads; /* of a cluster, block by block */
 static size_t n_stacks;
-static unsigned n_at_barrier[EMULATED_CLUSTER_MAX], n_ended[EMULATED_CLUSTER_MAX]; /* threads of each block */
+static unsigned n_at_barrier[EMULATED_CLUSTER_MAX],
+    n_ended[EMULATED_CLUSTER_MAX]; /* threads of each block */
 static coroutine_state scheduler;
 static uint64_t random_state;
 
@@ -57,8 +58,8 @@ static void print_kernel()
     if (dladdr(now.grid.kernel, &info) && info.dli_sname)
         name = abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status);
     fprintf(stderr, "emulated kernel %s (%p), block (%u, %u, %u) of (%u, %u, %u)",
-            name ? name : "?", now.grid.kernel, blockIdx.x, blockIdx.y, blockIdx.z,
-            gridDim.x, gridDim.y, gridDim.z);
+            name ? name : "?", now.grid.kernel, blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x,
+            gridDim.y, gridDim.z);
     if (now.in_thread) fprintf(stderr, ", thread %u", now.thread);
     fprintf(stderr, ": ");
 }
@@ -184,9 +185,7 @@ void __syncthreads()
     if (me->state != waits_for::nothing) suspend();
 }
 
-static void nothing_together(void *const *)
-{
-}
+static void nothing_together(void *const *) {}
 
 void emulated_warp_together(emulated_together *together, void *mine)
 {
@@ -238,7 +237,8 @@ static void exchange_together(void *const lanes[EMULATED_WARP])
             const exchange *source = (const exchange *)lanes[from];
             if (source->bytes != ((const exchange *)lanes[to])->bytes)
                 emulated_give_up("lanes %d and %d exchange different sizes", from, to);
-            memcpy(((exchange *)lanes[to])->all + from * source->bytes, source->mine, source->bytes);
+            memcpy(((exchange *)lanes[to])->all + from * source->bytes, source->mine,
+                   source->bytes);
         }
 }
 
@@ -283,7 +283,9 @@ static void resume(unsigned t)
     threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
     now.thread = t;
     now.in_thread = true;
+    unseen_end();
     emulated_switch(&scheduler, &block_threads()[t].here);
+    unseen_begin();
     now.in_thread = false;
 }
 
@@ -323,7 +325,8 @@ static void run_block(int order)
 static void begin_cluster()
 {
     for (size_t i = 0; i < threads.size(); i++) {
-        size_t color = i % 61 * 64; /* the same place of each stack would be the same lines of the cache */
+        size_t color =
+            i % 61 * 64; /* the same place of each stack would be the same lines of the cache */
         char *stack = emulated_stacks + i * (STACK_GUARD_BYTES + STACK_BYTES) + STACK_GUARD_BYTES;
         coroutine_begin(&threads[i].here, stack, STACK_BYTES - color, run_body);
         threads[i].state = waits_for::nothing;
@@ -383,7 +386,8 @@ static unseen_lock most_shared_lock;
 
 static int shared_limit()
 {
-    return (emulated_capability() >= 90 ? 227 : 163) << 10; /* Programming Guide, table of compute capabilities */
+    return (emulated_capability() >= 90 ? 227 : 163)
+           << 10; /* Programming Guide, table of compute capabilities */
 }
 
 cudaError_t emulated_set_most_shared(const void *kernel, int bytes)
@@ -446,12 +450,14 @@ static void run_launch(void *argument)
 {
     std::unique_ptr<launch> l((launch *)argument);
     unseen_guard guard(&one_grid);
+    unseen_work unseen; /* but what threads do */
     body = std::move(l->thread);
     run_grid(l->grid);
     body = nullptr;
 }
 
-cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &g, std::function<void()> thread)
+cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &g,
+                            std::function<void()> thread)
 {
     cudaError_t error = check_launch(g);
     if (error != cudaSuccess) return error;

@@ -10,10 +10,12 @@ enum { EMULATED_CLUSTER_MAX = 8, EMULATED_THREADS_MAX = 1024, EMULATED_SHARED_MA
 
 struct emulated_state {
     emulated_grid grid;
-    unsigned n_threads, n_ranks;  /* of a block, of a cluster */
-    unsigned cluster, n_finished; /* cluster: the one that runs, of the grid; clusters before it in time */
-    unsigned rank, thread;        /* the block that runs, of its cluster; the thread, of its block, x first */
-    bool in_thread;               /* or the scheduler runs */
+    unsigned n_threads, n_ranks; /* of a block, of a cluster */
+    unsigned cluster,
+        n_finished; /* cluster: the one that runs, of the grid; clusters before it in time */
+    unsigned rank,
+        thread;     /* the block that runs, of its cluster; the thread, of its block, x first */
+    bool in_thread; /* or the scheduler runs */
 };
 extern emulated_state emulated_now;
 
@@ -25,30 +27,37 @@ extern char *emulated_stacks, *emulated_stacks_end;
 
 /* ---- shared.cpp ---- */
 
-void emulated_shared_begin();            /* of a cluster: all is 0xa5, no copy is on its way */
-void emulated_shared_enter();            /* now.rank's static shared memory is where kernels look for it */
-void emulated_shared_leave();            /* its image is kept; writes past the dynamic block end the program */
+void emulated_shared_begin(); /* of a cluster: all is 0xa5, no copy is on its way */
+void emulated_shared_enter(); /* now.rank's static shared memory is where kernels look for it */
+void emulated_shared_leave(); /* its image is kept; writes past the dynamic block end the program */
 void emulated_shared_check_copies_end(); /* of a thread that ends */
 
 struct emulated_place {
     bool is_shared, is_dynamic;
     unsigned rank;
-    size_t offset; /* in the rank's static or dynamic shared memory; past the end of it: in its guards */
+    size_t
+        offset; /* in the rank's static or dynamic shared memory; past the end of it: in its guards */
 };
 emulated_place emulated_find_place(const char *p);
 size_t emulated_section_bytes();
-bool emulated_is_pending(const emulated_place &place, size_t bytes); /* a copy to some of them is on its way */
+bool emulated_is_pending(const emulated_place &place,
+                         size_t bytes); /* a copy to some of them is on its way */
 
 /* ---- races.cpp ---- */
 
-extern bool emulated_is_instrumented; /* kernels tell of their accesses */
 void emulated_races_begin_grid();
 void emulated_races_end_grid();
 void emulated_races_begin_cluster();
 enum class emulated_scope { warp, block, cluster };
-void emulated_races_synchronized(emulated_scope scope); /* now's warp, block or cluster: what was before is before what comes */
+void emulated_races_synchronized(
+    emulated_scope scope); /* now's warp, block or cluster: what was before is before what comes */
 /* Of the thread that runs. */
 void emulated_accessed(const void *p, size_t bytes, bool is_store, const void *pc);
+
+/* ---- hooks.cpp ---- */
+
+/* An access that the emulator makes for the thread that runs; nothing where kernels do not tell of theirs. */
+void emulated_tell(const void *p, size_t bytes, bool is_store, const void *pc);
 
 /* ---- sectors.cpp ---- */
 
@@ -57,8 +66,9 @@ void emulated_count_sectors();
 
 /* ---- banks.cpp ---- */
 
-void emulated_banks_note(size_t offset, size_t bytes, uint32_t pc); /* an access to shared memory by the thread that runs */
-void emulated_banks_count();                                        /* the block's threads wait for each other, or have ended */
+void emulated_banks_note(size_t offset, size_t bytes,
+                         uint32_t pc); /* an access to shared memory by the thread that runs */
+void emulated_banks_count();           /* the block's threads wait for each other, or have ended */
 void emulated_banks_forget();
 
 #endif

@@ -13,7 +13,8 @@ void __tsan_read_range(void *, unsigned long) __attribute__((weak));
 void __tsan_write_range(void *, unsigned long) __attribute__((weak));
 }
 
-extern const char __start_emulated_indices[], __stop_emulated_indices[]; /* threadIdx and the others */
+extern const char __start_emulated_indices[],
+    __stop_emulated_indices[]; /* threadIdx and the others */
 
 static void tell_sanitizer(const void *p, size_t bytes, bool is_store, const void *pc)
 {
@@ -25,9 +26,25 @@ static void tell_sanitizer(const void *p, size_t bytes, bool is_store, const voi
     __tsan_func_exit();
 }
 
+static bool is_instrumented;
+
 static inline bool is_on_stack(const void *p)
 {
     return (const char *)p >= emulated_stacks && (const char *)p < emulated_stacks_end;
+}
+
+static void see(const void *p, size_t bytes, bool is_store, const void *pc, bool in_kernel)
+{
+    if (!__tsan_read_range) {
+        if (in_kernel) emulated_accessed(p, bytes, is_store, pc);
+    } else if (!in_kernel || !emulated_find_place((const char *)p).is_shared) {
+        tell_sanitizer(p, bytes, is_store, pc);
+    }
+}
+
+void emulated_tell(const void *p, size_t bytes, bool is_store, const void *pc)
+{
+    if (is_instrumented) see(p, bytes, is_store, pc, true);
 }
 
 static inline void look(const void *p, size_t bytes, bool is_store, const void *pc)
@@ -35,13 +52,7 @@ static inline void look(const void *p, size_t bytes, bool is_store, const void *
     const char *at = (const char *)p;
     if (is_on_stack(at) || (at >= __start_emulated_indices && at < __stop_emulated_indices)) return;
     /* A launcher, in a host thread, may call while a grid runs in another. */
-    bool in_kernel = is_on_stack(__builtin_frame_address(0)) && emulated_now.in_thread;
-    if (__tsan_read_range) {
-        if (!in_kernel || !emulated_find_place(at).is_shared)
-            tell_sanitizer(p, bytes, is_store, pc);
-    } else if (in_kernel) {
-        emulated_accessed(p, bytes, is_store, pc);
-    }
+    see(p, bytes, is_store, pc, is_on_stack(__builtin_frame_address(0)) && emulated_now.in_thread);
 }
 
 #define HOOKS(bytes)                                                                               \
@@ -72,13 +83,9 @@ HOOK void emulated_write_range(const void *p, unsigned long bytes)
 
 HOOK void emulated_instrumented_init(void)
 {
-    emulated_is_instrumented = true;
+    is_instrumented = true;
 }
 
-HOOK void emulated_func_entry(void *)
-{
-}
+HOOK void emulated_func_entry(void *) {}
 
-HOOK void emulated_func_exit(void)
-{
-}
+HOOK void emulated_func_exit(void) {}

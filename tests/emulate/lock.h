@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lock.h -- a lock that ThreadSanitizer does not see. That grids run one at a time is the emulator's way, not an order that
+/* lock.h -- what ThreadSanitizer does not see: a lock, and the emulator's own work (the C library's functions tell it of theirs). That grids run one at a time is the emulator's way, not an order that
  * a program may count on: of two kernels on two streams without an event between them it must report a race. */
 #ifndef BALLAST_TESTS_EMULATE_LOCK_H
 #define BALLAST_TESTS_EMULATE_LOCK_H
@@ -34,6 +34,28 @@ struct unseen_guard {
     ~unseen_guard() { unseen_give(lock); }
     unseen_guard(const unseen_guard &) = delete;
     unseen_guard &operator=(const unseen_guard &) = delete;
+};
+
+extern "C" {
+void __tsan_ignore_thread_begin(void) __attribute__((weak));
+void __tsan_ignore_thread_end(void) __attribute__((weak));
+}
+
+static inline void unseen_begin(void)
+{
+    if (__tsan_ignore_thread_begin) __tsan_ignore_thread_begin();
+}
+
+static inline void unseen_end(void)
+{
+    if (__tsan_ignore_thread_end) __tsan_ignore_thread_end();
+}
+
+struct unseen_work {
+    unseen_work() { unseen_begin(); }
+    ~unseen_work() { unseen_end(); }
+    unseen_work(const unseen_work &) = delete;
+    unseen_work &operator=(const unseen_work &) = delete;
 };
 
 #endif

@@ -169,9 +169,7 @@ __global__ void shuffle_kernel(planted_args a)
     a.out[here()] = value;
 }
 
-__device__ static void exchange_one(void *const *)
-{
-}
+__device__ static void exchange_one(void *const *) {}
 
 __global__ void collective_kernel(planted_args a)
 {
@@ -242,7 +240,8 @@ __global__ void shared_kernel(float *out, size_t bytes)
     out[threadIdx.x] = (float)all[bytes - 1 - threadIdx.x];
 }
 
-extern "C" bl_status planted_shared(bl_stream *stream, float *out, size_t bytes, bool with_attribute)
+extern "C" bl_status planted_shared(bl_stream *stream, float *out, size_t bytes,
+                                    bool with_attribute)
 {
     if (with_attribute) {
         bl_grid grid = {1, THREADS, 1};
@@ -263,7 +262,8 @@ __global__ void grid_kernel(float *out)
     unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
              thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
     unsigned lane = (unsigned)__shfl_sync(0xffffffffu, thread, 5);
-    if (block < PLANTED_N / 32) out[block * 32 + thread] = (float)(block * 1000 + thread + 64 * lane);
+    if (block < PLANTED_N / 32)
+        out[block * 32 + thread] = (float)(block * 1000 + thread + 64 * lane);
 }
 
 extern "C" bl_status planted_grid(bl_stream *stream, float *out)

@@ -40,8 +40,6 @@ struct page {
     granule granules[PAGE_BYTES / GRANULE];
 };
 
-bool emulated_is_instrumented;
-
 static const emulated_state &now = emulated_now;
 static uint32_t clock_now, grid_begin, cluster_begin, cluster_synchronized;
 static uint32_t block_synchronized[EMULATED_CLUSTER_MAX],
@@ -81,11 +79,11 @@ static bool is_concurrent(const access &a, uint32_t me, uint32_t begin)
 static int distance(uint32_t a, uint32_t b)
 {
     uint32_t apart = a ^ b;
-    return apart == 0                        ? 0
-           : apart >> 5 == 0                 ? 1
-           : apart >> 10 == 0                ? 2
+    return apart == 0                       ? 0
+           : apart >> 5 == 0                ? 1
+           : apart >> 10 == 0               ? 2
            : apart >> (10 + rank_bits) == 0 ? 3
-                                             : 4;
+                                            : 4;
 }
 
 void emulated_races_synchronized(emulated_scope scope)
@@ -242,9 +240,9 @@ static void see_shared(const emulated_place &place, const char *p, size_t bytes,
     emulated_banks_note(place.offset, bytes, a.pc);
     auto &granules = shared[place.rank][place.is_dynamic];
     if (granules.empty())
-        granules.resize((place.is_dynamic ? (size_t)EMULATED_SHARED_MAX : emulated_section_bytes()) /
-                            GRANULE +
-                        2);
+        granules.resize(
+            (place.is_dynamic ? (size_t)EMULATED_SHARED_MAX : emulated_section_bytes()) / GRANULE +
+            2);
     looked_at at = {place.is_dynamic ? "dynamic" : "static", p, place.offset, cluster_begin};
     while (bytes > 0) {
         size_t first = at.offset % GRANULE, n = std::min(GRANULE - first, bytes);

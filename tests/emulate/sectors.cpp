@@ -4,15 +4,18 @@
 #include <vector>
 
 #include "grid.h"
+#include "lock.h"
 
 enum { SECTOR_BYTES = 32 };
 
-static std::vector<std::vector<const char *>> accesses[2]; /* of loads and stores, of each thread of the block */
-static std::vector<unsigned> access_bytes[2];              /* of the n-th */
+static std::vector<std::vector<const char *>>
+    accesses[2];                              /* of loads and stores, of each thread of the block */
+static std::vector<unsigned> access_bytes[2]; /* of the n-th */
 static double bytes_accessed, bytes_of_sectors;
 
 void emulated_note_access(const void *p, unsigned bytes, bool is_store)
 {
+    unseen_work unseen;
     auto &of_threads = accesses[is_store];
     unsigned t = emulated_now.thread;
     if (of_threads.size() <= t) of_threads.resize(t + 1);

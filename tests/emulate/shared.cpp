@@ -6,8 +6,12 @@
 #include <vector>
 
 #include "grid.h"
+#include "lock.h"
 
-enum { GUARD_BYTES = 1024, POISON = 0xa5 }; /* on both sides of the dynamic part, which is so aligned */
+enum {
+    GUARD_BYTES = 1024,
+    POISON = 0xa5
+}; /* on both sides of the dynamic part, which is so aligned */
 
 struct asynchronous_copy {
     char *dst;
@@ -28,8 +32,9 @@ __shared__ char emulated_section_exists[1]; /* whatever is linked */
 static std::vector<char> images[EMULATED_CLUSTER_MAX];
 static char *arenas[EMULATED_CLUSTER_MAX];
 static copies copies_of[EMULATED_CLUSTER_MAX][EMULATED_THREADS_MAX];
-static unsigned n_on_their_way;                                    /* of the cluster */
-static std::vector<unsigned char> is_pending[EMULATED_CLUSTER_MAX][2]; /* bytes of static and dynamic memory */
+static unsigned n_on_their_way; /* of the cluster */
+static std::vector<unsigned char> is_pending[EMULATED_CLUSTER_MAX]
+                                            [2]; /* bytes of static and dynamic memory */
 
 size_t emulated_section_bytes()
 {
@@ -132,18 +137,17 @@ void emulated_copy_async(void *dst, const void *src, size_t bytes, size_t n_vali
         emulated_give_up("an asynchronous copy of %zu bytes", bytes);
     if (n_valid > bytes) emulated_give_up("%zu of %zu bytes of a copy", n_valid, bytes);
     if ((uintptr_t)dst % bytes != 0 || (uintptr_t)src % bytes != 0)
-        emulated_give_up("an asynchronous copy of %zu bytes from %p to %p is not aligned", bytes, src,
-                         dst);
+        emulated_give_up("an asynchronous copy of %zu bytes from %p to %p is not aligned", bytes,
+                         src, dst);
     emulated_place place = emulated_find_place((char *)dst);
     if (!place.is_shared || place.rank != emulated_now.rank ||
         (place.is_dynamic && (ptrdiff_t)place.offset < 0) ||
         (place.is_dynamic && place.offset + bytes > emulated_now.grid.shared_bytes))
         emulated_give_up("an asynchronous copy to %p, which is not in its shared memory", dst);
-    if (emulated_is_instrumented) {
-        const void *pc = __builtin_return_address(0);
-        if (n_valid > 0) emulated_accessed(src, n_valid, false, pc);
-        emulated_accessed(dst, bytes, true, pc);
-    }
+    const void *pc = __builtin_return_address(0);
+    if (n_valid > 0) emulated_tell(src, n_valid, false, pc);
+    emulated_tell(dst, bytes, true, pc);
+    unseen_work unseen;
     memset(dst, POISON, bytes);
     my_copies()->on_their_way.push_back(
         {(char *)dst, (const char *)src, bytes, n_valid, my_copies()->n_committed, place});
@@ -158,6 +162,7 @@ void emulated_copy_async_commit()
 /* Those of groups below `n_groups` arrive. */
 static void land_copies(unsigned n_groups, const void *pc)
 {
+    unseen_work unseen;
     auto &all = my_copies()->on_their_way;
     std::vector<asynchronous_copy> landed;
     size_t n_left = 0;
@@ -171,7 +176,7 @@ static void land_copies(unsigned n_groups, const void *pc)
         set_pending(copy.place, copy.bytes, false);
         memcpy(copy.dst, copy.src, copy.n_valid);
         memset(copy.dst + copy.n_valid, 0, copy.bytes - copy.n_valid);
-        if (emulated_is_instrumented) emulated_accessed(copy.dst, copy.bytes, true, pc);
+        emulated_tell(copy.dst, copy.bytes, true, pc);
     }
 }
 
