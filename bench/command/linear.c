@@ -15,7 +15,7 @@
 
 typedef struct bench_options {
     char *model;
-    int64_t tokens, lora_r, threads, runs, layers, ranks, shard_size, ring_depth;
+    int64_t tokens, micro_batches, lora_r, threads, runs, layers, ranks, shard_size, ring_depth;
     double offload_ratio;
     bl_tier offload_tier; /* BL_TIER_HOST, BL_TIER_DISK */
     char *offload_dir;
@@ -38,6 +38,8 @@ static const bl_option table[] = {
      .help = "how the frozen weight is held"},
     {OPTION(tokens, INT), .default_text = "512", .min = 1, .max = 1 << 20,
      .help = "tokens of the micro-batch"},
+    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 1024,
+     .help = "micro-batches of a visit that share prepared weights, on a GPU"},
     {OPTION(lora_r, INT), .default_text = "16", .min = 1, .max = 4096,
      .help = "rank of the adapter on every projection"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
@@ -105,6 +107,7 @@ static bl_status run_cuda_case(const bench_case *c)
                                                   .format = c->format,
                                                   .T = c->T,
                                                   .runs = c->options->runs,
+                                                  .micro_batches = c->options->micro_batches,
                                                   .linear = c->linear});
 }
 
@@ -152,6 +155,8 @@ static bl_status check_options(const bench_options *o)
         return BL_FAIL(BL_EUSAGE, "--offload_tier: host or disk");
     if (o->device == BL_DEVICE_CUDA && !is_plain)
         return BL_FAIL(BL_EUSAGE, "--device cuda: one rank, nothing offloaded");
+    if (o->device == BL_DEVICE_CPU && o->micro_batches != 1)
+        return BL_FAIL(BL_EUSAGE, "--micro_batches: the CPU prepares nothing; use --device cuda");
     return BL_OK;
 }
 

@@ -9,7 +9,7 @@
 typedef struct bl_linear_case {
     const char *model, *matrix;
     bl_format format;
-    int64_t T, runs;
+    int64_t T, runs, micro_batches;
     bl_lora_linear linear;
 } bl_linear_case;
 

@@ -36,6 +36,7 @@ static void run(bl_format format, lines *out)
                             .format = format,
                             .T = 24,
                             .runs = 2,
+                            .micro_batches = 3,
                             .linear = {.n_parts = 2}};
     bl_device *device;
     bl_stream *stream;
@@ -84,6 +85,7 @@ static void check_bits(const lines *l)
         assert_string_equal(value(l->line[i], "bits", bits),
                             value(l->line[i], "timed_bits", timed));
         assert_int_equal(strlen(bits), 18);
+        assert_string_equal(bits, value(l->line[i], "visit_bits", timed));
         for (int k = 0; k < i; k++) assert_string_not_equal(bits, value(l->line[k], "bits", timed));
     }
 }
@@ -105,6 +107,9 @@ static void test_lines(void **state)
             assert_string_equal(value(l.line[i], "pass", text), passes[i]);
             assert_true(atof(value(l.line[i], "seconds", text)) > 0);
             assert_true(atof(value(l.line[i], "percent_of_gemm", text)) > 0);
+            assert_int_equal(atoi(value(l.line[i], "micro_batches", text)), 3);
+            assert_true(atof(value(l.line[i], "visit_seconds", text)) > 0);
+            assert_true(atof(value(l.line[i], "visit_percent_of_gemm", text)) > 0);
             assert_true(atof(value(l.line[i], "timed_percent_of_gemm", text)) > 0);
             assert_int_equal(atof(value(l.line[i], "percent_of_fp8_gemm", text)) > 0, is_fp8);
             assert_int_equal(atof(value(l.line[i], "times_bf16", text)) > 0, is_fp8);
