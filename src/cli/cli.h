@@ -28,6 +28,7 @@ extern const bl_command bl_command_generate;
 extern const bl_command bl_command_tokenize;
 extern const bl_command bl_command_inspect;
 extern const bl_command bl_command_quantize;
+extern const bl_command bl_command_plan;
 extern const bl_command bl_command_bench;
 
 /* The options of a command with a small table of its own, whose rows have .commands = BL_CLI_ANY. */

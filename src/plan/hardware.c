@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/memory.h"
 #include "base/sizes.h"
 
 #define FIGURE(field, text)                                                                        \
@@ -278,6 +279,44 @@ bl_status bl_hardware_load(const char *name, bl_hardware *out)
     bool is_path = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0) ||
                    access(name, F_OK) == 0;
     return is_path ? read_file(name, out) : bl_hardware_preset(name, out);
+}
+
+/* The preset of that GPU: by a word of its name, else by its generation, else an H100. */
+static const char *nearest_preset(const bl_gpu_info *gpu)
+{
+    static const struct {
+        const char *word, *preset;
+        int generation;
+    } known[] = {{"GH200", "gh200", 90},   {"H200", "h200", 90},   {"H100", "h100", 90},
+                 {"A100", "a100", 80},     {"B200", "b200", 100},  {"V100", "v100-32g", 70},
+                 {"5090", "rtx5090", 120}, {"4090", "rtx4090", 89}};
+    const char *found = "h100";
+    for (size_t i = BL_COUNT(known); i-- > 0;)
+        if (known[i].generation == gpu->capability) found = known[i].preset;
+    for (size_t i = BL_COUNT(known); i-- > 0;)
+        if (strstr(gpu->name, known[i].word)) found = known[i].preset;
+    return found;
+}
+
+bl_status bl_hardware_find(bl_hardware *out)
+{
+    bl_gpu_info gpu;
+    int64_t available = bl_memory_available_bytes();
+    bool has_gpu = bl_device_find_cuda(0, &gpu) == BL_OK;
+
+    BL_TRY(bl_hardware_preset(has_gpu ? nearest_preset(&gpu) : "cpu", out));
+    snprintf(out->name, sizeof out->name, "this machine");
+    if (has_gpu) {
+        snprintf(out->device, sizeof out->device, "%.60s", gpu.name);
+        out->arch = gpu.capability;
+        out->n_devices = gpu.n_gpus;
+    } else {
+        snprintf(out->device, sizeof out->device, "CPU");
+    }
+    out->n_cores = (int)bl_max_i64(1, sysconf(_SC_NPROCESSORS_ONLN));
+    if (available > 0)
+        out->host_memory_bytes = (bl_figure){(double)available, "measured: what is available now"};
+    return BL_OK;
 }
 
 bl_status bl_hardware_describe(const bl_hardware *h, json_t **out)

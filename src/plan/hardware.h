@@ -86,6 +86,10 @@ bl_status bl_hardware_preset(const char *name, bl_hardware *out);
  * with figures of the user's own (docs/model.md). BL_EINPUT names file and key. */
 bl_status bl_hardware_load(const char *name, bl_hardware *out);
 
+/* This machine: its GPUs, or its processor where this build finds none, with the figures of the preset that is
+ * nearest, and what the system says of its memory and cores. */
+bl_status bl_hardware_find(bl_hardware *out);
+
 /* The same as a document that bl_hardware_load reads back. The caller's to json_decref; BL_ENOMEM. */
 bl_status bl_hardware_describe(const bl_hardware *hardware, json_t **out);
 

@@ -6,6 +6,7 @@
 
 #include "config/config.h"
 #include "llama/lora.h"
+#include "plan/hardware.h"
 #include "plan/topology.h"
 
 /* Borrowed: what the pointers point to outlives the input and the plan. */
@@ -29,6 +30,8 @@ typedef struct bl_plan_input {
     int64_t available_bytes;
     /* Of the GPU that the ranks of a process share, likewise; not looked at without one. */
     int64_t gpu_available_bytes;
+    /* The rates by which a GPU's choices are weighed; NULL: those of this machine. */
+    const bl_hardware *hardware;
 } bl_plan_input;
 
 #endif

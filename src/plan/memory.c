@@ -30,6 +30,7 @@ static const char *const item_names[BL_MEMORY_ITEMS] = {
     [BL_MEMORY_SAVED] = "saved activations",
     [BL_MEMORY_BOUNDARY] = "boundary gradient",
     [BL_MEMORY_WORKSPACE] = "a layer's working set",
+    [BL_MEMORY_PREPARED] = "prepared weights",
     [BL_MEMORY_LOGITS] = "logits",
     [BL_MEMORY_TOKENS] = "tokens of two steps",
     [BL_MEMORY_STAGING] = "staging",
@@ -62,6 +63,11 @@ int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks)
 
     if (context == 0) return 0; /* a CPU */
     return (ledger->device - context - ledger->item[BL_MEMORY_COMMUNICATION].device) * n_ranks;
+}
+
+int64_t bl_plan_gpu_reserve_bytes(int n_ranks)
+{
+    return CONTEXT_BYTES + (n_ranks > 1 ? COMMUNICATOR_BYTES : 0);
 }
 
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
@@ -146,6 +152,12 @@ bl_status bl_plan_prepare(const bl_plan_input *in, bl_pass_options *pass)
     return BL_OK;
 }
 
+bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
+{
+    bool recomputes = in->is_training && pass->save != BL_SAVE_S4;
+    return pass->kind == BL_DEVICE_CUDA && (pass->max_group > 1 || recomputes);
+}
+
 /* ---- the sum ---- */
 
 /* In device memory, and the same in host memory. */
@@ -201,7 +213,9 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, bl_me
     out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs, n.host_inputs};
     out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};
     out->item[BL_MEMORY_BOUNDARY].device = n.boundary;
-    out->item[BL_MEMORY_WORKSPACE].device = n.workspace;
+    int64_t prepared = (int64_t)bl_linear_prepared_bytes(&pass->prepared);
+    out->item[BL_MEMORY_WORKSPACE].device = n.workspace - prepared;
+    out->item[BL_MEMORY_PREPARED].device = prepared;
     out->item[BL_MEMORY_LOGITS].device = n.logits;
     out->item[BL_MEMORY_TOKENS] = (bl_memory_amount){tokens + n.feed, tokens + n.host_embeddings};
 }

@@ -20,7 +20,8 @@ typedef enum bl_memory_item {
     BL_MEMORY_LAYER_INPUTS,  /* of all layers, or their stack's slots */
     BL_MEMORY_SAVED,         /* what layers keep beside their inputs */
     BL_MEMORY_BOUNDARY,      /* the gradient between two layers */
-    BL_MEMORY_WORKSPACE,     /* of a layer at work, prepared weights among it */
+    BL_MEMORY_WORKSPACE,     /* of a layer at work */
+    BL_MEMORY_PREPARED,      /* what a visit's products make of its weights */
     BL_MEMORY_LOGITS,        /* of the loss head */
     BL_MEMORY_TOKENS,        /* of this step and the next */
     BL_MEMORY_STAGING,       /* between host and device */
@@ -59,6 +60,9 @@ bl_device_kind bl_plan_device_kind(const bl_train_config *config);
  * Communicators of one process take none of it. */
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
 
+/* A GPU's context and, in a job of several ranks, communicator: what these items have. */
+int64_t bl_plan_gpu_reserve_bytes(int n_ranks);
+
 /* Of items [first, last], device and host memory together. */
 int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);
 
@@ -68,6 +72,9 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 /* Gives each matrix of a layer memory for what the micro-batches of a visit share (linear/prepared.h).
  * BL_ENOMEM. */
 bl_status bl_plan_prepare(const bl_plan_input *input, bl_pass_options *pass);
+/* Whether a visit multiplies by a matrix more than once: for another micro-batch, or after it was recomputed;
+ * on a GPU. */
+bool bl_plan_uses_prepared(const bl_plan_input *input, const bl_pass_options *pass);
 
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "plan/search.h"
 
 /* From what takes the most memory to what takes the least. */
 static const struct {
@@ -17,19 +18,33 @@ static const struct {
                {BL_RECOMPUTE_SELECTIVE, BL_SAVE_S2, "selective"},
                {BL_RECOMPUTE_FULL, BL_SAVE_S0, "full"}};
 
+unsigned bl_plan_save_of(bl_activation_checkpointing key)
+{
+    size_t i = 0;
+    while (savings[i].key != key && savings[i].key != BL_RECOMPUTE_FULL) i++;
+    return savings[i].save;
+}
+
+const char *bl_plan_save_name(unsigned save)
+{
+    size_t i = 0;
+    while (savings[i].save != save && savings[i].key != BL_RECOMPUTE_FULL) i++;
+    return savings[i].name;
+}
+
 /* Each of them plans with the same memory. */
 static int64_t processes_on_host(const bl_plan_input *in)
 {
     return bl_ceil_div(in->topology.n_on_host, in->topology.n_here);
 }
 
-static int64_t available_bytes(const bl_plan_input *in)
+int64_t bl_plan_available_bytes(const bl_plan_input *in)
 {
     return in->available_bytes != 0 ? in->available_bytes : bl_memory_available_bytes();
 }
 
 /* -1: not known. The ranks of a process share GPU 0. */
-static int64_t gpu_available_bytes(const bl_plan_input *in)
+int64_t bl_plan_gpu_available_bytes(const bl_plan_input *in)
 {
     size_t free_bytes, total_bytes;
 
@@ -67,8 +82,9 @@ typedef struct room {
 
 static room room_of(const bl_plan_input *in, const bl_plan *plan)
 {
-    return is_gpu(in) ? (room){"GPU memory", gpu_bytes(in, &plan->memory), gpu_available_bytes(in)}
-                      : (room){"memory", plan->memory.total, available_bytes(in)};
+    return is_gpu(in)
+               ? (room){"GPU memory", gpu_bytes(in, &plan->memory), bl_plan_gpu_available_bytes(in)}
+               : (room){"memory", plan->memory.total, bl_plan_available_bytes(in)};
 }
 
 /* The least with which nine tenths of the memory are enough. A CPU's device memory is host memory: only the disk tier makes room. */
@@ -89,14 +105,6 @@ static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
-/* As configured; auto saves the least, until the base has its place. */
-static unsigned first_saving(bl_activation_checkpointing asked)
-{
-    size_t i = 0;
-    while (savings[i].key != asked && savings[i].key != BL_RECOMPUTE_FULL) i++;
-    return savings[i].save;
-}
-
 static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
 {
     const bl_train_config *c = in->config;
@@ -108,14 +116,14 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
         .dir = c->offload_dir,
         .pin = true,
         .n = in->topology.n_on_host};
-    plan->pass = bl_plan_pass_options(in, first_saving(c->activation_checkpointing));
+    plan->pass = bl_plan_pass_options(in, bl_plan_save_of(c->activation_checkpointing));
     return is_auto ? choose_ratio(in, plan) : BL_OK;
 }
 
 /* A host has other programs, too: half of its memory is left to them. A GPU is the job's. */
 static bool has_room(const bl_plan_input *in, const bl_plan *plan)
 {
-    int64_t available = available_bytes(in);
+    int64_t available = bl_plan_available_bytes(in);
 
     if (plan->memory.total > available / 2 / processes_on_host(in)) return false;
     if (!is_gpu(in)) return true;
@@ -137,14 +145,12 @@ static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
-/* What is left of a GPU's memory, where a visit multiplies by a matrix more than once: for another
- * micro-batch, or after it was recomputed. */
+/* With what is left of a GPU's memory. */
 static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
 {
     bl_plan with = *plan;
 
-    if (!is_gpu(in)) return BL_OK;
-    if (with.pass.max_group < 2 && (!in->is_training || with.pass.save == BL_SAVE_S4)) return BL_OK;
+    if (!bl_plan_uses_prepared(in, &plan->pass)) return BL_OK;
     BL_TRY(bl_plan_prepare(in, &with.pass));
     BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.pass, &with.memory));
     room r = room_of(in, &with);
@@ -155,8 +161,38 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
+/* The fastest that fits, of the keys that are auto; what needs the least memory, when nothing fits. */
+static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
+{
+    unsigned free_keys = bl_plan_auto_keys(in->config);
+    bl_plan_input with_rates = *in;
+    bl_hardware here;
+    bl_plan_choice choice;
+
+    if (!in->hardware) {
+        BL_TRY(bl_hardware_find(&here));
+        if (here.kind != BL_DEVICE_CUDA) BL_TRY(bl_hardware_preset("h100", &here));
+        with_rates.hardware = &here;
+    }
+    BL_TRY(bl_plan_search(&with_rates, free_keys, &choice));
+    *out = choice.best.plan;
+    room r = room_of(in, out);
+    if (free_keys & BL_FREE_RATIO)
+        bl_log_info("offload_ratio auto: %.2f, %.1f of %.1f MiB of available %s",
+                    out->placement.ratio, mib(r.needed), mib(r.available), r.name);
+    if (free_keys & BL_FREE_SAVE)
+        bl_log_info("activation_checkpointing auto: %s", bl_plan_save_name(out->pass.save));
+    if (free_keys & BL_FREE_VISIT)
+        bl_log_info("visit_tokens auto: %lld", (long long)out->pass.max_group * out->pass.T_max);
+    if (bl_linear_prepared_bytes(&out->pass.prepared) > 0)
+        bl_log_info("weights are prepared once a visit, in %.1f MiB of GPU memory a rank",
+                    mib((int64_t)bl_linear_prepared_bytes(&out->pass.prepared)));
+    return BL_OK;
+}
+
 bl_status bl_plan_choose(const bl_plan_input *in, bl_plan *out)
 {
+    if (is_gpu(in) && in->is_training) return choose_by_time(in, out);
     BL_TRY(choose_placement(in, out));
     if (in->is_training) BL_TRY(choose_saving(in, out));
     BL_TRY(predict(in, out->pass.save, out));
@@ -218,7 +254,8 @@ static const char *gpu_remedies(const bl_plan_input *in, const bl_plan *plan)
 static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
 {
     const bl_memory_ledger *m = &plan->memory;
-    int64_t needed = gpu_bytes(in, m), gpu = gpu_available_bytes(in), host = available_bytes(in);
+    int64_t needed = gpu_bytes(in, m), gpu = bl_plan_gpu_available_bytes(in),
+            host = bl_plan_available_bytes(in);
 
     if (gpu < 0 || needed <= gpu) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
@@ -232,7 +269,7 @@ static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
 static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
 {
     const bl_memory_ledger *m = &plan->memory;
-    int64_t available = available_bytes(in), n_processes = processes_on_host(in);
+    int64_t available = bl_plan_available_bytes(in), n_processes = processes_on_host(in);
     bool is_on_disk = plan->placement.tier == BL_TIER_DISK && plan->placement.ratio >= 1.0;
 
     if (available < 0 || m->total <= available / n_processes) return BL_OK;

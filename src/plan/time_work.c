@@ -108,6 +108,14 @@ static matrix_size size_of(const bl_time_input *in, const bl_time_run *run, int 
     return m;
 }
 
+/* Of a visit's first micro-batch, or of each. */
+static void add_prepared(tally *t, double seconds, double bytes)
+{
+    bool is_each = t->in->habits.decodes_each_use;
+    *(is_each ? &t->seconds : &t->prepared_s) += seconds;
+    *(is_each ? &t->bytes : &t->prepared_bytes) += bytes;
+}
+
 /* A weight is decoded, or its codes are transposed, at its first use in a visit. */
 static void prepare(tally *t, const matrix_size *m, int matrix, bool forward)
 {
@@ -116,16 +124,14 @@ static void prepare(tally *t, const matrix_size *m, int matrix, bool forward)
     double weights = m->rows * m->cols;
 
     if (!is_cuda(t->in) || !m->is_fp8 || t->in->habits.gathers_decoded) return;
-    if (t->in->habits.decodes_each_use) t->is_decoded[matrix] = false;
+    if (t->in->habits.decodes_each_use) t->is_decoded[matrix] = t->is_transposed[matrix] = false;
     if (decodes && !t->is_decoded[matrix]) { /* a byte is read, two are written */
         t->is_decoded[matrix] = true;
-        t->prepared_s += weights / r->decode_weights_per_s;
-        t->prepared_bytes += 3 * weights;
+        add_prepared(t, weights / r->decode_weights_per_s, 3 * weights);
     }
     if (!decodes && !forward && !t->is_transposed[matrix]) { /* one and one */
         t->is_transposed[matrix] = true;
-        t->prepared_s += weights * 2 / 3 / r->decode_weights_per_s;
-        t->prepared_bytes += 2 * weights;
+        add_prepared(t, weights * 2 / 3 / r->decode_weights_per_s, 2 * weights);
     }
 }
 

@@ -212,7 +212,8 @@ static void test_a_gpu_has_memory_of_its_own(void **state)
     int64_t rows = 2 * all.memory.item[BL_MEMORY_TOKENS].host;
     assert_true(all.memory.total - all.memory.embedding - rows < 64 << 20);
 
-    int64_t enough = (of_all + 8) / 9 * 10;
+    bl_plan prepared = choose_gpu(&p, INT64_MAX / 2);
+    int64_t enough = (gpu_bytes(&prepared) + 8) / 9 * 10;
     assert_true(choose_gpu(&p, enough).placement.ratio == 0.0);
     bl_plan half = choose_gpu(&p, of_all - all.memory.item[BL_MEMORY_BASE].device / 4);
     assert_true(half.placement.ratio > 0.0 && half.placement.ratio < 1.0);
@@ -257,13 +258,15 @@ static void check_prepared(const char *checkpointing, int64_t group)
     plan_case p;
 
     open_gpu_case(&p, checkpointing);
+    p.config->offload_ratio = 0;
     p.config->gradient_accumulation_steps = group;
     p.config->visit_tokens =
         group * p.config->per_device_train_batch_size * p.input.longest_train_row;
     bl_plan none = choose_gpu(&p, -1), with = choose_gpu(&p, INT64_MAX / 2);
     int64_t h = p.model.hidden_size, i = p.model.intermediate_size, kv = h / 4,
             layer = (2 * h * h + 2 * kv * h + 3 * h * i) * 2, gate_up = 2 * h * i * 2,
-            more = with.memory.item[BL_MEMORY_WORKSPACE].device -
+            more = with.memory.item[BL_MEMORY_WORKSPACE].device +
+                   with.memory.item[BL_MEMORY_PREPARED].device -
                    none.memory.item[BL_MEMORY_WORKSPACE].device;
     assert_int_equal(none.pass.max_group, group);
     assert_int_equal(prepared_bytes(none), 0);

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ballast plan: what a training would take, before anything is loaded. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "cli/cli.h"
+#include "plan/report.h"
+
+typedef struct plan_options {
+    char *hardware, *svg;
+    bool json;
+    int64_t tokens;
+    double total_tokens;
+} plan_options;
+
+#define OPTION(field, kind)                                                                        \
+    .key = #field, .group = "plan", .type = BL_OPTION_##kind,                                      \
+    .offset = offsetof(plan_options, field), .commands = BL_CLI_ANY
+
+static const bl_option table[] = {
+    {OPTION(hardware, STRING),
+     .help = "the machine: 8xh100, 2x8xh100 (hosts), 1xgh200, cpu, ..., or a hardware.json; none: "
+             "this one"},
+    {OPTION(tokens, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1048576,
+     .help = "of a row of the data; auto: max_seq_length"},
+    {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
+     .help = "of the training whose time and energy are told"},
+    {OPTION(json, BOOL), .default_text = "false", .help = "print one JSON document"},
+    {OPTION(svg, PATH), .help = "a folder for pictures: memory.svg"},
+};
+
+static void print_options(FILE *out, bool as_markdown)
+{
+    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
+    if (!as_markdown)
+        fputs("\nAnd the options of `ballast train`, of which none is required but the model.\n",
+              out);
+}
+
+/* Whether the word is "--key" or "--key=value" of a key of this table. */
+static const bl_option *own_option(const char *word)
+{
+    size_t n_bytes;
+
+    if (strncmp(word, "--", 2) != 0) return NULL;
+    word += 2;
+    n_bytes = strcspn(word, "=");
+    for (size_t i = 0; i < BL_COUNT(table); i++) {
+        size_t k = 0;
+        while (k < n_bytes &&
+               (table[i].key[k] == word[k] || (table[i].key[k] == '_' && word[k] == '-')))
+            k++;
+        if (k == n_bytes && table[i].key[k] == '\0') return &table[i];
+    }
+    return NULL;
+}
+
+/* Deals the words out: own ones to the front, the training's behind them. Returns the number of own ones. */
+static int deal_out(int argc, char *const *argv, char **words)
+{
+    int n_own = 0, n_others = 0;
+    char **others = words + argc;
+
+    for (int i = 0; i < argc; i++) {
+        const bl_option *o = own_option(argv[i]);
+        bool has_value = o && !strchr(argv[i], '=') && i + 1 < argc &&
+                         (o->type != BL_OPTION_BOOL || strncmp(argv[i + 1], "--", 2) != 0);
+        if (has_value && o->type == BL_OPTION_BOOL) {
+            bool ignored;
+            has_value = bl_text_parse_bool(argv[i + 1], &ignored);
+        }
+        if (!o) {
+            others[n_others++] = argv[i];
+            continue;
+        }
+        words[n_own++] = argv[i];
+        if (has_value) words[n_own++] = argv[++i];
+    }
+    return n_own;
+}
+
+static bl_status print_json(const bl_plan_report *report)
+{
+    json_t *document;
+
+    BL_TRY(bl_plan_report_describe(report, &document));
+    char *text = json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
+    json_decref(document);
+    if (!text) return BL_FAIL(BL_ENOMEM, "the plan's text");
+    puts(text);
+    free(text);
+    return BL_OK;
+}
+
+static bl_status draw(const bl_plan_report *report, const char *dir)
+{
+    char *path;
+
+    BL_TRY(bl_dir_create(dir));
+    BL_TRY(bl_path_join(dir, "memory.svg", &path));
+    bl_status st = bl_plan_draw_memory(report, path);
+    free(path);
+    return st;
+}
+
+static bl_status tell(const bl_plan_report *report, const plan_options *o)
+{
+    if (o->svg) BL_TRY(draw(report, o->svg));
+    if (o->json) return print_json(report);
+    bl_plan_report_print(report, stdout);
+    return BL_OK;
+}
+
+/* As a training chooses; the time is told beside it. */
+static bl_status plan_as_configured(const bl_plan_case *c, const plan_options *o)
+{
+    bl_plan plan;
+    bl_time_estimate time;
+
+    BL_TRY(bl_plan_choose(&c->input, &plan));
+    BL_TRY(bl_plan_check(&c->input, &plan));
+    BL_TRY(bl_plan_estimate(&c->input, &plan, &time));
+    return tell(&(bl_plan_report){.c = c,
+                                  .config = c->config,
+                                  .plan = &plan,
+                                  .time = &time,
+                                  .total_tokens = o->total_tokens},
+                o);
+}
+
+static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan_choice *choice)
+{
+    char remedies[BL_PLAN_REMEDY_BYTES];
+    const bl_memory_ledger *m = &choice->best.plan.memory;
+
+    BL_TRY(bl_plan_find_remedies(&c->input, free_keys, remedies));
+    int64_t n_processes = bl_ceil_div(c->input.topology.n_on_host, c->input.topology.n_here);
+    return BL_FAIL(
+        BL_ENOMEM,
+        "%s on %s takes at least %.1f GB of a GPU's memory, of which %.1f GB may be used, and %.1f "
+        "GB of a host's, of which %.1f GB may be used; %s%s",
+        c->model.name, c->hardware.name, (double)m->device * 1e-9,
+        0.9 * c->hardware.device_memory_bytes.value * 1e-9, (double)(m->total * n_processes) * 1e-9,
+        0.9 * c->hardware.host_memory_bytes.value * 1e-9,
+        remedies[0] ? "it fits with " : "no single change makes it fit", remedies);
+}
+
+/* Keys that are not given are chosen by time; with a file, those alone that a training would choose. */
+static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
+{
+    bl_plan_choice choice;
+    unsigned free_keys =
+        c->config->config_file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
+
+    BL_TRY(bl_plan_search(&c->input, free_keys, &choice));
+    if (choice.n_fit == 0) return refuse(c, free_keys, &choice);
+    return tell(&(bl_plan_report){.c = c,
+                                  .config = &choice.best.config,
+                                  .plan = &choice.best.plan,
+                                  .time = &choice.best.time,
+                                  .choice = &choice,
+                                  .total_tokens = o->total_tokens},
+                o);
+}
+
+static bl_status plan(const plan_options *o, int argc, char *const *argv)
+{
+    bl_plan_case c;
+
+    bl_status st =
+        bl_plan_case_open(o->hardware, o->tokens == BL_OPTION_AUTO ? 0 : o->tokens, argc, argv, &c);
+    if (st == BL_OK)
+        st = c.hardware.kind == BL_DEVICE_CUDA ? plan_fastest(&c, o) : plan_as_configured(&c, o);
+    bl_plan_case_close(&c);
+    return st;
+}
+
+static bl_status run(int argc, char *const *argv)
+{
+    bl_status st;
+    plan_options values = {0};
+    uint8_t origins[BL_COUNT(table)];
+    int n_words;
+    const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
+    char **words = calloc(2 * (size_t)argc + 1, sizeof *words);
+
+    if (!words) return BL_FAIL(BL_ENOMEM, "%d words", argc);
+    int n_own = deal_out(argc, argv, words);
+    BL_TRY_GOTO(st, done, bl_cli_read(&options, n_own, words, 0, NULL, &n_words));
+    st = plan(&values, argc - n_own, words + argc);
+done:
+    bl_options_clear(&options);
+    free(words);
+    return st;
+}
+
+const bl_command bl_command_plan = {
+    .name = "plan",
+    .arguments = "CONFIG.yaml | --model DIR|NAME [--hardware NAME|FILE] [--key value ...]",
+    .summary = "say what a training would take: memory, time, energy, and the keys to use",
+    .details =
+        "Loads nothing: a model is known by name (llama-3.1-405b) or from its folder's headers, a "
+        "machine by name\n"
+        "(8xh100) or from hardware.json. What is given stays; what is not is chosen: the fastest "
+        "that fits. With a\n"
+        "file, what `ballast train` would choose. Exit 4 when nothing fits, with what would. "
+        "docs/model.md\n",
+    .print_options = print_options,
+    .run = run,
+};

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/case.h"
+
+#include "base/sizes.h"
+#include "plan/lora.h"
+#include "plan/memory.h"
+
+static int64_t n_devices(const bl_hardware *h)
+{
+    return (int64_t)h->n_hosts * h->n_devices;
+}
+
+static bl_status load_config(const bl_hardware *h, int argc, char *const *argv,
+                             bl_train_config **out)
+{
+    bool has_gpus = h->kind == BL_DEVICE_CUDA;
+    bl_config_machine machine = {.has_gpus = has_gpus,
+                                 .n_ranks = n_devices(h),
+                                 .n_cores = h->n_cores,
+                                 .n_ranks_on_host = h->n_devices};
+
+    BL_TRY(bl_train_config_load_for(&machine, argc, argv, out));
+    if (!(*out)->model_name_or_path)
+        return BL_FAIL(BL_EUSAGE,
+                       "plan: no model; give --model with a name (llama-3.1-405b) or a folder");
+    if (has_gpus && (*out)->ranks > n_devices(h))
+        return BL_FAIL(BL_EUSAGE, "ranks %lld: %s has %lld GPUs", (long long)(*out)->ranks, h->name,
+                       (long long)n_devices(h));
+    return BL_OK;
+}
+
+/* Hosts are filled one after the other. */
+static bl_topology topology_of(const bl_hardware *h, const bl_train_config *c)
+{
+    int n_ranks = (int)c->ranks;
+    bool has_gpus = h->kind == BL_DEVICE_CUDA;
+    int on_host =
+        has_gpus ? (int)bl_min_i64(n_ranks, h->n_devices) : (int)bl_ceil_div(n_ranks, h->n_hosts);
+    return (bl_topology){
+        .n_ranks = n_ranks, .n_here = has_gpus ? 1 : on_host, .n_on_host = on_host};
+}
+
+/* What programs find free on a GPU: its memory less the context and the communicator, which the ledger
+ * counts as items of their own. */
+static int64_t gpu_available_bytes(const bl_hardware *h, int n_ranks)
+{
+    return (int64_t)h->device_memory_bytes.value - bl_plan_gpu_reserve_bytes(n_ranks);
+}
+
+static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
+                           bl_plan_case *c)
+{
+    BL_TRY(hardware ? bl_hardware_load(hardware, &c->hardware) : bl_hardware_find(&c->hardware));
+    BL_TRY(load_config(&c->hardware, argc, argv, &c->config));
+    BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
+    BL_TRY(bl_plan_choose_lora(c->config, &c->model.config, true, &c->lora));
+    if (row_tokens == 0) row_tokens = c->config->max_seq_length;
+    bl_topology topology = topology_of(&c->hardware, c->config);
+    bool has_validation = c->config->validation_file || c->config->validation_split_percentage > 0;
+    int n_shards = bl_plan_n_shards(c->config, &topology);
+
+    c->input = (bl_plan_input){.config = c->config,
+                               .model = &c->model.config,
+                               .formats = c->model.formats,
+                               .embedding_dtype = c->model.embedding_dtype,
+                               .head_dtype = c->model.head_dtype,
+                               .n_positions = row_tokens,
+                               .load_bytes = bl_llama_load_bytes(&c->model.stored, n_shards),
+                               .lora = &c->lora,
+                               .topology = topology,
+                               .is_training = true,
+                               .longest_train_row = row_tokens,
+                               .longest_validation_row = has_validation ? row_tokens : 0,
+                               .available_bytes = (int64_t)c->hardware.host_memory_bytes.value,
+                               .gpu_available_bytes =
+                                   c->hardware.kind == BL_DEVICE_CUDA
+                                       ? gpu_available_bytes(&c->hardware, topology.n_ranks)
+                                       : -1,
+                               .hardware = &c->hardware};
+    return BL_OK;
+}
+
+bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
+                            bl_plan_case *out)
+{
+    *out = (bl_plan_case){0};
+    return open_case(hardware, row_tokens, argc, argv, out);
+}
+
+void bl_plan_case_close(bl_plan_case *c)
+{
+    bl_plan_model_close(&c->model);
+    bl_train_config_free(c->config);
+    *c = (bl_plan_case){0};
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* case.h -- a plan's input from names and keys alone: for a model that need not be there, on a machine
+ * that need not be this one. */
+#ifndef BALLAST_PLAN_CASE_H
+#define BALLAST_PLAN_CASE_H
+
+#include "plan/hardware.h"
+#include "plan/input.h"
+#include "plan/model.h"
+
+typedef struct bl_plan_case {
+    bl_hardware hardware;
+    bl_train_config *config;
+    bl_plan_model model;
+    bl_lora_layout lora;
+    bl_plan_input input; /* of a training; refers to the members above: a case does not move */
+} bl_plan_case;
+
+/* argv: the keys of a training, and at most one YAML file. model_name_or_path is what
+ * bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine. row_tokens: of the
+ * longest row of the data; 0: max_seq_length. Every GPU is a rank, and a process; ranks of a CPU host
+ * are threads of one. Close it, also after a failure. */
+bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
+                            bl_plan_case *out);
+void bl_plan_case_close(bl_plan_case *c);
+
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* report_json.c -- a plan for programs. */
+#include "base/json.h"
+#include "base/sizes.h"
+#include "plan/report.h"
+
+static json_t *describe_items(const bl_memory_ledger *m)
+{
+    json_t *items = json_array();
+    for (int i = 0; i < BL_MEMORY_ITEMS; i++)
+        json_array_append_new(items, json_pack("{s:s, s:I, s:I}", "item",
+                                               bl_memory_item_name((bl_memory_item)i),
+                                               "device_bytes", (json_int_t)m->item[i].device,
+                                               "host_bytes", (json_int_t)m->item[i].host));
+    return items;
+}
+
+static json_t *describe_memory(const bl_plan_report *r)
+{
+    const bl_memory_ledger *m = &r->plan->memory;
+    const bl_topology *t = &r->c->input.topology;
+    int64_t n_processes = bl_ceil_div(t->n_on_host, t->n_here);
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", describe_items(m),
+                     "device_bytes_per_rank", (json_int_t)m->device, "embedding_bytes_per_process",
+                     (json_int_t)m->embedding, "bytes_per_process", (json_int_t)m->total,
+                     "loading_bytes_per_process", (json_int_t)m->loading, "host_bytes_per_host",
+                     (json_int_t)(m->total * n_processes), "disk_bytes_per_host",
+                     (json_int_t)(m->disk * t->n_on_host));
+}
+
+static json_t *describe_time(const bl_time_estimate *e)
+{
+    json_t *phases = json_array();
+    for (int p = 0; p < BL_TIME_PHASES; p++) {
+        const bl_time_part *part = &e->part[p];
+        json_array_append_new(phases, json_pack("{s:s, s:f, s:f, s:s}", "phase",
+                                                bl_time_phase_name((bl_time_phase)p), "seconds",
+                                                part->seconds, "compute_seconds", part->compute_s,
+                                                "bound_by", bl_lane_name(part->bound)));
+    }
+    return json_pack("{s:f, s:f, s:f, s:f, s:o}", "step_seconds", e->step_s, "tokens_per_s",
+                     e->tokens_per_s, "model_flops_per_step", e->model_flops, "mfu", e->mfu,
+                     "phases", phases);
+}
+
+static json_t *describe_keys(const bl_train_config *c, const bl_plan *plan)
+{
+    return json_pack("{s:f, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "offload_ratio",
+                     plan->placement.ratio, "offload_tier",
+                     plan->placement.tier == BL_TIER_DISK ? "disk" : "host",
+                     "activation_checkpointing", bl_plan_save_name(plan->pass.save),
+                     "activation_offload", plan->pass.offload_activations,
+                     "per_device_train_batch_size", (json_int_t)c->per_device_train_batch_size,
+                     "gradient_accumulation_steps", (json_int_t)c->gradient_accumulation_steps,
+                     "visit_tokens", (json_int_t)(plan->pass.max_group * plan->pass.T_max),
+                     "ring_depth", (json_int_t)c->ring_depth, "shard_size",
+                     (json_int_t)c->shard_size, "ranks", (json_int_t)c->ranks);
+}
+
+static json_t *describe_second(const bl_plan_choice *choice)
+{
+    const bl_plan_option *o = &choice->second;
+    if (o->time.tokens_per_s == 0) return json_null();
+    json_t *second = describe_keys(&o->config, &o->plan);
+    json_object_set_new(second, "tokens_per_s", json_real(o->time.tokens_per_s));
+    return second;
+}
+
+static json_t *describe_model(const bl_plan_case *c)
+{
+    char formats[BL_BASE_FORMATS_TEXT_BYTES];
+
+    bl_llama_base_formats_list_held(&c->model.base_formats, formats);
+    json_t *model =
+        json_pack("{s:s, s:I, s:I, s:s, s:I}", "name", c->model.name, "parameters",
+                  (json_int_t)bl_llama_config_n_params(&c->model.config), "layers",
+                  (json_int_t)c->model.config.n_layers, "base_format", formats, "lora_parameters",
+                  (json_int_t)(c->lora.n_floats * c->model.config.n_layers));
+    if (c->model.note) json_object_set_new(model, "note", json_string(c->model.note));
+    return model;
+}
+
+bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
+{
+    json_t *hardware;
+
+    bl_json_watch_memory();
+    BL_TRY(bl_hardware_describe(&r->c->hardware, &hardware));
+    *out = json_pack("{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:f, s:f, s:f}", "plan_version", 1,
+                     "model", describe_model(r->c), "hardware", hardware, "row_tokens",
+                     (json_int_t)r->c->input.longest_train_row, "keys",
+                     describe_keys(r->config, r->plan), "memory", describe_memory(r), "time",
+                     describe_time(r->time), "total_tokens", r->total_tokens, "total_seconds",
+                     bl_plan_report_seconds(r), "total_joules", bl_plan_report_joules(r));
+    if (*out && r->choice) {
+        json_object_set_new(*out, "options_tried", json_integer(r->choice->n_options));
+        json_object_set_new(*out, "options_that_fit", json_integer(r->choice->n_fit));
+        json_object_set_new(*out, "second_best", describe_second(r->choice));
+    }
+    if (*out && !bl_json_ran_out()) return BL_OK;
+    json_decref(*out);
+    *out = NULL;
+    return BL_FAIL(BL_ENOMEM, "the plan as JSON");
+}

@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/search.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+
+enum { N_RATIOS = 20, RING_MIN = 2, RING_MAX = 4, N_TOP = 16 };
+
+static const bl_activation_checkpointing savings[] = {BL_RECOMPUTE_FULL, BL_RECOMPUTE_SELECTIVE,
+                                                      BL_RECOMPUTE_NONE};
+
+unsigned bl_plan_auto_keys(const bl_train_config *c)
+{
+    return (c->offload_ratio == (double)BL_OPTION_AUTO ? BL_FREE_RATIO : 0u) |
+           (c->activation_checkpointing == BL_RECOMPUTE_AUTO ? BL_FREE_SAVE : 0u) |
+           (c->visit_tokens == BL_OPTION_AUTO ? BL_FREE_VISIT : 0u);
+}
+
+unsigned bl_plan_keys_left_open(const bl_train_config *c)
+{
+    static const struct {
+        const char *key;
+        unsigned freedom;
+    } keys[] = {{"offload_ratio", BL_FREE_RATIO},
+                {"offload_tier", BL_FREE_TIER},
+                {"activation_checkpointing", BL_FREE_SAVE},
+                {"activation_offload", BL_FREE_ACTIVATION_OFFLOAD},
+                {"visit_tokens", BL_FREE_VISIT},
+                {"ring_depth", BL_FREE_RING},
+                {"shard_size", BL_FREE_SHARDS}};
+    unsigned left = bl_plan_auto_keys(c);
+
+    for (size_t i = 0; i < BL_COUNT(keys); i++)
+        if (!bl_train_config_given(c, keys[i].key)) left |= keys[i].freedom;
+    if (!bl_train_config_given(c, "per_device_train_batch_size") ||
+        !bl_train_config_given(c, "gradient_accumulation_steps"))
+        left |= BL_FREE_MICRO_BATCH;
+    return left;
+}
+
+/* ---- time ---- */
+
+void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_run *runs,
+                        bl_time_input *out)
+{
+    const bl_train_config *c = in->config;
+    const bl_hardware *h = in->hardware;
+    int n_runs = 0;
+
+    for (int64_t l = 0; l < in->model->n_layers; l++) {
+        const bl_format *formats = &in->formats[l * BL_PROJECTIONS];
+        bl_time_run *run = n_runs > 0 ? &runs[n_runs - 1] : NULL;
+        if (!run || memcmp(run->format, formats, sizeof run->format) != 0) {
+            run = &runs[n_runs++];
+            *run = (bl_time_run){.save = plan->pass.save};
+            memcpy(run->format, formats, sizeof run->format);
+        }
+        run->n_layers++;
+    }
+    int64_t tokens = c->per_device_train_batch_size * in->longest_train_row;
+    *out = (bl_time_input){
+        .model = in->model,
+        .lora = in->lora,
+        .runs = runs,
+        .n_runs = n_runs,
+        .head_dtype = in->head_dtype,
+        .kind = plan->pass.kind,
+        .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+        .rates = bl_time_rates_of(h, in->topology.n_on_host, (int)c->threads),
+        .n_ranks = in->topology.n_ranks,
+        .n_hosts = (int)bl_ceil_div(in->topology.n_ranks, in->topology.n_on_host),
+        .n_shards = bl_plan_n_shards(c, &in->topology),
+        .ring_depth = (int)c->ring_depth,
+        .micro_tokens = tokens,
+        .document_tokens = (double)in->longest_train_row,
+        .label_part = 1,
+        .useful_part = 1,
+        .n_micro = (int)c->gradient_accumulation_steps,
+        .group = plan->pass.max_group,
+        .offload_ratio = plan->placement.ratio,
+        .tier = plan->placement.tier,
+        .offload_activations = plan->pass.offload_activations,
+        .writes_device = plan->pass.kind == BL_DEVICE_CPU,
+        .habits.decodes_each_use = bl_plan_uses_prepared(in, &plan->pass) &&
+                                   bl_linear_prepared_bytes(&plan->pass.prepared) == 0};
+}
+
+bl_status bl_plan_estimate(const bl_plan_input *in, const bl_plan *plan, bl_time_estimate *out)
+{
+    bl_time_input input;
+    bl_time_run *runs = calloc((size_t)in->model->n_layers, sizeof *runs);
+
+    if (!runs) return BL_FAIL(BL_ENOMEM, "the runs of %lld layers", (long long)in->model->n_layers);
+    bl_plan_time_input(in, plan, runs, &input);
+    bl_status st = bl_time_predict(&input, out);
+    free(runs);
+    return st;
+}
+
+/* ---- options ---- */
+
+typedef struct search {
+    const bl_plan_input *input;
+    unsigned free_keys;
+    bool is_of_memory;             /* whether anything fits is all that is asked */
+    int64_t gpu_limit, host_limit; /* of a process; INT64_MAX: not known */
+    double disk_limit;             /* of a rank */
+    bl_linear_prepared prepared;   /* of a layer: the same for all options */
+    bl_plan_option *top;           /* [N_TOP], the fastest first; n_top of them */
+    int n_top;
+    bl_plan_choice *choice;
+} search;
+
+static int64_t nine_tenths(int64_t available)
+{
+    return available < 0 ? INT64_MAX : available / 10 * 9;
+}
+
+static bl_status predict(const search *s, bl_plan_option *o)
+{
+    bl_plan_input in = *s->input;
+
+    in.config = &o->config;
+    o->plan.placement = (bl_llama_placement){
+        .ratio = o->config.offload_ratio,
+        .tier = o->config.offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
+        .dir = o->config.offload_dir,
+        .pin = true,
+        .n = in.topology.n_on_host};
+    o->plan.pass = bl_plan_pass_options(&in, bl_plan_save_of(o->config.activation_checkpointing));
+    if (o->prepares) o->plan.pass.prepared = s->prepared;
+    return bl_plan_predict_memory(&in, &o->plan.placement, &o->plan.pass, &o->plan.memory);
+}
+
+static bool fits_gpu(const search *s, const bl_plan_option *o)
+{
+    return bl_memory_gpu_bytes(&o->plan.memory, s->input->topology.n_here) <= s->gpu_limit;
+}
+
+static bool fits_host(const search *s, const bl_plan_option *o)
+{
+    return o->plan.memory.total <= s->host_limit && (double)o->plan.memory.disk <= s->disk_limit;
+}
+
+/* Ratio i / N_RATIOS. */
+static bl_status try_ratio(const search *s, bl_plan_option *o, int i, bool *fits)
+{
+    o->config.offload_ratio = (double)i / N_RATIOS;
+    BL_TRY(predict(s, o));
+    *fits = fits_gpu(s, o);
+    return BL_OK;
+}
+
+/* The least part offloaded with which the GPU's memory is enough: more is hardly ever faster (try_other_ratios) and
+ * takes more of the host's. From the second step on a larger part takes less of the GPU; at the first a ring may come. */
+static bl_status least_ratio(const search *s, bl_plan_option *o, bool *fits)
+{
+    int low = 1, high = N_RATIOS;
+
+    if (!(s->free_keys & BL_FREE_RATIO)) {
+        BL_TRY(predict(s, o));
+        *fits = fits_gpu(s, o);
+        return BL_OK;
+    }
+    BL_TRY(try_ratio(s, o, 0, fits));
+    if (*fits) return BL_OK;
+    BL_TRY(try_ratio(s, o, N_RATIOS, fits));
+    if (!*fits) return BL_OK;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        BL_TRY(try_ratio(s, o, middle, fits));
+        if (*fits)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return try_ratio(s, o, high, fits);
+}
+
+static bool is_less(const bl_plan_option *a, const bl_plan_option *b)
+{
+    return a->plan.memory.device < b->plan.memory.device ||
+           (a->plan.memory.device == b->plan.memory.device &&
+            a->plan.memory.total < b->plan.memory.total);
+}
+
+/* In steps of a thousandth: the model is not better than that. */
+static long speed_step(const bl_plan_option *o)
+{
+    return o->time.tokens_per_s > 0 ? lround(1000 * log(o->time.tokens_per_s)) : LONG_MIN;
+}
+
+/* Of GPU and host together. */
+static int64_t bytes_taken(const bl_plan_option *o)
+{
+    return bl_memory_sum(&o->plan.memory, 0, BL_MEMORY_ITEMS - 1) + o->plan.memory.disk;
+}
+
+static bool is_better(const bl_plan_option *a, const bl_plan_option *b)
+{
+    if (speed_step(a) != speed_step(b)) return speed_step(a) > speed_step(b);
+    if (a->config.offload_ratio != b->config.offload_ratio)
+        return a->config.offload_ratio < b->config.offload_ratio;
+    return bytes_taken(a) < bytes_taken(b);
+}
+
+static bool is_alike(const bl_train_config *a, const bl_train_config *b)
+{
+    return a->offload_tier == b->offload_tier &&
+           a->activation_checkpointing == b->activation_checkpointing &&
+           a->activation_offload == b->activation_offload &&
+           a->per_device_train_batch_size == b->per_device_train_batch_size &&
+           a->visit_tokens == b->visit_tokens && a->shard_size == b->shard_size;
+}
+
+static void keep(bl_plan_choice *c, const bl_plan_option *o)
+{
+    if (c->n_fit++ == 0) {
+        c->best = *o;
+    } else if (is_better(o, &c->best)) {
+        if (!is_alike(&o->config, &c->best.config)) c->second = c->best;
+        c->best = *o;
+    } else if (!is_alike(&o->config, &c->best.config) &&
+               (c->second.time.tokens_per_s == 0 || is_better(o, &c->second))) {
+        c->second = *o;
+    }
+}
+
+static void keep_top(search *s, const bl_plan_option *o)
+{
+    int at = s->n_top < N_TOP ? s->n_top++ : N_TOP;
+
+    for (; at > 0 && o->time.tokens_per_s > s->top[at - 1].time.tokens_per_s; at--)
+        if (at < N_TOP) s->top[at] = s->top[at - 1];
+    if (at < N_TOP) s->top[at] = *o;
+}
+
+static bl_status weigh(search *s, bl_plan_option *o)
+{
+    bl_plan_input in = *s->input;
+
+    in.config = &o->config;
+    if (!s->is_of_memory) BL_TRY(bl_plan_estimate(&in, &o->plan, &o->time));
+    keep(s->choice, o);
+    return BL_OK;
+}
+
+/* A larger part of the base in host memory: where that takes less of what binds, of the fastest options. */
+static bl_status try_other_ratios(search *s)
+{
+    bool fits;
+
+    for (int t = 0; t < s->n_top; t++) {
+        int first = (int)lround(s->top[t].config.offload_ratio * N_RATIOS) + 1;
+        for (int i = first; i <= N_RATIOS; i++) {
+            bl_plan_option o = s->top[t];
+            s->choice->n_options++;
+            BL_TRY(try_ratio(s, &o, i, &fits));
+            if (fits && fits_host(s, &o)) BL_TRY(weigh(s, &o));
+        }
+    }
+    return BL_OK;
+}
+
+static bl_status try_option(search *s, bl_plan_option *o)
+{
+    bool fits;
+
+    s->choice->n_options++;
+    BL_TRY(least_ratio(s, o, &fits));
+    if (fits && !fits_host(s, o) && (s->free_keys & BL_FREE_TIER) &&
+        o->config.offload_tier == BL_OFFLOAD_HOST) {
+        o->config.offload_tier = BL_OFFLOAD_DISK;
+        BL_TRY(predict(s, o));
+        fits = fits_gpu(s, o);
+    }
+    if (!fits || !fits_host(s, o)) {
+        o->time = (bl_time_estimate){0};
+        if (s->choice->n_fit == 0 && (s->choice->n_options == 1 || is_less(o, &s->choice->best)))
+            s->choice->best = *o;
+        return BL_OK;
+    }
+    BL_TRY(weigh(s, o));
+    keep_top(s, o);
+    return BL_OK;
+}
+
+/* ---- every combination ---- */
+
+/* Nothing is prepared in a GPU whose memory is not known. */
+static bl_status each_preparation(search *s, const bl_plan_option *base)
+{
+    bl_plan_input in = *s->input;
+    bl_plan_option o = *base;
+
+    BL_TRY(try_option(s, &o));
+    o = *base;
+    in.config = &o.config;
+    bl_pass_options pass =
+        bl_plan_pass_options(&in, bl_plan_save_of(o.config.activation_checkpointing));
+    o.prepares = s->gpu_limit < INT64_MAX && bl_plan_uses_prepared(&in, &pass);
+    return o.prepares ? try_option(s, &o) : BL_OK;
+}
+
+static bl_status each_ring(search *s, const bl_train_config *base)
+{
+    bool is_free = s->free_keys & BL_FREE_RING;
+    for (int64_t ring = is_free ? RING_MIN : base->ring_depth;
+         ring <= (is_free ? RING_MAX : base->ring_depth); ring++) {
+        bl_plan_option o = {.config = *base};
+        o.config.ring_depth = ring;
+        BL_TRY(each_preparation(s, &o));
+    }
+    return BL_OK;
+}
+
+static bl_status each_saving(search *s, const bl_train_config *base)
+{
+    bool saves = s->free_keys & BL_FREE_SAVE, offloads = s->free_keys & BL_FREE_ACTIVATION_OFFLOAD;
+
+    for (size_t i = 0; i < (saves ? BL_COUNT(savings) : 1); i++)
+        for (int offload = 0; offload < (offloads ? 2 : 1); offload++) {
+            bl_train_config c = *base;
+            if (saves) c.activation_checkpointing = savings[i];
+            if (offloads) c.activation_offload = offload;
+            BL_TRY(each_ring(s, &c));
+        }
+    return BL_OK;
+}
+
+/* Micro-batches a visit: all divisors of the accumulation. */
+static bl_status each_visit(search *s, const bl_train_config *base)
+{
+    int64_t micro = bl_max_i64(1, base->per_device_train_batch_size * s->input->longest_train_row);
+
+    if (!(s->free_keys & BL_FREE_VISIT)) return each_saving(s, base);
+    for (int64_t group = 1; group <= base->gradient_accumulation_steps; group++) {
+        if (base->gradient_accumulation_steps % group != 0) continue;
+        bl_train_config c = *base;
+        c.visit_tokens = group * micro;
+        BL_TRY(each_saving(s, &c));
+    }
+    return BL_OK;
+}
+
+/* The sequences of a step and rank, in micro-batches of every size that divides them. */
+static bl_status each_micro_batch(search *s, const bl_train_config *base)
+{
+    int64_t n = base->per_device_train_batch_size * base->gradient_accumulation_steps;
+
+    if (!(s->free_keys & BL_FREE_MICRO_BATCH)) return each_visit(s, base);
+    for (int64_t batch = 1; batch <= n; batch++) {
+        if (n % batch != 0) continue;
+        bl_train_config c = *base;
+        c.per_device_train_batch_size = batch;
+        c.gradient_accumulation_steps = n / batch;
+        BL_TRY(each_visit(s, &c));
+    }
+    return BL_OK;
+}
+
+static bl_status each_shard_size(search *s, const bl_train_config *base)
+{
+    const bl_topology *t = &s->input->topology;
+    int64_t sizes[] = {t->n_ranks, t->n_on_host};
+
+    if (!(s->free_keys & BL_FREE_SHARDS)) return each_micro_batch(s, base);
+    for (size_t i = 0; i < (t->n_on_host < t->n_ranks ? BL_COUNT(sizes) : 1); i++) {
+        if (t->n_ranks % sizes[i] != 0) continue;
+        bl_train_config c = *base;
+        c.shard_size = sizes[i];
+        BL_TRY(each_micro_batch(s, &c));
+    }
+    return BL_OK;
+}
+
+static bl_status run(const bl_plan_input *in, unsigned free_keys, bool is_of_memory,
+                     bl_plan_choice *out)
+{
+    bl_train_config base = *in->config;
+    int64_t n_processes = bl_ceil_div(in->topology.n_on_host, in->topology.n_here);
+    double disk = in->hardware ? in->hardware->disk_bytes.value : 0;
+    search s = {.input = in,
+                .free_keys = free_keys,
+                .is_of_memory = is_of_memory,
+                .gpu_limit = nine_tenths(bl_plan_gpu_available_bytes(in)),
+                .host_limit = nine_tenths(bl_plan_available_bytes(in)),
+                .disk_limit = disk > 0 ? disk / in->topology.n_on_host : INFINITY,
+                .choice = out};
+
+    if (s.host_limit < INT64_MAX) s.host_limit /= n_processes;
+    *out = (bl_plan_choice){0};
+    bl_pass_options pass = bl_plan_pass_options(in, BL_SAVE_S0);
+    BL_TRY(bl_plan_prepare(in, &pass));
+    s.prepared = pass.prepared;
+    s.top = calloc(N_TOP, sizeof *s.top);
+    if (!s.top) return BL_FAIL(BL_ENOMEM, "the plan's options");
+    bl_status st = each_shard_size(&s, &base);
+    if (st == BL_OK && (free_keys & BL_FREE_RATIO) && !is_of_memory) st = try_other_ratios(&s);
+    free(s.top);
+    return st;
+}
+
+bl_status bl_plan_search(const bl_plan_input *in, unsigned free_keys, bl_plan_choice *out)
+{
+    return run(in, free_keys, false, out);
+}
+
+/* ---- what would help ---- */
+
+typedef struct remedies {
+    char *text;
+    size_t n_used;
+} remedies;
+
+static void add(remedies *r, const char *format, ...) BL_PRINTF(2, 3);
+static void add(remedies *r, const char *format, ...)
+{
+    va_list arguments;
+
+    char one[128];
+
+    va_start(arguments, format);
+    vsnprintf(one, sizeof one, format, arguments);
+    va_end(arguments);
+    int n = snprintf(r->text + r->n_used, BL_PLAN_REMEDY_BYTES - r->n_used, "%s%s",
+                     r->n_used > 0 ? ", or " : "", one);
+    r->n_used = (size_t)bl_min_i64((int64_t)r->n_used + n, BL_PLAN_REMEDY_BYTES - 1);
+}
+
+/* One more key is free: what it would be. */
+static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned freedom,
+                          remedies *r)
+{
+    bl_plan_choice choice;
+    const bl_train_config *c = &choice.best.config;
+
+    if (free_keys & freedom) return BL_OK;
+    BL_TRY(run(in, free_keys | freedom, true, &choice));
+    if (choice.n_fit == 0) return BL_OK;
+    if (freedom == BL_FREE_RATIO) add(r, "offload_ratio %.2f", c->offload_ratio);
+    if (freedom == BL_FREE_SAVE)
+        add(r, "activation_checkpointing %s",
+            bl_plan_save_name(bl_plan_save_of(c->activation_checkpointing)));
+    if (freedom == BL_FREE_ACTIVATION_OFFLOAD) add(r, "activation_offload true");
+    if (freedom == BL_FREE_VISIT) add(r, "visit_tokens %lld", (long long)c->visit_tokens);
+    if (freedom == BL_FREE_MICRO_BATCH)
+        add(r, "per_device_train_batch_size %lld, gradient_accumulation_steps %lld",
+            (long long)c->per_device_train_batch_size, (long long)c->gradient_accumulation_steps);
+    if (freedom == BL_FREE_TIER) add(r, "offload_tier disk");
+    return BL_OK;
+}
+
+/* The longest rows that fit, in 128 tokens. */
+static bl_status shorten_rows(const bl_plan_input *in, unsigned free_keys, remedies *r)
+{
+    enum { STEP = 128 };
+    bl_plan_choice choice;
+    int64_t low = 0, high = in->longest_train_row / STEP;
+
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        bl_plan_input shorter = *in;
+        shorter.longest_train_row = middle * STEP;
+        shorter.longest_validation_row = bl_min_i64(in->longest_validation_row, middle * STEP);
+        BL_TRY(run(&shorter, free_keys, true, &choice));
+        if (choice.n_fit > 0)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    if (low > 0 && low * STEP < in->longest_train_row)
+        add(r, "max_seq_length %lld", (long long)(low * STEP));
+    return BL_OK;
+}
+
+/* Twice as many hosts, up to 64. */
+static bl_status add_hosts(const bl_plan_input *in, unsigned free_keys, remedies *r)
+{
+    enum { MOST = 64 };
+    bl_plan_choice choice;
+    int n_hosts = (int)bl_ceil_div(in->topology.n_ranks, in->topology.n_on_host);
+
+    for (int n = 2 * n_hosts; n <= MOST * n_hosts; n *= 2) {
+        bl_train_config c = *in->config;
+        bl_plan_input more = *in;
+        more.config = &c;
+        more.topology.n_ranks = n * in->topology.n_on_host;
+        c.ranks = c.shard_size = more.topology.n_ranks;
+        BL_TRY(run(&more, free_keys & ~(unsigned)BL_FREE_SHARDS, true, &choice));
+        if (choice.n_fit == 0) continue;
+        add(r, "%d hosts of this kind, %d ranks", n, more.topology.n_ranks);
+        return BL_OK;
+    }
+    return BL_OK;
+}
+
+bl_status bl_plan_find_remedies(const bl_plan_input *in, unsigned free_keys,
+                                char out[BL_PLAN_REMEDY_BYTES])
+{
+    static const unsigned freedoms[] = {BL_FREE_RATIO, BL_FREE_SAVE, BL_FREE_ACTIVATION_OFFLOAD,
+                                        BL_FREE_VISIT, BL_FREE_TIER, BL_FREE_MICRO_BATCH};
+    remedies r = {.text = out};
+
+    out[0] = '\0';
+    for (size_t i = 0; i < BL_COUNT(freedoms); i++)
+        BL_TRY(free_one(in, free_keys, freedoms[i], &r));
+    BL_TRY(shorten_rows(in, free_keys, &r));
+    return add_hosts(in, free_keys, &r);
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* search.h -- the fastest way that fits: every combination of the free keys, by the ledger of memory.h
+ * and the time of time.h. Results of a training never depend on any of these keys but
+ * per_device_train_batch_size and gradient_accumulation_steps, whose product stays. */
+#ifndef BALLAST_PLAN_SEARCH_H
+#define BALLAST_PLAN_SEARCH_H
+
+#include "plan/plan.h"
+#include "plan/time.h"
+
+/* Keys that may be chosen; the others stay as the configuration has them. Bits. */
+typedef enum bl_plan_freedom {
+    BL_FREE_RATIO = 1, /* offload_ratio */
+    BL_FREE_TIER = 2,  /* offload_tier: the disk, where the host's memory is too small */
+    BL_FREE_SAVE = 4,  /* activation_checkpointing */
+    BL_FREE_ACTIVATION_OFFLOAD = 8, /* activation_offload */
+    BL_FREE_VISIT = 16,             /* visit_tokens */
+    BL_FREE_MICRO_BATCH = 32,       /* per_device_train_batch_size x gradient_accumulation_steps */
+    BL_FREE_RING = 64,              /* ring_depth */
+    BL_FREE_SHARDS = 128            /* shard_size: all ranks, or those of a host */
+} bl_plan_freedom;
+
+/* The keys that are `auto` and whose choice is a training's own; of those that can be chosen: the ones that
+ * the user has not given. */
+unsigned bl_plan_auto_keys(const bl_train_config *config);
+unsigned bl_plan_keys_left_open(const bl_train_config *config);
+
+/* One combination. config: a copy that borrows the strings of the input's. */
+typedef struct bl_plan_option {
+    bl_train_config config;
+    bool prepares; /* weights once a visit, not at each use: no key, the program's own choice */
+    bl_plan plan;
+    bl_time_estimate time;
+} bl_plan_option;
+
+typedef struct bl_plan_choice {
+    int64_t n_options, n_fit; /* tried; of these, that fit */
+    bl_plan_option best;      /* n_fit 0: what needs the least memory; time is zero */
+    bl_plan_option
+        second; /* the next one in speed that differs in more than offload_ratio and ring_depth; tokens_per_s 0: none */
+} bl_plan_choice;
+
+/* For a training on GPUs. Nine tenths of the GPU's and the host's memory may be taken. Of options that
+ * are equally fast, to a thousandth, the one that offloads less of the base is better, then the one that
+ * takes less memory. Deterministic. BL_ENOMEM; errors of bl_time_predict. */
+bl_status bl_plan_search(const bl_plan_input *input, unsigned free_keys, bl_plan_choice *out);
+
+/* The time of any input and plan, on a CPU too. */
+bl_status bl_plan_estimate(const bl_plan_input *input, const bl_plan *plan, bl_time_estimate *out);
+/* What that is asked with; `runs` (model's layers) is filled in and borrowed. */
+void bl_plan_time_input(const bl_plan_input *input, const bl_plan *plan, bl_time_run *runs,
+                        bl_time_input *out);
+
+/* After a search that found nothing: single changes that would fit, the least of each kind: "offload_tier
+ * disk, or 2 hosts of this kind, 16 ranks"; "" when there is none. */
+enum { BL_PLAN_REMEDY_BYTES = 512 };
+bl_status bl_plan_find_remedies(const bl_plan_input *input, unsigned free_keys,
+                                char out[BL_PLAN_REMEDY_BYTES]);
+
+#endif

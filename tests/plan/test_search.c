@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_search.c -- the choice is the fastest of all that fits, found again here by trying every
+ * combination one by one; and what is said when nothing fits, does fit. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/sizes.h"
+#include "plan/case.h"
+#include "plan/search.h"
+
+enum { MAX_WORDS = 24 };
+
+/* words: "--key value --key value". */
+static void open_case(const char *hardware, const char *words, bl_plan_case *c)
+{
+    static char text[512];
+    char *argv[MAX_WORDS];
+    int argc = 0;
+
+    snprintf(text, sizeof text, "%s", words);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    if (bl_plan_case_open(hardware, 0, argc, argv, c) != BL_OK) fail_msg("%s", bl_error_text());
+}
+
+static bl_plan_choice search(const bl_plan_case *c)
+{
+    bl_plan_choice choice;
+    assert_int_equal(bl_plan_search(&c->input, bl_plan_keys_left_open(c->config), &choice), BL_OK);
+    return choice;
+}
+
+/* Tokens per second of one combination; 0: it does not fit. */
+static double speed_of(const bl_plan_case *c, const bl_train_config *config, bool prepares)
+{
+    bl_plan_input in = c->input;
+    bl_plan plan = {.placement = {.ratio = config->offload_ratio,
+                                  .tier = BL_TIER_HOST,
+                                  .pin = true,
+                                  .n = in.topology.n_on_host}};
+    bl_time_estimate time;
+
+    in.config = config;
+    unsigned save = bl_plan_save_of(config->activation_checkpointing);
+    plan.pass = bl_plan_pass_options(&in, save);
+    if (prepares) assert_int_equal(bl_plan_prepare(&in, &plan.pass), BL_OK);
+    assert_int_equal(bl_plan_predict_memory(&in, &plan.placement, &plan.pass, &plan.memory), BL_OK);
+    if (bl_memory_gpu_bytes(&plan.memory, 1) > in.gpu_available_bytes / 10 * 9 ||
+        plan.memory.total > in.available_bytes / 10 * 9 / in.topology.n_on_host)
+        return 0;
+    assert_int_equal(bl_plan_estimate(&in, &plan, &time), BL_OK);
+    return time.tokens_per_s;
+}
+
+/* All ratios, also those that the search knows to be no better. */
+static double fastest_by_hand(const bl_plan_case *c)
+{
+    static const bl_activation_checkpointing savings[] = {BL_RECOMPUTE_FULL, BL_RECOMPUTE_SELECTIVE,
+                                                          BL_RECOMPUTE_NONE};
+    double fastest = 0;
+
+    for (int ratio = 0; ratio <= 20; ratio += 2)
+        for (int saving = 0; saving < 3; saving++)
+            for (int offload = 0; offload < 2; offload++)
+                for (int64_t ring = 2; ring <= 4; ring++) {
+                    bl_train_config config = *c->config;
+                    config.offload_ratio = ratio / 20.0;
+                    config.activation_checkpointing = savings[saving];
+                    config.activation_offload = offload;
+                    config.ring_depth = ring;
+                    for (int prepares = 0; prepares < 2; prepares++)
+                        fastest = fmax(fastest, speed_of(c, &config, prepares));
+                }
+    return fastest;
+}
+
+/* On machines where the GPU, the link and the host's memory bind in turn. */
+static void test_fastest(void **state)
+{
+    static const struct {
+        const char *hardware, *words;
+    } cases[] = {
+        {"8xh100", "--model llama-3.1-405b --max_seq_length 4096 --per_device_train_batch_size 1"},
+        {"4xrtx4090", "--model llama-2-70b --max_seq_length 2048 --per_device_train_batch_size 1"},
+        {"1xgh200", "--model llama-3.1-70b --max_seq_length 4096 --per_device_train_batch_size 2"},
+        {"1xrtx5090", "--model llama-3.1-8b --max_seq_length 1024 --per_device_train_batch_size 8"},
+        {"8xh100", "--model llama-3.1-405b --max_seq_length 1024 --per_device_train_batch_size 1 "
+                   "--compute_dtype fp8"},
+    };
+    char words[512];
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        bl_plan_case c;
+        snprintf(words, sizeof words,
+                 "%s --gradient_accumulation_steps 1 --visit_tokens 1 --shard_size %d "
+                 "--offload_tier host",
+                 cases[i].words, cases[i].hardware[0] - '0');
+        open_case(cases[i].hardware, words, &c);
+        bl_plan_choice choice = search(&c);
+        double by_hand = fastest_by_hand(&c), found = choice.best.time.tokens_per_s;
+        print_message("%s on %s: %.1f tokens/s of %.1f\n", c.model.name, cases[i].hardware, found,
+                      by_hand);
+        assert_true(choice.n_fit > 0 && by_hand > 0);
+        /* Options within a thousandth are the same to the search. */
+        assert_true(found >= by_hand * (1 - 1e-3));
+        assert_true(choice.second.time.tokens_per_s <= found * (1 + 1e-3));
+        bl_plan_case_close(&c);
+    }
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Of the processor's time: a shared machine may stall. */
+static void test_takes_less_than_a_second(void **state)
+{
+    bl_plan_case c;
+
+    (void)state;
+    open_case("2x8xh100", "--model llama-3.1-405b --gradient_accumulation_steps 8", &c);
+    double begin = seconds_now();
+    bl_plan_choice choice = search(&c);
+    double took = seconds_now() - begin;
+    print_message("%lld combinations in %.3f s\n", (long long)choice.n_options, took);
+    assert_true(choice.n_options > 500);
+    assert_true(took < 1.0);
+    bl_plan_case_close(&c);
+}
+
+/* What is given is kept. */
+static void test_given_keys_stay(void **state)
+{
+    bl_plan_case c;
+
+    (void)state;
+    open_case("8xh100",
+              "--model llama-3.1-70b --offload_ratio 0.35 --activation_checkpointing selective "
+              "--activation_offload true --per_device_train_batch_size 2 "
+              "--gradient_accumulation_steps 4 --visit_tokens 4096 --ring_depth 3 --shard_size 4 "
+              "--offload_tier host",
+              &c);
+    assert_int_equal(bl_plan_keys_left_open(c.config), 0);
+    bl_plan_choice choice = search(&c);
+    assert_int_equal(choice.n_options, 2); /* weights prepared or not */
+    assert_int_equal(choice.n_fit, 2);
+    const bl_plan *plan = &choice.best.plan;
+    assert_true(plan->placement.ratio == 0.35);
+    assert_int_equal(plan->pass.save, BL_SAVE_S2);
+    assert_true(plan->pass.offload_activations);
+    assert_int_equal(plan->pass.T_max, 2 * 2048);
+    assert_int_equal(plan->pass.max_group, 1);
+    assert_int_equal(plan->pass.ring_depth, 3);
+    assert_int_equal(choice.best.config.shard_size, 4);
+    bl_plan_case_close(&c);
+}
+
+/* 405B on one RTX 4090: the host's memory is too small for the base, its disk is not. With the disk
+ * forbidden, it is the remedy; and so is a number of hosts, which is tried. */
+static void test_remedies(void **state)
+{
+    char remedies[BL_PLAN_REMEDY_BYTES];
+    bl_plan_case c;
+
+    (void)state;
+    open_case("1xrtx4090", "--model llama-3.1-405b --max_seq_length 1024 --offload_tier host", &c);
+    bl_plan_choice choice = search(&c);
+    assert_int_equal(choice.n_fit, 0);
+    assert_true(choice.best.plan.memory.device > 0);
+    assert_int_equal(bl_plan_find_remedies(&c.input, bl_plan_keys_left_open(c.config), remedies),
+                     BL_OK);
+    print_message("%s\n", remedies);
+    assert_non_null(strstr(remedies, "offload_tier disk"));
+    const char *hosts = strstr(remedies, " hosts of this kind");
+    assert_non_null(hosts);
+    bl_plan_case_close(&c);
+
+    int n_hosts = 0;
+    assert_int_equal(sscanf(strstr(remedies, "disk, or ") + 9, "%d hosts", &n_hosts), 1);
+    char machine[32];
+    for (int half = 0; half < 2; half++) { /* as many fit, half as many do not */
+        snprintf(machine, sizeof machine, "%dx1xrtx4090", half ? n_hosts / 2 : n_hosts);
+        open_case(machine, "--model llama-3.1-405b --max_seq_length 1024 --offload_tier host", &c);
+        assert_int_equal(search(&c).n_fit > 0, !half);
+        bl_plan_case_close(&c);
+    }
+}
+
+/* Rows that are too long: the length that is named fits, 128 more do not. */
+static void test_shorter_rows(void **state)
+{
+    static const char words[] =
+        "--model llama-2-13b --per_device_train_batch_size 1 --activation_offload false "
+        "--activation_checkpointing none --offload_ratio 0 --gradient_accumulation_steps 1 ";
+    char remedies[BL_PLAN_REMEDY_BYTES], all[512];
+    bl_plan_case c;
+    long long length = 0;
+
+    (void)state;
+    snprintf(all, sizeof all, "%s --max_seq_length 32768", words);
+    open_case("1xrtx5090", all, &c);
+    assert_int_equal(search(&c).n_fit, 0);
+    assert_int_equal(bl_plan_find_remedies(&c.input, bl_plan_keys_left_open(c.config), remedies),
+                     BL_OK);
+    print_message("%s\n", remedies);
+    const char *at = strstr(remedies, "max_seq_length ");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, "max_seq_length %lld", &length), 1);
+    bl_plan_case_close(&c);
+    for (int more = 0; more < 2; more++) {
+        snprintf(all, sizeof all, "%s --max_seq_length %lld", words, length + more * 128);
+        open_case("1xrtx5090", all, &c);
+        assert_int_equal(search(&c).n_fit > 0, !more);
+        bl_plan_case_close(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fastest),         cmocka_unit_test(test_takes_less_than_a_second),
+        cmocka_unit_test(test_given_keys_stay), cmocka_unit_test(test_remedies),
+        cmocka_unit_test(test_shorter_rows),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
