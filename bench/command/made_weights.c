@@ -169,20 +169,20 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
 
 static bl_status fill_pages(bl_llama_weights *w)
 {
-    char *blocks[2] = {NULL, NULL}; /* bf16, FP8 */
+    char *blocks[2] = {NULL, NULL}; /* bf16, FP8; pinned: pages are copied from there */
     bl_status st = BL_OK;
 
     for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
         const bl_weight *weight = &at.matrix->weight;
         int is_fp8 = bl_format_is_fp8(weight->segment[at.part->first_segment].format);
         if (!blocks[is_fp8]) {
-            blocks[is_fp8] = malloc(BLOCK_BYTES);
-            if (!blocks[is_fp8]) st = BL_FAIL(BL_ENOMEM, "a block of weights");
+            st = bl_device_alloc(w->device, BL_SPACE_HOST, BLOCK_BYTES, "a block of weights",
+                                 (void **)&blocks[is_fp8]);
             if (st == BL_OK) fill_block(blocks[is_fp8], is_fp8);
         }
         if (st == BL_OK) st = write_page(w->pages, at.index, blocks[is_fp8]);
     }
-    for (int i = 0; i < 2; i++) free(blocks[i]);
+    for (int i = 0; i < 2; i++) bl_device_free(w->device, BL_SPACE_HOST, blocks[i]);
     return st == BL_OK ? bl_pages_seal(w->pages) : st;
 }
 
