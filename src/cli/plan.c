@@ -7,11 +7,13 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "plan/ladder_report.h"
 #include "plan/report.h"
 
 typedef struct plan_options {
     char *hardware, *svg;
-    bool json;
+    bool json, ladder;
+    bl_string_list family, lengths;
     int64_t tokens;
     double total_tokens;
 } plan_options;
@@ -29,7 +31,14 @@ static const bl_option table[] = {
     {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
      .help = "of the training whose time and energy are told"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print one JSON document"},
-    {OPTION(svg, PATH), .help = "a folder for pictures: memory.svg"},
+    {OPTION(svg, PATH), .help = "a folder for pictures: memory.svg; ladder.svg"},
+    {OPTION(ladder, BOOL), .default_text = "false",
+     .help = "what classical strategies would take instead: ZeRO's stages, LoRA, FP8, sharding, "
+             "offloading"},
+    {OPTION(family, LIST),
+     .help = "names of models: the fastest of ZeRO's stages with LoRA that fits, by lengths"},
+    {OPTION(lengths, LIST), .default_text = "256,512,1024,2048,4096",
+     .help = "of sequences, in tokens, for --family"},
 };
 
 static void print_options(FILE *out, bool as_markdown)
@@ -82,11 +91,9 @@ static int deal_out(int argc, char *const *argv, char **words)
     return n_own;
 }
 
-static bl_status print_json(const bl_plan_report *report)
+/* Takes the document. */
+static bl_status print_document(json_t *document)
 {
-    json_t *document;
-
-    BL_TRY(bl_plan_report_describe(report, &document));
     char *text = json_dumps(document, JSON_INDENT(1) | JSON_REAL_PRECISION(6));
     json_decref(document);
     if (!text) return BL_FAIL(BL_ENOMEM, "the plan's text");
@@ -109,9 +116,13 @@ static bl_status draw(const bl_plan_report *report, const char *dir)
 static bl_status tell(const bl_plan_report *report, const plan_options *o)
 {
     if (o->svg) BL_TRY(draw(report, o->svg));
-    if (o->json) return print_json(report);
-    bl_plan_report_print(report, stdout);
-    return BL_OK;
+    if (!o->json) {
+        bl_plan_report_print(report, stdout);
+        return BL_OK;
+    }
+    json_t *document;
+    BL_TRY(bl_plan_report_describe(report, &document));
+    return print_document(document);
 }
 
 /* As a training chooses; the time is told beside it. */
@@ -166,14 +177,77 @@ static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
                 o);
 }
 
-static bl_status plan(const plan_options *o, int argc, char *const *argv)
+/* ---- classical strategies ---- */
+
+static bl_status tell_ladder(const bl_plan_case *c, const plan_options *o)
+{
+    bl_ladder_case ladder = {.hardware = &c->hardware,
+                             .model_name = c->model.name,
+                             .model = &c->model.config,
+                             .length = c->input.longest_train_row,
+                             .lora_r = c->lora.options.r};
+    json_t *document;
+
+    if (o->svg) {
+        char *path;
+        BL_TRY(bl_dir_create(o->svg));
+        BL_TRY(bl_path_join(o->svg, "ladder.svg", &path));
+        bl_status st = bl_ladder_draw(&ladder, path);
+        free(path);
+        BL_TRY(st);
+    }
+    if (!o->json) {
+        bl_ladder_print(&ladder, stdout);
+        return BL_OK;
+    }
+    BL_TRY(bl_ladder_describe(&ladder, &document));
+    return print_document(document);
+}
+
+enum { MAX_LENGTHS = 6 }; /* columns of a screen */
+
+static bl_status tell_family(const bl_plan_case *c, const plan_options *o)
+{
+    int64_t lengths[MAX_LENGTHS];
+
+    if (o->lengths.n_items < 1 || o->lengths.n_items > MAX_LENGTHS)
+        return BL_FAIL(BL_EUSAGE, "--lengths: 1 to %d numbers of tokens", MAX_LENGTHS);
+    for (int64_t k = 0; k < o->lengths.n_items; k++) {
+        char *end;
+        lengths[k] = strtoll(o->lengths.items[k], &end, 10);
+        if (*end != '\0' || lengths[k] < 1 || lengths[k] > 1 << 24)
+            return BL_FAIL(BL_EUSAGE, "--lengths: expected a number of tokens, got '%s'",
+                           o->lengths.items[k]);
+    }
+    return bl_family_print(&c->hardware, (const char *const *)o->family.items,
+                           (size_t)o->family.n_items, lengths, (size_t)o->lengths.n_items,
+                           c->lora.options.r, stdout);
+}
+
+static bl_status choose_kind(const bl_plan_case *c, const plan_options *o)
+{
+    bool is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
+
+    if ((o->ladder || o->family.n_items > 0) && !is_gpu)
+        return BL_FAIL(BL_EUSAGE, "--%s needs --hardware with GPUs, as 8xh100",
+                       o->ladder ? "ladder" : "family");
+    if (o->family.n_items > 0) return tell_family(c, o);
+    if (o->ladder) return tell_ladder(c, o);
+    return is_gpu ? plan_fastest(c, o) : plan_as_configured(c, o);
+}
+
+/* A family's first model stands for the one that a plan has. */
+static bl_status plan(const plan_options *o, int argc, char **argv)
 {
     bl_plan_case c;
 
+    if (o->family.n_items > 0) {
+        argv[argc++] = "--model_name_or_path";
+        argv[argc++] = o->family.items[0];
+    }
     bl_status st =
         bl_plan_case_open(o->hardware, o->tokens == BL_OPTION_AUTO ? 0 : o->tokens, argc, argv, &c);
-    if (st == BL_OK)
-        st = c.hardware.kind == BL_DEVICE_CUDA ? plan_fastest(&c, o) : plan_as_configured(&c, o);
+    if (st == BL_OK) st = choose_kind(&c, o);
     bl_plan_case_close(&c);
     return st;
 }
@@ -185,7 +259,7 @@ static bl_status run(int argc, char *const *argv)
     uint8_t origins[BL_COUNT(table)];
     int n_words;
     const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
-    char **words = calloc(2 * (size_t)argc + 1, sizeof *words);
+    char **words = calloc(2 * (size_t)argc + 2 + 1, sizeof *words); /* and a family's model */
 
     if (!words) return BL_FAIL(BL_ENOMEM, "%d words", argc);
     int n_own = deal_out(argc, argv, words);

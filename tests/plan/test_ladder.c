@@ -49,8 +49,7 @@ static void test_405b(void **state)
     }
 }
 
-/* 417 GB with the projections in FP8 is published; embedding and head in two bytes are 4.2 GB more, the
- * scales and the rest are theirs: 2 %. */
+/* 417 GB is published for the base alone (docs/model.md); LoRA's state makes 2 % more of it. */
 static void test_405b_in_fp8(void **state)
 {
     bl_llama_config model = model_of("llama3.1-405b");
