@@ -2,7 +2,7 @@
 /* rank_train.c -- the training loop of one rank.
  *
  * A step: count the labels of all ranks; forward, loss and backward, group by group; sum loss and gradient norm; check them; AdamW.
- * While a step runs, the rows of the next one are read and tokenised. */
+ * While a step runs, the rows of the next one are read and tokenized: some before each visit of its passes. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,22 +12,53 @@
 #include "base/sizes.h"
 #include "train/trainer.h"
 
-static bl_status fill_step(bl_trainer *t, int64_t step, bl_batches *batches)
+static bl_batches *batches_of(const bl_trainer *t, int64_t step)
+{
+    return t->batches[step & 1];
+}
+
+static void begin_fill(bl_trainer *t, int64_t step)
+{
+    bl_batches *batches = batches_of(t, step);
+
+    bl_batches_clear(batches);
+    t->fill = (bl_fill){.step = step,
+                        .n_rows = batches->n_micro *
+                                  t->training->job.config->per_device_train_batch_size};
+}
+
+static bl_status fill_row(bl_trainer *t, int64_t index)
 {
     const bl_job *job = &t->training->job;
     const bl_train_config *c = job->config;
     bl_sampler sampler = {job->data.train.n, (uint64_t)c->seed, c->shuffle};
-    int64_t per_micro = c->per_device_train_batch_size * job->topology.n_ranks;
+    int64_t b = c->per_device_train_batch_size, micro = index / b;
+    int64_t sample = (micro * job->topology.n_ranks + t->rank->index) * b + index % b;
+    int64_t row = bl_sampler_row(&sampler, t->fill.step * bl_train_batch_rows(c) + sample);
 
-    bl_batches_clear(batches);
-    for (int m = 0; m < batches->n_micro; m++)
-        for (int64_t j = 0; j < c->per_device_train_batch_size; j++) {
-            int64_t sample = m * per_micro + t->rank->index * c->per_device_train_batch_size + j;
-            int64_t row = bl_sampler_row(&sampler, step * bl_train_batch_rows(c) + sample);
-            BL_TRY(bl_batches_append(batches, m, job->data.train.set, job->data.train.first + row,
-                                     sample));
-        }
-    return bl_batches_upload(batches, t->rank->compute);
+    return bl_batches_append(batches_of(t, t->fill.step), (int)micro, job->data.train.set,
+                             job->data.train.first + row, sample);
+}
+
+/* At most n rows. */
+static void fill_rows(bl_trainer *t, int64_t n)
+{
+    bl_fill *f = &t->fill;
+
+    for (; n > 0 && f->n_filled < f->n_rows && f->error.status == BL_OK; n--) {
+        bl_status st = fill_row(t, f->n_filled);
+        if (st == BL_OK)
+            f->n_filled++;
+        else
+            bl_error_save(&f->error, st);
+    }
+}
+
+static bl_status end_fill(bl_trainer *t)
+{
+    fill_rows(t, t->fill.n_rows);
+    if (t->fill.error.status != BL_OK) return bl_error_restore(&t->fill.error);
+    return bl_batches_upload(batches_of(t, t->fill.step), t->rank->compute);
 }
 
 /* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
@@ -44,9 +75,16 @@ static bl_status count_step(bl_trainer *t, const bl_batches *batches, int64_t to
     return BL_OK;
 }
 
-static bool abandoned(void *user)
+/* Before a visit, while the one before it runs: its share of the next step's rows. */
+static bool before_visit(void *user)
 {
-    return atomic_load(&((const bl_trainer *)user)->control->abandon) != 0;
+    bl_trainer *t = user;
+    int64_t n_groups = bl_ceil_div(t->batches[0]->n_micro, t->training->job.plan.pass.max_group),
+            n_visits = n_groups * (2 * t->training->job.model->config.n_layers + 1);
+
+    if (atomic_load(&t->control->abandon) != 0) return true;
+    fill_rows(t, bl_ceil_div(t->fill.n_rows, n_visits));
+    return false;
 }
 
 /* Leaves the last group in *input. */
@@ -58,7 +96,7 @@ static bl_status run_groups(bl_trainer *t, const bl_batches *batches, int64_t st
     t->rank->adapter.dropout = (bl_lora_dropout){.p = (float)t->training->job.lora.options.dropout,
                                                  .seed = (uint64_t)t->training->job.config->seed,
                                                  .step = (uint64_t)step};
-    *input = (bl_pass_input){.micro = t->micro, .stop = abandoned, .stop_user = t};
+    *input = (bl_pass_input){.micro = t->micro, .stop = before_visit, .stop_user = t};
     for (int64_t first = 0; first < batches->n_micro; first += group) {
         input->n_micro = (int)bl_min_i64(group, batches->n_micro - first);
         for (int m = 0; m < input->n_micro; m++)
@@ -75,7 +113,7 @@ static bl_status run_groups(bl_trainer *t, const bl_batches *batches, int64_t st
 /* The first tensor at fault among those of the last group, which are still there. */
 static void name_bad_tensor(bl_trainer *t, const bl_pass_input *input, char *name, size_t n_bytes)
 {
-    const bl_micro_batch *first = t->batches[t->steps_done & 1]->micro;
+    const bl_micro_batch *first = batches_of(t, t->steps_done)->micro;
     int64_t layer;
     int micro;
 
@@ -188,7 +226,7 @@ static bl_status train_step(bl_trainer *t, int64_t step, const int64_t totals[3]
     const bl_train_config *c = t->training->job.config;
     const bl_training *training = t->training;
     double started = bl_now_s(), loss_sum, grad_norm;
-    bl_batches *batches = t->batches[step & 1];
+    bool is_last = step + 1 == training->total_steps;
     bl_lane_totals lanes[BL_N_LANES];
 
     if (totals[0] == 0)
@@ -196,9 +234,9 @@ static bl_status train_step(bl_trainer *t, int64_t step, const int64_t totals[3]
                        "%s: step %lld has no label that carries loss: all its labels are masked",
                        c->train_file, (long long)step + 1);
     bl_pass_input input;
-    BL_TRY(run_groups(t, batches, step, totals[0], &input));
-    if (step + 1 < training->total_steps)
-        BL_TRY(fill_step(t, step + 1, t->batches[(step + 1) & 1]));
+    if (!is_last) begin_fill(t, step + 1);
+    BL_TRY(run_groups(t, batches_of(t, step), step, totals[0], &input));
+    if (!is_last) BL_TRY(end_fill(t));
     BL_TRY(bl_adapter_state_join(t->rank->state));
     count_lanes(t, lanes);
     BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &grad_norm, lanes));
@@ -281,10 +319,12 @@ bl_status bl_trainer_run(bl_trainer *t)
     t->evaluated_step = start->evaluated_step;
     /* Before the first step; or one that a stop cut short. */
     BL_TRY(evaluate_if_due(t, start->step));
-    if (start->step < training->total_steps)
-        BL_TRY(fill_step(t, start->step, t->batches[start->step & 1]));
+    if (start->step < training->total_steps) {
+        begin_fill(t, start->step);
+        BL_TRY(end_fill(t));
+    }
     for (int64_t step = start->step; step < training->total_steps; step++) {
-        BL_TRY(count_step(t, t->batches[step & 1], totals));
+        BL_TRY(count_step(t, batches_of(t, step), totals));
         if (totals[2] > 0) {
             BL_TRY(verify_base(t));
             BL_TRY(bl_trainer_save(t, step));

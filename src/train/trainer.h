@@ -15,6 +15,13 @@ typedef struct bl_control {
     atomic_int abandon; /* the grace is over: end inside the step */
 } bl_control;
 
+/* The rows of a step on their way into its micro-batches. */
+typedef struct bl_fill {
+    int64_t step, n_rows,
+        n_filled;   /* rows of this rank; n_filled = n_rows: nothing is left to do */
+    bl_error error; /* of the row that could not be filled in */
+} bl_fill;
+
 /* Its own thread's, while that runs. */
 typedef struct bl_trainer {
     const bl_training *training;
@@ -27,6 +34,7 @@ typedef struct bl_trainer {
     int64_t counted_fallbacks;  /* the same of products in bf16 instead of FP8 */
     bl_pass_micro *micro;       /* [plan.pass.max_group]: of the pass under way */
     bl_batches *batches[2];     /* the step under way and the next one */
+    bl_fill fill;               /* of the next one */
     bl_twin *counts;            /* [3] int64: labels, tokens, requests to stop */
     /* [n_ranks] bl_checkpoint_file: what the ranks have written into a checkpoint. */
     bl_twin *files;
