@@ -75,11 +75,12 @@ static inline buffer buffer_create(gpu_test *t, size_t bytes, size_t shift_bytes
     buffer b = {.bytes = bytes, .shift_bytes = shift_bytes};
     size_t room = bytes + shift_bytes + 2 * GUARD_BYTES;
     b.initial = test_alloc((int64_t)bytes, 1);
-    b.result = test_alloc((int64_t)room, 1);
     memset(b.initial, POISON, bytes);
-    void *memory;
+    void *memory, *result;
     gpu_ok(bl_device_alloc(t->gpu.device, BL_SPACE_DEVICE, room, "a test's buffer", &memory));
+    gpu_ok(bl_device_alloc(t->gpu.device, BL_SPACE_HOST, room, "a test's results", &result));
     b.memory = memory;
+    b.result = result;
     b.gpu = b.memory + GUARD_BYTES + shift_bytes;
     return b;
 }
@@ -97,8 +98,8 @@ static inline bl_tensor gpu_f32(const buffer *b)
 static inline void buffer_free(gpu_test *t, buffer *b)
 {
     bl_device_free(t->gpu.device, BL_SPACE_DEVICE, b->memory);
+    bl_device_free(t->gpu.device, BL_SPACE_HOST, b->result);
     free(b->initial);
-    free(b->result);
 }
 
 /* What is around it becomes poison. */

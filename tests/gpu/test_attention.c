@@ -37,11 +37,12 @@ typedef struct attention_shape {
 
 static const attention_shape attention_shapes[] = {
     {"one token", 1, 0, 1, 1, 128, 0, {1, -1}, 0, 0, 0, 0, 0},
-    {"stories260K", 2, 0, 4, 4, 8, 0, {128, 129, -1}, 127, 0, 0, 0, 0},
-    {"127, grouped by 8", 8, 0, 1, 1, 64, 0, {127, -1}, 1, 0, 0, 0, 0},
-    {"128", 1, 0, 2, 2, 64, 0, {128, -1}, 0, 8, 8, 0, 0},
+    {"stories260K", 2, 0, 2, 2, 8, 0, {40, 65, -1}, 23, 0, 0, 0, 0},
+    {"127, grouped by 8", 8, 0, 1, 1, 32, 0, {127, -1}, 1, 0, 0, 0, 0},
+    {"128", 1, 0, 1, 1, 64, 0, {128, -1}, 0, 8, 8, 0, 0},
     {"129", 2, 0, 1, 1, 96, 0, {129, -1}, 3, 0, 0, 0, 0},
-    {"257", 2, 0, 1, 1, 128, 0, {257, -1}, 0, 0, 0, 0, 0},
+    {"130, d 128", 1, 0, 1, 1, 128, 0, {130, -1}, 0, 0, 0, 0, 0},
+    {"257", 2, 0, 1, 1, 16, 0, {257, -1}, 0, 0, 0, 0, 0},
     {"empty documents", 2, 0, 2, 2, 48, 0, {0, 1, 0, 68, 0, 60, 0, -1}, 2, 0, 0, 0, 0},
     {"only padding", 1, 0, 1, 1, 16, 0, {0, -1}, 70, 0, 0, 0, 0},
     {"no document", 1, 0, 1, 1, 16, 0, {-1}, 3, 0, 0, 0, 0},
@@ -50,9 +51,9 @@ static const attention_shape attention_shapes[] = {
     {"a subset of heads", 2, 1, 2, 4, 80, 0, {70, 30, -1}, 28, 0, 0, 0, 0},
     {"rows not aligned", 2, 0, 1, 1, 64, 0, {75, -1}, 5, 3, 0, 0, 0},
     {"buffers not aligned", 2, 1, 1, 2, 32, 0, {75, -1}, 5, 0, 1, 0, 0},
-    {"d 20", 2, 0, 3, 3, 20, 0, {33, 70, -1}, 0, 0, 0, 0, 0},
+    {"d 20", 2, 0, 2, 2, 20, 0, {33, 40, -1}, 0, 0, 0, 0, 0},
     {"d 1", 1, 0, 2, 2, 1, 0, {9, -1}, 1, 0, 0, 0, 0},
-    {"d 256", 2, 0, 1, 1, 256, 0, {90, 39, -1}, 0, 0, 0, 0, 0},
+    {"d 256", 1, 0, 1, 1, 256, 0, {70, 30, -1}, 0, 0, 0, 0, 0},
     {"d 203", 1, 0, 1, 1, 203, 0, {66, -1}, 1, 2, 3, 0, 0},
     {"large scores", 2, 0, 1, 1, 64, 0, {150, 20, -1}, 2, 0, 0, 0, 1},
     {"the next token", 4, 0, 2, 2, 64, 130, {1, -1}, 0, 0, 0, 0, 0},
@@ -390,8 +391,15 @@ static void check_shape(gpu_test *t, const attention_shape *s, uint64_t seed)
     double *scores = test_doubles(s->position_offset + p.T),
            *weights = test_doubles(s->position_offset + p.T);
     print_message("%s\n", s->name);
+#ifdef BALLAST_CUDA_EMULATED
+    emulated_forget_accesses();
+#endif
     run_forward(t, &p);
     if (s->position_offset == 0) run_backward(t, &p);
+#ifdef BALLAST_CUDA_EMULATED
+    /* Stores of 80 columns meet in a bank now and then; nothing else does. */
+    assert_true(emulated_bank_passes() <= 1.02);
+#endif
     for (int64_t token = 0; token < p.n_tokens; token++)
         for (int64_t head = 0; head < p.n_heads; head++) {
             query_row row = row_scores(&p, token, head, scores, weights);

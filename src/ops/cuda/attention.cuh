@@ -103,7 +103,7 @@ __device__ static inline void tile_store(const attention_call &call, const bl_bf
         if (first + at < call.T && chunk * BL_GROUP < call.d)
             bl_store_raw(head + (int64_t)(first + at) * stride + chunk * BL_GROUP,
                          WIDE ? BL_GROUP : call.d - chunk * BL_GROUP, WIDE,
-                         *(const uint4 *)(tile + tile_at<D>(at, chunk)));
+                         mma_read(tile, tile_at<D>(at, chunk)));
     }
 }
 

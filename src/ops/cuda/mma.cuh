@@ -41,6 +41,12 @@ __device__ static inline void mma_load_transposed(uint32_t out[4], const uint16_
                  : "memory");
 }
 
+/* 16 bytes of a tile, at a multiple of 16. */
+__device__ static inline uint4 mma_read(const uint16_t *tile, int at)
+{
+    return *(const uint4 *)(tile + at);
+}
+
 /* 16 bytes to shared memory, both at a multiple of 16; zeros, and nothing is read, where !is_there. They have
  * landed for the thread that asked once mma_copies_wait has returned, for others after a barrier on top. */
 __device__ static inline void mma_copy(void *shared, const void *global, bool is_there)

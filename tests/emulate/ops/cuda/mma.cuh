@@ -54,6 +54,14 @@ static inline void mma_multiply(float c[4], const uint32_t a[4], const uint32_t 
     emulated_warp_together(mma_operands::together, &mine);
 }
 
+static inline uint4 mma_read(const uint16_t *tile, int at)
+{
+    uint4 raw;
+    if ((uintptr_t)(tile + at) % sizeof raw != 0) __builtin_trap();
+    memcpy(&raw, tile + at, sizeof raw); /* one access: an assignment may become four narrow ones */
+    return raw;
+}
+
 /* Each lane reads its own row, in one access. */
 template <bool is_transposed> struct mma_rows {
     uint4 row;
@@ -77,13 +85,13 @@ template <bool is_transposed> struct mma_rows {
 
 static inline void mma_load(uint32_t out[4], const uint16_t *tile, int at)
 {
-    mma_rows<false> mine = {*(const uint4 *)(tile + at), out};
+    mma_rows<false> mine = {mma_read(tile, at), out};
     emulated_warp_together(mma_rows<false>::together, &mine);
 }
 
 static inline void mma_load_transposed(uint32_t out[4], const uint16_t *tile, int at)
 {
-    mma_rows<true> mine = {*(const uint4 *)(tile + at), out};
+    mma_rows<true> mine = {mma_read(tile, at), out};
     emulated_warp_together(mma_rows<true>::together, &mine);
 }
 
