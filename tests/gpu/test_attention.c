@@ -57,7 +57,7 @@ static const attention_shape attention_shapes[] = {
     {"d 203", 1, 0, 1, 1, 203, 0, {66, -1}, 1, 2, 3, 0, 0},
     {"large scores", 2, 0, 1, 1, 64, 0, {150, 20, -1}, 2, 0, 0, 0, 1},
     {"the next token", 4, 0, 2, 2, 64, 130, {1, -1}, 0, 0, 0, 0, 0},
-    {"five more tokens", 2, 1, 1, 2, 128, 63, {5, -1}, 3, 0, 0, 0, 0},
+    {"five more tokens", 2, 1, 1, 2, 128, 62, {5, -1}, 3, 0, 0, 0, 0},
     {"a prompt's second half", 2, 0, 1, 1, 16, 100, {140, -1}, 0, 0, 0, 0, 0},
 #ifndef BALLAST_CUDA_EMULATED
     {"long", 8, 0, 2, 2, 128, 0, {1500, 17, 531, -1}, 128, 0, 0, 0, 0},
