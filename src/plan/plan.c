@@ -161,6 +161,17 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
+/* Ranks that share a GPU gather by copies in its memory: each byte is read and written, by all of them. */
+static void add_shared_gathers(const bl_plan_input *in, bl_hardware *here)
+{
+    bl_figure *gather = &here->gather_bytes_per_s;
+
+    if (gather->value > 0 || in->topology.n_ranks == 1) return;
+    gather->value = here->device_memory_bytes_per_s.value / (2 * in->topology.n_ranks);
+    snprintf(gather->source, sizeof gather->source,
+             "assumed: copies in the memory of a GPU that %d ranks share", in->topology.n_ranks);
+}
+
 /* The fastest that fits, of the keys that are auto; what needs the least memory, when nothing fits. */
 static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
 {
@@ -172,6 +183,7 @@ static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
     if (!in->hardware) {
         BL_TRY(bl_hardware_find(&here));
         if (here.kind != BL_DEVICE_CUDA) BL_TRY(bl_hardware_preset("h100", &here));
+        add_shared_gathers(in, &here);
         with_rates.hardware = &here;
     }
     BL_TRY(bl_plan_search(&with_rates, free_keys, &choice));
