@@ -10,12 +10,12 @@ static int64_t n_devices(const bl_hardware *h)
     return (int64_t)h->n_hosts * h->n_devices;
 }
 
-static bl_status load_config(const bl_hardware *h, int argc, char *const *argv,
+static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char *const *argv,
                              bl_train_config **out)
 {
     bool has_gpus = h->kind == BL_DEVICE_CUDA;
     bl_config_machine machine = {.has_gpus = has_gpus,
-                                 .n_ranks = n_devices(h),
+                                 .n_ranks = is_here ? 1 : n_devices(h),
                                  .n_cores = h->n_cores,
                                  .n_ranks_on_host = h->n_devices};
 
@@ -23,16 +23,17 @@ static bl_status load_config(const bl_hardware *h, int argc, char *const *argv,
     if (!(*out)->model_name_or_path)
         return BL_FAIL(BL_EUSAGE,
                        "plan: no model; give --model with a name (llama-3.1-405b) or a folder");
-    if (has_gpus && (*out)->ranks > n_devices(h))
+    if (has_gpus && !is_here && (*out)->ranks > n_devices(h))
         return BL_FAIL(BL_EUSAGE, "ranks %lld: %s has %lld GPUs", (long long)(*out)->ranks, h->name,
                        (long long)n_devices(h));
     return BL_OK;
 }
 
-/* Hosts are filled one after the other. */
-static bl_topology topology_of(const bl_hardware *h, const bl_train_config *c)
+/* Hosts are filled one after the other. Here, ranks are threads of one process, as `ballast train` has them. */
+static bl_topology topology_of(const bl_hardware *h, bool is_here, const bl_train_config *c)
 {
     int n_ranks = (int)c->ranks;
+    if (is_here) return (bl_topology){.n_ranks = n_ranks, .n_here = n_ranks, .n_on_host = n_ranks};
     bool has_gpus = h->kind == BL_DEVICE_CUDA;
     int on_host =
         has_gpus ? (int)bl_min_i64(n_ranks, h->n_devices) : (int)bl_ceil_div(n_ranks, h->n_hosts);
@@ -50,33 +51,36 @@ static int64_t gpu_available_bytes(const bl_hardware *h, int n_ranks)
 static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                            bl_plan_case *c)
 {
-    BL_TRY(hardware ? bl_hardware_load(hardware, &c->hardware) : bl_hardware_find(&c->hardware));
-    BL_TRY(load_config(&c->hardware, argc, argv, &c->config));
+    bool is_here = hardware == NULL, is_gpu;
+
+    BL_TRY(is_here ? bl_hardware_find(&c->hardware) : bl_hardware_load(hardware, &c->hardware));
+    is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
+    BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
     BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
     BL_TRY(bl_plan_choose_lora(c->config, &c->model.config, true, &c->lora));
     if (row_tokens == 0) row_tokens = c->config->max_seq_length;
-    bl_topology topology = topology_of(&c->hardware, c->config);
+    bl_topology topology = topology_of(&c->hardware, is_here, c->config);
     bool has_validation = c->config->validation_file || c->config->validation_split_percentage > 0;
     int n_shards = bl_plan_n_shards(c->config, &topology);
 
-    c->input = (bl_plan_input){.config = c->config,
-                               .model = &c->model.config,
-                               .formats = c->model.formats,
-                               .embedding_dtype = c->model.embedding_dtype,
-                               .head_dtype = c->model.head_dtype,
-                               .n_positions = row_tokens,
-                               .load_bytes = bl_llama_load_bytes(&c->model.stored, n_shards),
-                               .lora = &c->lora,
-                               .topology = topology,
-                               .is_training = true,
-                               .longest_train_row = row_tokens,
-                               .longest_validation_row = has_validation ? row_tokens : 0,
-                               .available_bytes = (int64_t)c->hardware.host_memory_bytes.value,
-                               .gpu_available_bytes =
-                                   c->hardware.kind == BL_DEVICE_CUDA
-                                       ? gpu_available_bytes(&c->hardware, topology.n_ranks)
-                                       : -1,
-                               .hardware = &c->hardware};
+    c->input = (bl_plan_input){
+        .config = c->config,
+        .model = &c->model.config,
+        .formats = c->model.formats,
+        .embedding_dtype = c->model.embedding_dtype,
+        .head_dtype = c->model.head_dtype,
+        .n_positions = row_tokens,
+        .load_bytes = bl_llama_load_bytes(&c->model.stored, n_shards),
+        .lora = &c->lora,
+        .topology = topology,
+        .is_training = true,
+        .longest_train_row = row_tokens,
+        .longest_validation_row = has_validation ? row_tokens : 0,
+        .available_bytes = is_here ? 0 : (int64_t)c->hardware.host_memory_bytes.value,
+        .gpu_available_bytes = is_here  ? 0
+                               : is_gpu ? gpu_available_bytes(&c->hardware, topology.n_ranks)
+                                        : -1,
+        .hardware = &c->hardware};
     return BL_OK;
 }
 

@@ -19,7 +19,7 @@ typedef struct bl_plan_case {
 /* argv: the keys of a training, and at most one YAML file. model_name_or_path is what
  * bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine. row_tokens: of the
  * longest row of the data; 0: max_seq_length. Every GPU is a rank, and a process; ranks of a CPU host
- * are threads of one. Close it, also after a failure. */
+ * are threads of one, and so are those of this machine, which `ranks` counts. Close it, also after a failure. */
 bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                             bl_plan_case *out);
 void bl_plan_case_close(bl_plan_case *c);

@@ -286,16 +286,28 @@ static const char *nearest_preset(const bl_gpu_info *gpu)
 {
     static const struct {
         const char *word, *preset;
-        int generation;
-    } known[] = {{"GH200", "gh200", 90},   {"H200", "h200", 90},   {"H100", "h100", 90},
-                 {"A100", "a100", 80},     {"B200", "b200", 100},  {"V100", "v100-32g", 70},
-                 {"5090", "rtx5090", 120}, {"4090", "rtx4090", 89}};
-    const char *found = "h100";
-    for (size_t i = BL_COUNT(known); i-- > 0;)
-        if (known[i].generation == gpu->capability) found = known[i].preset;
-    for (size_t i = BL_COUNT(known); i-- > 0;)
-        if (strstr(gpu->name, known[i].word)) found = known[i].preset;
-    return found;
+    } names[] = {{"GH200", "gh200"},  {"H200", "h200"},   {"H100", "h100"},
+                 {"A100", "a100"},    {"B200", "b200"},   {"V100", "v100-32g"},
+                 {"5090", "rtx5090"}, {"4090", "rtx4090"}};
+    static const struct {
+        int capability;
+        const char *preset;
+    } generations[] = {{80, "a100"}, {89, "rtx4090"}, {100, "b200"}, {120, "rtx5090"}};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++)
+        if (strstr(gpu->name, names[i].word)) return names[i].preset;
+    for (size_t i = 0; i < BL_COUNT(generations); i++)
+        if (generations[i].capability == gpu->capability) return generations[i].preset;
+    return "h100";
+}
+
+/* Ranks that share a GPU gather by copies in its memory. */
+static void assume_gathers(bl_hardware *h)
+{
+    if (h->gather_bytes_per_s.value > 0) return;
+    h->gather_bytes_per_s = (bl_figure){h->device_memory_bytes_per_s.value / 2,
+                                        "assumed: copies in the memory of a GPU that ranks share"};
+    h->gather_latency_s = (bl_figure){30e-6, "assumed: 30 us"};
 }
 
 bl_status bl_hardware_find(bl_hardware *out)
@@ -310,6 +322,7 @@ bl_status bl_hardware_find(bl_hardware *out)
         snprintf(out->device, sizeof out->device, "%.60s", gpu.name);
         out->arch = gpu.capability;
         out->n_devices = gpu.n_gpus;
+        assume_gathers(out);
     } else {
         snprintf(out->device, sizeof out->device, "CPU");
     }
