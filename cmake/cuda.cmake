@@ -76,7 +76,7 @@ function(ballast_cuda_sources target)
   set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
   set(options ${BALLAST_EMULATED_OPTIONS})
   if(BALLAST_SANITIZE MATCHES thread) # which kernels reach through tests/emulate/hooks.cpp
-    list(APPEND options -fsanitize=thread -g1)
+    list(APPEND options -fsanitize=thread -fno-tree-sra -g1)
   endif()
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
     OBJECT_DEPENDS "${emulate}/emulate.h;${emulate}/instrument.h" INCLUDE_DIRECTORIES ${emulate}
@@ -87,14 +87,15 @@ set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp
   -fsanitize=alignment,bounds,shift,signed-integer-overflow -fsanitize-undefined-trap-on-error)
 
 # ballast_checked_kernels(NAME ARCH FILE...): objects of .cu files compiled for the compute capability ARCH (80 or 90), which call the emulator
-# before each access to memory; it ends the program on a race (tests/emulate/README.md).
+# before each access to memory; it ends the program on a race (tests/emulate/README.md). Accesses of 16 bytes stay whole (-fno-tree-sra), so
+# that conflicts of banks are those of nvcc's code.
 function(ballast_checked_kernels name arch)
   set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
   add_library(${name} OBJECT ${ARGN})
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX OBJECT_DEPENDS "${emulate}/emulate.h;${emulate}/instrument.h")
   target_include_directories(${name} PRIVATE ${emulate} ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(${name} PRIVATE _GNU_SOURCE __CUDA_ARCH__=${arch}0)
-  target_compile_options(${name} PRIVATE -include ${emulate}/emulate.h ${BALLAST_EMULATED_OPTIONS} -fsanitize=thread -g1)
+  target_compile_options(${name} PRIVATE -include ${emulate}/emulate.h ${BALLAST_EMULATED_OPTIONS} -fsanitize=thread -fno-tree-sra -g1)
 endfunction()
 
 # Every program below `folder` is linked by the C compiler, whatever its libraries were written in.

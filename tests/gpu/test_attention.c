@@ -391,15 +391,11 @@ static void check_shape(gpu_test *t, const attention_shape *s, uint64_t seed)
     double *scores = test_doubles(s->position_offset + p.T),
            *weights = test_doubles(s->position_offset + p.T);
     print_message("%s\n", s->name);
-#ifdef BALLAST_CUDA_EMULATED
-    emulated_forget_accesses();
-#endif
+    forget_accesses();
     run_forward(t, &p);
     if (s->position_offset == 0) run_backward(t, &p);
-#ifdef BALLAST_CUDA_EMULATED
     /* Stores of 80 columns meet in a bank now and then; nothing else does. */
-    assert_true(emulated_bank_passes() <= 1.02);
-#endif
+    meets_banks_at_most(1.02);
     for (int64_t token = 0; token < p.n_tokens; token++)
         for (int64_t head = 0; head < p.n_heads; head++) {
             query_row row = row_scores(&p, token, head, scores, weights);
