@@ -41,7 +41,8 @@ set(library_headers
   ops/optimizer.h ops/philox.h
   comm/comm.h comm/gather_ring.h
   offload/tier.h offload/arena.h offload/pages.h offload/pager.h
-  linear/base.h linear/base_paged.h linear/lora_linear.h linear/apply.h linear/layer.h)
+  linear/base.h linear/base_paged.h linear/lora_linear.h linear/prepared.h linear/apply.h
+  linear/layer.h)
 foreach(header ${library_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ballast/${folder})

@@ -73,7 +73,9 @@ bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer)
     const bl_linear_stack *stack = layer->stack;
     bl_linear_use use = {.base = stack->base,
                          .unit = layer->index,
-                         .lora = {.workspace = stack->work, .workspace_bytes = stack->work_bytes}};
+                         .lora = {.mode = layer->mode,
+                                  .workspace = stack->work,
+                                  .workspace_bytes = stack->work_bytes}};
 
     if (layer->r == 0) return use;
     bl_linear_lora_view view = bl_linear_layer_lora(layer);

@@ -29,6 +29,7 @@
 #include "device/tensor.h"
 #include "fp8/fp8.h"
 #include "offload/tier.h"
+#include "ops/matmul.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -54,6 +55,7 @@ typedef struct bl_linear_spec {
      * tensor of a checkpoint: bl_stored_tensor_read_rows (store/safetensors.h). */
     bl_status (*read_rows)(void *user, int64_t begin, int64_t end, void *out);
     void *user;
+    bl_matmul_mode mode; /* of products with W on CUDA (ops/matmul.h) */
     bl_linear_lora lora;
 } bl_linear_spec;
 

@@ -14,6 +14,7 @@ struct bl_linear_layer {
     int64_t index;
     int64_t r, a_offset, b_offset; /* in the stack's vectors */
     float scale, dropout;
+    bl_matmul_mode mode;
     int64_t scale_offset, n_scales; /* in the stack's scales */
 };
 

@@ -47,6 +47,8 @@ static bl_status check_spec(const bl_linear_spec *s, int64_t layer)
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": rows are F32, F16 or BF16, not %s", layer,
                        (int)s->dtype >= 0 && s->dtype < BL_DTYPE_COUNT ? bl_dtype_name(s->dtype)
                                                                        : "of an unknown dtype");
+    if (s->mode != BL_MATMUL_BF16 && s->mode != BL_MATMUL_FP8)
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": unknown mode %d", layer, (int)s->mode);
     if (!s->weight && !s->read_rows)
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": neither weight nor read_rows", layer);
     if (s->lora.r < 0 || s->lora.r > MAX_R)
@@ -95,8 +97,11 @@ static bl_status place_layer(bl_linear_stack *stack, int64_t i)
                                          .segment = {{.format = s->format, .rows = s->rows}}};
     if (!bl_format_sizes(s->format, s->rows, s->cols, &code_bytes, &n_scales))
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": its weight is too large", i);
-    *layer = (bl_linear_layer){
-        .stack = stack, .index = i, .scale_offset = stack->n_scales, .n_scales = (int64_t)n_scales};
+    *layer = (bl_linear_layer){.stack = stack,
+                               .index = i,
+                               .mode = s->mode,
+                               .scale_offset = stack->n_scales,
+                               .n_scales = (int64_t)n_scales};
     stack->n_scales += (int64_t)n_scales;
     if (s->lora.r == 0) return BL_OK;
     layer->r = s->lora.r;

@@ -129,6 +129,7 @@ typedef struct lt_matrix {
 
 typedef struct lt_preference {
     cublasLtMatmulPreference_t real;
+    uint32_t reductions; /* mask; all, as the library has it, until it is set */
 } lt_preference;
 
 size_t cublasLtGetVersion(void)
@@ -226,6 +227,7 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
 
     *out = preference;
     if (!preference) return CUBLAS_STATUS_ALLOC_FAILED;
+    preference->reductions = UINT32_MAX;
     return REAL(cublasLtMatmulPreferenceCreate, &preference->real);
 }
 
@@ -241,6 +243,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
                                                     const void *value, size_t bytes)
 {
     cublasLtMatmulPreference_t real = handle->real;
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        memcpy(&handle->reductions, value, sizeof handle->reductions);
     return real ? REAL(cublasLtMatmulPreferenceSetAttribute, real, attribute, value, bytes)
                 : CUBLAS_STATUS_SUCCESS;
 }
@@ -294,9 +298,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *n_results)
 {
-    (void)handle, (void)preference;
+    (void)handle;
     atomic_fetch_add(&n_heuristics, 1);
-    if (c != d || n_wanted < N_CANDIDATES) return CUBLAS_STATUS_INVALID_VALUE;
+    /* Ballast's bits repeat: no partial sums, which are combined in any order. */
+    if (preference->reductions != CUBLASLT_REDUCTION_SCHEME_NONE || c != d ||
+        n_wanted < N_CANDIDATES)
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (atomic_load(&n_failing_heuristics) > 0) {
         atomic_fetch_sub(&n_failing_heuristics, 1);
         return CUBLAS_STATUS_ALLOC_FAILED;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "layer_problem.h"
 
-const layer_shape shapes[LAYERS] = {{150, 131}, {2, 40}, {300, 150}};
+const layer_shape shapes[LAYERS] = {{150, 131}, {2, 40}, {304, 160}};
 
 int64_t lora_r(const problem *p, int layer)
 {

@@ -15,7 +15,7 @@ typedef struct layer_shape {
     int64_t rows, cols;
 } layer_shape;
 
-/* Fewer rows than ranks; blocks of 128 rows that ranks share. */
+/* Fewer rows than ranks; blocks of 128 rows that ranks share; the last one suits FP8 products. */
 extern const layer_shape shapes[LAYERS];
 
 /* Every output of a pass over the stack: a rank's bits. */
