@@ -5,7 +5,7 @@
  * A thread of a kernel is a coroutine. The blocks of a grid run one after the other, those of a cluster side by
  * side, in an order that depends on BALLAST_EMULATED_SEED; so does the order of a block's threads between two
  * barriers. A barrier and what a warp does together let the others come as far; one that some threads never
- * reach ends the program with a line. Shared memory is filled with 0xa5 when a block begins. README.md says
+ * reach ends the program with a line. Shared memory is filled with 0xff when a block begins, no numbers. README.md says
  * what this shows and what it cannot. */
 #ifndef BALLAST_TESTS_EMULATE_EMULATE_H
 #define BALLAST_TESTS_EMULATE_EMULATE_H
@@ -66,7 +66,7 @@ void emulated_warp_together(emulated_together *together, void *mine);
 void emulated_warp_exchange(const void *mine, size_t bytes, void *all);
 
 /* An asynchronous copy from global to shared memory of 4, 8 or 16 bytes, both sides aligned to as many; bytes
- * from `n_valid` on become 0. dst holds 0xa5 until the thread has waited for the copy's group. */
+ * from `n_valid` on become 0. dst holds 0xff until the thread has waited for the copy's group. */
 void emulated_copy_async(void *dst_shared, const void *src_global, size_t bytes, size_t n_valid);
 void emulated_copy_async_commit();
 void emulated_copy_async_wait(

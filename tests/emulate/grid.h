@@ -27,7 +27,7 @@ extern char *emulated_stacks, *emulated_stacks_end;
 
 /* ---- shared.cpp ---- */
 
-void emulated_shared_begin(); /* of a cluster: all is 0xa5, no copy is on its way */
+void emulated_shared_begin(); /* of a cluster: all is 0xff, no copy is on its way */
 void emulated_shared_enter(); /* now.rank's static shared memory is where kernels look for it */
 void emulated_shared_leave(); /* its image is kept; writes past the dynamic block end the program */
 void emulated_shared_check_copies_end(); /* of a thread that ends */

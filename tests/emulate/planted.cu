@@ -6,7 +6,7 @@
 
 #include "fp8/cuda/vector.cuh"
 
-enum { THREADS = PLANTED_THREADS, BLOCKS = PLANTED_N / PLANTED_THREADS };
+enum { THREADS = PLANTED_THREADS, BLOCKS = PLANTED_BLOCKS };
 
 static bl_status launch_blocks(bl_stream *stream, unsigned n_blocks, unsigned n_clustered,
                                void (*kernel)(planted_args), const planted_args *a,
@@ -34,6 +34,8 @@ __global__ void race_kernel(planted_args a)
 {
     __shared__ float taken[THREADS];
     int t = (int)threadIdx.x;
+    taken[t] = 0.0f;
+    __syncthreads();
     taken[t] = a.in[here()];
     if (!a.with_fault) __syncthreads();
     a.out[here()] = taken[(t + 1) % THREADS] + taken[(t + THREADS - 1) % THREADS];
@@ -43,6 +45,8 @@ __global__ void race_in_warp_kernel(planted_args a)
 {
     __shared__ float taken[THREADS];
     int t = (int)threadIdx.x;
+    taken[t] = 0.0f;
+    __syncthreads();
     taken[t] = a.in[here()];
     if (!a.with_fault) __syncwarp();
     a.out[here()] = taken[t ^ 1];
@@ -53,6 +57,8 @@ __global__ void race_after_shuffle_kernel(planted_args a)
 {
     __shared__ float taken[THREADS];
     int t = (int)threadIdx.x;
+    taken[t] = 0.0f;
+    __syncthreads();
     taken[t] = a.in[here()];
     float sum = __shfl_xor_sync(0xffffffffu, 1.0f, 1);
     if (!a.with_fault) __syncwarp();
@@ -85,6 +91,29 @@ __global__ void race_of_loads_kernel(planted_args a)
     a.out[here()] = seen;
 }
 
+/* Lane 0 loads what the other lanes have loaded, later than they, and stores. Its own load must not make theirs forgotten. */
+__global__ void race_of_lanes_kernel(planted_args a)
+{
+    __shared__ float value[THREADS / 32];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    float seen = 0.0f;
+    if (lane == 0) value[warp] = 1.0f;
+    __syncwarp();
+    if (lane != 0) seen = value[warp];
+    seen = __shfl_xor_sync(0xffffffffu, seen, 1);
+    if (!a.with_fault) __syncwarp();
+    if (lane == 0) value[warp] += seen;
+    a.out[here()] = seen;
+}
+
+__global__ void not_written_kernel(planted_args a)
+{
+    __shared__ float taken[THREADS + 1];
+    taken[threadIdx.x] = 1.0f;
+    __syncthreads();
+    a.out[here()] = taken[threadIdx.x + (a.with_fault ? 1 : 0)];
+}
+
 __global__ void race_in_cluster_kernel(planted_args a)
 {
     __shared__ float value;
@@ -106,7 +135,9 @@ LAUNCHER(race_in_warp, BLOCKS, 1, 0)
 LAUNCHER(race_after_shuffle, BLOCKS, 1, 0)
 LAUNCHER(overwrite, BLOCKS, 1, 0)
 LAUNCHER(race_of_loads, BLOCKS, 1, 0)
+LAUNCHER(race_of_lanes, BLOCKS, 1, 0)
 LAUNCHER(race_in_cluster, BLOCKS, 2, 0)
+LAUNCHER(not_written, BLOCKS, 1, 0)
 
 /* ---- asynchronous copies ---- */
 
@@ -219,6 +250,15 @@ __global__ void blocks_write_kernel(planted_args a)
     a.out[a.with_fault ? (int)threadIdx.x : here()] = 1.0f;
 }
 
+/* A thread of one block loads what a thread of another has loaded, waits for its own block, and stores. */
+__global__ void blocks_load_kernel(planted_args a)
+{
+    float seen = a.in[blockIdx.x == 0 || a.with_fault ? 0 : here()];
+    __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 1) const_cast<float *>(a.in)[0] = 2.0f;
+    a.out[here()] = seen;
+}
+
 __global__ void blocks_read_kernel(planted_args a)
 {
     a.out[here()] = 1.0f;
@@ -229,6 +269,7 @@ __global__ void blocks_read_kernel(planted_args a)
 
 LAUNCHER(blocks_write, BLOCKS, 1, 0)
 LAUNCHER(blocks_read, BLOCKS, 1, 0)
+LAUNCHER(blocks_load, BLOCKS, 1, 0)
 
 /* ---- what a launch may ask for ---- */
 
@@ -274,6 +315,16 @@ extern "C" bl_status planted_grid(bl_stream *stream, float *out)
     config.stream = (cudaStream_t)bl_cuda_stream_handle(stream);
     cudaError_t error = cudaLaunchKernelEx(&config, grid_kernel, out);
     return error == cudaSuccess ? bl_cuda_launched("planted") : bl_cuda_fail("planted", error);
+}
+
+__global__ void order_kernel()
+{
+    planted_note_thread((int)blockIdx.x, (int)threadIdx.x);
+}
+
+extern "C" bl_status planted_order(bl_stream *stream)
+{
+    return bl_launch("planted", stream, {PLANTED_BLOCKS, THREADS, 1}, order_kernel);
 }
 
 __global__ void warps_kernel(float *out)

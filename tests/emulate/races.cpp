@@ -160,6 +160,9 @@ struct looked_at {
 
 static void see(history *h, const access &a, bool is_store, const looked_at &at)
 {
+    if (!is_store && *at.where && h->store.stamp < at.begin)
+        emulated_give_up("reads byte %zu of its %s shared memory, which nothing has written",
+                         at.offset, at.where);
     if (is_concurrent(h->store, a.who, at.begin))
         report(h->store, true, a, is_store, at.where, at.p, at.offset);
     if (is_store) {

@@ -9,9 +9,9 @@
 #include "lock.h"
 
 enum {
-    GUARD_BYTES = 1024,
-    POISON = 0xa5
-}; /* on both sides of the dynamic part, which is so aligned */
+    GUARD_BYTES = 1024, /* on both sides of the dynamic part, which is so aligned */
+    POISON = 0xff       /* no number */
+};
 
 struct asynchronous_copy {
     char *dst;

@@ -79,6 +79,9 @@ static const planted FAULTS[] = {
     {"race after a shuffle", planted_race_after_shuffle, SIGABRT, "a race"},
     {"overwritten too early", planted_overwrite, SIGABRT, "a race"},
     {"race of loads", planted_race_of_loads, SIGABRT, "of its static shared memory, which thread"},
+    {"race of lanes", planted_race_of_lanes, SIGABRT, "of its block read before"},
+    {"read before it is written", planted_not_written, SIGABRT,
+     "of its static shared memory, which nothing has written"},
     {"race in a cluster", planted_race_in_cluster, SIGABRT, "of another block"},
     {"copy read before its wait", planted_copy, SIGABRT, "on its way by an asynchronous copy"},
     {"copy over what is read", planted_copy_overwrites, SIGABRT, "a race"},
@@ -92,6 +95,7 @@ static const planted FAULTS[] = {
     {"bounds of dynamic shared memory", planted_bounds_dynamic, SIGABRT,
      "of 512 bytes of dynamic shared memory"},
     {"two blocks write", planted_blocks_write, SIGABRT, "of another block wrote before"},
+    {"a block writes what another reads", planted_blocks_load, SIGABRT, "of another block"},
     {"a block reads what another writes", planted_blocks_read, SIGABRT, "of another block"},
 };
 
@@ -194,6 +198,44 @@ static void test_grids_and_warps_compute(void **state)
     close_gpu(&g);
 }
 
+static int noted[PLANTED_N], n_noted;
+
+void planted_note_thread(int block, int thread)
+{
+    noted[n_noted++] = block * PLANTED_THREADS + thread;
+}
+
+/* Every thread runs once; threads in order, in reverse and shuffled, and blocks in other orders, are all met within a few launches. */
+static void test_orders_vary(void **state)
+{
+    (void)state;
+    gpu g = open_gpu();
+    bool seen_forwards = false, seen_backwards = false, seen_shuffled = false;
+    bool seen_first[PLANTED_BLOCKS] = {false};
+    for (int launch = 0; launch < 64; launch++) {
+        bool has_run[PLANTED_N] = {false};
+        n_noted = 0;
+        assert_int_equal(planted_order(g.stream), BL_OK);
+        assert_int_equal(bl_stream_synchronize(g.stream), BL_OK);
+        assert_int_equal(n_noted, PLANTED_N);
+        for (int i = 0; i < PLANTED_N; i++) {
+            assert_false(has_run[noted[i]]);
+            has_run[noted[i]] = true;
+        }
+        int first = noted[0] % PLANTED_THREADS, second = noted[1] % PLANTED_THREADS;
+        seen_first[noted[0] / PLANTED_THREADS] = true;
+        if (first == 0 && second == 1)
+            seen_forwards = true;
+        else if (first == PLANTED_THREADS - 1 && second == first - 1)
+            seen_backwards = true;
+        else
+            seen_shuffled = true;
+    }
+    assert_true(seen_forwards && seen_backwards && seen_shuffled);
+    for (int block = 0; block < PLANTED_BLOCKS; block++) assert_true(seen_first[block]);
+    close_gpu(&g);
+}
+
 static void test_shared_memory_has_limits(void **state)
 {
     (void)state;
@@ -263,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_ampere_has_limits),
         cmocka_unit_test(test_barriers_and_copies_compute),
         cmocka_unit_test(test_grids_and_warps_compute),
+        cmocka_unit_test(test_orders_vary),
         cmocka_unit_test(test_shared_memory_has_limits),
         cmocka_unit_test(test_bank_conflicts_are_counted),
     };

@@ -19,6 +19,11 @@ extern char **environ;
 
 enum { TEXT_BYTES = 16384, REPORTED = 66, BYTES = PLANTED_N * sizeof(float) };
 
+void planted_note_thread(int block, int thread)
+{
+    (void)block, (void)thread;
+}
+
 typedef struct gpu {
     bl_device *device;
     bl_stream *first, *second;
