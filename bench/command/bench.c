@@ -8,7 +8,8 @@
 #include "bench/command/bench.h"
 
 static const bl_bench *const benches[] = {&bl_bench_linear,   &bl_bench_io,   &bl_bench_pager,
-                                          &bl_bench_hardware, &bl_bench_step, &bl_bench_attention};
+                                          &bl_bench_hardware, &bl_bench_step, &bl_bench_attention,
+                                          &bl_bench_plan};
 
 static void print_options(FILE *out, bool as_markdown)
 {

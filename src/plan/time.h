@@ -41,6 +41,7 @@ typedef struct bl_time_rates {
 
     double cores, compute_cores; /* the rank's share of the host's; those that compute uses */
     double copy_cores;           /* used by a copy under way, by a gather, by a read */
+    double pace_bytes_per_s;     /* of pages, where a test paces them (offload/pager.h); 0: not */
     double step_overhead_s;      /* a step's work on the host, while compute stands still */
     double peak_flops_per_s;     /* of one rank, for mfu */
 } bl_time_rates;

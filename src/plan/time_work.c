@@ -372,6 +372,11 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
         item.read.use[PLAN_HOST_MEMORY] = r->disk_bytes_per_s;
     }
     if (in->tier == BL_TIER_DISK && in->writes_device) item.copy = (plan_work){.seconds = 0};
+    if (r->pace_bytes_per_s > 0) { /* without a core */
+        double paused = item.copy.seconds + bytes / r->pace_bytes_per_s;
+        item.copy.use[PLAN_CORES] *= item.copy.seconds / paused;
+        item.copy.seconds = paused;
+    }
     if (in->habits.copy_back_bytes_per_s > 0)
         item.copy.seconds += bytes / in->habits.copy_back_bytes_per_s;
     if (in->habits.gathers_decoded) gathered = 2 * ceil(rows / size) * cols;
