@@ -9,10 +9,9 @@
 extern "C" {
 #endif
 
-enum {
-    PLANTED_THREADS = 128,
-    PLANTED_N = 4 * PLANTED_THREADS
-}; /* `out` has PLANTED_N floats, `in` PLANTED_N of value i */
+enum { PLANTED_THREADS = 128, PLANTED_BLOCKS = 4, PLANTED_N = PLANTED_BLOCKS * PLANTED_THREADS };
+
+/* `out` has PLANTED_N floats, `in` PLANTED_N of value i. */
 
 typedef struct planted_args {
     float *out;
