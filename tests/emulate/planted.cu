@@ -52,6 +52,21 @@ __global__ void race_in_warp_kernel(planted_args a)
     a.out[here()] = taken[t ^ 1];
 }
 
+/* What orders the threads of each warp does not order warps. */
+__global__ void race_between_warps_kernel(planted_args a)
+{
+    __shared__ float taken[THREADS];
+    int t = (int)threadIdx.x;
+    taken[t] = 0.0f;
+    __syncthreads();
+    taken[t] = a.in[here()];
+    if (a.with_fault)
+        __syncwarp();
+    else
+        __syncthreads();
+    a.out[here()] = taken[t ^ 32];
+}
+
 /* A shuffle lets all lanes come as far, but does not make one's stores visible to the others. */
 __global__ void race_after_shuffle_kernel(planted_args a)
 {
@@ -132,6 +147,7 @@ __global__ void race_in_cluster_kernel(planted_args a)
 
 LAUNCHER(race, BLOCKS, 1, 0)
 LAUNCHER(race_in_warp, BLOCKS, 1, 0)
+LAUNCHER(race_between_warps, BLOCKS, 1, 0)
 LAUNCHER(race_after_shuffle, BLOCKS, 1, 0)
 LAUNCHER(overwrite, BLOCKS, 1, 0)
 LAUNCHER(race_of_loads, BLOCKS, 1, 0)

@@ -22,7 +22,8 @@ typedef struct planted_args {
 typedef bl_status planted_launch(bl_stream *stream, const planted_args *args);
 
 /* out[i] = the sum of what thread i's left and right neighbors took from `in`; without a barrier between. */
-planted_launch planted_race, planted_race_in_warp, planted_race_after_shuffle, planted_overwrite;
+planted_launch planted_race, planted_race_in_warp, planted_race_between_warps;
+planted_launch planted_race_after_shuffle, planted_overwrite;
 planted_launch planted_race_of_loads, planted_race_of_lanes, planted_race_in_cluster;
 planted_launch planted_not_written;
 /* out[i] = in[i] by asynchronous copies. */

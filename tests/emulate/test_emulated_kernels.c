@@ -76,6 +76,7 @@ typedef struct planted {
 static const planted FAULTS[] = {
     {"race", planted_race, SIGABRT, "a race"},
     {"race in a warp", planted_race_in_warp, SIGABRT, "a race"},
+    {"race between warps", planted_race_between_warps, SIGABRT, "a race"},
     {"race after a shuffle", planted_race_after_shuffle, SIGABRT, "a race"},
     {"overwritten too early", planted_overwrite, SIGABRT, "a race"},
     {"race of loads", planted_race_of_loads, SIGABRT, "of its static shared memory, which thread"},
