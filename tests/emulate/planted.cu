@@ -52,19 +52,17 @@ __global__ void race_in_warp_kernel(planted_args a)
     a.out[here()] = taken[t ^ 1];
 }
 
-/* What orders the threads of each warp does not order warps. */
+/* What orders the threads of each warp does not order warps, late as one of them may be. */
 __global__ void race_between_warps_kernel(planted_args a)
 {
     __shared__ float taken[THREADS];
-    int t = (int)threadIdx.x;
-    taken[t] = 0.0f;
-    __syncthreads();
-    taken[t] = a.in[here()];
-    if (a.with_fault)
-        __syncwarp();
-    else
-        __syncthreads();
-    a.out[here()] = taken[t ^ 32];
+    int t = (int)threadIdx.x, other = t ^ 32;
+    float value = a.in[here()];
+    taken[t] = value;
+    if (!a.with_fault) __syncthreads();
+    for (int i = 0; i < 4 && t / 32 % 2 == 0; i++) value = __shfl_sync(0xffffffffu, value, 0);
+    __syncwarp();
+    a.out[here()] = t / 32 % 2 == 0 ? taken[other] : value;
 }
 
 /* A shuffle lets all lanes come as far, but does not make one's stores visible to the others. */
