@@ -73,17 +73,17 @@ static bl_status write_page(step_model *m, const bl_base_walk *at)
 {
     const bl_base_part *part = at->part;
     bool is_head = at->idx_unit == STEP_LAYERS;
-    bl_status st;
-    void *codes = malloc(part->shard_bytes);
+    void *codes;
 
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_HOST, part->shard_bytes, "a test's", &codes));
     if (is_head && m->kind.is_tied)
         memcpy(codes, m->model.embedding, part->shard_bytes);
     else
         fill_codes(is_head ? BL_FORMAT_BF16 : m->kind.format,
                    (int)(at->idx_unit * 8 + at->idx_matrix), at->matrix->weight.cols,
                    part->rows * at->matrix->weight.cols, codes);
-    st = bl_pages_write(m->weights.pages, at->index, 0, codes, part->shard_bytes);
-    free(codes);
+    bl_status st = bl_pages_write(m->weights.pages, at->index, 0, codes, part->shard_bytes);
+    bl_device_free(m->device, BL_SPACE_HOST, codes);
     return st;
 }
 
