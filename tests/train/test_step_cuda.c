@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A whole step on a GPU: pass, gradients, update. It follows the CPU's within what bf16 rounds; what must not change
- * a bit changes none; and what fills the last tile of a micro-batch adds nothing. */
+ * a bit changes none; and what fills the last tile of a micro-batch adds nothing. Generation follows the CPU's, too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,9 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "model/generate.h"
 #include "step_model.h"
+#include "train/adapter_internal.h"
 
 static const step_choice plain = {
     .group = STEP_MICROS, .depth = 2, .save = BL_SAVE_S3, .tier = BL_TIER_DEVICE, .prepares = true};
@@ -207,6 +209,53 @@ static void test_the_first_bad_output_is_found(void **state)
     step_close(&m);
 }
 
+/* ---- generation ---- */
+
+enum { PROMPT = 21, GENERATED = 4 };
+
+/* The logits after the prompt, taken at once or in two pieces, and after each of the tokens that follow. */
+static float *continue_prompt(bl_device_kind device, bool in_pieces)
+{
+    step_kind kind = bf16_kind;
+    step_model m;
+    bl_generator *generator = NULL;
+    const float *logits;
+    float *all = calloc((GENERATED + 1) * STEP_VOCAB, sizeof *all);
+    int32_t ids[PROMPT + GENERATED];
+
+    kind.device = device;
+    for (int i = 0; i < PROMPT + GENERATED; i++) ids[i] = (i * 11 + 4) % (STEP_VOCAB - 1);
+    ok(step_open(&kind, &plain, &m));
+    ok(bl_generator_create(m.device, m.compute, &m.weights, m.base, &m.layout,
+                           m.state->compute_copy, PROMPT + GENERATED, &generator));
+    if (in_pieces) ok(bl_generator_extend(generator, ids, PROMPT / 2, &logits));
+    int first = in_pieces ? PROMPT / 2 : 0;
+    ok(bl_generator_extend(generator, ids + first, PROMPT - first, &logits));
+    for (int i = 0;; i++) {
+        memcpy(all + i * STEP_VOCAB, logits, STEP_VOCAB * sizeof *logits);
+        if (i == GENERATED) break;
+        ok(bl_generator_extend(generator, ids + PROMPT + i, 1, &logits));
+    }
+    bl_generator_destroy(generator);
+    step_close(&m);
+    return all;
+}
+
+/* Logits have half of the roundings of a gradient, and are rounded to bf16 themselves: within the same limit. */
+static void test_a_continuation_follows_the_cpus(void **state)
+{
+    (void)state;
+    float *want = continue_prompt(BL_DEVICE_CPU, false);
+    for (int pieces = 0; pieces < 2; pieces++) {
+        float *got = continue_prompt(BL_DEVICE_CUDA, pieces);
+        double far = step_distance(got, want, (GENERATED + 1) * STEP_VOCAB);
+        printf("logits off by %.2g\n", far);
+        assert_true(far > 0 && far < 0.04);
+        free(got);
+    }
+    free(want);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -216,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_no_choice_changes_a_bit_in_fp8),
         cmocka_unit_test(test_padding_adds_nothing),
         cmocka_unit_test(test_the_first_bad_output_is_found),
+        cmocka_unit_test(test_a_continuation_follows_the_cpus),
     };
     if (!step_has_gpu()) return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
