@@ -24,6 +24,31 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
     return BL_OK;
 }
 
+/* What is brought into a ring's slots without being gathered (one shard): pages that lie in device memory leave
+ * their places in it as they are. Passes go up and down the layers, so that layer l comes to slot l modulo
+ * ring_depth; an offloaded head, which takes the whole ring, mixes them, and
+ * reads from a disk run ahead of the order. */
+static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int ring_depth,
+                         size_t ring_bytes)
+{
+    size_t used = 0;
+
+    if (layout->n_shards > 1) return ring_bytes;
+    for (int slot = 0; slot < ring_depth; slot++) {
+        size_t largest[BL_BASE_MATRICES][BL_BASE_SEGMENTS] = {{0}};
+        for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+            size_t *item = &largest[w.idx_matrix][w.idx_part];
+            if (tiers[w.index] == BL_TIER_DEVICE) continue;
+            if (tiers[w.index] == BL_TIER_DISK || layout->units[w.idx_unit].whole_ring)
+                return ring_bytes;
+            if (w.idx_unit % ring_depth != slot || w.part->shard_bytes <= *item) continue;
+            used += w.part->shard_bytes - *item;
+            *item = w.part->shard_bytes;
+        }
+    }
+    return used < ring_bytes ? used : ring_bytes;
+}
+
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_llama_placed_bytes *out)
 {
@@ -48,6 +73,7 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     }
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
     out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
+    out->ring_used = used_bytes(layout, tiers, ring_depth, out->ring);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
     out->reader = bl_base_paged_reader_bytes(layout, is, !host_writes,
                                              bl_llama_pager_queue_depth(placement->n));

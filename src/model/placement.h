@@ -33,6 +33,7 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
  * ring is there yet. */
 typedef struct bl_llama_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
+    size_t ring_used; /* of ring: what is ever written, which is what it takes on a CPU */
 } bl_llama_placed_bytes;
 bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_llama_placed_bytes *out);

@@ -186,7 +186,8 @@ static bl_status add_base(const bl_plan_input *in, const bl_llama_placement *pla
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
     out->item[BL_MEMORY_SCALES].device = whole.scales;
     out->item[BL_MEMORY_NORMS].device = whole.norms + whole.rope_tables;
-    out->item[BL_MEMORY_RING].device = (int64_t)placed.ring;
+    bool is_cpu = bl_plan_device_kind(c) == BL_DEVICE_CPU;
+    out->item[BL_MEMORY_RING].device = (int64_t)(is_cpu ? placed.ring_used : placed.ring);
     out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
     out->disk = (int64_t)placed.disk;
     *writing = (int64_t)placed.writing;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory that `ballast train` predicts is the memory that it takes: on a model of 284 M parameters and
- * rows of one length, which max_seq_length may exceed, RssAnon at its peak is within 10 % of the prediction, whatever the ranks, the format
- * of the base, what layers keep, and what of both is offloaded.
+/* The memory that `ballast train` predicts is the memory that it takes: on three grown models, of 284 M parameters, of
+ * few wide layers and of many narrow ones, and rows of one length, which max_seq_length may exceed, RssAnon at its
+ * peak is within 5 % of the prediction, whatever the ranks, the format of the base, what layers keep, and what of
+ * both is offloaded.
  *
- * Why 10 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the rest
+ * Why 5 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the rest
  * (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against totals of at least
- * 250 MiB. Leaving out the ring, LoRA's state or the saved tensors is more than 20 % in at least one case. */
+ * 150 MiB. Leaving out the ring, LoRA's state or the saved tensors is more than 20 % in at least one case. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,15 +24,26 @@
 
 enum { VOCABULARY = 512, N_ROWS = 8, PATH_BYTES = 256, COMMAND_BYTES = 2048 };
 
-static const char model[] = "/tmp/ballast-test-memory-284m";
+typedef enum model { M284, WIDE, DEEP, MODELS } model;
+
+static const struct {
+    const char *dir, *shape;
+} models[MODELS] = {
+    [M284] = {"/tmp/ballast-test-memory-284m",
+              "--hidden 1024 --inter 4096 --layers 18 --heads 16 --kv 8 --head-dim 64"},
+    [WIDE] = {"/tmp/ballast-test-memory-wide",
+              "--hidden 2048 --inter 6144 --layers 5 --heads 16 --kv 4 --head-dim 128"},
+    [DEEP] = {"/tmp/ballast-test-memory-deep",
+              "--hidden 512 --inter 1536 --layers 48 --heads 8 --kv 4 --head-dim 64"},
+};
 
 static void run(const char *command)
 {
     if (system(command) != 0) fail_msg("%s", command);
 }
 
-/* False, having said so, when the model cannot be made here. It is made once and stays. */
-static bool have_model(void)
+/* False, having said so, when the models cannot be made here. They are made once and stay. */
+static bool have_models(void)
 {
     const char *tool = getenv("BALLAST_GROW_MODEL"), *data = getenv("BALLAST_TEST_DATA"),
                *python = getenv("BALLAST_PYTHON");
@@ -45,18 +57,17 @@ static bool have_model(void)
                python);
         return false;
     }
-    snprintf(config, sizeof config, "%s/config.json", model);
-    if (bl_file_exists(config)) return true;
-    snprintf(
-        command, sizeof command,
-        "making=%s.making-%d; %s %s %s/models/stories260K $making --hidden 1024 --inter 4096 "
-        "--layers "
-        "18 --heads 16 --kv 8 "
-        "--head-dim 64 --dense >/dev/null && { mv -T $making %s || rm -r $making; }", /* another test may
-                                                                                              make it, too */
-        model, (int)getpid(), python, tool, data, model);
-    run(command);
-    assert_true(bl_file_exists(config));
+    for (int m = 0; m < MODELS; m++) {
+        snprintf(config, sizeof config, "%s/config.json", models[m].dir);
+        if (bl_file_exists(config)) continue;
+        snprintf(
+            command, sizeof command,
+            "making=%s.making-%d; %s %s %s/models/stories260K $making %s --dense >/dev/null && "
+            "{ mv -T $making %s || rm -r $making; }", /* another test may make it, too */
+            models[m].dir, (int)getpid(), python, tool, data, models[m].shape, models[m].dir);
+        run(command);
+        assert_true(bl_file_exists(config));
+    }
     return true;
 }
 
@@ -75,6 +86,7 @@ static void write_rows(const char *path, int length)
 }
 
 typedef struct memory_case {
+    model model;
     int ranks, threads, length;
     const char *base_format, *checkpointing;
     const char *tier; /* NULL: all of the base in device memory */
@@ -114,8 +126,8 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
         "%d "
         "--threads %d "
         "--base_format %s --activation_checkpointing %s --lora_r 16 --max_steps 2",
-        model, rows, dir, c->max_seq_length ? c->max_seq_length : c->length, c->ranks, c->threads,
-        c->base_format, c->checkpointing);
+        models[c->model].dir, rows, dir, c->max_seq_length ? c->max_seq_length : c->length,
+        c->ranks, c->threads, c->base_format, c->checkpointing);
     end_command(dir, c, command);
     FILE *output = popen(command, "r");
     assert_non_null(output);
@@ -129,24 +141,55 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
 static void test_prediction(void **state)
 {
     static const memory_case cases[] = {
-        {1, 2, 512, "fp8_row", "full", NULL, 0, false, 0},
-        {2, 1, 256, "fp8_row", "full", NULL, 0, false, 0},
-        {4, 1, 512, "fp8_row", "full", NULL, 0, false, 0},
-        {1, 2, 256, "stored", "full", NULL, 0, false, 0},
-        {2, 1, 512, "stored", "full", NULL, 0, false, 0},
-        {4, 1, 256, "stored", "full", NULL, 0, false, 0},
-        {1, 1, 512, "fp8_row", "none", NULL, 0, false, 0},
-        {2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0},
-        {1, 1, 512, "fp8_row", "full", "disk", 1, false, 0},
-        {2, 1, 512, "fp8_row", "full", "disk", 1, false,
+        {M284, 1, 2, 512, "fp8_row", "full", NULL, 0, false, 0},
+        {M284, 2, 1, 256, "fp8_row", "full", NULL, 0, false, 0},
+        {M284, 4, 1, 512, "fp8_row", "full", NULL, 0, false, 0},
+        {M284, 1, 2, 256, "stored", "full", NULL, 0, false, 0},
+        {M284, 2, 1, 512, "stored", "full", NULL, 0, false, 0},
+        {M284, 4, 1, 256, "stored", "full", NULL, 0, false, 0},
+        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, false, 0},
+        {M284, 2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0},
+        {M284, 1, 1, 512, "fp8_row", "full", "disk", 1, false, 0},
+        {M284, 2, 1, 512, "fp8_row", "full", "disk", 1, false,
          0}, /* writes the page files that the next one finds */
-        {2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0},
-        {2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0},
-        {1, 1, 512, "fp8_row", "none", NULL, 0, true, 0},
-        {2, 1, 512, "stored", "selective", "disk", 1, true, 0},
-        {1, 2, 64, "fp8_row", "none", NULL, 0, false,
+        {M284, 2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0},
+        {M284, 2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0},
+        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, true, 0},
+        {M284, 2, 1, 512, "stored", "selective", "disk", 1, true, 0},
+        {M284, 1, 2, 64, "fp8_row", "none", NULL, 0, false,
          4096}, /* many times that if rows were of that length */
-        {2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096},
+        {M284, 2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096},
+        /* short and long rows, of which the base's part in another tier is none, half or all */
+        {M284, 1, 2, 32, "fp8_row", "full", "host", 0, false, 2048},
+        {M284, 1, 2, 32, "fp8_row", "full", "host", 0.5, false, 2048},
+        {M284, 1, 2, 32, "fp8_row", "full", "host", 1, false, 2048},
+        {M284, 1, 2, 32, "fp8_row", "full", "disk", 0.5, false, 2048},
+        {M284, 1, 2, 32, "fp8_row", "full", "disk", 1, false, 2048},
+        {M284, 1, 2, 512, "fp8_row", "full", "host", 0, false, 2048},
+        {M284, 1, 2, 512, "fp8_row", "full", "host", 0.5, false, 2048},
+        {M284, 1, 2, 512, "fp8_row", "full", "host", 1, false, 2048},
+        {M284, 1, 2, 512, "fp8_row", "full", "disk", 0.5, false, 2048},
+        {M284, 1, 2, 512, "fp8_row", "full", "disk", 1, false, 2048},
+        {WIDE, 1, 2, 32, "fp8_row", "full", "host", 0, false, 2048},
+        {WIDE, 1, 2, 32, "fp8_row", "full", "host", 0.5, false, 2048},
+        {WIDE, 1, 2, 32, "fp8_row", "full", "host", 1, false, 2048},
+        {WIDE, 1, 2, 32, "fp8_row", "full", "disk", 0.5, false, 2048},
+        {WIDE, 1, 2, 32, "fp8_row", "full", "disk", 1, false, 2048},
+        {WIDE, 1, 2, 512, "fp8_row", "full", "host", 0, false, 2048},
+        {WIDE, 1, 2, 512, "fp8_row", "full", "host", 0.5, false, 2048},
+        {WIDE, 1, 2, 512, "fp8_row", "full", "host", 1, false, 2048},
+        {WIDE, 1, 2, 512, "fp8_row", "full", "disk", 0.5, false, 2048},
+        {WIDE, 1, 2, 512, "fp8_row", "full", "disk", 1, false, 2048},
+        {DEEP, 1, 2, 32, "fp8_row", "full", "host", 0, false, 2048},
+        {DEEP, 1, 2, 32, "fp8_row", "full", "host", 0.5, false, 2048},
+        {DEEP, 1, 2, 32, "fp8_row", "full", "host", 1, false, 2048},
+        {DEEP, 1, 2, 32, "fp8_row", "full", "disk", 0.5, false, 2048},
+        {DEEP, 1, 2, 32, "fp8_row", "full", "disk", 1, false, 2048},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 0, false, 2048},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 0.5, false, 2048},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 1, false, 2048},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "disk", 0.5, false, 2048},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "disk", 1, false, 2048},
     };
     char dir[] = "/tmp/ballast-test-memory-XXXXXX", command[PATH_BYTES];
 
@@ -156,12 +199,14 @@ static void test_prediction(void **state)
         const memory_case *c = &cases[i];
         double measured = 0, predicted = 0;
         train(dir, c, &measured, &predicted);
-        printf("%d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, predicted "
+        printf("%s: %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, "
+               "predicted "
                "%.1f MiB, ratio %.3f\n",
-               c->ranks, c->threads, c->length, c->base_format, c->checkpointing, c->offload_ratio,
+               strrchr(models[c->model].dir, '-') + 1, c->ranks, c->threads, c->length,
+               c->base_format, c->checkpointing, c->offload_ratio,
                c->tier ? c->tier : "no other tier", c->offloads_activations ? ", activations" : "",
                measured, predicted, measured / predicted);
-        assert_true(fabs(measured / predicted - 1.0) <= 0.10);
+        assert_true(fabs(measured / predicted - 1.0) <= 0.05);
     }
     snprintf(command, sizeof command, "rm -rf %s", dir);
     run(command);
@@ -170,6 +215,6 @@ static void test_prediction(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_prediction)};
-    if (!have_model()) return 77;
+    if (!have_models()) return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
