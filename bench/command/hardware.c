@@ -112,6 +112,21 @@ static bl_status get_allowed_cores(cpu_set_t *out)
     return bl_fail_errno(BL_ELIMIT, "asking for the cores of this process");
 }
 
+/* The first GPU, and how many there are like it; null, or 0, where this build or machine has none. */
+static bl_status report_gpus(json_t *report)
+{
+    bl_gpu_info gpu = {.n_gpus = 0};
+    size_t free_bytes = 0, total_bytes = 0;
+    bool has_gpu = bl_device_find_cuda(0, &gpu) == BL_OK;
+
+    if (has_gpu) BL_TRY(bl_device_measure_cuda(0, &free_bytes, &total_bytes));
+    BL_TRY(put(report, "gpus", json_integer(gpu.n_gpus)));
+    BL_TRY(put(report, "gpu", has_gpu ? json_string(gpu.name) : json_null()));
+    BL_TRY(put(report, "gpu_capability", has_gpu ? json_integer(gpu.capability) : json_null()));
+    return put(report, "gpu_memory_bytes",
+               has_gpu ? json_integer((json_int_t)total_bytes) : json_null());
+}
+
 static bl_status report_host(hardware *h)
 {
     static const char *const lists[] = {"memory_copy", "disk_read", "all_gather",
@@ -135,6 +150,7 @@ static bl_status report_host(hardware *h)
     if (h->options->dir) BL_TRY(bl_dir_free_bytes(h->options->dir, &free_bytes));
     BL_TRY(put(h->report, "free_disk_bytes",
                h->options->dir ? json_integer(free_bytes) : json_null()));
+    BL_TRY(report_gpus(h->report));
     for (size_t i = 0; i < BL_COUNT(lists); i++) BL_TRY(put(h->report, lists[i], json_array()));
     return BL_OK;
 }

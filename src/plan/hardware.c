@@ -145,6 +145,7 @@ static bl_status read_measured(reading *r)
     if (processor && h->kind == BL_DEVICE_CPU)
         snprintf(h->device, sizeof h->device, "%s", processor);
     BL_TRY(read_amount(r, "memory_bytes", &h->host_memory_bytes));
+    BL_TRY(read_amount(r, "gpu_memory_bytes", &h->device_memory_bytes));
     BL_TRY(read_amount(r, "free_disk_bytes", &h->disk_bytes));
     /* Bytes copied are read once and written once. */
     BL_TRY(read_rate(r, "memory_copy", "bytes", NULL, 2, &h->host_memory_bytes_per_s));
@@ -211,6 +212,46 @@ static bl_status read_count(const char *path, const json_t *root, const char *ke
     return BL_OK;
 }
 
+/* The preset of that GPU: by a word of its name, else by its generation, else an H100. */
+static const char *nearest_preset(const bl_gpu_info *gpu)
+{
+    static const struct {
+        const char *word, *preset;
+    } names[] = {{"GH200", "gh200"},  {"H200", "h200"},   {"H100", "h100"},
+                 {"A100", "a100"},    {"B200", "b200"},   {"V100", "v100-32g"},
+                 {"5090", "rtx5090"}, {"4090", "rtx4090"}};
+    static const struct {
+        int capability;
+        const char *preset;
+    } generations[] = {{80, "a100"}, {89, "rtx4090"}, {100, "b200"}, {120, "rtx5090"}};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++)
+        if (strstr(gpu->name, names[i].word)) return names[i].preset;
+    for (size_t i = 0; i < BL_COUNT(generations); i++)
+        if (generations[i].capability == gpu->capability) return generations[i].preset;
+    return "h100";
+}
+
+/* The machine whose GPUs were measured: as many as that GPU is usually sold with are one host's. */
+static bl_status read_gpus(const char *path, const json_t *root, bl_hardware *out)
+{
+    const char *name = NULL;
+    int64_t n = 0, capability = 0;
+    bl_gpu_info gpu = {0};
+
+    BL_TRY(bl_json_get_string(path, root, "gpu", BL_JSON_OPTIONAL, &name));
+    if (!name) return BL_OK;
+    BL_TRY(bl_json_get_int(path, root, "gpus", BL_JSON_REQUIRED, 1, 1024, &n));
+    BL_TRY(bl_json_get_int(path, root, "gpu_capability", BL_JSON_REQUIRED, 1, 999, &capability));
+    gpu.capability = (int)capability;
+    snprintf(gpu.name, sizeof gpu.name, "%.60s", name);
+    BL_TRY(bl_hardware_preset(nearest_preset(&gpu), out));
+    snprintf(out->device, sizeof out->device, "%.60s", name);
+    out->arch = gpu.capability;
+    out->n_devices = (int)n;
+    return BL_OK;
+}
+
 /* What the file says of the machine as a whole, over that of the machine it is based on. */
 static bl_status read_outline(const char *path, const json_t *root, bl_hardware *out)
 {
@@ -221,6 +262,7 @@ static bl_status read_outline(const char *path, const json_t *root, bl_hardware 
     if (kind && strcmp(kind, "cpu") != 0 && strcmp(kind, "cuda") != 0)
         return BL_FAIL(BL_EINPUT, "%s: key kind: expected cpu or cuda, got %.32s", path, kind);
     *out = (bl_hardware){.n_hosts = 1, .n_devices = 1, .n_cores = 1};
+    BL_TRY(read_gpus(path, root, out));
     if (based_on) {
         bl_status st = bl_hardware_preset(based_on, out);
         if (st != BL_OK) return bl_error_prefix(BL_EINPUT, "%s: key based_on", path);
@@ -279,26 +321,6 @@ bl_status bl_hardware_load(const char *name, bl_hardware *out)
     bool is_path = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0) ||
                    access(name, F_OK) == 0;
     return is_path ? read_file(name, out) : bl_hardware_preset(name, out);
-}
-
-/* The preset of that GPU: by a word of its name, else by its generation, else an H100. */
-static const char *nearest_preset(const bl_gpu_info *gpu)
-{
-    static const struct {
-        const char *word, *preset;
-    } names[] = {{"GH200", "gh200"},  {"H200", "h200"},   {"H100", "h100"},
-                 {"A100", "a100"},    {"B200", "b200"},   {"V100", "v100-32g"},
-                 {"5090", "rtx5090"}, {"4090", "rtx4090"}};
-    static const struct {
-        int capability;
-        const char *preset;
-    } generations[] = {{80, "a100"}, {89, "rtx4090"}, {100, "b200"}, {120, "rtx5090"}};
-
-    for (size_t i = 0; i < BL_COUNT(names); i++)
-        if (strstr(gpu->name, names[i].word)) return names[i].preset;
-    for (size_t i = 0; i < BL_COUNT(generations); i++)
-        if (generations[i].capability == gpu->capability) return generations[i].preset;
-    return "h100";
 }
 
 /* Ranks that share a GPU gather by copies in its memory. */

@@ -210,13 +210,12 @@ static bool is_better(const bl_plan_option *a, const bl_plan_option *b)
     return bytes_taken(a) < bytes_taken(b);
 }
 
+/* They differ in nothing but how much is offloaded, the ring, and how a step is divided. */
 static bool is_alike(const bl_train_config *a, const bl_train_config *b)
 {
-    return a->offload_tier == b->offload_tier &&
+    return a->offload_tier == b->offload_tier && a->shard_size == b->shard_size &&
            a->activation_checkpointing == b->activation_checkpointing &&
-           a->activation_offload == b->activation_offload &&
-           a->per_device_train_batch_size == b->per_device_train_batch_size &&
-           a->visit_tokens == b->visit_tokens && a->shard_size == b->shard_size;
+           a->activation_offload == b->activation_offload;
 }
 
 static void keep(bl_plan_choice *c, const bl_plan_option *o)

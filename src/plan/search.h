@@ -37,7 +37,7 @@ typedef struct bl_plan_choice {
     int64_t n_options, n_fit; /* tried; of these, that fit */
     bl_plan_option best;      /* n_fit 0: what needs the least memory; time is zero */
     bl_plan_option
-        second; /* the next one in speed that differs in more than offload_ratio and ring_depth; tokens_per_s 0: none */
+        second; /* the fastest that differs in more than offload_ratio, ring_depth and how a step is divided; tokens_per_s 0: none */
 } bl_plan_choice;
 
 /* For a training on GPUs. Nine tenths of the GPU's and the host's memory may be taken. Of options that

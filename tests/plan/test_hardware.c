@@ -163,6 +163,32 @@ static void test_gpu_file(void **state)
     assert_true(h.bf16_gemm_flops_per_s.value == preset.bf16_gemm_flops_per_s.value);
 }
 
+/* What `ballast bench hardware` says of GPUs picks the machine whose other figures are taken. */
+static void test_measured_gpus(void **state)
+{
+    (void)state;
+    bl_hardware h, preset;
+
+    load_text(
+        "{\"hardware_version\": 1, \"gpus\": 4, \"gpu\": \"NVIDIA H200\", \"gpu_capability\": 90,"
+        "\"gpu_memory_bytes\": 150000000000, \"memory_bytes\": 128000000000,"
+        "\"gemm\": [{\"device\": \"cuda\", \"dtype\": \"bf16\", \"median_flops_per_s\": 6e14}]}",
+        &h);
+    assert_int_equal(bl_hardware_preset("1xh200", &preset), BL_OK);
+    assert_int_equal(h.kind, BL_DEVICE_CUDA);
+    assert_int_equal(h.n_devices, 4);
+    assert_string_equal(h.device, "NVIDIA H200");
+    assert_true(h.device_memory_bytes.value == 150e9);
+    assert_true(h.bf16_gemm_flops_per_s.value == 6e14);
+    assert_true(h.gather_bytes_per_s.value == preset.gather_bytes_per_s.value);
+    load_text(
+        "{\"hardware_version\": 1, \"gpus\": 1, \"gpu\": \"Unheard of\", \"gpu_capability\": 89,"
+        "\"gpu_memory_bytes\": 48000000000, \"memory_bytes\": 128000000000}",
+        &h);
+    assert_int_equal(h.arch, 89);
+    assert_true(h.fp8_gemm_flops_per_s.value > 2e14 && h.fp8_gemm_flops_per_s.value < 3e14);
+}
+
 static void refuses_text(const char *text, const char *words)
 {
     char path[64];
@@ -225,13 +251,10 @@ static void test_description_reads_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_figures_are_all_listed),
-        cmocka_unit_test(test_presets_have_sources),
-        cmocka_unit_test(test_part_of_a_host),
-        cmocka_unit_test(test_wrong_names),
-        cmocka_unit_test(test_measured_file),
-        cmocka_unit_test(test_gpu_file),
-        cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_figures_are_all_listed), cmocka_unit_test(test_presets_have_sources),
+        cmocka_unit_test(test_part_of_a_host),         cmocka_unit_test(test_wrong_names),
+        cmocka_unit_test(test_measured_file),          cmocka_unit_test(test_gpu_file),
+        cmocka_unit_test(test_measured_gpus),          cmocka_unit_test(test_wrong_files),
         cmocka_unit_test(test_description_reads_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
