@@ -37,19 +37,13 @@ static void *take(test_device d, size_t n_bytes)
     return memory;
 }
 
-static void put(test_device d, void *to, const void *from, size_t n_bytes)
-{
-    check_status(bl_stream_copy(d.stream, to, from, n_bytes));
-    test_finish(d);
-}
-
 static bl_tensor random_activations(test_device d, int64_t n, uint64_t seed)
 {
     float *values = test_random_floats(n, seed);
     uint16_t *halves = test_alloc(n, sizeof *halves);
     void *memory = take(d, (size_t)n * sizeof *halves);
     for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
-    put(d, memory, halves, (size_t)n * sizeof *halves);
+    test_write(d, memory, halves, (size_t)n * sizeof *halves);
     free(values), free(halves);
     return bl_tensor_of(memory, BL_BF16);
 }
@@ -83,9 +77,9 @@ static void fill_base(model *m)
     m->shards = take(m->d, n);
     m->n_scales = UNITS * MATRICES * WIDE;
     m->scales = take(m->d, m->n_scales * sizeof(float));
-    put(m->d, m->shards, codes, n);
+    test_write(m->d, m->shards, codes, n);
     for (size_t i = 0; i < m->n_scales; i++) scales[i] = 0.01f + fabsf(scales[i]) / 64;
-    put(m->d, m->scales, scales, m->n_scales * sizeof(float));
+    test_write(m->d, m->scales, scales, m->n_scales * sizeof(float));
     for (int u = 0; u < UNITS; u++)
         for (int i = 0; i < MATRICES; i++)
             for (int s = 0; s < m->units[u].matrix[i].weight.n_segments; s++) {
@@ -134,11 +128,11 @@ static uint16_t *run_micro(model *m, int unit, int micro, bl_matmul_mode mode,
         bl_linear_use use = use_of(m, unit, i, mode, prepared);
         int64_t rows = i == 0 ? WIDE : H;
         check_status(bl_linear_apply(m->d.stream, &use, T, m->x[micro], m->y));
-        put(m->d, out, m->y.data, (size_t)(T * rows) * sizeof *out);
+        test_read(m->d, out, m->y.data, (size_t)(T * rows) * sizeof *out);
         out += T * rows;
         if (!backward) continue;
         check_status(bl_linear_pull_back(m->d.stream, &use, T, m->x[micro], m->dy[micro], m->dx));
-        put(m->d, out, m->dx.data, (size_t)(T * H) * sizeof *out);
+        test_read(m->d, out, m->dx.data, (size_t)(T * H) * sizeof *out);
         out += T * H;
     }
     return out;
@@ -154,8 +148,8 @@ static void spoil(model *m, bool codes)
 
 static void mend(model *m)
 {
-    put(m->d, m->shards, m->saved_shards, m->layout.shard_bytes);
-    put(m->d, m->scales, m->saved_scales, m->n_scales * sizeof(float));
+    test_write(m->d, m->shards, m->saved_shards, m->layout.shard_bytes);
+    test_write(m->d, m->scales, m->saved_scales, m->n_scales * sizeof(float));
 }
 
 enum { MICRO_OUT = T * (WIDE + H + 2 * H), OUT = 2 * UNITS * MICROS * MICRO_OUT };
@@ -210,14 +204,14 @@ static char *take_guarded(test_device d, size_t n_bytes)
     char *memory = take(d, n_bytes + GUARD_BYTES);
     uint8_t guard[GUARD_BYTES];
     memset(guard, GUARD, sizeof guard);
-    put(d, memory + n_bytes, guard, sizeof guard);
+    test_write(d, memory + n_bytes, guard, sizeof guard);
     return memory;
 }
 
 static void free_guarded(test_device d, char *memory, size_t n_bytes)
 {
     uint8_t guard[GUARD_BYTES];
-    put(d, guard, memory + n_bytes, sizeof guard);
+    test_read(d, guard, memory + n_bytes, sizeof guard);
     for (int i = 0; i < GUARD_BYTES; i++) assert_int_equal(guard[i], GUARD);
     bl_device_free(d.device, BL_SPACE_DEVICE, memory);
 }

@@ -156,8 +156,7 @@ static void *put(side *s, const void *values, size_t n_bytes)
     assert_true(s->n_buffers < MAX_BUFFERS);
     check(bl_device_alloc(s->d.device, BL_SPACE_DEVICE, n_bytes, "test", &memory));
     s->buffers[s->n_buffers++] = memory;
-    if (values) check(bl_stream_copy(s->d.stream, memory, values, n_bytes));
-    check(bl_stream_synchronize(s->d.stream));
+    if (values) test_write(s->d, memory, values, n_bytes);
     return memory;
 }
 
@@ -176,8 +175,7 @@ static float *fetch(const side *s, bl_tensor t, int64_t n)
 {
     void *bytes = test_alloc(n, sizeof(float));
     float *values = test_floats(n);
-    check(bl_stream_copy(s->d.stream, bytes, t.data, bl_tensor_bytes(t, n)));
-    check(bl_stream_synchronize(s->d.stream));
+    test_read(s->d, bytes, t.data, bl_tensor_bytes(t, n));
     assert_true(bl_dtype_to_f32(t.dtype, bytes, values, (size_t)n));
     free(bytes);
     return values;
@@ -189,16 +187,14 @@ static void *put_guarded(side *s, size_t n_bytes)
     char *memory = put(s, NULL, n_bytes + GUARD_BYTES);
     uint8_t guard[GUARD_BYTES];
     memset(guard, GUARD, sizeof guard);
-    check(bl_stream_copy(s->d.stream, memory + n_bytes, guard, sizeof guard));
-    check(bl_stream_synchronize(s->d.stream));
+    test_write(s->d, memory + n_bytes, guard, sizeof guard);
     return memory;
 }
 
 static void check_guard(const side *s, const char *memory, size_t n_bytes)
 {
     uint8_t guard[GUARD_BYTES];
-    check(bl_stream_copy(s->d.stream, guard, memory + n_bytes, sizeof guard));
-    check(bl_stream_synchronize(s->d.stream));
+    test_read(s->d, guard, memory + n_bytes, sizeof guard);
     for (int i = 0; i < GUARD_BYTES; i++) assert_int_equal(guard[i], GUARD);
 }
 
@@ -389,7 +385,11 @@ static void check_case(const dims_case *c, bl_format format, float dropout)
         free_result(&first);
     }
     int64_t counts[BL_FALLBACK_COUNT];
+    bl_gpu_info info;
+    check(bl_device_find_cuda(0, &info));
     check(bl_matmul_count_fallbacks(gpu.device, counts));
+    assert_int_equal(counts[BL_FALLBACK_CAPABILITY] > 0,
+                     bl_format_is_fp8(format) && info.capability != 90);
     assert_int_equal(counts[BL_FALLBACK_SHAPE] > 0,
                      bl_format_is_fp8(format) && !c->is_fp8_possible);
     assert_int_equal(counts[BL_FALLBACK_FORMAT] > 0, !bl_format_is_fp8(format));
