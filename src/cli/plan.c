@@ -8,10 +8,15 @@
 #include "base/sizes.h"
 #include "cli/cli.h"
 #include "plan/ladder_report.h"
+#include "plan/published.h"
 #include "plan/report.h"
+#include "plan/what_if.h"
+
+typedef enum explanation { NOTHING, PUBLISHED } explanation;
 
 typedef struct plan_options {
-    char *hardware, *svg;
+    char *hardware, *svg, *what_if;
+    explanation explain;
     bool json, ladder;
     bl_string_list family, lengths;
     int64_t tokens;
@@ -31,7 +36,13 @@ static const bl_option table[] = {
     {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
      .help = "of the training whose time and energy are told"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print one JSON document"},
-    {OPTION(svg, PATH), .help = "a folder for pictures: memory.svg; ladder.svg"},
+    {OPTION(svg, PATH),
+     .help = "a folder for pictures: memory.svg and streams.svg, ladder.svg, what_if.svg"},
+    {OPTION(what_if, STRING),
+     .help = "KEY=a,b,c: the plan with each value of a key of a training, of a figure of the "
+             "machine (copy_in_bytes_per_s), of hardware or tokens"},
+    {OPTION(explain, ENUM), .names = "nothing|published", .default_text = "nothing",
+     .help = "published: another system's speeds, and what each of its choices costs"},
     {OPTION(ladder, BOOL), .default_text = "false",
      .help = "what classical strategies would take instead: ZeRO's stages, LoRA, FP8, sharding, "
              "offloading"},
@@ -104,12 +115,17 @@ static bl_status print_document(json_t *document)
 
 static bl_status draw(const bl_plan_report *report, const char *dir)
 {
-    char *path;
+    char *memory = NULL, *streams = NULL;
+    bl_status st;
 
     BL_TRY(bl_dir_create(dir));
-    BL_TRY(bl_path_join(dir, "memory.svg", &path));
-    bl_status st = bl_plan_draw_memory(report, path);
-    free(path);
+    BL_TRY_GOTO(st, done, bl_path_join(dir, "memory.svg", &memory));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, "streams.svg", &streams));
+    BL_TRY_GOTO(st, done, bl_plan_draw_memory(report, memory));
+    st = bl_plan_draw_streams(report, streams);
+done:
+    free(memory);
+    free(streams);
     return st;
 }
 
@@ -236,11 +252,40 @@ static bl_status choose_kind(const bl_plan_case *c, const plan_options *o)
     return is_gpu ? plan_fastest(c, o) : plan_as_configured(c, o);
 }
 
+static bl_status tell_what_if(const plan_options *o, int argc, char *const *argv)
+{
+    bl_what_if_case c = {.hardware = o->hardware,
+                         .row_tokens = o->tokens == BL_OPTION_AUTO ? 0 : o->tokens,
+                         .argc = argc,
+                         .argv = argv};
+    bl_what_if *w = malloc(sizeof *w);
+    json_t *document = NULL;
+    char *path = NULL;
+    bl_status st;
+
+    if (!w) return BL_FAIL(BL_ENOMEM, "a plan's table");
+    BL_TRY_GOTO(st, done, bl_what_if_run(&c, o->what_if, w));
+    if (o->svg) {
+        BL_TRY_GOTO(st, done, bl_dir_create(o->svg));
+        BL_TRY_GOTO(st, done, bl_path_join(o->svg, "what_if.svg", &path));
+        BL_TRY_GOTO(st, done, bl_what_if_draw(w, path));
+    }
+    if (!o->json) bl_what_if_print(w, stdout);
+    if (o->json) st = bl_what_if_describe(w, &document);
+    if (st == BL_OK && document) st = print_document(document);
+done:
+    free(path);
+    free(w);
+    return st;
+}
+
 /* A family's first model stands for the one that a plan has. */
 static bl_status plan(const plan_options *o, int argc, char **argv)
 {
     bl_plan_case c;
 
+    if (o->explain == PUBLISHED) return bl_published_print(stdout);
+    if (o->what_if) return tell_what_if(o, argc, argv);
     if (o->family.n_items > 0) {
         argv[argc++] = "--model_name_or_path";
         argv[argc++] = o->family.items[0];

@@ -189,3 +189,20 @@ bl_status bl_plan_draw_memory(const bl_plan_report *report, const char *path)
     free(text);
     return st;
 }
+
+bl_status bl_plan_draw_streams(const bl_plan_report *report, const char *path)
+{
+    bl_plan_input input = report->c->input;
+    bl_time_input time;
+    char title[2 * BL_HARDWARE_NAME_BYTES];
+    bl_time_run *runs = calloc((size_t)input.model->n_layers, sizeof *runs);
+
+    if (!runs) return BL_FAIL(BL_ENOMEM, "the picture %s", path);
+    input.config = report->config;
+    bl_plan_time_input(&input, report->plan, runs, &time);
+    snprintf(title, sizeof title, "%.60s on %.60s", report->c->model.name,
+             report->c->hardware.name);
+    bl_status st = bl_time_draw(&time, title, path);
+    free(runs);
+    return st;
+}

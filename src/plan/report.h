@@ -33,4 +33,7 @@ bl_status bl_plan_report_describe(const bl_plan_report *report, json_t **out);
  * what there is. Errors as bl_file_write_atomic's. */
 bl_status bl_plan_draw_memory(const bl_plan_report *report, const char *path);
 
+/* An SVG of the streams of a rank during a layer's visits (time.h: bl_time_draw). */
+bl_status bl_plan_draw_streams(const bl_plan_report *report, const char *path);
+
 #endif

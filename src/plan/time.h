@@ -9,7 +9,6 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 
 #include "device/timeline.h"
 #include "llama/block.h"
@@ -130,7 +129,10 @@ bl_status bl_time_predict_fast(const bl_time_input *input, bl_time_estimate *out
  * the time 0. is_first: nothing was prefetched; else it comes after a pass like it. */
 bl_status bl_time_trace(const bl_time_input *input, bool is_first, bl_span_sink sink, void *user);
 
-const char *
-bl_time_phase_name(bl_time_phase phase); /* "forward", "head", "backward", "optimizer" */
+/* An SVG of the streams during the visits of a layer in the middle and of its neighbors. title: what it is of. Errors also as
+ * bl_file_write_atomic's. */
+bl_status bl_time_draw(const bl_time_input *input, const char *title, const char *path);
+
+const char *bl_time_phase_name(bl_time_phase phase); /* "forward", "head", "backward", ... */
 
 #endif

@@ -6,9 +6,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/files.h"
 #include "base/sizes.h"
 #include "plan/time_case.h"
 
@@ -197,6 +201,38 @@ static void more_of_anything_is_not_slower(void **state)
     }
 }
 
+static int count(const char *text, const char *word)
+{
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, word)); at += strlen(word)) n++;
+    return n;
+}
+
+/* Three visits in each direction, and boxes for what is under way meanwhile. */
+static void a_picture_of_the_streams(void **state)
+{
+    time_case c;
+    char path[] = "/tmp/ballast-streams-XXXXXX", *text = NULL;
+    size_t n_bytes;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.input.offload_ratio = 1;
+    c.input.rates.copy_in_bytes_per_s = 10e9;
+    close(mkstemp(path));
+    assert_int_equal(bl_time_draw(&c.input, "a & b", path), BL_OK);
+    assert_int_equal(bl_file_read_all(path, 1 << 20, (void **)&text, &n_bytes), BL_OK);
+    text[n_bytes - 1] = '\0'; /* a newline */
+    assert_int_equal(count(text, "</svg>"), 1);
+    assert_int_equal(count(text, "a &amp; b: the streams"), 1);
+    assert_int_equal(count(text, ">layer 63<"), 2);
+    assert_int_equal(count(text, ">copy</text>"), 2);
+    assert_int_equal(count(text, ">disk</text>"), 0);
+    assert_true(count(text, "waits for copy") > 6);
+    assert_true(count(text, "63 gate|up") >= 4);
+    free(text);
+    unlink(path);
+}
+
 static void a_missing_rate_is_named(void **state)
 {
     time_case c;
@@ -218,6 +254,7 @@ int main(void)
         cmocka_unit_test(the_fast_prediction_is_near),
         cmocka_unit_test(runs_of_layers_add_up),
         cmocka_unit_test(more_of_anything_is_not_slower),
+        cmocka_unit_test(a_picture_of_the_streams),
         cmocka_unit_test(a_missing_rate_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
