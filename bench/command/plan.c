@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
+#include "bench/command/file.h"
 #include "bench/command/model.h"
 #include "bench/command/plan_rates.h"
 #include "offload/pager.h"
@@ -214,6 +215,22 @@ static void set_pace(plan_bench *b, const way *w, const bl_time_estimate *plain)
     b->pace_s_per_byte = w->part * visit_s * w->ranks / weights;
 }
 
+/* Past the page cache, as pages are read. */
+static bl_status measure_disk(const plan_bench *b, double *bytes_per_s)
+{
+    enum { FILE_BYTES = 64 << 20 };
+    const bl_reader_options reader = {.engine = BL_IO_AUTO};
+    const char *engine;
+    double seconds = 0;
+    bl_bench_file file;
+
+    bl_status st = bl_bench_file_make(b->scratch, FILE_BYTES, &file);
+    if (st == BL_OK) st = bl_bench_file_read(&file, &reader, false, &seconds, &engine);
+    bl_bench_file_close(&file);
+    *bytes_per_s = FILE_BYTES / seconds;
+    return st;
+}
+
 /* The way's step from rates that are measured now; sets the pace, if nobody has. */
 static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
 {
@@ -248,7 +265,7 @@ static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
     bl_lora_layout_init(&b->model, &options, &lora);
     BL_TRY(bl_bench_plan_rates(&b->model, o->lora_r, o->tokens, w->ranks, w->threads, RATE_RUNS,
                                !is_by_clock(w), &in.rates));
-    in.rates.disk_bytes_per_s = in.rates.copy_in_bytes_per_s; /* the page cache's, at its best */
+    if (w->tier == BL_TIER_DISK) BL_TRY(measure_disk(b, &in.rates.disk_bytes_per_s));
     if (!is_by_clock(w)) {
         in.rates.cores = 0; /* the processor's seconds are nobody else's */
         in.offload_ratio = w->ratio;
