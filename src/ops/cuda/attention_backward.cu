@@ -7,7 +7,7 @@
 template <int D> struct backward_tile {
     enum {
         ROWS = ATTENTION_WARPS * 16, /* that the block owns: keys, or queries */
-        STEP = D <= 128 ? 64 : 32,   /* of the others, a stage of two */
+        STEP = D <= 128 ? 64 : 16,   /* of the others, a stage of two */
         COLS = D <= 128 ? D : 128,   /* of dk and dv a block: more do not fit the registers */
         SHARED_BYTES = (2 * ROWS + 4 * STEP) * D * (int)sizeof(bl_bf16) +
                        5 * ROWS * (int)sizeof(float) /* ends and statistics, or starts */
@@ -140,6 +140,26 @@ __device__ static inline void stage_load(const attention_call &call, const backw
         mma_copy_word(stage.delta + i, x.delta + at, is_there);
 }
 
+/* What the queries of a stage, from `query` on, add to dk and dv of the warp's keys, from `first` on. */
+template <int D, int COLS>
+__device__ static inline void stage_add(float (&dk)[1][COLS / 8][4], float (&dv)[1][COLS / 8][4],
+                                        const query_stage<D> &stage, const bl_bf16 *k,
+                                        const bl_bf16 *v, int row, int column, const int *ends,
+                                        int first, int query, float factor)
+{
+    enum { STEP = backward_tile<D>::STEP };
+    float p[1][STEP / 8][4], dp[1][STEP / 8][4];
+    uint32_t rounded[1][STEP / 16][4];
+    tile_products<D, 1, STEP>(p, k, row, stage.q);
+    key_probabilities<STEP>(p, ends, first, query, factor, stage.lse);
+    tile_products<D, 1, STEP>(dp, v, row, stage.do_);
+    tile_round<1, STEP>(p, rounded);
+    tile_add_weighted<D, 1, STEP, COLS>(dv, rounded, stage.do_, column);
+    key_score_gradients<STEP>(p, dp, stage.delta);
+    tile_round<1, STEP>(p, rounded);
+    tile_add_weighted<D, 1, STEP, COLS>(dk, rounded, stage.q, column);
+}
+
 /* Of dk and dv the columns [column, column + COLS); a group's query heads one after the other. */
 template <int D, bool WIDE>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
@@ -163,8 +183,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     find_ends<ROWS>(call, first, n_tokens, ends);
     __syncthreads();
     int end = first < n_tokens ? ends[min((int)ROWS, n_tokens - first) - 1] : 0, /* the largest */
-        last = min(row + 16, n_tokens - first) -
-               1; /* the warp's last key that belongs to a document */
+        last = min(row + 16, n_tokens - first) - 1; /* the warp's, of those in documents */
     float factor = call.scale * ATTENTION_LOG2E, dk[1][COLS / 8][4] = {}, dv[1][COLS / 8][4] = {};
     if (end > 0) {
         tile_load<D, WIDE, ROWS>(call, k, x.k + at_head, call.kv_stride, first, n_tokens);
@@ -187,16 +206,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
             mma_copies_commit();
         }
         if (last < row || at + STEP <= first + row || at >= ends[last]) continue;
-        float p[1][STEP / 8][4], dp[1][STEP / 8][4];
-        uint32_t rounded[1][STEP / 16][4];
-        tile_products<D, 1, STEP>(p, k, row, now.q);
-        key_probabilities<STEP>(p, ends + row, first + row, at, factor, now.lse);
-        tile_products<D, 1, STEP>(dp, v, row, now.do_);
-        tile_round<1, STEP>(p, rounded);
-        tile_add_weighted<D, 1, STEP, COLS>(dv, rounded, now.do_, column);
-        key_score_gradients<STEP>(p, dp, now.delta);
-        tile_round<1, STEP>(p, rounded);
-        tile_add_weighted<D, 1, STEP, COLS>(dk, rounded, now.q, column);
+        stage_add<D, COLS>(dk, dv, now, k, v, row, column, ends + row, first + row, at, factor);
     }
     __syncwarp(); /* the warp has used its rows of k and v */
     tile_put<D, COLS>(k, row, column, dk[0], call.scale, call.scale);
