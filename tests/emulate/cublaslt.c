@@ -478,7 +478,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                           .is_slow = candidate == 0 && atomic_load(&is_first_slow)};
 
     (void)handle, (void)workspace_bytes;
-    if (is_refused(&product, candidate)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    /* Of beta the library may say either. */
+    if (is_refused(&product, candidate))
+        return product.beta != 0 && is_fp8(&product.a) ? CUBLAS_STATUS_INVALID_VALUE
+                                                       : CUBLAS_STATUS_NOT_SUPPORTED;
     if (C != D || c != d || (uintptr_t)workspace % 256 != 0 || !shapes_agree(&product))
         return CUBLAS_STATUS_INVALID_VALUE;
     atomic_store(&last_candidate, candidate);

@@ -352,6 +352,13 @@ done:
     return st;
 }
 
+/* Which status the library gives for what it cannot do in FP8 is not written down. */
+static bool is_refusal(const ops_gemm *g, cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_NOT_SUPPORTED ||
+           (g->kind != OPS_GEMM_BF16 && status == CUBLAS_STATUS_INVALID_VALUE);
+}
+
 /* *is_served false: nothing was queued. */
 static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g,
                           bool *is_served)
@@ -367,10 +374,10 @@ static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, c
     } else {
         for (; is_offered(p); p->first++) {
             status = multiply(state, p, p->first, handle, g);
-            if (status != CUBLAS_STATUS_NOT_SUPPORTED) break;
+            if (!is_refusal(g, status)) break;
         }
     }
-    *is_served = status != CUBLAS_STATUS_NOT_SUPPORTED;
+    *is_served = !is_refusal(g, status);
     return *is_served ? check(status, "cublasLtMatmul") : BL_OK;
 }
 
