@@ -42,7 +42,8 @@ emulated_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx # the caller is another one: a return would be predicted to the wrong place
     .size emulated_switch, . - emulated_switch
 )");
 #else

@@ -24,11 +24,13 @@ enum {
     STACK_GUARD_BYTES = 64 << 10, /* whole pages on every machine */
     STACKS_MAX = EMULATED_CLUSTER_MAX * EMULATED_THREADS_MAX,
     SHARED_PLAIN_MAX = 48 << 10,
-    BLOCKS_YZ_MAX = 65535
+    BLOCKS_YZ_MAX = 65535,
+    WARPS_MAX = EMULATED_THREADS_MAX / EMULATED_WARP
 };
 
 struct emulated_thread {
     coroutine_state here;
+    emulated_index index;
     waits_for state;
     emulated_together *together; /* while it waits for its warp, with its operand */
     void *mine;
@@ -43,8 +45,9 @@ static emulated_state &now = emulated_now;
 static std::function<void()> body;
 static std::vector<emulated_thread> threads; /* of a cluster, block by block */
 static size_t n_stacks;
-static unsigned n_at_barrier[EMULATED_CLUSTER_MAX],
-    n_ended[EMULATED_CLUSTER_MAX]; /* threads of each block */
+/* How many threads of each block, and of each warp, wait. */
+static unsigned n_at_barrier[EMULATED_CLUSTER_MAX], n_ended[EMULATED_CLUSTER_MAX];
+static unsigned n_together[EMULATED_CLUSTER_MAX][WARPS_MAX];
 static coroutine_state scheduler;
 static uint64_t random_state;
 
@@ -195,10 +198,12 @@ void emulated_warp_together(emulated_together *together, void *mine)
     me->state = waits_for::warp;
     me->together = together;
     me->mine = mine;
-    if (!all_wait_for(waits_for::warp, warp, n)) {
+    unsigned *n_waiting = &n_together[now.rank][t / EMULATED_WARP];
+    if (++*n_waiting < n) {
         suspend();
         return;
     }
+    *n_waiting = 0;
     void *lanes[EMULATED_WARP] = {};
     for (unsigned i = 0; i < n; i++) {
         if (warp[i].together != together)
@@ -280,11 +285,12 @@ static void run_body()
 
 static void resume(unsigned t)
 {
-    threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+    emulated_thread *thread = &block_threads()[t];
+    threadIdx = thread->index;
     now.thread = t;
     now.in_thread = true;
     unseen_end();
-    emulated_switch(&scheduler, &block_threads()[t].here);
+    emulated_switch(&scheduler, &thread->here);
     unseen_begin();
     now.in_thread = false;
 }
@@ -333,6 +339,7 @@ static void begin_cluster()
     }
     std::fill_n(n_at_barrier, now.n_ranks, 0u);
     std::fill_n(n_ended, now.n_ranks, 0u);
+    std::fill_n(n_together[0], sizeof n_together / sizeof n_together[0][0], 0u);
     emulated_shared_begin();
     emulated_races_begin_cluster();
 }
@@ -427,6 +434,11 @@ static void run_grid(const emulated_grid &g)
     now.n_threads = blockDim.x * blockDim.y * blockDim.z;
     now.n_ranks = std::max(1u, g.n_clustered);
     threads.resize((size_t)now.n_threads * now.n_ranks);
+    for (unsigned i = 0; i < threads.size(); i++) {
+        unsigned t = i % now.n_threads;
+        threads[i].index = {t % blockDim.x, t / blockDim.x % blockDim.y,
+                            t / blockDim.x / blockDim.y};
+    }
     create_stacks(threads.size());
     int order = choose_order();
     uint64_t n_clusters = (uint64_t)gridDim.x / now.n_ranks * gridDim.y * gridDim.z;
