@@ -7,9 +7,11 @@
 #include <cmocka.h>
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/sizes.h"
 #include "model/generate.h"
@@ -209,6 +211,59 @@ static void test_the_first_bad_output_is_found(void **state)
     step_close(&m);
 }
 
+/* ---- how far the host runs ahead ---- */
+
+typedef struct ahead_state {
+    bl_stream *stream;
+    atomic_int begun; /* visits that the stream has come to */
+    int queued;       /* visits that were asked for */
+    bool is_bounded;
+} ahead_state;
+
+static bl_status count_visit(bl_stream *stream, const void *argument)
+{
+    ahead_state *s = *(ahead_state *const *)argument;
+    (void)stream;
+    usleep(5000);
+    atomic_fetch_add(&s->begun, 1);
+    return BL_OK;
+}
+
+/* Before visit k, those up to k - 2 have ended. Stops at the eighth. */
+static bool before_visit(void *user)
+{
+    ahead_state *s = user;
+    s->is_bounded = s->is_bounded && atomic_load(&s->begun) >= s->queued - 1;
+    if (s->queued == 8) return true;
+    s->queued++;
+    (void)bl_stream_call(s->stream, count_visit, &s, sizeof s);
+    return false;
+}
+
+static void test_the_host_runs_two_visits_ahead(void **state)
+{
+    step_model m;
+    bl_pass_micro micro[STEP_MICROS];
+    (void)state;
+
+    ok(step_open(&bf16_kind, &plain, &m));
+    ahead_state s = {.stream = m.compute, .is_bounded = true};
+    for (int i = 0; i < STEP_MICROS; i++) micro[i] = (bl_pass_micro){.batch = &m.micro[i]};
+    assert_int_equal(bl_llama_pass_run(m.pass, &(bl_pass_input){.n_micro = STEP_MICROS,
+                                                                .micro = micro,
+                                                                .stop = before_visit,
+                                                                .stop_user = &s}),
+                     BL_OK);
+    assert_int_equal(s.queued, STEP_LAYERS + 1);
+    assert_int_equal(bl_llama_pass_run(m.pass, &(bl_pass_input){.n_micro = STEP_MICROS,
+                                                                .micro = micro,
+                                                                .stop = before_visit,
+                                                                .stop_user = &s}),
+                     BL_ESTOPPED);
+    assert_true(s.is_bounded && s.queued == 8 && atomic_load(&s.begun) >= 6);
+    step_close(&m);
+}
+
 /* ---- generation ---- */
 
 enum { PROMPT = 21, GENERATED = 4 };
@@ -265,6 +320,7 @@ int main(void)
         cmocka_unit_test(test_no_choice_changes_a_bit_in_fp8),
         cmocka_unit_test(test_padding_adds_nothing),
         cmocka_unit_test(test_the_first_bad_output_is_found),
+        cmocka_unit_test(test_the_host_runs_two_visits_ahead),
         cmocka_unit_test(test_a_continuation_follows_the_cpus),
     };
     if (!step_has_gpu()) return 77;
