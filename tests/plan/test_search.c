@@ -123,7 +123,14 @@ static double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* Of the processor's time: a shared machine may stall. */
+/* Of the processor's time: a shared machine may stall. Sanitizers, and builds without optimization, are not
+ * held to it. */
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+static const double SEARCH_S = 1.0;
+#else
+static const double SEARCH_S = 60.0;
+#endif
+
 static void test_takes_less_than_a_second(void **state)
 {
     bl_plan_case c;
@@ -135,7 +142,7 @@ static void test_takes_less_than_a_second(void **state)
     double took = seconds_now() - begin;
     print_message("%lld combinations in %.3f s\n", (long long)choice.n_options, took);
     assert_true(choice.n_options > 500);
-    assert_true(took < 1.0);
+    assert_true(took < SEARCH_S);
     bl_plan_case_close(&c);
 }
 
