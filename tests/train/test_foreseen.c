@@ -7,12 +7,14 @@
 #include <string.h>
 
 #include "bench/command/model.h"
+#include "skip.h"
 #include "plan/time.h"
 
 enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 80, STEPS = 2 };
 
 typedef struct job {
     bool is_untied; /* another model: two layers and a head of its own */
+    bool is_cuda;
     int ranks, depth, n_micro;
     const char *ratio, *tier, *checkpointing;
     unsigned save;
@@ -69,6 +71,10 @@ static void train(const job *j, spans *out)
         runs_set(&args, "model_name_or_path", "%s", runs_path("model"));
         runs_set(&args, "train_file", "%s", runs_path("train.jsonl"));
     }
+    if (j->is_cuda) {
+        runs_set(&args, "device", "cuda");
+        runs_set(&args, "compute_dtype", "bf16");
+    }
     runs_unset(&args, "validation_file");
     runs_unset(&args, "eval_strategy");
     runs_unset(&args, "eval_steps");
@@ -124,11 +130,12 @@ static void foresee(const job *j, spans *out)
                            .runs = &run,
                            .n_runs = 1,
                            .head_dtype = BL_BF16,
-                           .kind = BL_DEVICE_CPU,
+                           .kind = j->is_cuda ? BL_DEVICE_CUDA : BL_DEVICE_CPU,
                            .rates = {.gemm_flops_per_s = 1e10,
                                      .attention_forward_flops_per_s = 1e10,
                                      .attention_backward_flops_per_s = 1e10,
                                      .memory_bytes_per_s = 1e10,
+                                     .decode_weights_per_s = 1e10,
                                      .gather_bytes_per_s = 1e9,
                                      .copy_in_bytes_per_s = 1e9,
                                      .copy_out_bytes_per_s = 1e9,
@@ -146,7 +153,7 @@ static void foresee(const job *j, spans *out)
                            .offload_ratio = strtod(j->ratio, NULL),
                            .tier = strcmp(j->tier, "disk") == 0 ? BL_TIER_DISK : BL_TIER_HOST,
                            .offload_activations = j->offloads_activations,
-                           .writes_device = true};
+                           .writes_device = !j->is_cuda};
     for (int step = 0; step < STEPS; step++)
         if (bl_time_trace(&input, step == 0, add_foreseen, out) != BL_OK)
             fail_msg("%s", bl_error_text());
@@ -225,6 +232,24 @@ static void a_head_of_its_own(void **state)
                        .checkpointing = "full"});
 }
 
+/* The same schedule feeds a GPU, which has a tied head gathered and micro-batches in tiles. */
+static void a_gpu(void **state)
+{
+    static const char *const tiers[] = {"host", "disk"};
+    bl_gpu_info info;
+    (void)state;
+    if (bl_device_find_cuda(0, &info) != BL_OK) TEST_SKIP("no GPU");
+    for (int i = 0; i < 4; i++)
+        compare(&(job){.is_cuda = true,
+                       .ranks = 1,
+                       .depth = 2 + i / 2,
+                       .n_micro = 1 + i % 2,
+                       .ratio = "0.5",
+                       .tier = tiers[i % 2],
+                       .checkpointing = "full",
+                       .offloads_activations = i == 3});
+}
+
 static int set_up(void **state)
 {
     const bl_bench_model model = {.layers = LAYERS,
@@ -245,6 +270,7 @@ int main(void)
         cmocka_unit_test(an_offloaded_base),
         cmocka_unit_test(spilled_activations),
         cmocka_unit_test(a_head_of_its_own),
+        cmocka_unit_test(a_gpu),
     };
     return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
 }
