@@ -189,6 +189,20 @@ static void test_measured_gpus(void **state)
     assert_true(h.fp8_gemm_flops_per_s.value > 2e14 && h.fp8_gemm_flops_per_s.value < 3e14);
 }
 
+/* Whatever machine this is, a plan has what it needs of it. */
+static void test_this_machine(void **state)
+{
+    (void)state;
+    bl_hardware h;
+
+    assert_int_equal(bl_hardware_find(&h), BL_OK);
+    check_sources(&h);
+    assert_true(h.n_cores >= 1 && h.n_devices >= 1 && h.n_hosts == 1);
+    assert_true(h.host_memory_bytes.value > 0);
+    assert_true(h.f32_gemm_flops_per_s.value > 0 || h.bf16_gemm_flops_per_s.value > 0);
+    assert_true(h.gather_bytes_per_s.value > 0);
+}
+
 static void refuses_text(const char *text, const char *words)
 {
     char path[64];
@@ -251,10 +265,15 @@ static void test_description_reads_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_figures_are_all_listed), cmocka_unit_test(test_presets_have_sources),
-        cmocka_unit_test(test_part_of_a_host),         cmocka_unit_test(test_wrong_names),
-        cmocka_unit_test(test_measured_file),          cmocka_unit_test(test_gpu_file),
-        cmocka_unit_test(test_measured_gpus),          cmocka_unit_test(test_wrong_files),
+        cmocka_unit_test(test_figures_are_all_listed),
+        cmocka_unit_test(test_presets_have_sources),
+        cmocka_unit_test(test_part_of_a_host),
+        cmocka_unit_test(test_wrong_names),
+        cmocka_unit_test(test_measured_file),
+        cmocka_unit_test(test_gpu_file),
+        cmocka_unit_test(test_measured_gpus),
+        cmocka_unit_test(test_this_machine),
+        cmocka_unit_test(test_wrong_files),
         cmocka_unit_test(test_description_reads_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
