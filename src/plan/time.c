@@ -57,7 +57,7 @@ bl_time_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int th
         r.attention_backward_flops_per_s = r.gemm_flops_per_s;
     r.memory_bytes_per_s = 2 * h->copy_in_bytes_per_s.value / n; /* a copy reads and writes */
     r.cores = h->n_cores / n;
-    r.compute_cores = threads;
+    r.compute_cores = fmin(threads, r.cores); /* more threads than cores are in the rates already */
     r.copy_cores = 1;
     return r;
 }

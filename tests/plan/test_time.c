@@ -254,6 +254,25 @@ static void a_picture_of_the_streams(void **state)
     unlink(path);
 }
 
+/* Ranks of a CPU share its cores: two with all threads each are as fast together as one. */
+static void ranks_share_a_cpu(void **state)
+{
+    bl_hardware cpu;
+    time_case c;
+    (void)state;
+    assert_int_equal(bl_hardware_preset("cpu", &cpu), BL_OK);
+    time_case_init(&c, "llama3.2-1b");
+    c.input.kind = BL_DEVICE_CPU;
+    c.input.n_ranks = c.input.n_shards = 1;
+    c.input.rates = bl_time_rates_of(&cpu, 1, cpu.n_cores);
+    double alone = predict(&c.input).tokens_per_s;
+    c.input.n_ranks = c.input.n_shards = 2;
+    c.input.rates = bl_time_rates_of(&cpu, 2, cpu.n_cores);
+    assert_near(predict(&c.input).tokens_per_s, alone, 0.15);
+    c.input.rates = bl_time_rates_of(&cpu, 2, cpu.n_cores / 2);
+    assert_near(predict(&c.input).tokens_per_s, alone, 0.15);
+}
+
 static void a_missing_rate_is_named(void **state)
 {
     time_case c;
@@ -277,6 +296,7 @@ int main(void)
         cmocka_unit_test(runs_of_layers_add_up),
         cmocka_unit_test(more_of_anything_is_not_slower),
         cmocka_unit_test(a_picture_of_the_streams),
+        cmocka_unit_test(ranks_share_a_cpu),
         cmocka_unit_test(a_missing_rate_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
