@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench attention: both passes of attention, on the CPU or a GPU, as floating-point operations per second.
- * Counted are 4 d operations per query head and pair of a query and a key it sees for forward (two products),
- * 10 d for backward (five; a kernel that makes some of them again gets nothing for it). */
+/* ballast bench attention: both passes of attention, on the CPU or a GPU, as floating-point
+ * operations per second. Counted are 4 d operations per query head and pair of a query and a key it
+ * sees for forward (two products), 10 d for backward (five; a kernel that makes some of them again
+ * gets nothing for it). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention.h -- causal grouped-query attention, tiled, memory linear in the sequence.
- * Dao et al. 2022, arXiv:2205.14135, algorithm 1; Dao 2023, arXiv:2307.08691, algorithms 1 and 2; Ainslie et
- * al. 2023, arXiv:2305.13245. */
+ * Dao et al. 2022, arXiv:2205.14135, algorithm 1; Dao 2023, arXiv:2307.08691, algorithms 1 and 2;
+ * Ainslie et al. 2023, arXiv:2305.13245. */
 #ifndef BALLAST_OPS_ATTENTION_H
 #define BALLAST_OPS_ATTENTION_H
 
@@ -15,13 +15,14 @@ extern "C" {
  *   s_ij = q_i . k_j / sqrt(d) for j <= i + position_offset
  *   o_i = sum_j softmax_j(s_ij) v_j;  lse_ih = log sum_j exp(s_ij)
  *
- * q, o: token t's head h at + t * q_stride (o_stride) + h * d; k, v: + t * kv_stride + h * d. The strides
- * let q, k, v be views into one fused buffer and let a call take any subset of the heads. d is at most 256.
- * position_offset > 0 is for generation: one document, whose keys are position_offset + T rows, the first
- * position_offset of them older.
+ * q, o: token t's head h at + t * q_stride (o_stride) + h * d; k, v: + t * kv_stride + h * d. The
+ * strides let q, k, v be views into one fused buffer and let a call take any subset of the heads. d
+ * is at most 256.
+ * position_offset > 0 is for generation: one document, whose keys are position_offset + T rows, the
+ * first position_offset of them older.
  * o (T, n_heads d) overwritten; lse (T, n_heads) overwritten, or NULL.
- * Rows from cu_seqlens[n_documents] on, below T, are padding: their o and lse become 0, and what q, k, v hold
- * there, be it NaN, is not used.
+ * Rows from cu_seqlens[n_documents] on, below T, are padding: their o and lse become 0, and what q,
+ * k, v hold there, be it NaN, is not used.
  *
  * On CUDA: products of bf16 with fp32 sums, softmax in fp32, p rounded to bf16
  * for the product with v. Bits depend on the shapes and cu_seqlens alone.
@@ -35,10 +36,10 @@ typedef struct bl_attention_forward_args {
 } bl_attention_forward_args;
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
 
-/* Gradients of the above (position_offset 0). dq, dk, dv have the strides of q, k, v and are overwritten.
- * delta (T, n_heads) is scratch: delta_ih = do_i . o_i. do_ and o have o_stride. In padding dq, dk, dv become 0,
- * whatever the inputs hold there. On CUDA ds is rounded to bf16 for its products with q and k; sums have a fixed
- * order, without atomics. */
+/* Gradients of the above (position_offset 0). dq, dk, dv have the strides of q, k, v and are
+ * overwritten. delta (T, n_heads) is scratch: delta_ih = do_i . o_i. do_ and o have o_stride. In
+ * padding dq, dk, dv become 0, whatever the inputs hold there. On CUDA ds is rounded to bf16 for
+ * its products with q and k; sums have a fixed order, without atomics. */
 typedef struct bl_attention_backward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents;
     int64_t q_stride, kv_stride, o_stride;

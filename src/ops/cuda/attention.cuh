@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention.cuh -- what the kernels of attention share. Internal to ops/cuda/.
  *
- * A tile is some rows of a head's q, k, v or do in shared memory: D columns wide, where D is the next of 32, 64,
- * 96, 128 and 256 from d on, the columns behind d zeros. Chunks of 8 elements (16 bytes) are permuted within
- * their row, so that 8 rows of one chunk, what a phase of ldmatrix reads, lie in different banks.
+ * A tile is some rows of a head's q, k, v or do in shared memory: D columns wide, where D is the
+ * next of 32, 64, 96, 128 and 256 from d on, the columns behind d zeros. Chunks of 8 elements (16
+ * bytes) are permuted within their row, so that 8 rows of one chunk, what a phase of ldmatrix
+ * reads, lie in different banks.
  *
- * The stream of tokens is cut into tiles as it is, whatever the documents: a row's keys begin where its document
- * does (attention_rows), a block goes over the keys from its first row's on, and what a row does not see is
- * masked. So the host need not know the documents' lengths. Sums are taken tile after tile: their order, and so
- * the bits, depends on the shapes and cu_seqlens alone. */
+ * The stream of tokens is cut into tiles as it is, whatever the documents: a row's keys begin where
+ * its document does (attention_starts), a block goes over the keys from its first row's on, and
+ * what a row does not see is masked. So the host need not know the documents' lengths. Sums are
+ * taken tile after tile: their order, and so the bits, depends on the shapes and cu_seqlens
+ * alone. */
 #ifndef BALLAST_OPS_CUDA_ATTENTION_CUH
 #define BALLAST_OPS_CUDA_ATTENTION_CUH
 
@@ -39,11 +41,12 @@ template <int D> __device__ static inline int tile_at(int row, int chunk)
     return row * D + (chunk ^ (D % 64 == 0 ? row & 7 : row >> 1 & 3)) * BL_GROUP;
 }
 
-/* WIDE, here and in the kernels: rows of every head begin at multiples of 16 bytes and d is a multiple of 8, so that
- * chunks are accessed as they are. Otherwise elements are. */
+/* WIDE, here and in the kernels: rows of every head begin at multiples of 16 bytes and d is a
+ * multiple of 8, so that chunks are accessed as they are. Otherwise elements are. */
 
-/* Rows [first, first + ROWS) of a head; those from `end` on are zeros, and nothing is read for them. A pass takes
- * ABREAST chunks of some rows; the chunks' permutation is the same in all passes. */
+/* Rows [first, first + ROWS) of a head; those from `end` on are zeros, and nothing is read for
+ * them. A pass takes ABREAST chunks of some rows; the chunks' permutation is the same in all
+ * passes. */
 template <int D, int ROWS>
 __device__ static inline void tile_load_wide(const attention_call &call, bl_bf16 *tile,
                                              const bl_bf16 *head, int64_t stride, int first,
@@ -90,7 +93,8 @@ __device__ static inline void tile_load(const attention_call &call, bl_bf16 *til
         tile_load_narrow<D, ROWS>(call, tile, head, stride, first, end);
 }
 
-/* The warp's rows [row, row + ROWS) of a tile, from its chunk `chunk` on, to memory where a row is below T. */
+/* The warp's rows [row, row + ROWS) of a tile, their columns [column, column + COLS), to memory;
+ * rows from T on are left out. */
 template <int D, bool WIDE, int ROWS, int COLS>
 __device__ static inline void tile_store(const attention_call &call, const bl_bf16 *tile, int row,
                                          int column, bl_bf16 *head, int64_t stride, int first)
@@ -107,7 +111,8 @@ __device__ static inline void tile_store(const attention_call &call, const bl_bf
     }
 }
 
-/* 16 rows of fp32 in C's layout, times `factor` of the row (its halves g and g + 8), to columns of the tile. */
+/* 16 rows of fp32 in C's layout, rows g times factor_low and rows g + 8 times factor_high, rounded
+ * to the tile's rows from `row` and columns from `column` on. */
 template <int D, int COLS>
 __device__ static inline void tile_put(bl_bf16 *tile, int row, int column,
                                        const float (&c)[COLS / 8][4], float factor_low,
@@ -126,8 +131,8 @@ __device__ static inline void tile_put(bl_bf16 *tile, int row, int column,
 
 /* ---- products of tiles ---- */
 
-/* Where a lane's row of a tile begins and, in it, its chunk of the first 16 columns: those of the columns from 16 k
- * on are at row + (chunk ^ 16 k). */
+/* Where a lane's row of a tile begins and, in it, its chunk of the first 16 columns: those of the
+ * columns from 16 k on are at row + (chunk ^ 16 k). */
 typedef struct tile_lane {
     int row, chunk;
 } tile_lane;
@@ -170,8 +175,8 @@ __device__ static inline void tile_products(float (&c)[M][N / 8][4], const bl_bf
     }
 }
 
-/* c += P B: P of N columns in A's layout, B the N rows of tile b, its columns [column, column + COLS), column a
- * multiple of COLS. */
+/* c += P B: P of N columns in A's layout, B the N rows of tile b, its columns [column, column +
+ * COLS), column a multiple of COLS. */
 template <int D, int M, int N, int COLS>
 __device__ static inline void tile_add_weighted(float (&c)[M][COLS / 8][4],
                                                 const uint32_t (&p)[M][N / 16][4], const bl_bf16 *b,
@@ -216,8 +221,8 @@ __device__ static inline int attention_n_tokens(const attention_call &call)
     return call.cu_seqlens[call.n_documents];
 }
 
-/* starts[r]: the first key that query first + r sees, INT_MAX for a row that belongs to no document; its last
- * key is first + r + position_offset. Needs a barrier. */
+/* starts[r]: the first key that query first + r sees, INT_MAX for a row that belongs to no
+ * document; its last key is first + r + position_offset. Needs a barrier. */
 template <int ROWS>
 __device__ static inline void attention_starts(const attention_call &call, int first, int *starts)
 {
@@ -230,8 +235,8 @@ __device__ static inline void attention_starts(const attention_call &call, int f
     }
 }
 
-/* Whether some of the rows, whose starts are given, see some of the keys [key, key + n_keys); all = all see all.
- */
+/* Whether some of the rows, whose starts are given, see some of the keys [key, key + n_keys); all =
+ * all see all. */
 typedef struct attention_view {
     bool any, all;
 } attention_view;
@@ -246,8 +251,8 @@ __device__ static inline attention_view attention_look(const attention_call &cal
     return view;
 }
 
-/* Scores of 16 M rows, whose starts are given, and N keys from `key` on: minus infinity where the row does not see
- * the key. last: the last key that the first row sees. */
+/* Scores of 16 M rows, whose starts are given, and N keys from `key` on: minus infinity where the
+ * row does not see the key. last: the last key that the first row sees. */
 template <int M, int N>
 __device__ static inline void mask_scores(float (&s)[M][N / 8][4], const int *starts, int last,
                                           int key)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two passes, so that every sum is one thread's, in a fixed order: one kernel for dk and dv, one for dq. Both
- * compute S and dP anew (algorithm 2 of arXiv:2307.08691 does so once, and adds to dq atomically). P and dS are
- * rounded to bf16 for the products with do, q and k; everything else is fp32. */
+/* Two passes, so that every sum is one thread's, in a fixed order: one kernel for dk and dv, one
+ * for dq. Both compute S and dP anew (algorithm 2 of arXiv:2307.08691 does so once, and adds to dq
+ * atomically). P and dS are rounded to bf16 for the products with do, q and k; everything else is
+ * fp32. */
 #include "ops/cuda/attention.cuh"
 
 template <int D> struct backward_tile {
@@ -46,8 +47,8 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 
 /* ---- dk, dv: a block takes a tile of keys of one key head ---- */
 
-/* ends[r]: key first + r is seen by the queries from itself on that are below it; 0 for a row that belongs to no
- * document. Needs a barrier. */
+/* ends[r]: key first + r is seen by the queries from itself on that are below it; 0 for a row that
+ * belongs to no document. Needs a barrier. */
 template <int ROWS>
 __device__ static inline void find_ends(const attention_call &call, int first, int n_tokens,
                                         int *ends)
@@ -140,7 +141,8 @@ __device__ static inline void stage_load(const attention_call &call, const backw
         mma_copy_word(stage.delta + i, x.delta + at, is_there);
 }
 
-/* What the queries of a stage, from `query` on, add to dk and dv of the warp's keys, from `first` on. */
+/* What the queries of a stage, from `query` on, add to dk and dv of the warp's keys, from `first`
+ * on. */
 template <int D, int COLS>
 __device__ static inline void stage_add(float (&dk)[1][COLS / 8][4], float (&dv)[1][COLS / 8][4],
                                         const query_stage<D> &stage, const bl_bf16 *k,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block takes a tile of queries of one head and goes over the keys with the running maximum and sum of each
- * row (algorithm 1 of arXiv:2307.08691); a warp takes 16 FRAGMENTS of its rows. S and O stay in registers. The
- * next V is on its way during S and softmax, the next K during P V. P is rounded to bf16; sums, maxima and o are
- * fp32 until o is written. */
+/* A block takes a tile of queries of one head and goes over the keys with the running maximum and
+ * sum of each row (algorithm 1 of arXiv:2307.08691); a warp takes 16 FRAGMENTS of its rows. S and O
+ * stay in registers. The next V is on its way during S and softmax, the next K during P V. P is
+ * rounded to bf16; sums, maxima and o are fp32 until o is written. */
 #include "ops/cuda/attention.cuh"
 
 template <int D> struct forward_tile {
@@ -35,7 +35,8 @@ template <int M, int D> __device__ static inline void rows_begin(forward_rows<M,
     }
 }
 
-/* Scores become 2^(factor (s - highest)), what the rows hold from earlier tiles moves to the new maximum. */
+/* Scores become 2^(factor (s - highest)), what the rows hold from earlier tiles moves to the new
+ * maximum. */
 template <int M, int D, int N>
 __device__ static inline void online_softmax(forward_rows<M, D> &rows, float (&s)[M][N / 8][4],
                                              float factor)

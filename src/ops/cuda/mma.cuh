@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mma.cuh -- the instructions that attention is made of, one function each: tensor-core products of bf16,
- * loads of their operands from shared memory, asynchronous copies, 2^x. For .cu files only; tests/emulate/ has
- * them in C++. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix".
+/* mma.cuh -- the instructions that attention is made of, one function each: tensor-core products of
+ * bf16, loads of their operands from shared memory, asynchronous copies, 2^x. For .cu files only;
+ * tests/emulate/ has them in C++. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
+ * "ldmatrix".
  *
- * Every thread of a warp calls mma_multiply and mma_load*. With lane = 4 g + t of the warp, a register holds
- * two neighbors, the first in its low half:
- *   A (16 x 16): a[0] row g, columns 2t, 2t+1; a[1] row g+8; a[2], a[3] the same rows, columns 8 on.
+ * Every thread of a warp calls mma_multiply and mma_load*. With lane = 4 g + t of the warp, a
+ * register holds two neighbors, the first in its low half:
+ *   A (16 x 16): a[0] row g, columns 2t, 2t+1; a[1] row g+8; a[2], a[3] the same rows, columns 8
+ *     on.
  *   B (16 x 8):  b[0] rows 2t, 2t+1, column g; b[1] rows 2t+8, 2t+9.
  *   C (16 x 8):  c[0], c[1] row g, columns 2t, 2t+1; c[2], c[3] row g+8. */
 #ifndef BALLAST_OPS_CUDA_MMA_CUH
@@ -22,8 +24,8 @@ __device__ static inline void mma_multiply(float c[4], const uint32_t a[4], cons
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Four 8 x 8 matrices from a tile in shared memory: lane 8 m + r says where row r of matrix m is, 16 bytes at a
- * multiple of 16. out[m]: elements 2t, 2t+1 of row g of matrix m. */
+/* Four 8 x 8 matrices from a tile in shared memory: lane 8 m + r says where row r of matrix m is,
+ * 16 bytes at a multiple of 16. out[m]: elements 2t, 2t+1 of row g of matrix m. */
 __device__ static inline void mma_load(uint32_t out[4], const uint16_t *tile, int at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -47,8 +49,9 @@ __device__ static inline uint4 mma_read(const uint16_t *tile, int at)
     return *(const uint4 *)(tile + at);
 }
 
-/* 16 bytes to shared memory, both at a multiple of 16; zeros, and nothing is read, where !is_there. They have
- * landed for the thread that asked once mma_copies_wait has returned, for others after a barrier on top. */
+/* 16 bytes to shared memory, both at a multiple of 16; zeros, and nothing is read, where !is_there.
+ * They have landed for the thread that asked once mma_copies_wait has returned, for others after a
+ * barrier on top. */
 __device__ static inline void mma_copy(void *shared, const void *global, bool is_there)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"

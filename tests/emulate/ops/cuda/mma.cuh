@@ -1,32 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mma.cuh -- in the place of src/ops/cuda/mma.cuh: the same instructions by the layouts of their documentation
- * (PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async"). A product's sums are fp32, taken in
- * the order of the columns of A, each rounded: a tensor core's own order and rounding are not documented. */
+/* mma.cuh -- in the place of src/ops/cuda/mma.cuh: the same instructions by the layouts of their
+ * documentation (PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async"). A product's
+ * sums are fp32, taken in the order of the columns of A, each rounded: a tensor core's own order
+ * and rounding are not documented. */
 #ifndef BALLAST_OPS_CUDA_MMA_CUH
 #define BALLAST_OPS_CUDA_MMA_CUH
 
 #include <stdint.h>
 
-static inline float mma_low(uint32_t pair)
+/* Of the functions that only compute: no checks, of which none concerns a kernel's memory. */
+#define MMA_UNCHECKED __attribute__((no_sanitize("undefined"), no_sanitize("thread")))
+
+MMA_UNCHECKED static inline float mma_low(uint32_t pair)
 {
     return __uint_as_float(pair << 16);
 }
 
-static inline float mma_high(uint32_t pair)
+MMA_UNCHECKED static inline float mma_high(uint32_t pair)
 {
     return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* Was half of attention's time: so a row of the product at a time, in the compiler's vectors, and without
- * checks, of which none concerns a kernel's memory. */
+/* Was half of attention's time: so a row of the product at a time, in the compiler's vectors. */
 typedef float mma_row __attribute__((vector_size(32)));
 
 struct mma_operands {
     float *c;
     const uint32_t *a, *b;
 
-    __attribute__((no_sanitize("undefined"), no_sanitize("thread"))) static void
-    together(void *const lanes[EMULATED_WARP])
+    MMA_UNCHECKED static void together(void *const lanes[EMULATED_WARP])
     {
         float a[16][16];
         mma_row b[16], c[16];
