@@ -154,7 +154,8 @@ bl_status bl_plan_prepare(const bl_plan_input *in, bl_pass_options *pass)
 
 bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
 {
-    bool recomputes = in->is_training && pass->save != BL_SAVE_S4;
+    /* In FP8 a layer that is recomputed multiplies codes as they are, and transposes them once, for dx. */
+    bool recomputes = in->is_training && pass->save != BL_SAVE_S4 && pass->mode == BL_MATMUL_BF16;
     return pass->kind == BL_DEVICE_CUDA && (pass->max_group > 1 || recomputes);
 }
 

@@ -72,8 +72,8 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 /* Gives each matrix of a layer memory for what the micro-batches of a visit share (linear/prepared.h).
  * BL_ENOMEM. */
 bl_status bl_plan_prepare(const bl_plan_input *input, bl_pass_options *pass);
-/* Whether a visit multiplies by a matrix more than once: for another micro-batch, or after it was recomputed;
- * on a GPU. */
+/* Whether products of a visit make the same thing of a matrix more than once: for another micro-batch or, in
+ * bf16, to recompute; on a GPU. */
 bool bl_plan_uses_prepared(const bl_plan_input *input, const bl_pass_options *pass);
 
 /* Ranks of a shard group. */

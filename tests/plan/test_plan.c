@@ -290,6 +290,11 @@ static void test_prepared_by_a_gpus_memory(void **state)
     p.config->gradient_accumulation_steps = 1;
     assert_int_equal(prepared_bytes(choose_gpu(&p, INT64_MAX / 2)), 0);
     close_case(&p);
+    open_gpu_case(&p, "full"); /* codes are transposed once, as without */
+    p.config->gradient_accumulation_steps = 1;
+    p.config->compute_dtype = BL_COMPUTE_FP8;
+    assert_int_equal(prepared_bytes(choose_gpu(&p, INT64_MAX / 2)), 0);
+    close_case(&p);
 }
 
 static void test_check_by_a_gpus_memory(void **state)
