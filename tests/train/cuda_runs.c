@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda_runs.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "device/device.h"
+
+bool cuda_runs_have_gpu(void)
+{
+    bl_gpu_info gpu;
+    if (bl_device_find_cuda(0, &gpu) == BL_OK) return true;
+    printf("skip: no GPU: %s\n", bl_error_text());
+    return false;
+}
+
+void cuda_runs_standard(golden_args *args, const char *output, int ranks)
+{
+    runs_standard(args, output, ranks);
+    runs_set(args, "device", "cuda");
+    runs_set(args, "max_steps", "%d", CUDA_STEPS);
+    runs_set(args, "warmup_steps", "0");
+    runs_set(args, "save_steps", "0");
+    runs_unset(args, "validation_file");
+    runs_set(args, "eval_strategy", "no");
+    runs_unset(args, "eval_steps");
+    runs_set(args, "overwrite_output_dir", "true");
+}
+
+void cuda_runs_set_all(golden_args *args, const char *keys)
+{
+    char copy[1024], value[GOLDEN_PATH_BYTES], *rest;
+
+    snprintf(copy, sizeof copy, "%s", keys);
+    for (char *key = strtok_r(copy, " ", &rest); key; key = strtok_r(NULL, " ", &rest)) {
+        const char *text = strtok_r(NULL, " ", &rest), *place;
+        assert_non_null(text);
+        place = strstr(text, "%s");
+        if (place)
+            snprintf(value, sizeof value, "%.*s%s%s", (int)(place - text), text, runs_path("."),
+                     place + 2);
+        else
+            snprintf(value, sizeof value, "%s", text);
+        runs_set(args, key, "%s", value);
+    }
+}
+
+void cuda_runs_train(const char *name, int ranks, const char *keys)
+{
+    golden_args args = {0};
+
+    cuda_runs_standard(&args, runs_path("%s", name), ranks);
+    cuda_runs_set_all(&args, keys);
+    if (golden_train(&args) != BL_OK) fail_msg("%s: %s", name, bl_error_text());
+    golden_args_free(&args);
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A training on a GPU gives the same bits wherever base and activations are, whatever is saved and however
+ * micro-batches are grouped, and as often as it runs; and it takes the GPU memory that was predicted.
+ *
+ * On the emulated GPU (tests/emulate) this shows the program's order of work; with BALLAST_EMULATED=strict, as
+ * test_train_cuda_strict, also that host code leaves device memory alone: the cases are fewer then. */
+#include "cuda_runs.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+
+static bool is_strict(void)
+{
+    const char *mode = getenv("BALLAST_EMULATED");
+    return mode && strcmp(mode, "strict") == 0;
+}
+
+typedef struct same_case {
+    const char *plain; /* the name of the run it must equal */
+    int ranks;
+    const char *keys;
+    bool in_strict;
+} same_case;
+
+/* Whose shapes have FP8 products. */
+#define DEMO "model_name_or_path demo/base "
+#define DISK "offload_tier disk offload_dir %s/pages-"
+
+/* Each plain run, and what of it changes no bit. */
+static const struct {
+    const char *name;
+    int ranks;
+    const char *keys;
+} plain_runs[] = {
+    {"one", 1, "activation_checkpointing none"},
+    {"two", 2, "activation_checkpointing none"},
+    {"demo", 1, DEMO "base_format fp8_row"},
+    {"fp8", 1, DEMO "base_format fp8_row compute_dtype fp8"},
+    {"block", 2, DEMO "compute_dtype fp8 base_format fp8_block"},
+    {"stored", 1, "base_format stored"},
+    {"tied", 1, "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied"},
+    {"packed", 1, "packing pack per_device_train_batch_size 2"},
+};
+
+static const same_case same[] = {
+    {"one", 1, "activation_checkpointing none", false}, /* the same once more */
+    {"one", 1, "activation_checkpointing full", false},
+    {"one", 1, "activation_checkpointing selective", false},
+    {"one", 1, "offload_ratio 0.5", false},
+    {"one", 1, "offload_ratio 1 ring_depth 3", true},
+    {"one", 1, "offload_ratio 1 verify_base always " DISK "one", false},
+    {"one", 1, "offload_ratio 1 io_engine pread " DISK "one", false}, /* the page files are there */
+    {"one", 1, "offload_ratio 0.5 " DISK "one", false},
+    {"one", 1, "activation_offload true activation_checkpointing none", false},
+    {"one", 1, "activation_offload true activation_checkpointing full", true},
+    {"one", 1, "visit_tokens 1", true},
+    {"one", 1, "visit_tokens 1000 threads 3", false},
+    {"two", 2, "shard_size 1", false},
+    {"two", 2, "offload_ratio 0.5 visit_tokens 1 activation_offload true", true},
+    {"two", 2, "offload_ratio 1 activation_checkpointing full " DISK "two", true},
+    {"fp8", 1,
+     DEMO "base_format fp8_row compute_dtype fp8 visit_tokens 1 activation_checkpointing full "
+          "offload_ratio 1",
+     true},
+    {"block", 2, DEMO "compute_dtype fp8 base_format fp8_block visit_tokens 1 shard_size 1", false},
+    {"stored", 1, "base_format stored offload_ratio 1 visit_tokens 1", false},
+    {"tied", 1,
+     "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied offload_ratio 1 visit_tokens 1", true},
+    {"packed", 1, "packing pack per_device_train_batch_size 2 activation_checkpointing full",
+     false},
+};
+
+static void make_plain(const char *name)
+{
+    if (bl_file_exists(runs_path("%s/README.md", name))) return;
+    for (size_t i = 0; i < BL_COUNT(plain_runs); i++)
+        if (strcmp(plain_runs[i].name, name) == 0)
+            cuda_runs_train(name, plain_runs[i].ranks, plain_runs[i].keys);
+}
+
+static void test_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(same); i++) {
+        const same_case *c = &same[i];
+        if (is_strict() && !c->in_strict) continue;
+        make_plain(c->plain);
+        cuda_runs_train("variant", c->ranks, c->keys);
+        if (!runs_are_same(runs_path("%s", c->plain), runs_path("variant")))
+            fail_msg("not as %s: %s", c->plain, c->keys);
+    }
+}
+
+/* What must change bits does: the comparison above is of something. */
+static void test_other_bits(void **state)
+{
+    static const char *const others[] = {"seed 43", "lora_dropout 0", "base_format fp8_block"};
+
+    (void)state;
+    if (is_strict()) skip();
+    make_plain("one");
+    for (size_t i = 0; i < BL_COUNT(others); i++) {
+        cuda_runs_train("variant", 1, others[i]);
+        assert_false(runs_are_same(runs_path("one"), runs_path("variant")));
+    }
+}
+
+static bool has_same_adapter(const char *a, const char *b)
+{
+    size_t n_a, n_b;
+    char *left = runs_read(runs_path("%s/adapter_model.safetensors", a), &n_a),
+         *right = runs_read(runs_path("%s/adapter_model.safetensors", b), &n_b);
+    bool is_same = n_a == n_b && memcmp(left, right, n_a) == 0;
+
+    free(left);
+    free(right);
+    return is_same;
+}
+
+/* Where every product that fp8 asks for is one in FP8; an exception is another run; with every matrix an
+ * exception, all is bf16. */
+static void test_exceptions_from_fp8(void **state)
+{
+    (void)state;
+    if (is_strict()) skip();
+    make_plain("demo");
+    make_plain("fp8");
+    char *metrics = runs_read(runs_path("fp8/metrics.jsonl"), NULL);
+    assert_non_null(strstr(metrics, "\"bf16_fallbacks\":0}"));
+    free(metrics);
+    assert_false(has_same_adapter("fp8", "demo"));
+    cuda_runs_train("variant", 1,
+                    DEMO "base_format fp8_row compute_dtype fp8 compute_bf16_modules o_proj");
+    assert_false(has_same_adapter("variant", "fp8"));
+    assert_false(has_same_adapter("variant", "demo"));
+    cuda_runs_train("variant", 1,
+                    DEMO "base_format fp8_row compute_dtype fp8 compute_bf16_modules "
+                         "layers.0,layers.1,layers.2,layers.3");
+    assert_true(has_same_adapter("variant", "demo"));
+}
+
+/* ---- memory ---- */
+
+/* The last line of a run's log: GPU memory, MiB. */
+static void measure(const char *keys, int ranks, double *measured, double *predicted)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    cuda_runs_standard(&args, runs_path("memory"), ranks);
+    cuda_runs_set_all(&args, keys);
+    runs_set(&args, "max_steps", "1");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 300.0), 0);
+    char *log = runs_read(child.log, NULL), *line = strstr(log, "GPU memory measured: ");
+    assert_non_null(line);
+    assert_int_equal(
+        sscanf(line, "GPU memory measured: peak %lf MiB, predicted %lf MiB", measured, predicted),
+        2);
+    free(log);
+    golden_args_free(&args);
+}
+
+/* All but counters and sums, less than 16 KiB per rank: what is left out is smaller than any row of the ledger of
+ * this model, whose smallest, the scales, has 10 KiB. */
+static void test_memory_is_as_predicted(void **state)
+{
+    static const struct {
+        int ranks;
+        const char *keys;
+    } cases[] = {
+        {1, "activation_checkpointing none"},
+        {1, "offload_ratio 0.5 activation_checkpointing full lora_dropout 0"},
+        {1, "offload_ratio 1 activation_offload true compute_dtype fp8 " DISK "memory"},
+        {2, "gradient_accumulation_steps 3 visit_tokens 1 base_format stored ring_depth 3"},
+        {1, "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied lora_target_modules q_proj"},
+    };
+    double measured, predicted;
+
+    (void)state;
+    if (is_strict()) skip();
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        measure(cases[i].keys, cases[i].ranks, &measured, &predicted);
+        double more_kib = (measured - predicted) * 1024.0;
+        if (more_kib < -1.0 || more_kib > 16.0 * cases[i].ranks)
+            fail_msg("%s: measured %.3f MiB, predicted %.3f", cases[i].keys, measured, predicted);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_other_bits),
+        cmocka_unit_test(test_exceptions_from_fp8),
+        cmocka_unit_test(test_memory_is_as_predicted),
+    };
+    if (!cuda_runs_have_gpu()) return CUDA_SKIPPED;
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
