@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "runs.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
+#include "store/safetensors.h"
 
 enum { PATH_SLOTS = 64 };
 
@@ -147,6 +149,46 @@ void runs_flip_bit(const char *path, int64_t offset_bytes)
     byte ^= 1;
     assert_int_equal(pwrite(fd, &byte, 1, offset_bytes), 1);
     assert_int_equal(close(fd), 0);
+}
+
+void runs_flip_in_files(const char *dir, const char *ending, int64_t offset_bytes)
+{
+    DIR *folder = opendir(dir);
+    const struct dirent *entry;
+    int n = 0;
+
+    assert_non_null(folder);
+    while ((entry = readdir(folder)) != NULL) {
+        char path[2 * GOLDEN_PATH_BYTES];
+        size_t length = strlen(entry->d_name), n_ending = strlen(ending);
+        if (length < n_ending || strcmp(entry->d_name + length - n_ending, ending) != 0) continue;
+        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
+        runs_flip_bit(path, offset_bytes);
+        n++;
+    }
+    closedir(folder);
+    assert_true(n > 0);
+}
+
+const char *runs_overflowing_model(void)
+{
+    enum { HUGE_BF16 = 0x7f7f, MAX_ELEMENTS = 1 << 12 };
+    static uint16_t values[MAX_ELEMENTS];
+    const char *model = runs_path("overflowing"),
+               *path = runs_path("overflowing/model.safetensors");
+    bl_safetensors *file;
+
+    runs_copy(GOLDEN_DIR "/models/tiny-gqa", model);
+    assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
+    const bl_stored_tensor *t = bl_safetensors_find(file, "model.layers.0.self_attn.o_proj.weight");
+    assert_true(t && t->dtype == BL_BF16 && t->n_bytes <= (int64_t)sizeof values);
+    for (int i = 0; i < MAX_ELEMENTS; i++) values[i] = HUGE_BF16;
+    FILE *out = fopen(path, "r+b");
+    assert_true(out && fseek(out, (long)t->offset_bytes, SEEK_SET) == 0);
+    assert_int_equal(fwrite(values, 1, (size_t)t->n_bytes, out), t->n_bytes);
+    assert_int_equal(fclose(out), 0);
+    bl_safetensors_close(file);
+    return model;
 }
 
 /* ---- comparing ---- */

@@ -39,6 +39,12 @@ void runs_write(const char *path, const char *text);
 void runs_write_bytes(const char *path, const void *bytes, size_t n_bytes);
 void runs_flip_bit(const char *path, int64_t offset_bytes); /* negative: from the end */
 
+/* A bit of each file of the folder whose name ends so; there must be one. */
+void runs_flip_in_files(const char *dir, const char *ending, int64_t offset_bytes);
+
+/* A copy of the standard run's model whose layer 0 overflows, in the scratch folder. */
+const char *runs_overflowing_model(void);
+
 /* Lines of output/metrics.jsonl that belong to steps; 0 when there is no such file. */
 int64_t runs_logged_steps(const char *output);
 

@@ -173,32 +173,10 @@ static void test_resume_with_other_ranks(void **state)
     free(outputs[1]);
 }
 
-/* A copy of the model whose layer 0 overflows. */
-static const char *overflowing_model(void)
-{
-    enum { HUGE_BF16 = 0x7f7f, MAX_ELEMENTS = 1 << 12 };
-    static uint16_t values[MAX_ELEMENTS];
-    const char *model = runs_path("overflowing"),
-               *path = runs_path("overflowing/model.safetensors");
-    bl_safetensors *file;
-
-    runs_copy(GOLDEN_DIR "/models/tiny-gqa", model);
-    assert_int_equal(bl_safetensors_open(path, &file), BL_OK);
-    const bl_stored_tensor *t = bl_safetensors_find(file, "model.layers.0.self_attn.o_proj.weight");
-    assert_true(t && t->dtype == BL_BF16 && t->n_bytes <= (int64_t)sizeof values);
-    for (int i = 0; i < MAX_ELEMENTS; i++) values[i] = HUGE_BF16;
-    FILE *out = fopen(path, "r+b");
-    assert_true(out && fseek(out, (long)t->offset_bytes, SEEK_SET) == 0);
-    assert_int_equal(fwrite(values, 1, (size_t)t->n_bytes, out), t->n_bytes);
-    assert_int_equal(fclose(out), 0);
-    bl_safetensors_close(file);
-    return model;
-}
-
 /* The search for the first bad tensor looks at activations, in device memory or offloaded. */
 static void test_a_loss_that_is_not_finite(void **state)
 {
-    const char *model = overflowing_model();
+    const char *model = runs_overflowing_model();
 
     (void)state;
     for (int offload = 0; offload < 2; offload++) {

@@ -290,26 +290,6 @@ static void test_read_error_names_its_page(void **state)
         }
 }
 
-/* A bit of each whose name ends so; a negative offset counts from the end. */
-static void flip_in_page_files(const char *dir, const char *ending, int64_t offset_bytes)
-{
-    DIR *folder = opendir(dir);
-    const struct dirent *entry;
-    int n = 0;
-
-    assert_non_null(folder);
-    while ((entry = readdir(folder)) != NULL) {
-        char path[2 * GOLDEN_PATH_BYTES];
-        size_t length = strlen(entry->d_name), n_ending = strlen(ending);
-        if (length < n_ending || strcmp(entry->d_name + length - n_ending, ending) != 0) continue;
-        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
-        runs_flip_bit(path, offset_bytes);
-        n++;
-    }
-    closedir(folder);
-    assert_true(n > 0);
-}
-
 /* A damaged page file ends the run that meets it, by name, and the next run writes it anew. */
 static void test_damaged_page_is_found(void **state)
 {
@@ -329,7 +309,7 @@ static void test_damaged_page_is_found(void **state)
         runs_set(&args, "offload_dir", "%s", runs_path("damaged-pages"));
         assert_int_equal(bl_dir_create(runs_path("damaged-pages")), BL_OK);
         assert_int_equal(golden_train(&args), BL_OK);
-        flip_in_page_files(runs_path("damaged-pages"), ".pages", places[i].offset_bytes);
+        runs_flip_in_files(runs_path("damaged-pages"), ".pages", places[i].offset_bytes);
         assert_int_equal(golden_train(&args), BL_EINPUT);
         assert_error_has("checksum");
         assert_error_has(places[i].page);
@@ -351,7 +331,7 @@ static void flip_meanwhile(void *user, bl_tier tier, int64_t page, size_t n_byte
     saboteur *s = user;
     (void)tier, (void)page, (void)n_bytes;
     if (atomic_fetch_add(&s->n_calls, 1) + 1 == s->at)
-        flip_in_page_files(s->dir, "-1-of-4.pages", 100);
+        runs_flip_in_files(s->dir, "-1-of-4.pages", 100);
 }
 
 /* What one rank of four finds, when it looks, ends all of them at once; the checkpoint before it is resumed from, with pages anew. */

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How trainings on a GPU end and go on, what they leave, and what else uses an adapter there: a killed and a stopped
+ * run that are resumed, a loss that is not finite, a damaged page, a trace; evaluation; generation. */
+#include "cuda_runs.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "model/generate.h"
+#include "model/lora_io.h"
+#include "train/train.h"
+
+static void ok(bl_status st)
+{
+    if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
+}
+
+static void assert_error_has(const char *text)
+{
+    if (!strstr(bl_error_text(), text)) fail_msg("'%s' is not in: %s", text, bl_error_text());
+}
+
+/* ---- interrupted ---- */
+
+static const char long_run[] = "max_steps 4 save_steps 1 activation_offload true offload_ratio 0.5 "
+                               "activation_checkpointing selective";
+
+/* A run that ends by `signal_number` once it has a checkpoint. */
+static void interrupt(const char *output, int ranks, int signal_number)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+    char manifest[GOLDEN_PATH_BYTES + 64];
+
+    snprintf(manifest, sizeof manifest, "%s/checkpoints/step-1/manifest.json", output);
+    cuda_runs_standard(&args, output, ranks);
+    cuda_runs_set_all(&args, long_run);
+    runs_start(&child, "train", &args);
+    while (!bl_file_exists(manifest) && runs_is_alive(&child)) runs_sleep_s(0.01);
+    kill(child.pid, signal_number);
+    int code = runs_wait(&child, 300.0);
+    assert_true(signal_number == SIGKILL ? code == -SIGKILL || code == 0 : code == 75 || code == 0);
+    golden_args_free(&args);
+}
+
+static void test_resumed(void **state)
+{
+    static const int signals[] = {SIGKILL, SIGTERM};
+
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        cuda_runs_train("whole", ranks, long_run);
+        for (size_t i = 0; i < BL_COUNT(signals); i++) {
+            golden_args args = {0};
+            const char *output = runs_path("cut");
+            assert_int_equal(bl_tree_remove(output), BL_OK);
+            interrupt(output, ranks, signals[i]);
+            cuda_runs_standard(&args, output, ranks);
+            cuda_runs_set_all(&args, long_run);
+            runs_unset(&args, "overwrite_output_dir");
+            runs_set(&args, "resume_from_checkpoint", "true");
+            ok(golden_train(&args));
+            assert_true(runs_are_same(runs_path("whole"), output));
+            golden_args_free(&args);
+        }
+    }
+}
+
+/* The CPU's checkpoint is another run's. */
+static void test_resumed_elsewhere(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    cuda_runs_standard(&args, runs_path("moved"), 1);
+    runs_set(&args, "device", "cpu");
+    ok(golden_train(&args));
+    runs_unset(&args, "overwrite_output_dir");
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_set(&args, "device", "cuda");
+    assert_int_equal(golden_train(&args), BL_ECHECKPOINT);
+    assert_error_has("device: cpu -> cuda");
+    assert_error_has("compute_dtype: fp32 -> bf16");
+    golden_args_free(&args);
+}
+
+/* ---- what is found ---- */
+
+static void test_a_loss_that_is_not_finite(void **state)
+{
+    const char *model = runs_overflowing_model();
+
+    (void)state;
+    for (int offload = 0; offload < 2; offload++) {
+        golden_args args = {0};
+        cuda_runs_standard(&args, runs_path("not-finite"), 1);
+        runs_set(&args, "visit_tokens", "1000"); /* both micro-batches in a group */
+        runs_set(&args, "model_name_or_path", "%s", model);
+        if (offload) runs_set(&args, "activation_offload", "true");
+        assert_int_equal(golden_train(&args), BL_ENUMERIC);
+        assert_error_has("the output of layer 0, micro-batch 0");
+        golden_args_free(&args);
+    }
+}
+
+static void test_a_damaged_page(void **state)
+{
+    static const char keys[] = "offload_ratio 1 offload_tier disk offload_dir %s/pages";
+    golden_args args = {0};
+
+    (void)state;
+    cuda_runs_train("paged", 1, keys);
+    runs_flip_in_files(runs_path("pages"), ".pages", 100);
+    cuda_runs_standard(&args, runs_path("damaged"), 1);
+    cuda_runs_set_all(&args, keys);
+    assert_int_equal(golden_train(&args), BL_EINPUT);
+    assert_error_has("checksum");
+    assert_error_has("model.layers.0.self_attn.q_proj+k_proj+v_proj");
+    ok(golden_train(&args)); /* which writes it anew */
+    assert_true(runs_are_same(runs_path("paged"), runs_path("damaged")));
+    golden_args_free(&args);
+}
+
+/* Spans of every lane that this run uses, each with a duration. */
+static void test_a_trace(void **state)
+{
+    int n_spans[BL_N_LANES] = {0};
+    json_t *event;
+    size_t i;
+
+    (void)state;
+    cuda_runs_train("traced", 2, "offload_ratio 1 activation_offload true trace %s/trace.json");
+    json_t *trace = json_load_file(runs_path("trace.json"), 0, NULL);
+    assert_non_null(trace);
+    json_array_foreach(json_object_get(trace, "traceEvents"), i, event)
+    {
+        const char *kind = json_string_value(json_object_get(event, "ph"));
+        json_int_t lane = json_integer_value(json_object_get(event, "tid"));
+        if (!kind || strcmp(kind, "X") != 0) continue;
+        assert_true(json_number_value(json_object_get(event, "dur")) >= 0);
+        assert_in_range(lane, 0, BL_N_LANES - 1);
+        n_spans[lane]++;
+    }
+    json_decref(trace);
+    assert_true(n_spans[BL_LANE_COMPUTE] > 0 && n_spans[BL_LANE_GATHER] > 0);
+    assert_true(n_spans[BL_LANE_COPY] > 0 && n_spans[BL_LANE_ACTIVATIONS] > 0);
+    assert_true(n_spans[BL_LANE_LORA] > 0 && n_spans[BL_LANE_DISK] == 0);
+}
+
+/* ---- evaluation ---- */
+
+static double evaluate(const char *keys)
+{
+    bl_train_config *config = NULL;
+    bl_eval_result result;
+    golden_args args = {0};
+
+    golden_args_add(&args, "model_name_or_path", GOLDEN_DIR "/models/tiny-gqa");
+    golden_args_add(&args, "init_adapter", GOLDEN_DIR "/adapters/tiny-gqa-all-linear");
+    golden_args_add(&args, "validation_file", GOLDEN_DIR "/tokens/tiny-validation.jsonl");
+    golden_args_add(&args, "data_format", "tokens");
+    golden_args_add(&args, "max_seq_length", "64");
+    golden_args_add(&args, "threads", "1");
+    cuda_runs_set_all(&args, keys);
+    ok(bl_train_config_load(BL_CONFIG_EVAL, NULL, args.n, args.text, &config));
+    ok(bl_eval_run(config, NULL, &result));
+    bl_train_config_free(config);
+    golden_args_free(&args);
+    return result.loss;
+}
+
+static void test_evaluation(void **state)
+{
+    double cpu = evaluate("device cpu"), one = evaluate("device cuda"),
+           two = evaluate("device cuda ranks 2 offload_ratio 1"),
+           fp8 = evaluate("device cuda compute_dtype fp8");
+
+    (void)state;
+    assert_true(fabs(one - cpu) < 0.005 * cpu && one != cpu);
+    assert_true(fabs(two - one) < 1e-6 * one);
+    assert_true(fabs(fp8 - one) < 0.005 * one);
+    assert_true(evaluate("device cuda") == one);
+}
+
+/* ---- generation ---- */
+
+typedef struct generation {
+    bl_llama_model *model;
+    bl_comm *comm;
+    bl_device *device;
+    bl_stream *stream;
+    bl_llama_weights *weights;
+    bl_base *base;
+    bl_lora_layout lora;
+    bl_tensor lora_weights;
+    bl_generator *generator;
+} generation;
+
+static void close_generation(generation *g)
+{
+    bl_generator_destroy(g->generator);
+    bl_device_free(g->device, BL_SPACE_DEVICE, g->lora_weights.data);
+    bl_base_destroy(g->base);
+    bl_llama_weights_free(g->weights);
+    bl_stream_destroy(g->stream);
+    bl_comm_destroy(g->comm);
+    bl_device_destroy(g->device);
+    bl_llama_model_close(g->model);
+}
+
+/* The logits after `text`, given in pieces of `piece` tokens; the caller's. */
+static float *continue_text(bool on_gpu, const char *model, const char *adapter,
+                            const int32_t *text, int64_t n, int64_t piece, int64_t *vocab)
+{
+    generation g = {0};
+    const float *logits = NULL;
+
+    ok(bl_llama_model_open(model, BL_BASE_AUTO, n, &g.model));
+    ok(bl_comm_create_local(1, 0.0, &g.comm));
+    ok(on_gpu ? bl_device_create_cuda(0, &g.device) : bl_device_create_cpu(1, &g.device));
+    if (on_gpu) ok(bl_device_start_workers(g.device, 2));
+    ok(bl_stream_create(g.device, "compute", &g.stream));
+    ok(bl_llama_weights_load(g.model, g.device, g.comm, g.stream, NULL, &g.weights));
+    ok(bl_base_create_resident(&g.weights->layout, g.weights->shards, &g.base));
+    ok(bl_lora_read_all(adapter, &g.model->config, g.device, &g.lora, &g.lora_weights));
+    ok(bl_generator_create(g.device, g.stream, g.weights, g.base, &g.lora, g.lora_weights, n,
+                           &g.generator));
+    for (int64_t at = 0; at < n; at += piece)
+        ok(bl_generator_extend(g.generator, text + at, bl_min_i64(piece, n - at), &logits));
+    *vocab = g.model->config.vocab_size;
+    float *copy = malloc((size_t)*vocab * sizeof *copy);
+    assert_true(copy && logits);
+    memcpy(copy, logits, (size_t)*vocab * sizeof *copy);
+    close_generation(&g);
+    return copy;
+}
+
+/* The largest difference, as a part of the largest logit. */
+static double distance(const float *a, const float *b, int64_t n)
+{
+    double most = 0, largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        most = fmax(most, fabs((double)a[i] - (double)b[i]));
+        largest = fmax(largest, fabs((double)b[i]));
+    }
+    return most / largest;
+}
+
+/* bf16 logits, 2^-9 each, after a few layers of as much. */
+static void test_generation(void **state)
+{
+    static const char *const pairs[][2] = {
+        {GOLDEN_DIR "/models/tiny-gqa", GOLDEN_DIR "/adapters/tiny-gqa-all-linear"},
+        {GOLDEN_DIR "/models/tiny-mha-tied", GOLDEN_DIR "/adapters/tiny-mha-tied-all-linear"},
+    };
+    static const int32_t text[] = {1, 17, 42, 5, 33, 60, 2, 8, 11, 90};
+    int64_t vocab;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(pairs); i++) {
+        const char *model = pairs[i][0], *adapter = pairs[i][1];
+        int64_t n = BL_COUNT(text);
+        float *cpu = continue_text(false, model, adapter, text, n, n, &vocab),
+              *whole = continue_text(true, model, adapter, text, n, n, &vocab),
+              *pieces = continue_text(true, model, adapter, text, n, 3, &vocab),
+              *other = continue_text(true, model, adapter, text, n - 1, n, &vocab);
+        assert_true(distance(whole, cpu, vocab) < 0.03);
+        assert_true(distance(pieces, whole, vocab) < 0.03);
+        assert_true(distance(other, whole, vocab) > 0.1); /* another text, other logits */
+        free(cpu);
+        free(whole);
+        free(pieces);
+        free(other);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_evaluation),
+        cmocka_unit_test(test_generation),
+        cmocka_unit_test(test_a_loss_that_is_not_finite),
+        cmocka_unit_test(test_a_damaged_page),
+        cmocka_unit_test(test_a_trace),
+        cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_resumed_elsewhere),
+    };
+    if (!cuda_runs_have_gpu()) return CUDA_SKIPPED;
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
