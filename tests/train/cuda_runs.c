@@ -2,6 +2,7 @@
 #include "cuda_runs.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
@@ -15,11 +16,17 @@ bool cuda_runs_have_gpu(void)
     return false;
 }
 
+bool cuda_runs_are_strict(void)
+{
+    const char *mode = getenv("BALLAST_EMULATED");
+    return mode && strcmp(mode, "strict") == 0;
+}
+
 void cuda_runs_standard(golden_args *args, const char *output, int ranks)
 {
     runs_standard(args, output, ranks);
     runs_set(args, "device", "cuda");
-    runs_set(args, "max_steps", "%d", CUDA_STEPS);
+    runs_set(args, "max_steps", "%d", cuda_runs_are_strict() ? 1 : CUDA_STEPS);
     runs_set(args, "warmup_steps", "0");
     runs_set(args, "save_steps", "0");
     runs_unset(args, "validation_file");

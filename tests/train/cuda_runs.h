@@ -10,7 +10,11 @@ enum { CUDA_SKIPPED = 77, CUDA_STEPS = 2 };
 /* False, having said why, when there is no GPU: main returns CUDA_SKIPPED. */
 bool cuda_runs_have_gpu(void);
 
-/* The keys of the standard run on the GPU: two steps, a checkpoint at the end, no evaluation. */
+/* Whether the emulated GPU runs one operation at a time, which takes long: fewer cases, fewer steps. */
+bool cuda_runs_are_strict(void);
+
+/* The keys of the standard run on the GPU: two steps, one if strict, a checkpoint at the end, no
+ * evaluation. */
 void cuda_runs_standard(golden_args *args, const char *output, int ranks);
 
 /* Sets the keys of "key value key value ...". In a value %s stands for the scratch folder. */
