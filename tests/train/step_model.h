@@ -8,7 +8,7 @@
 #include "train/adapter_state.h"
 
 enum {
-    STEP_LAYERS = 4, /* more than fit the slots of offloaded activations */
+    STEP_LAYERS = 3, /* more than fit the slots of offloaded activations */
     STEP_HIDDEN = 64,
     STEP_INTER = 96,
     STEP_HEADS = 4,
