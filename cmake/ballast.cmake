@@ -28,6 +28,7 @@ function(ballast_module name)
   set_property(GLOBAL APPEND PROPERTY BALLAST_MODULES bl_${name})
 endfunction()
 
+add_custom_target(gpu_programs) # what tests labeled gpu need
 function(ballast_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINKS;LABELS;ARGS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -43,5 +44,6 @@ function(ballast_test name)
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
   if("gpu" IN_LIST ARG_LABELS)
     set_property(GLOBAL APPEND_STRING PROPERTY BALLAST_GPU_TESTS "${name}\n") # scripts/gpu-check reads them
+    add_dependencies(gpu_programs ${name})
   endif()
 endfunction()

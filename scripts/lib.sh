@@ -50,10 +50,11 @@ install_packages() {
         fail "apt-get could not install: $missing"
 }
 
-# build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME.
+# build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME; $target, or all of it.
+target=
 build() {
     name=$1
     preset=$2
     shift 2
-    cmake --preset "$preset" -B "build/$name" -DBALLAST_TESTS=ON "$@" && cmake --build "build/$name" --parallel "$JOBS"
+    cmake --preset "$preset" -B "build/$name" -DBALLAST_TESTS=ON "$@" && cmake --build "build/$name" --parallel "$JOBS" ${target:+--target "$target"}
 }
