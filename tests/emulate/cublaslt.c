@@ -16,10 +16,12 @@
 #include <string.h>
 
 #include "base/dtype.h"
+#include "counts.h"
 #include "emulated.h"
 #include "fp8/fp8.h"
 #include "ops/cpu/blas.h"
 #include "queue.h"
+#include "runtime.h"
 
 /* ---- the real one ---- */
 
@@ -309,7 +311,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
         return CUBLAS_STATUS_ALLOC_FAILED;
     }
     if (is_fp8(a)) demand_what_the_manual_says(operation, a, b, d);
-    bool served = !is_fp8(a) || !atomic_load(&refuses_fp8);
+    bool served = !is_fp8(a) || (!atomic_load(&refuses_fp8) && emulated_settings_get()->has_fp8);
     *n_results = served ? N_CANDIDATES : 0;
     for (int i = 0; i < *n_results; i++) {
         results[i].state = CUBLAS_STATUS_SUCCESS;
@@ -441,6 +443,7 @@ static bool shapes_agree(const lt_product *p)
 static void note_product(const lt_product *p)
 {
     atomic_fetch_add(&n_products, 1);
+    emulated_count(is_fp8(&p->a) ? "product:fp8" : "product:bf16", 0);
     if (!is_fp8(&p->a)) return;
     demand((uintptr_t)p->A % 16 == 0 && (uintptr_t)p->B % 16 == 0 && (uintptr_t)p->D % 16 == 0,
            "matrices begin at 16 bytes");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "coroutine.h"
+#include "counts.h"
 #include "grid.h"
 #include "lock.h"
 #include "queue.h"
@@ -473,6 +474,7 @@ cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &g,
 {
     cudaError_t error = check_launch(g);
     if (error != cudaSuccess) return error;
+    emulated_count_kernel(g.kernel);
     auto *l = new launch{g, std::move(thread)};
     error = emulated_queue(stream, run_launch, l);
     if (error != cudaSuccess) delete l;

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "counts.h"
 #include "emulated.h"
 #include "queue.h"
 #include "runtime.h"
@@ -266,6 +267,15 @@ static bool is_in_one_place(const void *begin, size_t pitch, size_t width, size_
     return !end || (uintptr_t)begin + bytes <= end;
 }
 
+static void count_rows(const rows *r)
+{
+    static const char *const directions[2][2] = {{"copy:host_to_host", "copy:host_to_device"},
+                                                 {"copy:device_to_host", "copy:device_to_device"}};
+    bool to_device = find_range(&memory, r->dst, false).end != 0,
+         from_device = r->src && find_range(&memory, r->src, false).end != 0;
+    emulated_count(r->src ? directions[from_device][to_device] : "zeros", r->width * r->height);
+}
+
 static cudaError_t queue_rows(cudaStream_t stream, rows r)
 {
     cudaError_t error = emulated_enter_stream(stream);
@@ -273,6 +283,7 @@ static cudaError_t queue_rows(cudaStream_t stream, rows r)
     if ((r.src && !is_in_one_place(r.src, r.src_pitch, r.width, r.height)) ||
         !is_in_one_place(r.dst, r.dst_pitch, r.width, r.height))
         return cudaErrorInvalidValue;
+    count_rows(&r);
     (void)bl_stream_call(stream->stream, move_rows, &r, sizeof r);
     return cudaSuccess;
 }

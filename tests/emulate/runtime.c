@@ -5,6 +5,7 @@
  *
  * In the strict mode whoever queues something waits until it has run, and device memory is open meanwhile only, and never for a host
  * function (device/guard.h). */
+#include "counts.h"
 #include "emulated.h"
 #include "queue.h"
 
@@ -340,6 +341,7 @@ static bl_status call_host_function(bl_stream *stream, const void *args)
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
     ENTER_STREAM(stream);
+    emulated_count("host_function", 0);
     bl_stream *where = stream->host ? stream->host : stream->stream;
     (void)bl_stream_call(where, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
     if (stream->host) (void)bl_stream_synchronize(stream->host);

@@ -19,6 +19,7 @@ typedef struct emulated_settings {
     int driver_version; /* CUDA's number, 13000; 0: no driver */
     int n_devices;
     size_t memory_bytes; /* of a device */
+    bool has_fp8;        /* whether cuBLASLt has FP8 products at all */
     uint64_t seed;       /* 0: no delays */
 } emulated_settings;
 const emulated_settings *emulated_settings_get(void);

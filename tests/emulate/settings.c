@@ -46,6 +46,7 @@ static void read_environment(void)
         .driver_version = (int)number("BALLAST_EMULATED_DRIVER", 0, 99990, 13000),
         .n_devices = (int)number("BALLAST_EMULATED_DEVICES", 0, 64, 1),
         .memory_bytes = (size_t)number("BALLAST_EMULATED_MEMORY_MIB", 1, 1 << 20, 4096) << 20,
+        .has_fp8 = number("BALLAST_EMULATED_FP8", 0, 1, 1) != 0,
         .seed = number("BALLAST_EMULATED_SEED", 0, UINT64_MAX, 0),
     };
 }
