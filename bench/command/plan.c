@@ -4,11 +4,13 @@
  * a slower link. */
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -84,18 +86,23 @@ typedef struct plan_bench {
     char scratch[PATH_BYTES];
     bl_llama_config model;
     double pace_s_per_byte;
+    _Atomic int64_t paced_ns, paced_bytes; /* of a training, all ranks */
 } plan_bench;
 
 /* ---- measured ---- */
 
+/* What it really takes is counted: who sleeps wakes late on a machine that others use. */
 static void pace(void *user, bl_tier tier, int64_t page, size_t n_bytes)
 {
-    double sleep_s = ((const plan_bench *)user)->pace_s_per_byte * (double)n_bytes;
+    plan_bench *b = user;
+    double sleep_s = b->pace_s_per_byte * (double)n_bytes, begin_s = bl_now_s();
     struct timespec left = {(time_t)sleep_s, (long)(fmod(sleep_s, 1.0) * 1e9)};
 
     (void)tier, (void)page;
     while (nanosleep(&left, &left) != 0) {
     }
+    atomic_fetch_add(&b->paced_ns, (int64_t)(1e9 * (bl_now_s() - begin_s)));
+    atomic_fetch_add(&b->paced_bytes, (int64_t)n_bytes);
 }
 
 static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], int *n,
@@ -189,8 +196,12 @@ static bl_status measure(plan_bench *b, const way *w, double *step_s)
     int64_t n = b->options->steps;
     double cpu_s[3] = {bl_bench_cpu_s()};
 
+    b->paced_ns = b->paced_bytes = 0;
     BL_TRY(train(b, w, n));
-    if (is_by_clock(w)) return read_step(b, step_s);
+    if (is_by_clock(w)) { /* the tier's rate, as measured */
+        b->pace_s_per_byte = 1e-9 * (double)b->paced_ns / (double)b->paced_bytes;
+        return read_step(b, step_s);
+    }
     cpu_s[1] = bl_bench_cpu_s();
     BL_TRY(train(b, w, 4 * n));
     cpu_s[2] = bl_bench_cpu_s();
@@ -304,7 +315,8 @@ static bl_status ask(plan_bench *b, const way *w)
         BL_TRY(predict(b, w, &before));
         BL_TRY(measure(b, w, &step_s[round]));
         BL_TRY(predict(b, w, &after));
-        predicted_s[round] = (seconds_of(w, &before) + seconds_of(w, &after)) / 2;
+        predicted_s[round] =
+            is_by_clock(w) ? after.step_s : (seconds_of(w, &before) + seconds_of(w, &after)) / 2;
         ratios[round] = predicted_s[round] / step_s[round];
     }
     bl_bench_times ratio = bl_bench_summarise(ratios, b->options->rounds),
