@@ -41,7 +41,7 @@ static bl_status choose_device(bl_config_device *device, bl_gpu_info *gpu)
     *device = st == BL_OK ? BL_CONFIG_DEVICE_CUDA : BL_CONFIG_DEVICE_CPU;
     if (st == BL_OK)
         bl_log_info("device auto: cuda, %s", gpu->name);
-    else
+    else if (bl_device_has_cuda()) /* where nothing was looked for, nothing is said */
         bl_log_info("device auto: cpu; %s", bl_error_text());
     return BL_OK;
 }

@@ -2,6 +2,11 @@
 /* A build without CUDA has no GPUs, and says how to get them. */
 #include "device/device.h"
 
+bool bl_device_has_cuda(void)
+{
+    return false;
+}
+
 static bl_status refuse(void)
 {
     return BL_FAIL(BL_ELIMIT,

@@ -262,6 +262,11 @@ static bl_status find_gpu(int index, int *n_gpus, int *capability)
                    major, minor);
 }
 
+bool bl_device_has_cuda(void)
+{
+    return true;
+}
+
 bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
 {
     struct cudaDeviceProp properties;
