@@ -293,7 +293,7 @@ static void test_aliases(void **state)
              "evaluation_strategy: \"no\"\ngradient_checkpointing: true\nlr: 0.001\nepochs: 2\n"
              "micro_batch_size: 3\ngas: 5\nbf16: false\nsave_strategy: no\nsample_packing: false\n"
              "optim: adamw_torch\nload_in_8bit: false\nlora_target_linear: true\nadapter: lora\n"
-             "dataset_concatenation: null\ntorch_dtype: float32\ngrad_clip: 0.5\n",
+             "dataset_concatenation: null\ntorch_dtype: float32\ngrad_clip: 0.5\ndevice: cpu\n",
              "", &c),
         BL_OK);
     assert_string_equal(c->model_name_or_path, "m");
