@@ -127,7 +127,9 @@ static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local
     bl_status st = BL_OK;
 
     BL_TRY(meet(seat, stream, call));
-    for (int owner = 0; owner < seat->size; owner++)
+    if (seat->size == 1 && n > 0) /* nothing to add: the host need not wait for it */
+        st = bl_stream_copy(stream, recv, call.send, (size_t)n * sizeof(float));
+    for (int owner = 0; seat->size > 1 && owner < seat->size; owner++)
         for (int64_t first = 0; first < n; first += most) {
             size_t bytes = (size_t)bl_min_i64(most, n - first) * sizeof(float);
             st = sum_piece(seat, stream, BL_COMM_F32, (const float *)call.send + owner * n + first,
@@ -149,7 +151,7 @@ static bl_status all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_cal
     bl_status st = BL_OK;
 
     BL_TRY(meet(seat, stream, call));
-    for (size_t first = 0; first < total; first += PIECE_BYTES) {
+    for (size_t first = 0; seat->size > 1 && first < total; first += PIECE_BYTES) {
         size_t bytes = total - first < PIECE_BYTES ? total - first : PIECE_BYTES;
         st = sum_piece(seat, stream, element, (const char *)values + first, bytes, st);
         if (st == BL_OK)

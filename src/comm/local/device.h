@@ -5,8 +5,8 @@
  * A host function may neither call CUDA nor wait for another stream's, so the ranks meet on their own
  * threads, as the calls are made: a call returns when every rank of the group has made it. Gathers and
  * broadcasts are copies between device memories, ordered by the ranks' events; nothing waits for the GPU.
- * Sums go through pinned host memory, piece by piece, in the order that the CPU has, and wait for the GPU:
- * they are for tests of several ranks on one GPU, not for speed. */
+ * Sums of several ranks go through pinned host memory, piece by piece, in the order that the CPU has, and wait
+ * for the GPU: they are for tests of several ranks on one GPU, not for speed. A rank alone copies. */
 #ifndef BALLAST_COMM_LOCAL_DEVICE_H
 #define BALLAST_COMM_LOCAL_DEVICE_H
 
