@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/files.h"
 #include "base/sizes.h"
 #include "plan/report.h"
+#include "plan/svg_internal.h"
+
+enum { TITLE_BYTES = 128 };
 
 enum { LEFT = 130, BAR_WIDTH = 800, BAR_HEIGHT = 44, TOP = 56, ROW = 76, WIDTH = 960, LEGEND = 30 };
 
@@ -157,20 +159,21 @@ static int make_bars(const bl_plan_report *r, bar bars[3])
     return n;
 }
 
-static void draw(FILE *out, const bl_plan_report *r)
+/* "llama-3.1-405b on 8xh100" */
+static void write_title(const bl_plan_report *r, char title[TITLE_BYTES])
 {
-    bar bars[3];
-    int n = make_bars(r, bars), height = TOP + n * ROW + LEGEND + 3 * 24;
+    snprintf(title, TITLE_BYTES, "%.60s on %.60s", r->c->model.name, r->c->hardware.name);
+}
 
-    fprintf(out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\" "
-            "fill=\"#333\">\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
-            WIDTH, height, WIDTH, height, WIDTH, height);
-    fprintf(out,
-            "<text x=\"%d\" y=\"28\" text-anchor=\"middle\" font-size=\"16\" "
-            "font-weight=\"bold\">%s on %s: what lies where</text>\n",
-            WIDTH / 2, r->c->model.name, r->c->hardware.name);
+static void draw(const void *user, FILE *out)
+{
+    const bl_plan_report *r = user;
+    char title[TITLE_BYTES];
+    bar bars[3];
+    int n = make_bars(r, bars);
+
+    write_title(r, title);
+    plan_svg_begin(out, WIDTH, TOP + n * ROW + LEGEND + 3 * 24, title, ": what lies where");
     for (int i = 0; i < n; i++) draw_bar(out, &bars[i], TOP + i * ROW);
     draw_legend(out, bars, n, TOP + n * ROW + 10.0);
     fputs("</svg>\n", out);
@@ -178,30 +181,20 @@ static void draw(FILE *out, const bl_plan_report *r)
 
 bl_status bl_plan_draw_memory(const bl_plan_report *report, const char *path)
 {
-    char *text = NULL;
-    size_t n_bytes;
-    FILE *out = open_memstream(&text, &n_bytes);
-
-    if (!out) return BL_FAIL(BL_ENOMEM, "the picture %s", path);
-    draw(out, report);
-    bl_status st = fclose(out) == 0 ? bl_file_write_atomic(path, text, n_bytes)
-                                    : BL_FAIL(BL_ENOMEM, "the picture %s", path);
-    free(text);
-    return st;
+    return plan_svg_write(path, draw, report);
 }
 
 bl_status bl_plan_draw_streams(const bl_plan_report *report, const char *path)
 {
     bl_plan_input input = report->c->input;
     bl_time_input time;
-    char title[2 * BL_HARDWARE_NAME_BYTES];
+    char title[TITLE_BYTES];
     bl_time_run *runs = calloc((size_t)input.model->n_layers, sizeof *runs);
 
     if (!runs) return BL_FAIL(BL_ENOMEM, "the picture %s", path);
     input.config = report->config;
     bl_plan_time_input(&input, report->plan, runs, &time);
-    snprintf(title, sizeof title, "%.60s on %.60s", report->c->model.name,
-             report->c->hardware.name);
+    write_title(report, title);
     bl_status st = bl_time_draw(&time, title, path);
     free(runs);
     return st;

@@ -2,10 +2,9 @@
 #include "plan/ladder_report.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-#include "base/files.h"
 #include "base/sizes.h"
+#include "plan/svg_internal.h"
 
 static const double GB = 1e9;
 
@@ -153,22 +152,16 @@ static void draw_rung(const bl_ladder_case *c, const scale *s, size_t rung, FILE
         fprintf(out, "%.*f GB</text>\n", bytes < 1e11 ? 1 : 0, bytes / GB);
 }
 
-static void draw(const bl_ladder_case *c, FILE *out)
+static void draw(const void *user, FILE *out)
 {
+    const bl_ladder_case *c = user;
     scale s = scale_of(c);
     double bottom = TOP + (double)bl_ladder_length * ROW,
            room = (double)bl_strategy_room(c->hardware), x = x_of(&s, room);
-    int height = (int)bottom + BOTTOM;
+    char title[256];
 
-    fprintf(out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"13\" "
-            "fill=\"#333\">\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n",
-            WIDTH, height, WIDTH, height, WIDTH, height);
-    fprintf(out,
-            "<text x=\"%d\" y=\"26\" text-anchor=\"middle\" font-size=\"16\" "
-            "font-weight=\"bold\">%s on %s: memory of a GPU by strategy</text>\n",
-            WIDTH / 2, c->model_name, c->hardware->name);
+    snprintf(title, sizeof title, "%.120s on %s", c->model_name, c->hardware->name);
+    plan_svg_begin(out, WIDTH, bottom + BOTTOM, title, ": memory of a GPU by strategy");
     draw_grid(&s, bottom, out);
     for (size_t i = 0; i < bl_ladder_length; i++) draw_rung(c, &s, i, out);
     fprintf(
@@ -182,16 +175,7 @@ static void draw(const bl_ladder_case *c, FILE *out)
 
 bl_status bl_ladder_draw(const bl_ladder_case *c, const char *path)
 {
-    char *text = NULL;
-    size_t n_bytes;
-    FILE *out = open_memstream(&text, &n_bytes);
-
-    if (!out) return BL_FAIL(BL_ENOMEM, "the picture %s", path);
-    draw(c, out);
-    bl_status st = fclose(out) == 0 ? bl_file_write_atomic(path, text, n_bytes)
-                                    : BL_FAIL(BL_ENOMEM, "the picture %s", path);
-    free(text);
-    return st;
+    return plan_svg_write(path, draw, c);
 }
 
 /* ---- a family ---- */
