@@ -27,7 +27,7 @@ typedef struct pager_options {
     bl_tier tier; /* BL_TIER_HOST, BL_TIER_DISK */
     int64_t layers, hidden, tokens, micro_batches, steps, rounds, ranks, threads, ring_depth;
     double part;
-    char *dir;
+    char *device, *dir;
 } pager_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -59,6 +59,7 @@ static const bl_option table[] = {
      .help = "of a training; the first two do not count"},
     {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100,
      .help = "how often the contenders take turns"},
+    {OPTION(device, STRING), .default_text = "auto", .help = "auto, cpu or cuda"},
     {OPTION(dir, PATH), .default_text = "/tmp",
      .help = "where a scratch folder is made, and removed again"},
 };
@@ -172,6 +173,7 @@ static bl_status configure(const pager_bench *b, const contender *c, bool traces
     add_argument(argv, text, &n, "save_steps", "0");
     add_argument(argv, text, &n, "logging_steps", "1000000");
     add_argument(argv, text, &n, "ranks", "%lld", (long long)o->ranks);
+    add_argument(argv, text, &n, "device", "%s", o->device);
     add_argument(argv, text, &n, "threads", "%lld", (long long)o->threads);
     add_argument(argv, text, &n, "ring_depth", "%lld", (long long)o->ring_depth);
     add_argument(argv, text, &n, "activation_checkpointing", "full");

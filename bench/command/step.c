@@ -17,6 +17,7 @@
 #include "bench/command/made_weights.h"
 #include "bench/command/model.h"
 #include "plan/lora.h"
+#include "plan/model.h"
 #include "train/rank.h"
 
 typedef struct step_options {
@@ -34,8 +35,8 @@ typedef struct step_options {
     .offset = offsetof(step_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(model, PATH), .default_text = "llama3.2-1b",
-     .help = "a model's name, as llama3.1-405b, or a folder with config.json"},
+    {OPTION(model, PATH), .default_text = "llama-3.2-1b",
+     .help = "a model's name, as llama-3.1-405b, or a folder with config.json"},
     {OPTION(layers, INT), .default_text = "0", .min = 0, .max = 4096,
      .help = "of the model; 0: all it has"},
     {OPTION(distinct_layers, INT), .default_text = "0", .min = 0, .max = 4096,
@@ -138,8 +139,14 @@ static bl_status configure(step_bench *b)
 
 static bl_status read_shape(const step_options *o, bl_llama_config *shape)
 {
-    BL_TRY(access(o->model, F_OK) == 0 ? bl_llama_config_load(o->model, shape)
-                                       : bl_llama_config_preset(o->model, shape));
+    if (access(o->model, F_OK) == 0) {
+        BL_TRY(bl_llama_config_load(o->model, shape));
+    } else {
+        bl_plan_model model;
+        BL_TRY(bl_plan_model_open(o->model, o->base_format, &model));
+        *shape = model.config;
+        bl_plan_model_close(&model);
+    }
     if (o->layers > 0) shape->n_layers = o->layers;
     int64_t least = o->ring_depth + 2;
     if (o->distinct_layers == 0 || o->distinct_layers >= shape->n_layers ||
