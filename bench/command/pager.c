@@ -5,7 +5,6 @@
  * figures tell of the engine, not of this host's disk. */
 #include <math.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -15,6 +14,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "bench/command/arguments.h"
 #include "bench/command/bench.h"
 #include "bench/command/model.h"
 #include "offload/pager.h"
@@ -64,7 +64,7 @@ static const bl_option table[] = {
      .help = "where a scratch folder is made, and removed again"},
 };
 
-enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_ARGS = 64, MAX_VALUES = 4096 };
+enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_VALUES = 4096 };
 
 /* ---- pacing ---- */
 
@@ -136,53 +136,36 @@ static double median(double *values, int64_t n)
     return n > 0 ? bl_bench_summarise(values, n).median_s : 0;
 }
 
-static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], int *n,
-                         const char *key, const char *format, ...)
-{
-    va_list list;
-
-    snprintf(text[*n], PATH_BYTES, "--%s", key);
-    argv[*n] = text[*n];
-    ++*n;
-    va_start(list, format);
-    vsnprintf(text[*n], PATH_BYTES, format, list);
-    va_end(list);
-    argv[*n] = text[*n];
-    ++*n;
-}
-
 static bl_status configure(const pager_bench *b, const contender *c, bool traces,
                            bl_train_config **out)
 {
     const pager_options *o = b->options;
-    char(*text)[PATH_BYTES] = calloc(MAX_ARGS, sizeof *text), *argv[MAX_ARGS];
-    int n = 0;
+    bl_bench_arguments *a = calloc(1, sizeof *a);
 
-    if (!text) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
-    add_argument(argv, text, &n, "model_name_or_path", "%s/model", b->scratch);
-    add_argument(argv, text, &n, "train_file", "%s/train.jsonl", b->scratch);
-    add_argument(argv, text, &n, "output_dir", "%s/run", b->scratch);
-    add_argument(argv, text, &n, "overwrite_output_dir", "true");
-    add_argument(argv, text, &n, "data_format", "tokens");
-    add_argument(argv, text, &n, "max_seq_length", "%lld", (long long)o->tokens);
-    add_argument(argv, text, &n, "per_device_train_batch_size", "1");
-    add_argument(argv, text, &n, "gradient_accumulation_steps", "%lld",
-                 (long long)o->micro_batches);
-    add_argument(argv, text, &n, "visit_tokens", "%lld", (long long)(c->visit_micro * o->tokens));
-    add_argument(argv, text, &n, "max_steps", "%lld", (long long)o->steps);
-    add_argument(argv, text, &n, "save_steps", "0");
-    add_argument(argv, text, &n, "logging_steps", "1000000");
-    add_argument(argv, text, &n, "ranks", "%lld", (long long)o->ranks);
-    add_argument(argv, text, &n, "device", "%s", o->device);
-    add_argument(argv, text, &n, "threads", "%lld", (long long)o->threads);
-    add_argument(argv, text, &n, "ring_depth", "%lld", (long long)o->ring_depth);
-    add_argument(argv, text, &n, "activation_checkpointing", "full");
-    add_argument(argv, text, &n, "offload_ratio", "%g", c->ratio);
-    add_argument(argv, text, &n, "offload_tier", "%s", bl_tier_name(o->tier));
-    if (o->tier == BL_TIER_DISK) add_argument(argv, text, &n, "offload_dir", "%s", b->scratch);
-    if (traces) add_argument(argv, text, &n, "trace", "%s/trace.json", b->scratch);
-    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, n, argv, out);
-    free(text);
+    if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
+    bl_bench_add(a, "model_name_or_path", "%s/model", b->scratch);
+    bl_bench_add(a, "train_file", "%s/train.jsonl", b->scratch);
+    bl_bench_add(a, "output_dir", "%s/run", b->scratch);
+    bl_bench_add(a, "overwrite_output_dir", "true");
+    bl_bench_add(a, "data_format", "tokens");
+    bl_bench_add(a, "max_seq_length", "%lld", (long long)o->tokens);
+    bl_bench_add(a, "per_device_train_batch_size", "1");
+    bl_bench_add(a, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
+    bl_bench_add(a, "visit_tokens", "%lld", (long long)(c->visit_micro * o->tokens));
+    bl_bench_add(a, "max_steps", "%lld", (long long)o->steps);
+    bl_bench_add(a, "save_steps", "0");
+    bl_bench_add(a, "logging_steps", "1000000");
+    bl_bench_add(a, "ranks", "%lld", (long long)o->ranks);
+    bl_bench_add(a, "device", "%s", o->device);
+    bl_bench_add(a, "threads", "%lld", (long long)o->threads);
+    bl_bench_add(a, "ring_depth", "%lld", (long long)o->ring_depth);
+    bl_bench_add(a, "activation_checkpointing", "full");
+    bl_bench_add(a, "offload_ratio", "%g", c->ratio);
+    bl_bench_add(a, "offload_tier", "%s", bl_tier_name(o->tier));
+    if (o->tier == BL_TIER_DISK) bl_bench_add(a, "offload_dir", "%s", b->scratch);
+    if (traces) bl_bench_add(a, "trace", "%s/trace.json", b->scratch);
+    bl_status st = bl_bench_load(a, out);
+    free(a);
     return st;
 }
 

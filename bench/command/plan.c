@@ -3,7 +3,6 @@
  * rates that plan/time.h wants are measured in this process, at its shapes. Tiers are paced (offload/pager.h): each page takes as long as on
  * a slower link. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "bench/command/arguments.h"
 #include "bench/command/bench.h"
 #include "bench/command/file.h"
 #include "bench/command/model.h"
@@ -47,7 +47,7 @@ static const bl_option table[] = {
      .help = "where a scratch folder is made, and removed again"},
 };
 
-enum { N_WARM = 2, PATH_BYTES = 512, MAX_ARGS = 64, RATE_RUNS = 5 };
+enum { N_WARM = 2, PATH_BYTES = 512, RATE_RUNS = 5 };
 
 /* One way of training. part: what a forward visit's pages take, as a part of a micro-batch's compute; 0: not paced.
  *
@@ -105,52 +105,36 @@ static void pace(void *user, bl_tier tier, int64_t page, size_t n_bytes)
     atomic_fetch_add(&b->paced_bytes, (int64_t)n_bytes);
 }
 
-static void add_argument(char *argv[MAX_ARGS], char text[MAX_ARGS][PATH_BYTES], int *n,
-                         const char *key, const char *format, ...)
-{
-    va_list list;
-
-    snprintf(text[*n], PATH_BYTES, "--%s", key);
-    argv[*n] = text[*n];
-    ++*n;
-    va_start(list, format);
-    vsnprintf(text[*n], PATH_BYTES, format, list);
-    va_end(list);
-    argv[*n] = text[*n];
-    ++*n;
-}
-
 static bl_status configure(const plan_bench *b, const way *w, int64_t steps, bl_train_config **out)
 {
     const plan_options *o = b->options;
-    char(*text)[PATH_BYTES] = calloc(MAX_ARGS, sizeof *text), *argv[MAX_ARGS];
-    int n = 0;
+    bl_bench_arguments *a = calloc(1, sizeof *a);
 
-    if (!text) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
-    add_argument(argv, text, &n, "model_name_or_path", "%s/model", b->scratch);
-    add_argument(argv, text, &n, "train_file", "%s/train.jsonl", b->scratch);
-    add_argument(argv, text, &n, "output_dir", "%s/run", b->scratch);
-    add_argument(argv, text, &n, "overwrite_output_dir", "true");
-    add_argument(argv, text, &n, "device", "cpu");
-    add_argument(argv, text, &n, "data_format", "tokens");
-    add_argument(argv, text, &n, "max_seq_length", "%lld", (long long)o->tokens);
-    add_argument(argv, text, &n, "per_device_train_batch_size", "1");
-    add_argument(argv, text, &n, "gradient_accumulation_steps", "%d", w->n_micro);
-    add_argument(argv, text, &n, "visit_tokens", "%lld", (long long)(w->n_micro * o->tokens));
-    add_argument(argv, text, &n, "base_format", "fp8_row");
-    add_argument(argv, text, &n, "lora_r", "%lld", (long long)o->lora_r);
-    add_argument(argv, text, &n, "max_steps", "%lld", (long long)steps);
-    add_argument(argv, text, &n, "save_steps", "0");
-    add_argument(argv, text, &n, "logging_steps", "1000000");
-    add_argument(argv, text, &n, "ranks", "%d", w->ranks);
-    add_argument(argv, text, &n, "threads", "%d", w->threads);
-    add_argument(argv, text, &n, "activation_checkpointing", "%s", w->checkpointing);
-    add_argument(argv, text, &n, "activation_offload", w->offloads_activations ? "true" : "false");
-    add_argument(argv, text, &n, "offload_ratio", "%g", w->ratio);
-    add_argument(argv, text, &n, "offload_tier", "%s", bl_tier_name(w->tier));
-    if (w->tier == BL_TIER_DISK) add_argument(argv, text, &n, "offload_dir", "%s", b->scratch);
-    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, n, argv, out);
-    free(text);
+    if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
+    bl_bench_add(a, "model_name_or_path", "%s/model", b->scratch);
+    bl_bench_add(a, "train_file", "%s/train.jsonl", b->scratch);
+    bl_bench_add(a, "output_dir", "%s/run", b->scratch);
+    bl_bench_add(a, "overwrite_output_dir", "true");
+    bl_bench_add(a, "device", "cpu");
+    bl_bench_add(a, "data_format", "tokens");
+    bl_bench_add(a, "max_seq_length", "%lld", (long long)o->tokens);
+    bl_bench_add(a, "per_device_train_batch_size", "1");
+    bl_bench_add(a, "gradient_accumulation_steps", "%d", w->n_micro);
+    bl_bench_add(a, "visit_tokens", "%lld", (long long)(w->n_micro * o->tokens));
+    bl_bench_add(a, "base_format", "fp8_row");
+    bl_bench_add(a, "lora_r", "%lld", (long long)o->lora_r);
+    bl_bench_add(a, "max_steps", "%lld", (long long)steps);
+    bl_bench_add(a, "save_steps", "0");
+    bl_bench_add(a, "logging_steps", "1000000");
+    bl_bench_add(a, "ranks", "%d", w->ranks);
+    bl_bench_add(a, "threads", "%d", w->threads);
+    bl_bench_add(a, "activation_checkpointing", "%s", w->checkpointing);
+    bl_bench_add(a, "activation_offload", w->offloads_activations ? "true" : "false");
+    bl_bench_add(a, "offload_ratio", "%g", w->ratio);
+    bl_bench_add(a, "offload_tier", "%s", bl_tier_name(w->tier));
+    if (w->tier == BL_TIER_DISK) bl_bench_add(a, "offload_dir", "%s", b->scratch);
+    bl_status st = bl_bench_load(a, out);
+    free(a);
     return st;
 }
 

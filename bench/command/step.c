@@ -2,7 +2,6 @@
 /* ballast bench step: the training steps of one rank, on weights that are made up, without the other ranks. What would be gathered from
  * those is copied on the device, at the rate of a link if one is given (echo.h). So one device measures what each of eight would do. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "bench/command/arguments.h"
 #include "bench/command/bench.h"
 #include "bench/command/echo.h"
 #include "bench/command/made_weights.h"
@@ -70,7 +70,7 @@ static const bl_option table[] = {
      .help = "where a scratch folder is made, and removed again"},
 };
 
-enum { PATH_BYTES = 512, MAX_ARGS = 64 };
+enum { PATH_BYTES = 512 };
 
 typedef struct step_bench {
     const step_options *options;
@@ -89,50 +89,33 @@ typedef struct step_bench {
 
 /* ---- the job ---- */
 
-typedef struct arguments {
-    char text[MAX_ARGS][PATH_BYTES];
-    char *argv[MAX_ARGS];
-    int n;
-} arguments;
-
-static void add(arguments *a, const char *key, const char *format, ...)
-{
-    va_list list;
-
-    snprintf(a->text[a->n], PATH_BYTES, "--%s", key);
-    va_start(list, format);
-    vsnprintf(a->text[a->n + 1], PATH_BYTES, format, list);
-    va_end(list);
-    for (int i = 0; i < 2; i++, a->n++) a->argv[a->n] = a->text[a->n];
-}
-
 static bl_status configure(step_bench *b)
 {
     const step_options *o = b->options;
-    arguments *a = calloc(1, sizeof *a);
+    bl_bench_arguments *a = calloc(1, sizeof *a);
 
     if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
-    add(a, "model_name_or_path", "%s/model", b->scratch);
-    add(a, "train_file", "%s/train.jsonl", b->scratch);
-    add(a, "output_dir", "%s/run", b->scratch);
-    add(a, "data_format", "tokens");
-    add(a, "max_seq_length", "%lld", (long long)o->tokens);
-    add(a, "per_device_train_batch_size", "1");
-    add(a, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
-    add(a, "visit_tokens", "%lld",
-        (long long)(o->visit_tokens ? o->visit_tokens : o->tokens * o->micro_batches));
-    add(a, "ranks", "%d", b->n_ranks);
-    add(a, "shard_size", "%d", b->n_ranks);
-    add(a, "threads", "%lld", (long long)o->threads);
-    add(a, "device", "%s", o->device);
-    add(a, "compute_dtype", "%s", o->compute_dtype);
-    add(a, "base_format", "%s", bl_base_format_name(o->base_format));
-    add(a, "ring_depth", "%lld", (long long)o->ring_depth);
-    add(a, "lora_r", "%lld", (long long)o->lora_r);
-    add(a, "activation_checkpointing", "%s", o->activation_checkpointing);
-    add(a, "activation_offload", "%s", o->activation_offload ? "true" : "false");
-    add(a, "offload_ratio", "%g", o->offload_ratio);
-    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, a->n, a->argv, &b->config);
+    bl_bench_add(a, "model_name_or_path", "%s/model", b->scratch);
+    bl_bench_add(a, "train_file", "%s/train.jsonl", b->scratch);
+    bl_bench_add(a, "output_dir", "%s/run", b->scratch);
+    bl_bench_add(a, "data_format", "tokens");
+    bl_bench_add(a, "max_seq_length", "%lld", (long long)o->tokens);
+    bl_bench_add(a, "per_device_train_batch_size", "1");
+    bl_bench_add(a, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
+    bl_bench_add(a, "visit_tokens", "%lld",
+                 (long long)(o->visit_tokens ? o->visit_tokens : o->tokens * o->micro_batches));
+    bl_bench_add(a, "ranks", "%d", b->n_ranks);
+    bl_bench_add(a, "shard_size", "%d", b->n_ranks);
+    bl_bench_add(a, "threads", "%lld", (long long)o->threads);
+    bl_bench_add(a, "device", "%s", o->device);
+    bl_bench_add(a, "compute_dtype", "%s", o->compute_dtype);
+    bl_bench_add(a, "base_format", "%s", bl_base_format_name(o->base_format));
+    bl_bench_add(a, "ring_depth", "%lld", (long long)o->ring_depth);
+    bl_bench_add(a, "lora_r", "%lld", (long long)o->lora_r);
+    bl_bench_add(a, "activation_checkpointing", "%s", o->activation_checkpointing);
+    bl_bench_add(a, "activation_offload", "%s", o->activation_offload ? "true" : "false");
+    bl_bench_add(a, "offload_ratio", "%g", o->offload_ratio);
+    bl_status st = bl_bench_load(a, &b->config);
     free(a);
     return st;
 }
