@@ -376,7 +376,8 @@ static bl_status run(const void *values)
     st = run_in_scratch(b);
     bl_error error;
     bl_error_save(&error, st);
-    bl_run_data_close(&b->job.data);
+    b->job.model = NULL; /* it is not a checkpoint's */
+    bl_job_close(&b->job);
     if (b->small != b->model) bl_made_model_close(b->small);
     bl_made_model_close(b->model);
     bl_train_config_free(b->config);
