@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The local communicator between ranks that each have a CUDA device: on a GPU, or, built with BALLAST_CUDA_EMULATED, on
- * tests/device/fake_cudart.c. Results are those of the CPU bit for bit: copies are copies, and sums have the
+/* The local communicator between ranks that each have a CUDA device: on a GPU, or on the
+ * emulated one (tests/emulate). Results are those of the CPU bit for bit: copies are copies, and sums have the
  * same order. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,53 @@ static bl_status sums(test_rank *self, place *p)
     return BL_OK;
 }
 
+typedef struct gate {
+    atomic_bool is_open, was_late;
+} gate;
+
+static bl_status wait_for_gate(bl_stream *stream, const void *args)
+{
+    enum { PATIENCE = 10000 }; /* ms */
+    gate *g = *(gate *const *)args;
+    int ms = 0;
+
+    (void)stream;
+    while (!atomic_load(&g->is_open) && ms++ < PATIENCE) usleep(1000);
+    atomic_store(&g->was_late, ms >= PATIENCE);
+    return BL_OK;
+}
+
+/* A group of one: its values, and the host does not wait for the stream. */
+static bl_status sums_alone(test_rank *self, place *p)
+{
+    static gate gates[N_RANKS];
+    gate *g = &gates[self->rank];
+    const char *mode = getenv("BALLAST_EMULATED");
+    bl_comm *alone;
+
+    /* There whoever queues a task waits for it in any case. */
+    if (mode && strcmp(mode, "strict") == 0) atomic_store(&g->is_open, true);
+    BL_TRY(bl_comm_split(p->comm, self->rank, &alone));
+    for (int64_t i = 0; i < N; i++) p->host[i] = test_value(self->rank, i, 7);
+    bl_status st = bl_stream_call(p->stream, wait_for_gate, &g, sizeof g);
+    if (st == BL_OK) st = bl_stream_copy(p->stream, p->send, p->host, N * sizeof(float));
+    if (st == BL_OK) st = bl_comm_reduce_scatter_f32(alone, p->stream, p->send, p->recv, N);
+    if (st == BL_OK) st = bl_comm_all_reduce_f32(alone, p->stream, p->send, N);
+    atomic_store(&g->is_open, true);
+    bl_status ran = bl_stream_synchronize(p->stream);
+    bl_comm_destroy(alone);
+    BL_TRY(st);
+    BL_TRY(ran);
+    TEST_CHECK(!atomic_load(&g->was_late));
+    float *const results[] = {p->recv, p->send};
+    for (int k = 0; k < 2; k++) {
+        memset(p->host, 0, N * sizeof(float));
+        BL_TRY(get(p, results[k], N * sizeof(float)));
+        for (int64_t i = 0; i < N; i++) TEST_CHECK(p->host[i] == test_value(self->rank, i, 7));
+    }
+    return BL_OK;
+}
+
 /* Units of a base, sharded: each rank brings its third. */
 static bl_status rings(test_rank *self, place *p)
 {
@@ -207,6 +255,12 @@ static void test_sums(void **state)
     run(sums);
 }
 
+static void test_sums_alone(void **state)
+{
+    (void)state;
+    run(sums_alone);
+}
+
 static void test_gather_rings(void **state)
 {
     (void)state;
@@ -224,6 +278,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gathers_and_broadcasts),
         cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_sums_alone),
         cmocka_unit_test(test_gather_rings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
