@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream contract of device.h on a CUDA device: on a GPU, or, built with BALLAST_CUDA_EMULATED, on fake_cudart.c. No
+/* The stream contract of device.h on a CUDA device: on a GPU, or on the emulated one (tests/emulate). No
  * task here waits for another stream's task: CUDA may run all host functions on one thread. */
 #include <setjmp.h>
 #include <stdarg.h>

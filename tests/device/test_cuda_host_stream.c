@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host streams beside a GPU's own, and events between the two kinds: on a GPU, or, built with BALLAST_CUDA_EMULATED, on
- * fake_cudart.c. Tasks of a host stream may wait. */
+/* Host streams beside a GPU's own, and events between the two kinds: on a GPU, or on the
+ * emulated one (tests/emulate). Tasks of a host stream may wait. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
