@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # CUDA: BALLAST_CUDA is auto, on, off or emulated; afterwards the variable of that name is ON or OFF, and `if(BALLAST_CUDA)` asks it.
 # Emulated, it is ON and so is BALLAST_CUDA_EMULATED: a C++ compiler takes the .cu files, and tests/emulate is the runtime and cuBLASLt.
-# Modules link the targets ballast_cudart and ballast_cublaslt, and name their kernels by ballast_cuda_sources.
+# Modules link the targets ballast_cudart, ballast_cublaslt and ballast_nccl, and name their kernels by ballast_cuda_sources.
 # A .cu file exports extern "C" functions only, so that programs are linked by the C compiler and need no C++ library.
 set(BALLAST_CUDA off CACHE STRING "GPUs through CUDA: on, off, auto (on where a toolkit is installed), or emulated (on the CPU, for tests)")
 set_property(CACHE BALLAST_CUDA PROPERTY STRINGS auto on off emulated)
@@ -44,6 +44,9 @@ if(BALLAST_CUDA_EMULATED)
   target_link_libraries(ballast_cudart INTERFACE emulated_cudart)
   add_library(ballast_cublaslt INTERFACE)
   target_link_libraries(ballast_cublaslt INTERFACE ballast_cudart emulated_cublaslt)
+  add_library(ballast_nccl INTERFACE)
+  target_link_libraries(ballast_nccl INTERFACE ballast_cudart emulated_nccl)
+  target_link_options(ballast_nccl INTERFACE -Wl,--wrap=dlopen,--wrap=dlsym,--wrap=dlclose,-u,__wrap_dlopen) # tests/emulate/nccl_symbols.c answers
 elseif(BALLAST_CUDA)
   # Ampere; Hopper with its own instructions; and its intermediate code for what comes later.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -61,6 +64,15 @@ elseif(BALLAST_CUDA)
   target_link_libraries(ballast_cudart INTERFACE CUDA::cudart_static)
   add_library(ballast_cublaslt INTERFACE)
   target_link_libraries(ballast_cublaslt INTERFACE CUDA::cublasLt)
+  find_path(BALLAST_NCCL_INCLUDE nccl.h PATHS ${CUDAToolkit_INCLUDE_DIRS})
+  mark_as_advanced(BALLAST_NCCL_INCLUDE)
+  include(${CMAKE_CURRENT_LIST_DIR}/nccl.cmake)
+  ballast_check_nccl_header("${BALLAST_NCCL_INCLUDE}" serves)
+  if(serves)
+    add_library(ballast_nccl INTERFACE)
+    target_include_directories(ballast_nccl SYSTEM INTERFACE ${BALLAST_NCCL_INCLUDE})
+    target_link_libraries(ballast_nccl INTERFACE ballast_cudart ${CMAKE_DL_LIBS})
+  endif()
 endif()
 
 # ballast_cuda_sources(TARGET FILE...): kernels of a module. The arithmetic in element.h rounds where C rounds: no fused multiply-add.

@@ -4,6 +4,8 @@
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <limits.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "cuda/values.h"
@@ -45,3 +47,42 @@ IS(((cublasLtMatmulHeuristicResult_t *)0)->workspaceSize, size_t);
 IS(((cublasLtMatmulHeuristicResult_t *)0)->state, cublasStatus_t);
 _Static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96, "of the stand-in");
 _Static_assert(CUDART_VERSION >= 12090, "the oldest toolkit that serves");
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+
+#include "cuda/nccl_functions.h"
+#include "cuda/nccl_values.h"
+
+EMULATED_NCCL_RESULTS(SAME)
+EMULATED_NCCL_DATA_TYPES(SAME)
+EMULATED_NCCL_MACROS(SAME)
+
+/* The stand-in's configuration, field by field: the real header's has to lie in the same places. */
+#define NCCL_FIELD(name, type, offset)                                                             \
+    IS(((ncclConfig_t *)0)->name, type);                                                           \
+    _Static_assert(offsetof(ncclConfig_t, name) == (offset), #name)
+NCCL_FIELD(size, size_t, 0);
+NCCL_FIELD(magic, unsigned, 8);
+NCCL_FIELD(version, unsigned, 12);
+NCCL_FIELD(blocking, int, 16);
+NCCL_FIELD(cgaClusterSize, int, 20);
+NCCL_FIELD(minCTAs, int, 24);
+NCCL_FIELD(maxCTAs, int, 28);
+NCCL_FIELD(netName, const char *, 32);
+NCCL_FIELD(splitShare, int, 40);
+NCCL_FIELD(trafficClass, int, 44);
+NCCL_FIELD(commName, const char *, 48);
+NCCL_FIELD(collnetEnable, int, 56);
+NCCL_FIELD(CTAPolicy, int, 60);
+NCCL_FIELD(shrinkShare, int, 64);
+NCCL_FIELD(nvlsCTAs, int, 68);
+NCCL_FIELD(nChannelsPerNetPeer, int, 72);
+NCCL_FIELD(nvlinkCentricSched, int, 76);
+_Static_assert(sizeof(ncclConfig_t) == 80, "of the stand-in");
+_Static_assert(sizeof(ncclUniqueId) == 128, "of the stand-in");
+_Static_assert(NCCL_CONFIG_UNDEF_INT == INT_MIN, "of the stand-in");
+_Static_assert(NCCL_VERSION_CODE == 22809 && NCCL_VERSION(2, 28, 9) == 22809, "the stand-in's");
+IS((ncclComm_t)0, struct ncclComm *);
+IS((ncclWindow_t)0, struct ncclWindow_vidmem *);
+#endif

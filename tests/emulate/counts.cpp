@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How often a program has the GPU do what: kernels by name, products, copies with their bytes. Written at the program's end, a line each in
- * order, to the file that BALLAST_EMULATED_COUNTS names; nothing is counted without it. */
+ * order, to the file that BALLAST_EMULATED_COUNTS names, %p in it being the process's number; nothing is counted without it. */
 #include "counts.h"
 
 #include <cxxabi.h>
 #include <dlfcn.h>
+#include <unistd.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,9 +33,14 @@ static void write_counts()
 static bool is_counting()
 {
     static bool is = [] {
-        path = getenv("BALLAST_EMULATED_COUNTS");
-        if (path) atexit(write_counts);
-        return path != nullptr;
+        const char *name = getenv("BALLAST_EMULATED_COUNTS");
+        if (!name) return false;
+        static std::string whole = name;
+        size_t at = whole.find("%p");
+        if (at != std::string::npos) whole.replace(at, 2, std::to_string(getpid()));
+        path = whole.c_str();
+        atexit(write_counts);
+        return true;
     }();
     return is;
 }

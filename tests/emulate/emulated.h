@@ -33,6 +33,13 @@ int emulated_cublaslt_last_candidate(void);
  * needed for that. False where there is no such library. */
 bool emulated_cublaslt_ask_real(void);
 
+/* ---- NCCL ---- */
+
+/* A communicator that lives: whether a thread is in a call on it, and whether a launch has not ended. A launch is several short calls. */
+struct ncclComm;
+bool emulated_nccl_is_in_call(struct ncclComm *comm);
+bool emulated_nccl_has_work(struct ncclComm *comm);
+
 /* ---- kernels ---- */
 
 /* Of the bytes in the sectors that warps loaded and stored since they were forgotten, the share that they asked for. No kernel may be

@@ -88,6 +88,11 @@ uintptr_t emulated_registered_end(const void *at)
     return find_range(&registered, at, false).end;
 }
 
+uintptr_t emulated_memory_end(const void *at)
+{
+    return find_range(&memory, at, false).end;
+}
+
 /* ---- device memory ---- */
 
 /* STRICT: says what the host touched, then lets the signal end the program. Reads without the lock, which the thread may hold. */

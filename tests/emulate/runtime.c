@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "device/guard.h"
 #include "runtime.h"
@@ -68,6 +69,12 @@ cudaError_t emulated_enter_stream(cudaStream_t stream)
 int emulated_current_device(void)
 {
     return current_device;
+}
+
+int emulated_physical_device(int device)
+{
+    const emulated_settings *settings = emulated_settings_get();
+    return device < settings->n_devices ? settings->visible[device] : device;
 }
 
 static bool is_strict(void)
@@ -160,13 +167,21 @@ cudaError_t cudaGetLastError(void)
 
 const char *cudaGetErrorName(cudaError_t error)
 {
-    return error == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaErrorEmulated";
+#define NAME(name, number)                                                                         \
+    case name:                                                                                     \
+        return #name;
+    switch (error) {
+        EMULATED_ERRORS(NAME)
+    }
+    return "unrecognized error code";
+#undef NAME
 }
 
 const char *cudaGetErrorString(cudaError_t error)
 {
-    return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
-                                            : "an emulated error";
+    return error == cudaErrorIllegalAddress   ? "an illegal memory access was encountered"
+           : error == cudaErrorSystemNotReady ? "system not yet initialized"
+                                              : "an emulated error";
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
@@ -182,17 +197,50 @@ cudaError_t cudaRuntimeGetVersion(int *version)
     return cudaSuccess;
 }
 
+/* The first call that wants the driver to have started. */
 cudaError_t cudaGetDeviceCount(int *count)
 {
+    int error = emulated_settings_get()->start_error;
+    if (error != 0) return (cudaError_t)error;
     *count = count_devices();
     return cudaSuccess;
 }
 
+static void *run_driver(void *unused)
+{
+    for (;;) pause();
+    return unused;
+}
+
+/* With a context the driver has threads of its own in the process, which take the signals that their maker does. */
+static void make_driver_thread(void)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run_driver, NULL) != 0) emulated_fatal("no driver thread");
+    pthread_setname_np(thread, "emulated driver");
+    pthread_detach(thread);
+}
+
 cudaError_t cudaSetDevice(int device)
 {
+    static pthread_once_t has_context = PTHREAD_ONCE_INIT;
     ENTER();
     if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
+    pthread_once(&has_context, make_driver_thread);
     current_device = device;
+    return cudaSuccess;
+}
+
+/* No device of the machine that this runs on is there. Hosts that a test names have GPUs of their own. */
+cudaError_t cudaDeviceGetPCIBusId(char *bus_id, int length, int device)
+{
+    if (!bus_id || length < 13) return cudaErrorInvalidValue;
+    if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
+    unsigned domain = 0xFFFF;
+    for (const char *c = emulated_settings_get()->host; c && *c; c++)
+        domain = 0x8000 | ((domain * 31 + (unsigned char)*c) & 0x7FFF);
+    snprintf(bus_id, (size_t)length, "%04X:%02X:00.0", domain,
+             (unsigned)emulated_physical_device(device));
     return cudaSuccess;
 }
 

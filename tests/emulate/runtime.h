@@ -13,14 +13,30 @@
 /* ---- settings.c ---- */
 
 /* What the environment asks for (README.md); a value that makes no sense ends the program with a line. */
+typedef enum emulated_windows {
+    EMULATED_WINDOWS_YES,
+    EMULATED_WINDOWS_NO, /* symmetric memory is not served: no error, and by version a window or none */
+    EMULATED_WINDOWS_FAIL
+} emulated_windows;
+enum { EMULATED_MAX_DEVICES = 64 };
 typedef struct emulated_settings {
     bool is_strict;
     int capability;     /* 80 or 90 */
     int driver_version; /* CUDA's number, 13000; 0: no driver */
+    int start_error;    /* CUDA's number of what the driver's start ends with; 0: it starts */
     int n_devices;
-    size_t memory_bytes; /* of a device */
-    bool has_fp8;        /* whether cuBLASLt has FP8 products at all */
-    uint64_t seed;       /* 0: no delays */
+    int visible[EMULATED_MAX_DEVICES]; /* of the host's GPUs, the process's */
+    const char *host;                  /* NULL: this one */
+    int nccl_version;                  /* NCCL's number, 22809; 0: no library */
+    const char *nccl_hidden;           /* functions that it lacks, with commas; NULL: none */
+    emulated_windows nccl_windows;
+    bool nccl_reports; /* the death of a rank is an asynchronous error; or the others just hang */
+    bool nccl_abort_hangs;
+    const char *nccl_log; /* NULL: none */
+    const char *fault;    /* NULL: none */
+    size_t memory_bytes;  /* of a device */
+    bool has_fp8;         /* whether cuBLASLt has FP8 products at all */
+    uint64_t seed;        /* 0: no delays */
 } emulated_settings;
 const emulated_settings *emulated_settings_get(void);
 
@@ -40,6 +56,8 @@ cudaError_t emulated_enter(void);
 /* The same; a stream is used with its device current. */
 cudaError_t emulated_enter_stream(cudaStream_t stream);
 int emulated_current_device(void);
+/* Which of the host's GPUs the process's `device` is. */
+int emulated_physical_device(int device);
 
 /* The CPU device that is all GPUs, made by the first who asks; guarded in the strict mode. NULL: no memory. */
 bl_device *emulated_cpu_device(void);
@@ -52,5 +70,7 @@ void emulated_end_work(void);
 
 /* The first byte after the registration that `at` is in; 0: none. */
 uintptr_t emulated_registered_end(const void *at);
+/* The same of an allocation of device memory. */
+uintptr_t emulated_memory_end(const void *at);
 
 #endif

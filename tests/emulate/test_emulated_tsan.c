@@ -17,7 +17,16 @@
 
 extern char **environ;
 
-enum { TEXT_BYTES = 16384, REPORTED = 66, BYTES = PLANTED_N * sizeof(float) };
+enum {
+    TEXT_BYTES = 16384,
+    REPORTED = 66,
+    BYTES = PLANTED_N * sizeof(float),
+    LAST = PLANTED_N - 1,
+    HANG_S = 120
+};
+
+/* the last value of each before the case */
+static const float OLD_IN = LAST, OLD_OUT = -1.0f, OLD_HOST = -2.0f;
 
 void planted_note_thread(int block, int thread)
 {
@@ -38,6 +47,13 @@ static void need(bl_status st)
     exit(2);
 }
 
+static void fill(gpu *g, float *to, float first, float step)
+{
+    for (int i = 0; i < PLANTED_N; i++) g->host[i] = first + step * (float)i;
+    need(bl_stream_copy(g->first, to, g->host, BYTES));
+    need(bl_stream_synchronize(g->first));
+}
+
 static gpu open_gpu(void)
 {
     gpu g;
@@ -48,9 +64,9 @@ static gpu open_gpu(void)
     need(bl_device_alloc(g.device, BL_SPACE_DEVICE, BYTES, "test", (void **)&g.out));
     need(bl_device_alloc(g.device, BL_SPACE_DEVICE, BYTES, "test", (void **)&g.in));
     need(bl_device_alloc(g.device, BL_SPACE_HOST, BYTES, "test", (void **)&g.host));
-    for (int i = 0; i < PLANTED_N; i++) g.host[i] = (float)i;
-    need(bl_stream_copy(g.first, g.in, g.host, BYTES));
-    need(bl_stream_synchronize(g.first));
+    fill(&g, g.out, OLD_OUT, 0.0f);
+    fill(&g, g.in, 0.0f, 1.0f);
+    for (int i = 0; i < PLANTED_N; i++) g.host[i] = OLD_HOST;
     return g;
 }
 
@@ -67,46 +83,75 @@ static void close_gpu(gpu *g)
     bl_device_destroy(g->device);
 }
 
-/* What comes on the second stream waits for the first, unless the fault is planted. */
-static void order(gpu *g, bool with_fault)
+__attribute__((no_sanitize("thread"))) static float peek(const volatile float *at)
 {
+    return *at;
+}
+
+/* Waits until an operation has changed a value, in a way that ThreadSanitizer does not see: no order comes of it. With a fault planted
+ * the second access comes when the first is over, and what the host does next comes after both. Otherwise the operation of a stream that is
+ * late would follow whatever the host had waited for meanwhile: in order, though nobody meant it. */
+__attribute__((no_sanitize("thread"))) static void await_change(const volatile float *at, float old)
+{
+    while (peek(at) == old) usleep(100);
+}
+
+/* What comes on the second stream waits for the first, unless the fault is planted. */
+static void order(gpu *g, bool with_fault, const float *changed, float old)
+{
+    if (with_fault) {
+        await_change(changed, old);
+        return;
+    }
     need(bl_event_record(g->done, g->first));
-    if (!with_fault) need(bl_stream_wait(g->second, g->done));
+    need(bl_stream_wait(g->second, g->done));
 }
 
 static void kernel_then_copy(gpu *g, bool with_fault)
 {
     need(planted_race(g->first, &(planted_args){g->out, g->in, false}));
-    order(g, with_fault);
+    order(g, with_fault, &g->out[LAST], OLD_OUT);
     need(bl_stream_copy(g->second, g->host, g->out, BYTES));
+    if (with_fault) await_change(&g->host[LAST], OLD_HOST);
 }
 
 static void copy_then_kernel(gpu *g, bool with_fault)
 {
     need(bl_stream_copy(g->first, g->in, g->host, BYTES));
-    order(g, with_fault);
+    order(g, with_fault, &g->in[LAST], OLD_IN);
     need(planted_race(g->second, &(planted_args){g->out, g->in, false}));
+    if (with_fault) await_change(&g->out[LAST], OLD_OUT);
 }
 
 /* That kernels run one at a time is no order. */
 static void kernel_then_kernel(gpu *g, bool with_fault)
 {
     need(planted_race(g->first, &(planted_args){g->out, g->in, false}));
-    order(g, with_fault);
+    order(g, with_fault, &g->out[LAST], OLD_OUT);
+    float first = with_fault ? peek(&g->out[LAST]) : 0;
     need(planted_copy(g->second, &(planted_args){g->out, g->in, false}));
+    if (with_fault) await_change(&g->out[LAST], first);
 }
 
 /* Shared memory is not one memory, though it lies at one place. */
 static void kernels_side_by_side(gpu *g, bool with_fault)
 {
     need(planted_race(g->first, &(planted_args){g->out, g->in, false}));
-    need(planted_race(g->second, &(planted_args){with_fault ? g->out : g->host, g->in, false}));
+    if (with_fault) await_change(&g->out[LAST], OLD_OUT);
+    float first = with_fault ? peek(&g->out[LAST]) : 0;
+    planted_args second =
+        with_fault ? (planted_args){g->out, g->host, false} : (planted_args){g->host, g->in, false};
+    need(planted_race(g->second, &second));
+    if (with_fault) await_change(&g->out[LAST], first);
 }
 
 static void host_then_copy(gpu *g, bool with_fault)
 {
     need(bl_stream_copy(g->first, g->host, g->in, BYTES));
-    if (!with_fault) need(bl_stream_synchronize(g->first));
+    if (with_fault)
+        await_change(&g->host[LAST], OLD_HOST);
+    else
+        need(bl_stream_synchronize(g->first));
     g->host[0] = 1.0f;
 }
 
@@ -128,6 +173,7 @@ static int run_case(const char *name, bool with_fault)
 {
     for (size_t i = 0; i < sizeof FAULTS / sizeof FAULTS[0]; i++) {
         if (strcmp(name, FAULTS[i].name) != 0) continue;
+        alarm(HANG_S);
         gpu g = open_gpu();
         FAULTS[i].run(&g, with_fault);
         close_gpu(&g);

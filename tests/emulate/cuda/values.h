@@ -12,14 +12,23 @@
     V(cudaErrorMemoryAllocation, 2)                                                                \
     V(cudaErrorInitializationError, 3)                                                             \
     V(cudaErrorInvalidConfiguration, 9)                                                            \
+    V(cudaErrorStubLibrary, 34)                                                                    \
     V(cudaErrorInsufficientDriver, 35)                                                             \
     V(cudaErrorDevicesUnavailable, 46)                                                             \
     V(cudaErrorNoDevice, 100)                                                                      \
     V(cudaErrorInvalidDevice, 101)                                                                 \
+    V(cudaErrorNoKernelImageForDevice, 209)                                                        \
+    V(cudaErrorECCUncorrectable, 214)                                                              \
+    V(cudaErrorNvlinkUncorrectable, 220)                                                           \
+    V(cudaErrorUnsupportedPtxVersion, 222)                                                         \
+    V(cudaErrorOperatingSystem, 304)                                                               \
     V(cudaErrorInvalidResourceHandle, 400)                                                         \
     V(cudaErrorNotReady, 600)                                                                      \
     V(cudaErrorIllegalAddress, 700)                                                                \
-    V(cudaErrorSystemDriverMismatch, 803)
+    V(cudaErrorSystemNotReady, 802)                                                                \
+    V(cudaErrorSystemDriverMismatch, 803)                                                          \
+    V(cudaErrorCompatNotSupportedOnDevice, 804)                                                    \
+    V(cudaErrorUnknown, 999)
 
 #define EMULATED_COPY_KINDS(V)                                                                     \
     V(cudaMemcpyHostToHost, 0)                                                                     \
