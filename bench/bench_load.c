@@ -79,7 +79,7 @@ static load_result load_in_child(const char *model, bl_base_format format, const
     if (pipe(ends) != 0) return result;
     pid_t child = fork();
     if (child == 0) {
-        bl_log_set_silent();
+        bl_log_set_silent(true);
         result.status = load(model, format, dir, &result);
         if (result.status != BL_OK) bl_log_error(bl_error_text());
         _exit(write(ends[1], &result, sizeof result) == (ssize_t)sizeof result ? 0 : 1);

@@ -16,8 +16,9 @@ void bl_bench_add(bl_bench_arguments *a, const char *key, const char *format, ..
 
 bl_status bl_bench_load(bl_bench_arguments *a, bl_train_config **out)
 {
-    char *words[2 * BL_BENCH_MAX_KEYS];
+    /* What is measured is in this process. */
+    char *words[2 * BL_BENCH_MAX_KEYS + 2] = {(char *)"--rank_processes", (char *)"false"};
 
-    for (int i = 0; i < a->n_words; i++) words[i] = a->text[i];
-    return bl_train_config_load(BL_CONFIG_TRAIN, NULL, a->n_words, words, out);
+    for (int i = 0; i < a->n_words; i++) words[2 + i] = a->text[i];
+    return bl_train_config_load(BL_CONFIG_TRAIN, NULL, 2 + a->n_words, words, out);
 }

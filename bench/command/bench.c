@@ -7,9 +7,9 @@
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 
-static const bl_bench *const benches[] = {&bl_bench_linear,   &bl_bench_io,   &bl_bench_pager,
-                                          &bl_bench_hardware, &bl_bench_step, &bl_bench_attention,
-                                          &bl_bench_plan};
+static const bl_bench *const benches[] = {&bl_bench_linear,   &bl_bench_io,    &bl_bench_pager,
+                                          &bl_bench_hardware, &bl_bench_step,  &bl_bench_attention,
+                                          &bl_bench_plan,     &bl_bench_gather};
 
 static void print_options(FILE *out, bool as_markdown)
 {
@@ -54,7 +54,7 @@ static bl_status run(int argc, char *const *argv)
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_cli_read(&options, argc - 1, argv + 1, 0, NULL, &n_words));
-    st = bench->run(options.values);
+    st = bench->run ? bench->run(options.values) : bench->run_ranks(options.values, argc, argv);
 done:
     if (options.values) bl_options_clear(&options);
     free(options.values);

@@ -17,10 +17,12 @@ typedef struct bl_bench {
     const char *details; /* a paragraph for --help; lines end in \n */
     /* `values`: the struct, filled. Results go to stdout; the caller reports a failure. */
     bl_status (*run)(const void *values);
+    /* Or this, for one that starts processes of this program: argv are the command's words. */
+    bl_status (*run_ranks)(const void *values, int argc, char *const *argv);
 } bl_bench;
 
 extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_pager, bl_bench_hardware,
-    bl_bench_step, bl_bench_attention, bl_bench_plan;
+    bl_bench_step, bl_bench_attention, bl_bench_plan, bl_bench_gather;
 
 enum { BL_BENCH_MAX_RUNS = 1000 };
 

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/memory.h"
@@ -140,7 +141,7 @@ static bl_status report_host(hardware *h)
     BL_TRY(put(h->report, "hardware_version", json_integer(1)));
     BL_TRY(put(h->report, "processor", describe_processor()));
     BL_TRY(put(h->report, "online_cores", json_integer(sysconf(_SC_NPROCESSORS_ONLN))));
-    BL_TRY(put(h->report, "usable_cores", json_integer(CPU_COUNT(&allowed))));
+    BL_TRY(put(h->report, "usable_cores", json_integer(bl_cores_usable())));
     BL_TRY(put(h->report, "numa_nodes", json_integer(bl_max_i64(node_count, 1))));
     BL_TRY(put(h->report, "memory_bytes",
                json_integer((json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE))));

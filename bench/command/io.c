@@ -3,10 +3,8 @@
  * same run. */
 #include <errno.h>
 #include <fcntl.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/files.h"
@@ -15,6 +13,7 @@
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/file.h"
+#include "bench/command/program.h"
 
 typedef struct io_options {
     char *file, *dir, *size, *chunk;
@@ -55,45 +54,7 @@ typedef struct io_bench {
     double seconds[N_CONTENDERS][BL_BENCH_MAX_RUNS];
 } io_bench;
 
-enum { FIO_OUTPUT_MAX_BYTES = 1 << 20, MAX_CHUNK_BYTES = 1 << 30 };
-
-/* What fio prints is owned by the caller, NULL when it cannot be run or fails. */
-static char *run_fio_program(char *const *arguments)
-{
-    posix_spawn_file_actions_t actions;
-    int ends[2], exit_status = -1;
-    pid_t child = -1;
-    char *text = calloc(1, FIO_OUTPUT_MAX_BYTES + 1);
-
-    if (!text || pipe2(ends, O_CLOEXEC) != 0) {
-        free(text);
-        return NULL;
-    }
-    if (posix_spawn_file_actions_init(&actions) == 0) {
-        bool is_ready = posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO) == 0 &&
-                        posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null",
-                                                         O_WRONLY, 0) == 0;
-        if (!is_ready ||
-            posix_spawnp(&child, arguments[0], &actions, NULL, arguments, environ) != 0)
-            child = -1;
-        posix_spawn_file_actions_destroy(&actions);
-    }
-    close(ends[1]);
-    ssize_t got = 0;
-    for (size_t n = 0; child > 0 && n < FIO_OUTPUT_MAX_BYTES; n += (size_t)got) {
-        do {
-            got = read(ends[0], text + n, FIO_OUTPUT_MAX_BYTES - n);
-        } while (got < 0 && errno == EINTR);
-        if (got <= 0) break;
-    }
-    close(ends[0]);
-    while (child > 0 && waitpid(child, &exit_status, 0) < 0 && errno == EINTR) continue;
-    if (exit_status != 0) {
-        free(text);
-        return NULL;
-    }
-    return text;
-}
+enum { MAX_CHUNK_BYTES = 1 << 30 };
 
 /* fio takes ':' for the end of a name and '\' for an escape. The caller frees. */
 static char *fio_file_argument(const char *path)
@@ -128,7 +89,7 @@ static double run_fio(const io_bench *b)
     snprintf(bytes, sizeof bytes, "--bs=%zu", b->reader.chunk_bytes);
     snprintf(direct, sizeof direct, "--direct=%d", b->file.is_direct);
     bl_bench_file_drop_cache(&b->file);
-    if (file) text = run_fio_program(arguments);
+    if (file) text = bl_bench_run_program(arguments);
     const char *document = text ? strchr(text, '{') : NULL; /* notes may stand before it */
     if (document && bl_json_parse("fio", 1, document, strlen(document), &report) == BL_OK) {
         json_t *job_read =

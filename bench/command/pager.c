@@ -350,7 +350,7 @@ static bl_status run(const void *values)
                                .layer_bytes = bl_bench_model_layer_weights(&model) / o->ranks}};
     snprintf(b.scratch, sizeof b.scratch, "%s/ballast-bench-XXXXXX", o->dir);
     if (!mkdtemp(b.scratch)) return bl_fail_errno(BL_EIO, "make a folder in %s", o->dir);
-    bl_log_set_silent(); /* the trainings' own reports */
+    bl_log_set_silent(true); /* the trainings' own reports */
     pthread_mutex_init(&b.pacer.lock, NULL);
     bl_status st = bl_bench_model_write(&model, b.scratch);
     if (st == BL_OK) st = ask[o->question](&b);

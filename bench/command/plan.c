@@ -347,7 +347,7 @@ static bl_status run(const void *values)
     plan_bench b = {.options = o};
     snprintf(b.scratch, sizeof b.scratch, "%s/ballast-bench-XXXXXX", o->dir);
     if (!mkdtemp(b.scratch)) return bl_fail_errno(BL_EIO, "make a folder in %s", o->dir);
-    bl_log_set_silent(); /* the trainings' own reports */
+    bl_log_set_silent(true); /* the trainings' own reports */
     snprintf(path, sizeof path, "%s/model", b.scratch);
     bl_status st = bl_bench_model_write(&model, b.scratch);
     if (st == BL_OK) st = bl_llama_config_load(path, &b.model);

@@ -4,9 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/rates.h"
@@ -327,9 +327,8 @@ bl_status bl_bench_plan_rates(const bl_llama_config *model, int64_t lora_r, int6
     int n_started = 0;
 
     if (!ranks) return BL_FAIL(BL_ENOMEM, "rates of %d ranks", n_ranks);
-    *out = (bl_time_rates){.cores = (double)sysconf(_SC_NPROCESSORS_ONLN) / n_ranks,
-                           .compute_cores = threads,
-                           .copy_cores = 1};
+    *out = (bl_time_rates){
+        .cores = (double)bl_cores_usable() / n_ranks, .compute_cores = threads, .copy_cores = 1};
     for (int i = 0; i < n_ranks; i++) {
         ranks[i] = (rank_rates){.model = model,
                                 .dims = bl_block_dims_of(model, BL_DEVICE_CPU),

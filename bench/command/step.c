@@ -166,7 +166,7 @@ static bl_status open_job(step_bench *b)
                                  .n_here = 1,
                                  .n_on_host = 1},
                     .model = b->model};
-    BL_TRY(bl_run_data_open_training(b->config, b->model, &job->data));
+    BL_TRY(bl_run_data_open_training(b->config, b->model, NULL, (int)b->config->ranks, &job->data));
     BL_TRY(bl_plan_choose_lora(b->config, &b->model->config, true, &job->lora));
     bl_plan_input input = bl_job_plan_input(job);
     input.is_training = true;
@@ -214,7 +214,7 @@ static bl_status open_rank(step_bench *b)
     bl_rank *r = &b->rank;
 
     *r = (bl_rank){.job = &b->job, .index = b->rank_index};
-    BL_TRY(bl_echo_create(b->rank_index, b->n_ranks, 1e9 * b->options->link_gb_per_s, &r->world));
+    BL_TRY(bl_echo_create(b->rank_index, b->n_ranks, 1e9 * b->options->link_gb_per_s, &r->host));
     BL_TRY(bl_rank_open(r));
     BL_TRY(make_weights(b));
     BL_TRY(bl_rank_create_adapter(r));
@@ -372,7 +372,7 @@ static bl_status run(const void *values)
         free(b);
         return st;
     }
-    bl_log_set_silent();
+    bl_log_set_silent(true);
     st = run_in_scratch(b);
     bl_error error;
     bl_error_save(&error, st);

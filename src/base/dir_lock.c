@@ -2,16 +2,18 @@
 /* dir_lock.c -- the lock of a folder, files.h: flock on a file in it, which names its holder.
  *
  * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared after
- * locking and by bl_dir_lock_check. */
+ * locking and by bl_dir_lock_check. A file system without flock is no reason to end a run: a warning, and the rest as with it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/log.h"
 
 static const char LOCK_NAME[] = ".ballast.lock";
 
@@ -56,6 +58,26 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
+/* Lustre mounted without flock, NFS without its lock service, some FUSE file systems. */
+static bool has_no_locks(int error)
+{
+    return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK;
+}
+
+static bl_status lock_file(const char *dir, const char *path, int fd)
+{
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EINTR) continue;
+        if (errno == EWOULDBLOCK) return fail_locked(dir, fd);
+        if (!has_no_locks(errno)) return bl_fail_errno(BL_EIO, "%s: flock", path);
+        bl_log_warning("%s: its file system has no locks (%s): two runs in this folder are not "
+                       "kept apart",
+                       dir, strerror(errno));
+        break;
+    }
+    return BL_OK;
+}
+
 /* Locks the file that has the name. *fd stays the caller's, also after a failure. */
 static bl_status take_lock(const char *dir, const char *path, int *fd)
 {
@@ -63,11 +85,7 @@ static bl_status take_lock(const char *dir, const char *path, int *fd)
 
     for (int n = 0; n < TRIES; n++) {
         BL_TRY(open_lock(path, fd));
-        while (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
-            if (errno == EINTR) continue;
-            return errno == EWOULDBLOCK ? fail_locked(dir, *fd)
-                                        : bl_fail_errno(BL_EIO, "%s: flock", path);
-        }
+        BL_TRY(lock_file(dir, path, *fd));
         if (fstat(*fd, &opened) != 0) return bl_fail_errno(BL_EIO, "%s", path);
         if (lstat(path, &named) == 0 && is_same_file(&opened, &named)) return BL_OK;
         close(*fd); /* removed between open and flock */
@@ -100,23 +118,44 @@ static bl_status write_holder(const char *path, int fd)
     return bl_file_write_full(fd, path, holder, (size_t)length, 0);
 }
 
-bl_status bl_dir_lock_acquire(const char *dir, bl_dir_lock **out)
+/* Without a file. Also after a failure it is the caller's to release. */
+static bl_status create_lock(const char *dir, bl_dir_lock **out)
 {
-    bl_status st = BL_OK;
-    bl_dir_lock *lock = calloc(1, sizeof *lock);
+    bl_dir_lock *lock = *out = calloc(1, sizeof *lock);
 
-    *out = NULL;
     if (!lock) return BL_FAIL(BL_ENOMEM, "the lock of %s", dir);
     lock->fd = -1;
-    BL_TRY_GOTO(st, done, bl_text_format(&lock->dir, "%s", dir));
-    BL_TRY_GOTO(st, done, bl_path_join(dir, LOCK_NAME, &lock->path));
-    BL_TRY_GOTO(st, done, take_lock(dir, lock->path, &lock->fd));
-    BL_TRY_GOTO(st, done, check_content(lock->path, lock->fd));
-    BL_TRY_GOTO(st, done, write_holder(lock->path, lock->fd));
-    *out = lock;
-    lock = NULL;
-done:
-    bl_dir_lock_release(lock);
+    BL_TRY(bl_text_format(&lock->dir, "%s", dir));
+    return bl_path_join(dir, LOCK_NAME, &lock->path);
+}
+
+bl_status bl_dir_lock_acquire(const char *dir, bl_dir_lock **out)
+{
+    bl_dir_lock *lock;
+
+    *out = NULL;
+    bl_status st = create_lock(dir, &lock);
+    if (st == BL_OK) st = take_lock(dir, lock->path, &lock->fd);
+    if (st == BL_OK) st = check_content(lock->path, lock->fd);
+    if (st == BL_OK) st = write_holder(lock->path, lock->fd);
+    if (st == BL_OK)
+        *out = lock;
+    else
+        bl_dir_lock_release(lock);
+    return st;
+}
+
+bl_status bl_dir_lock_look(const char *dir, bl_dir_lock **out)
+{
+    bl_dir_lock *lock;
+
+    *out = NULL;
+    bl_status st = create_lock(dir, &lock);
+    if (st == BL_OK) lock->fd = open(lock->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (st == BL_OK && lock->fd >= 0)
+        *out = lock;
+    else
+        bl_dir_lock_release(lock);
     return st;
 }
 

@@ -389,6 +389,34 @@ bl_status bl_tree_remove(const char *path)
     return BL_OK;
 }
 
+static uint64_t open_folder(const char *path)
+{
+    struct stat info;
+    uint64_t inode = 0;
+
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    if (fstat(fd, &info) == 0) inode = info.st_ino;
+    close(fd);
+    return inode;
+}
+
+uint64_t bl_dir_look_anew(const char *path)
+{
+    char *prefix = strdup(path);
+
+    if (!prefix) return open_folder(path);
+    if (*prefix != '/') open_folder(".");
+    for (char *at = prefix; (at = strchr(at, '/')); at++) {
+        if (at == prefix) continue;
+        *at = '\0';
+        open_folder(prefix);
+        *at = '/';
+    }
+    free(prefix);
+    return open_folder(path);
+}
+
 bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes)
 {
     struct statvfs info;

@@ -79,6 +79,9 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 bl_status bl_dir_create(const char *path);
 /* Removes a file, or a folder and all in it. Links are not followed; an absent path is fine. */
 bl_status bl_tree_remove(const char *path);
+/* Opens the folder, after each folder above it in the path: a network file system then asks its server for what it remembers, also for names
+ * that were not there, which may be a minute old. The folder's inode; 0: it is not there, or may not be opened. */
+uint64_t bl_dir_look_anew(const char *path);
 /* What an unprivileged writer may still write there. */
 bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes);
 /* Whether its files are kept in memory (tmpfs, ramfs); what cannot be looked at is not. */
@@ -91,7 +94,7 @@ void bl_names_free(char **names, size_t n_names);
 /* A folder's lock, held by one process of all hosts that share the file system; it dies with its holder, so
  * that a stale lock file never blocks. In use: BL_EUSAGE "PATH is in use by pid N on HOST". The file
  * (".ballast.lock") stays: removing it would let two processes lock two files of one name. A child of fork
- * keeps the lock alive until it closes or execs.
+ * keeps the lock alive until it closes or execs. A file system without locks is a warning; nobody is kept out there.
  *
  * What is there under the lock's name and no lock (a link, a folder, another text) is BL_EUSAGE and stays as it is. */
 typedef struct bl_dir_lock bl_dir_lock;
@@ -100,6 +103,8 @@ bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out);
 /* BL_EIO when the folder, or the lock file in it, is no longer the one that was locked: it was removed, and may be
  * another process's by now. An error in looking passes: what is written next meets it, too. */
 bl_status bl_dir_lock_check(const bl_dir_lock *lock);
+/* The lock that another process of this job holds, only to be checked; *out is NULL when it is not seen here. */
+bl_status bl_dir_lock_look(const char *dir, bl_dir_lock **out);
 void bl_dir_lock_release(bl_dir_lock *lock); /* NULL is fine */
 
 /* ---- names ---- */

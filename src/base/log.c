@@ -15,12 +15,15 @@
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
 /* A line of progress is on the terminal, without its end; changed under stderr's lock. */
-static atomic_bool is_line_open;
+static atomic_bool own_line;
+static atomic_bool *is_line_open = &own_line;
+
+_Static_assert(sizeof(atomic_bool) == 1 && ATOMIC_BOOL_LOCK_FREE == 2, "processes share it");
 
 /* What ends it, if it is there. Under stderr's lock. */
 static const char *end_of_line(void)
 {
-    return atomic_exchange(&is_line_open, false) ? "\n" : "";
+    return atomic_exchange(is_line_open, false) ? "\n" : "";
 }
 
 static void write_line(const char *kind, const char *format, va_list args)
@@ -75,7 +78,7 @@ void bl_log_progress(const char *format, ...)
     va_end(args);
     /* The last column stays free: a line that fills it may wrap. */
     flockfile(stderr);
-    atomic_store(&is_line_open, line[0] != '\0');
+    atomic_store(is_line_open, line[0] != '\0');
     fprintf(stderr, "\r%.*s\033[K", columns - 1, line);
     funlockfile(stderr);
 }
@@ -102,7 +105,7 @@ bool bl_log_advance(double *told_s, const char *format, ...)
 
 void bl_log_note_echo(void)
 {
-    if (isatty(STDERR_FILENO)) atomic_store(&is_line_open, true);
+    if (isatty(STDERR_FILENO)) atomic_store(is_line_open, true);
 }
 
 void bl_log_finish_progress(void)
@@ -135,7 +138,12 @@ void bl_log_error_at_exit(const char *text)
     (void)ignored;
 }
 
-void bl_log_set_silent(void)
+void bl_log_set_silent(bool silent)
 {
-    atomic_store_explicit(&is_silent, true, memory_order_relaxed);
+    atomic_store_explicit(&is_silent, silent, memory_order_relaxed);
+}
+
+void bl_log_share_line(void *shared)
+{
+    is_line_open = shared;
 }

@@ -31,8 +31,11 @@ void bl_log_error(const char *text);
 /* The same from a signal handler. */
 void bl_log_error_at_exit(const char *text);
 
-/* From now on nothing but errors is logged: in all processes of a job but the first. Set once, before there
- * are threads. */
-void bl_log_set_silent(void);
+/* Whether nothing but errors is logged from now on: in all processes of a job but the first. */
+void bl_log_set_silent(bool is_silent);
+
+/* From now on the byte at `shared`, 0 at first, says whether a line of progress is on the terminal: of processes that write to one
+ * terminal and map that byte, each knows of the others' line. Before there are threads. The caller's; mapped while anything is logged. */
+void bl_log_share_line(void *shared);
 
 #endif

@@ -13,6 +13,7 @@
 
 #include "base/pause.h"
 #include "base/sizes.h"
+#include "base/thread.h"
 
 typedef struct worker {
     bl_pool *pool;
@@ -107,7 +108,7 @@ bl_status bl_pool_create(int n_threads, bl_pool **out)
         w->pool = pool;
         w->scratch = aligned_alloc(64, BL_POOL_SCRATCH_BYTES);
         int refused = !w->scratch ? ENOMEM
-                      : i > 0     ? pthread_create(&w->thread, NULL, worker_main, w)
+                      : i > 0     ? bl_thread_create(&w->thread, worker_main, w)
                                   : 0;
         if (refused) {
             free(w->scratch);

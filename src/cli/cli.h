@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "comm/launch.h"
 #include "options/options.h"
 #include "base/status.h"
 
@@ -43,5 +44,10 @@ enum { BL_CLI_ANY = 1 };
 bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
                       const char **words, int *n_words);
 void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, bool as_markdown);
+
+/* This process as the parent of its host's ranks (bl_launch_run_ranks), which are given the same command and
+ * words. deadline_s: of their communicator; 0: none. */
+bl_status bl_cli_start_ranks(bl_launch *launch, int n_here, const char *command, int argc,
+                             char *const *argv, bool takes_requests, double deadline_s);
 
 #endif

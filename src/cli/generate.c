@@ -2,8 +2,8 @@
 /* ballast generate: continue a prompt. */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/cores.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
@@ -90,12 +90,12 @@ static void print_base_formats(const session *s)
 static bl_status create_device(session *s)
 {
     const generate_options *o = s->options;
-    int n_threads =
-        o->threads == BL_OPTION_AUTO ? (int)sysconf(_SC_NPROCESSORS_ONLN) : (int)o->threads;
+    int n_threads = (int)(o->threads == BL_OPTION_AUTO ? bl_cores_usable() : o->threads);
     bl_config_device device = o->device;
     bl_compute_dtype dtype = BL_COMPUTE_AUTO;
+    bl_gpu_info gpu;
 
-    BL_TRY(bl_config_choose_device(&device, &dtype));
+    BL_TRY(bl_config_choose_device(&device, &dtype, &gpu));
     if (device == BL_CONFIG_DEVICE_CPU) return bl_device_create_cpu(n_threads, &s->device);
     BL_TRY(bl_device_create_cuda(0, &s->device));
     return bl_device_start_workers(s->device, n_threads);

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "comm/launch.h"
 
 static bl_status run_help(int argc, char *const *argv);
 static bl_status run_version(int argc, char *const *argv);
@@ -173,9 +174,29 @@ static void occupy_standard_streams(void)
     }
 }
 
+static _Noreturn void leave_by_signal(int signal_number)
+{
+    _exit(128 + signal_number);
+}
+
+/* The kernel keeps signals without a handler from process 1, which the program is in a container: it would not hear a request to stop. A command
+ * that has handlers of its own sets them later; processes that this one starts have none of these. */
+static void take_signals_as_process_1(void)
+{
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    struct sigaction leave = {.sa_handler = leave_by_signal}, before;
+
+    if (getpid() != 1) return;
+    sigemptyset(&leave.sa_mask);
+    for (size_t i = 0; i < BL_COUNT(signals); i++)
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_DFL)
+            sigaction(signals[i], &leave, NULL);
+}
+
 int main(int argc, char **argv)
 {
     occupy_standard_streams();
+    take_signals_as_process_1();
 #ifdef BALLAST_HAS_MIMALLOC
     mi_option_set_default(mi_option_decommit_delay,
                           1); /* ms until freed pages go back: docs/memory.md */
@@ -185,7 +206,6 @@ int main(int argc, char **argv)
     bl_status st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");
-    /* An empty text: another process of the job has said it. */
-    if (st != BL_OK && bl_error_text()[0]) bl_log_error(bl_error_text());
+    if (st != BL_OK) bl_launch_print_error(st); /* unless another process of the job has said it */
     return bl_status_exit_code(st);
 }

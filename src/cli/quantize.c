@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast quantize: a Hugging Face folder in, an FP8 one out. */
-#include <unistd.h>
-
+#include "base/cores.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
@@ -41,8 +40,7 @@ static bl_status quantize(const char *source, const char *target, const quantize
                                    .format = values->base_format,
                                    .io_engine = values->io_engine};
     bl_quantize_result result;
-    int64_t threads =
-        values->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : values->threads;
+    int64_t threads = values->threads == BL_OPTION_AUTO ? bl_cores_usable() : values->threads;
 
     BL_TRY(bl_pool_create((int)threads, &options.pool));
     bl_status st = bl_llama_quantize(&options, &result);

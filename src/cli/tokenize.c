@@ -180,7 +180,7 @@ const bl_command bl_command_tokenize = {
         "one for one. A line that cannot be read ends it with exit code 3 and the line's number.\n"
         "With --data, shows the rows of a data set as `ballast train` sees them, each token beside "
         "its label: what is\n"
-        "learned is marked (*), on a terminal in colour.\n",
+        "learned is marked (*), on a terminal in color.\n",
     .print_options = print_options,
     .run = run,
 };

@@ -2,6 +2,7 @@
 /* ballast train and ballast eval: two commands over one table of options. */
 #include <math.h>
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -26,7 +27,8 @@ static void leave_at_once(int signal_number)
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 
-/* A job of several processes: mpirun ends them by a signal when one has failed, which has said why. */
+/* A job of several processes: who started them ends them by a signal when one has failed, which has said why; and a parent speaks for its
+ * children. */
 static void leave_silently(int signal_number)
 {
     (void)signal_number;
@@ -51,19 +53,70 @@ static void take_requests_to_stop(void (*handler)(int))
     }
 }
 
-static bl_status run_train(int argc, char *const *argv)
+/* What a process that is a rank, or has the ranks as threads, does. */
+typedef bl_status (*job_fn)(const bl_train_config *config, bl_launch *launch, void *user);
+
+static bl_status run_config(const bl_train_config *config, bl_launch *launch, const char *command,
+                            int argc, char *const *argv, job_fn run, void *user)
+{
+    BL_TRY(bl_launch_agree(launch, config->starts_ranks));
+    if (config->starts_ranks > 0)
+        return bl_cli_start_ranks(launch, config->starts_ranks, command, argc, argv,
+                                  strcmp(command, "train") == 0, config->step_deadline_s);
+    return run(config, launch, user);
+}
+
+/* One job: what is wrong with its configuration is told once, too, however many processes it has. The configuration is read before there are threads. */
+static bl_status run_job(bl_config_command which, const char *command, int argc, char *const *argv,
+                         job_fn run, void *user)
 {
     bl_train_config *config = NULL;
     bl_launch *launch;
+    bl_error error;
 
-    take_requests_to_stop(leave_at_once);
-    /* First: what is wrong with a configuration is told once, too. */
-    BL_TRY(bl_launch_open(leave_with, &launch));
-    if (bl_launch_size(launch) > 1) take_requests_to_stop(leave_silently);
-    bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, argc, argv, &config);
-    if (st == BL_OK) st = bl_train_run(config, launch);
+    bl_status st = bl_train_config_load(which, NULL, argc, argv, &config);
+    bl_error_save(&error, st);
+    bl_status opened = bl_launch_open(leave_with, &launch);
+    if (opened != BL_OK) {
+        bl_train_config_free(config);
+        return st == BL_OK ? opened : bl_error_restore(&error);
+    }
+    if (bl_launch_size(launch) > 1 && which == BL_CONFIG_TRAIN)
+        take_requests_to_stop(leave_silently);
+    st = st == BL_OK ? run_config(config, launch, command, argc, argv, run, user)
+                     : bl_error_restore(&error);
     bl_train_config_free(config);
     return bl_launch_close(launch, st);
+}
+
+static bl_status train(const bl_train_config *config, bl_launch *launch, void *user)
+{
+    (void)user;
+    return bl_train_run(config, launch);
+}
+
+/* What CUDA reads when it starts, which it has not and there are no threads; the user's own choice stands. As many hardware queues as a
+ * device has streams (device/device.h): those that wait hold up no others. Between GPUs of several processes no kernel should be loaded
+ * while others wait for this one's (train/warm_up.c). And NCCL, between GPUs of one NVSwitch, sends and receives over 32 channels with each peer,
+ * about 15 MB each: 3.3 GB on eight H100 (NCCL issue 1685), which a plan does not leave it. Eight are a quarter, and LoRA's sums ask for
+ * no more. */
+static void set_up_cuda(const bl_launch_info *info)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (info->n_processes == 1) return;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("NCCL_MAX_P2P_NCHANNELS", "8", 0);
+}
+
+static bl_status run_train(int argc, char *const *argv)
+{
+    bl_launch_info info;
+
+    BL_TRY(bl_launch_begin(&info));
+    set_up_cuda(&info);
+    bool is_one_of_several = info.kind == BL_LAUNCH_CHILD || info.n_processes > 1;
+    take_requests_to_stop(is_one_of_several ? leave_silently : leave_at_once);
+    return run_job(BL_CONFIG_TRAIN, "train", argc, argv, train, NULL);
 }
 
 const bl_command bl_command_train = {
@@ -102,20 +155,27 @@ static void print_result(const bl_eval_result *result)
            (long long)result->rows, held, stored);
 }
 
+typedef struct evaluation {
+    bl_eval_result result;
+    bool is_here; /* rank 0 is this process's */
+} evaluation;
+
+static bl_status evaluate(const bl_train_config *config, bl_launch *launch, void *user)
+{
+    evaluation *e = user;
+    e->is_here = bl_launch_rank(launch) == 0;
+    return bl_eval_run(config, launch, &e->result);
+}
+
 static bl_status run_eval(int argc, char *const *argv)
 {
-    bl_train_config *config = NULL;
-    bl_launch *launch;
-    bl_eval_result result;
+    bl_launch_info info;
+    evaluation e = {.is_here = false};
 
-    BL_TRY(bl_launch_open(leave_with, &launch));
-    bool prints = bl_launch_rank(launch) == 0;
-    bl_status st = bl_train_config_load(BL_CONFIG_EVAL, NULL, argc, argv, &config);
-    if (st == BL_OK) st = bl_eval_run(config, launch, &result);
-    bl_train_config_free(config);
-    st = bl_launch_close(launch, st);
-    if (st != BL_OK || !prints) return st;
-    print_result(&result);
+    BL_TRY(bl_launch_begin(&info));
+    set_up_cuda(&info);
+    BL_TRY(run_job(BL_CONFIG_EVAL, "eval", argc, argv, evaluate, &e));
+    if (e.is_here) print_result(&e.result);
     return BL_OK;
 }
 

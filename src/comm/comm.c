@@ -1,26 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/comm_internal.h"
 
+#include <stdio.h>
+
 #include "base/sizes.h"
 
 const char *bl_comm_kind_name(bl_comm_kind kind)
 {
     static const char *const names[] = {
-        [BL_COMM_ALL_GATHER] = "all_gather", [BL_COMM_REDUCE_SCATTER] = "reduce_scatter",
-        [BL_COMM_ALL_REDUCE] = "all_reduce", [BL_COMM_BROADCAST] = "broadcast",
-        [BL_COMM_BARRIER] = "barrier",       [BL_COMM_SPLIT] = "split",
+        [BL_COMM_ALL_GATHER] = "all_gather",   [BL_COMM_REDUCE_SCATTER] = "reduce_scatter",
+        [BL_COMM_ALL_REDUCE] = "all_reduce",   [BL_COMM_BROADCAST] = "broadcast",
+        [BL_COMM_BARRIER] = "barrier",         [BL_COMM_SPLIT] = "split",
+        [BL_COMM_TRUST_ORDER] = "trust_order",
     };
     return (size_t)kind < BL_COUNT(names) ? names[kind] : "an unknown collective";
 }
 
+const char *bl_comm_call_name(const bl_comm_call *call, char text[BL_COMM_CALL_TEXT_BYTES])
+{
+    bool has_label = call->label.text[0] != '\0';
+    snprintf(text, BL_COMM_CALL_TEXT_BYTES, "%s%s%.*s", bl_comm_kind_name(call->kind),
+             has_label ? " of " : "", BL_COMM_LABEL_BYTES - 1, call->label.text);
+    return text;
+}
+
+void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index)
+{
+    if (!what)
+        comm->label.text[0] = '\0';
+    else if (index < 0)
+        snprintf(comm->label.text, sizeof comm->label.text, "%s", what);
+    else
+        snprintf(comm->label.text, sizeof comm->label.text, "%s %lld", what, (long long)index);
+}
+
 bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b, const bl_comm_call *b)
 {
+    char a_name[BL_COMM_CALL_TEXT_BYTES], b_name[BL_COMM_CALL_TEXT_BYTES];
+
     if (a->kind == b->kind && a->bytes == b->bytes && a->detail == b->detail) return BL_OK;
     return BL_FAIL(
         BL_EINTERNAL,
-        "ranks %d and %d call different collectives: %s of %zu bytes (%d) and %s of %zu bytes (%d)",
-        rank_a, rank_b, bl_comm_kind_name(a->kind), a->bytes, a->detail, bl_comm_kind_name(b->kind),
-        b->bytes, b->detail);
+        "ranks %d and %d call different collectives: %s, %zu bytes (%d), and %s, %zu bytes (%d)",
+        rank_a, rank_b, bl_comm_call_name(a, a_name), a->bytes, a->detail,
+        bl_comm_call_name(b, b_name), b->bytes, b->detail);
 }
 
 int bl_comm_rank(const bl_comm *comm)
@@ -87,6 +110,29 @@ bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size
 bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream)
 {
     return comm->backend->barrier(comm, stream);
+}
+
+bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
+                        void **out)
+{
+    *out = NULL;
+    if (comm && comm->backend->alloc)
+        return comm->backend->alloc(comm, device, size_bytes, what, out);
+    return bl_device_alloc(device, BL_SPACE_DEVICE, size_bytes, what, out);
+}
+
+void bl_comm_free(bl_comm *comm, bl_device *device, void *memory)
+{
+    if (!memory) return;
+    if (comm && comm->backend->free)
+        comm->backend->free(comm, device, memory);
+    else
+        bl_device_free(device, BL_SPACE_DEVICE, memory);
+}
+
+bl_status bl_comm_trust_order(bl_comm *comm)
+{
+    return comm->backend->trust_order ? comm->backend->trust_order(comm) : BL_OK;
 }
 
 void bl_comm_abort(bl_comm *comm, const bl_error *error)

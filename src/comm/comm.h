@@ -29,6 +29,12 @@ typedef struct bl_comm bl_comm;
 int bl_comm_rank(const bl_comm *comm);
 int bl_comm_size(const bl_comm *comm);
 
+/* What later collectives of this rank are of, for errors: with ("layer", 17) a deadline says "rank 3 did not reach all_gather of layer
+ * 17". The text (at most 47 characters) is copied; index < 0: no number; what NULL: of nothing in particular. For
+ * the thread that calls the collectives; it costs some hundred nanoseconds. Ranks need not agree, except where a communicator compares calls
+ * before it launches them (bl_comm_trust_order): there another label is another call. */
+void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index);
+
 /* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank * bytes. */
 bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                              size_t bytes);
@@ -45,6 +51,19 @@ bl_status bl_comm_all_reduce_i64(bl_comm *comm, bl_stream *stream, int64_t *valu
 
 bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root);
 bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream);
+
+/* Device memory, zero-filled, for what is gathered again and again (the gather ring): such as the communicator moves fastest, in NCCL's
+ * case registered with all ranks where its options ask for that; otherwise the device's own. It counts in bl_device_bytes. All ranks of the
+ * group call these in the same order with the same sizes, from their own threads. Freed before the communicator is destroyed, when no
+ * stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`. */
+bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
+                        void **out);
+void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* memory NULL is fine */
+
+/* Collective, from the rank's own thread: the ranks have shown that they call the same collectives in one order, by a whole step say. Communicators
+ * that would have to stop for it compare calls until then, before each, across all communicators split from the same first one (NCCL, where a
+ * wrong order hangs); others compare every call, and this does nothing. BL_EINTERNAL: the ranks do not come to it together. */
+bl_status bl_comm_trust_order(bl_comm *comm);
 
 /* Called by a rank that gives up, from any thread: `error` (not BL_OK) is what the other ranks report as the
  * reason. Idempotent; the first error of the job is kept. It reaches every communicator of the same job

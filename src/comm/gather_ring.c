@@ -113,8 +113,8 @@ bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n
     measure(n_units, units, ring->group_size, &ring->slot_bytes, &whole_bytes);
     ring_bytes = bl_gather_ring_bytes(depth, n_units, units, ring->group_size);
     BL_TRY_GOTO(st, done,
-                bl_device_alloc(options->device, BL_SPACE_DEVICE, ring_bytes, "gather ring",
-                                (void **)&ring->memory));
+                bl_comm_alloc(options->comm, options->device, ring_bytes, "gather ring",
+                              (void **)&ring->memory));
     BL_TRY_GOTO(st, done, bl_event_create(options->device, &ring->changed));
     BL_TRY_GOTO(st, done, bl_event_create(options->device, &ring->arrived));
     BL_TRY_GOTO(st, done, create_slots(ring));
@@ -138,7 +138,7 @@ void bl_gather_ring_destroy(bl_gather_ring *ring)
     }
     bl_event_destroy(ring->changed);
     bl_event_destroy(ring->arrived);
-    bl_device_free(ring->options.device, BL_SPACE_DEVICE, ring->memory);
+    bl_comm_free(ring->options.comm, ring->options.device, ring->memory);
     free(ring->held.unit);
     free(ring->slots);
     free(ring->units);
@@ -219,7 +219,9 @@ static bl_status queue_unit(bl_gather_ring *ring, int64_t unit, int slot)
         if (copy) BL_TRY(bl_stream_wait(copy, ring->slots[s].gathered));
     }
     if (copy) BL_TRY(queue_source(ring, unit, slot));
+    if (ring->options.comm) bl_comm_set_label(ring->options.comm, u->what, u->index);
     for (int i = 0; i < u->n_items; i++) BL_TRY(queue_item(ring, unit, i, slot));
+    if (ring->options.comm) bl_comm_set_label(ring->options.comm, NULL, 0);
     for (int s = slot; s <= last; s++)
         BL_TRY(bl_event_record(ring->slots[s].gathered, stream)); /* invariant 2 */
     return BL_OK;

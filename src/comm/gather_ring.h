@@ -48,6 +48,9 @@ typedef struct bl_gather_item {
 } bl_gather_item;
 
 typedef struct bl_gather_unit {
+    /* For errors, as in bl_comm_set_label: {"layer", 17}; what is borrowed. */
+    const char *what;
+    int64_t index;
     int n_items;
     bool whole_ring; /* larger than a slot: lies at the start of the ring and needs all slots */
     bl_gather_item item[BL_GATHER_ITEMS];

@@ -1,70 +1,88 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/launch.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/sizes.h"
-#include "comm/wire/wire.h"
+#include "comm/launch_internal.h"
+#include "comm/tcp/tcp.h"
 
-struct bl_launch {
-    bl_wire *wire;
-    bl_launch_leave_fn leave;
-    double
-        told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */
-};
+/* ---- beginning ---- */
 
-/* A number of the environment, or `missing`. */
-static int number_of(const char *name, int missing)
+/* The parent may be gone before the kernel was told to end this process with it. */
+static bl_status begin_child(void)
 {
-    enum { MAX_PROCESSES = 1 << 20 };
-    const char *text = getenv(name);
-    char *end;
-    if (!text) return missing;
-    long value = strtol(text, &end, 10);
-    return end == text || value < 0 || value > MAX_PROCESSES ? missing : (int)value;
+    bl_launch_child child;
+
+    BL_TRY(comm_child_read(&child));
+    bool has_parent = getppid() == child.parent;
+    prctl(PR_SET_NAME, program_invocation_short_name); /* not "exe" */
+    signal(SIGTTOU, SIG_IGN); /* it writes to a terminal whose foreground is its parent */
+    void *line = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_SHARED, child.line_fd, 0);
+    if (line != MAP_FAILED) bl_log_share_line(line);
+    comm_child_free(&child);
+    return has_parent ? BL_OK : BL_FAIL(BL_ERANK, "the process that started this rank is gone");
 }
 
-void bl_launch_read(bl_launch_info *out)
+bl_status bl_launch_begin(bl_launch_info *out)
 {
-    /* Open MPI's first: under Slurm its daemons are a step themselves, which its ranks inherit. */
-    static const struct {
-        const char *launcher, *size, *rank, *n_local, *local_rank;
-    } variables[] = {
-        {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-         "OMPI_COMM_WORLD_LOCAL_RANK"},
-        {"mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"},
-        {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE",
-         "SLURM_LOCALID"},
-    };
+    bl_launch_read(out);
+    /* A launcher that is killed cannot end us. torchrun's variables may also be set by a shell that does not wait. */
+    if (out->kind == BL_LAUNCH_MPI || out->kind == BL_LAUNCH_CHILD)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (out->rank > 0 || out->kind == BL_LAUNCH_CHILD) bl_log_set_silent(true);
+    return out->kind == BL_LAUNCH_CHILD ? begin_child() : BL_OK;
+}
 
-    *out = (bl_launch_info){.n_processes = 1, .n_local = 1};
-    for (size_t i = 0; i < BL_COUNT(variables); i++) {
-        int size = number_of(variables[i].size, 0), rank = number_of(variables[i].rank, -1);
-        if (size < 1 || rank < 0 || rank >= size) continue;
-        int n_local = number_of(variables[i].n_local, 1); /* of Slurm's "4(x2)" the 4 */
-        int local_rank = number_of(variables[i].local_rank, 0);
-        if (n_local <= local_rank) n_local = local_rank + 1; /* and of its "2,4" the 2 */
-        *out = (bl_launch_info){.launcher = variables[i].launcher,
-                                .rank = rank,
-                                .n_processes = size,
-                                .local_rank = local_rank,
-                                .n_local = n_local};
-        return;
-    }
+/* ---- errors ---- */
+
+/* False: this process is no child, or its parent does not listen. */
+static bool tell_parent(const bl_error *error)
+{
+    bl_launch_child child;
+    comm_message message = {.error = *error};
+
+    if (comm_child_read(&child) != BL_OK) return false;
+    bool is_told =
+        send(child.control_fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    comm_child_free(&child);
+    return is_told;
+}
+
+static void print_error(const bl_error *error)
+{
+    bl_launch_info info;
+
+    bl_launch_read(&info);
+    if (info.kind == BL_LAUNCH_CHILD && tell_parent(error)) return;
+    bl_log_error(error->text);
+}
+
+void bl_launch_print_error(bl_status st)
+{
+    bl_error error;
+
+    bl_error_save(&error, st);
+    if (error.text[0]) print_error(&error);
 }
 
 static void report_error(const bl_error *error)
 {
-    bl_log_error(error->text);
-    bl_log_set_silent(); /* it is the last line */
+    print_error(error);
+    bl_log_set_silent(true); /* it is the last line */
 }
+
+/* ---- opening ---- */
 
 /* mpirun binds a rank to one core by default, and its worker threads with it. */
 static void warn_if_bound(const bl_launch_info *info)
@@ -77,26 +95,89 @@ static void warn_if_bound(const bl_launch_info *info)
                        info->launcher, online);
 }
 
+static bl_status open_child(bl_launch *launch)
+{
+    bl_launch_child child;
+
+    BL_TRY(comm_child_read(&child));
+    launch->memory_fd = child.memory_fd;
+    bl_status st = bl_wire_open_sockets(&(bl_wire_links){.rank = child.rank,
+                                                         .n_processes = child.n_ranks,
+                                                         .sockets = child.sockets,
+                                                         .first_on_host = child.first_on_host,
+                                                         .n_on_host = child.n_on_host,
+                                                         .shared_fd = child.bulk_fd},
+                                        report_error, &launch->wire);
+    if (child.rank == 0) bl_log_set_silent(false);
+    comm_child_free(&child);
+    return st;
+}
+
+/* Each was started by itself: they have no memory in common. */
+static bl_status open_torchrun(bl_launch *launch)
+{
+    const bl_launch_info *info = &launch->info;
+    int *sockets = malloc((size_t)info->n_processes * sizeof *sockets);
+
+    if (!sockets) return BL_FAIL(BL_ENOMEM, "%d connections", info->n_processes);
+    bl_status st = comm_torchrun_meet(info, sockets);
+    if (st == BL_OK)
+        st = bl_wire_open_sockets(&(bl_wire_links){.rank = info->rank,
+                                                   .n_processes = info->n_processes,
+                                                   .sockets = sockets,
+                                                   .first_on_host = info->rank - info->local_rank,
+                                                   .n_on_host = info->n_local,
+                                                   .shared_fd = -1},
+                                  report_error, &launch->wire);
+    free(sockets);
+    return st;
+}
+
+static bl_status open_wire(bl_launch *launch)
+{
+    const bl_launch_info *info = &launch->info;
+
+    if (info->kind == BL_LAUNCH_CHILD) return open_child(launch);
+    if (info->kind == BL_LAUNCH_TORCHRUN) return open_torchrun(launch);
+    BL_TRY(bl_wire_open_mpi(info->rank, info->n_processes, report_error, &launch->wire));
+    warn_if_bound(info);
+    return BL_OK;
+}
+
+/* A build without MPI, or a launcher that does not know it: all processes of a host find that, and the first of them says so. A launcher may
+ * end the others when one has left: this one gives it time to speak. */
+static bl_status leave_text_to_first(bl_status st)
+{
+    const struct timespec time_to_speak = {2, 0};
+    bl_error error;
+
+    bl_error_save(&error, st);
+    nanosleep(&time_to_speak, NULL);
+    error.text[0] = '\0';
+    return bl_error_restore(&error);
+}
+
 bl_status bl_launch_open(bl_launch_leave_fn leave, bl_launch **out)
 {
     bl_launch_info info;
 
     *out = NULL;
     bl_launch_read(&info);
-    if (info.n_processes == 1) return BL_OK;
+    if (info.kind == BL_LAUNCH_ALONE) return BL_OK;
     bl_launch *launch = calloc(1, sizeof *launch);
     if (!launch) return BL_FAIL(BL_ENOMEM, "the launch of %d processes", info.n_processes);
-    launch->leave = leave;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a launcher that is killed cannot end us */
-    if (info.rank > 0) bl_log_set_silent();
-    bl_status st = bl_wire_open(info.rank, info.n_processes, report_error, &launch->wire);
-    if (st != BL_OK) {
-        free(launch);
-        return st;
+    *launch = (bl_launch){.info = info, .leave = leave, .memory_fd = -1};
+    bl_status st = open_wire(launch);
+    if (st == BL_OK) {
+        *out = launch;
+        return BL_OK;
     }
-    warn_if_bound(&info);
-    *out = launch;
-    return BL_OK;
+    free(launch);
+    if (info.kind == BL_LAUNCH_MPI && info.local_rank > 0 && st == BL_EUSAGE)
+        return leave_text_to_first(st);
+    /* A child's own failure: the wire, which names ranks, is not there. */
+    bool is_of_one_rank = info.kind == BL_LAUNCH_CHILD && info.rank > 0 && st != BL_EUSAGE;
+    return is_of_one_rank ? bl_error_prefix(st, "rank %d", info.rank) : st;
 }
 
 int bl_launch_rank(const bl_launch *launch)
@@ -109,11 +190,18 @@ int bl_launch_size(const bl_launch *launch)
     return launch ? bl_wire_size(launch->wire) : 1;
 }
 
+int bl_launch_host_memory_fd(const bl_launch *launch)
+{
+    return launch ? launch->memory_fd : -1;
+}
+
 bl_status bl_launch_create_comm(bl_launch *launch, double deadline_s, bl_comm **out)
 {
     bl_wire_set_deadline(launch->wire, deadline_s);
     return bl_comm_create_wire(launch->wire, out);
 }
+
+/* ---- the end ---- */
 
 bool bl_launch_should_leave(bl_launch *launch)
 {
@@ -137,21 +225,14 @@ static void block_sigterm(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-void bl_launch_leave(bl_launch *launch)
-{
-    bl_launch_leave_fn leave = launch->leave;
-
-    leave(bl_launch_close(launch, BL_ECANCELLED));
-}
-
-bl_status bl_launch_close(bl_launch *launch, bl_status st)
+/* By bl_wire_close, or bl_wire_end where threads still run. */
+static bl_status end_job(const bl_launch *launch, bl_status st, bl_status (*end_wire)(bl_wire *))
 {
     /* The first process to leave with a failure has mpirun end the others, and drop what it has not yet read.
      */
     const struct timespec time_to_read = {0, 200 * 1000 * 1000};
     bl_error own, first;
 
-    if (!launch) return st;
     bl_error_save(&own, st);
     block_sigterm();
     bl_wire_first_error(launch->wire, &first);
@@ -159,10 +240,29 @@ bl_status bl_launch_close(bl_launch *launch, bl_status st)
         /* All have agreed to stop, and wait at the end; what was aborted, the wire reports. */
         report_error(&own);
     if (st != BL_OK && st != BL_ESTOPPED) bl_wire_abort(launch->wire, &own);
-    bl_status verdict = bl_wire_close(launch->wire);
-    free(launch);
+    bl_status verdict = end_wire(launch->wire);
     if (verdict != BL_OK) own.status = verdict;
-    if (own.status != BL_OK) nanosleep(&time_to_read, NULL);
+    if (own.status != BL_OK && launch->info.kind == BL_LAUNCH_MPI) nanosleep(&time_to_read, NULL);
     own.text[0] = '\0';
+    if (own.status == BL_OK && launch->info.kind == BL_LAUNCH_CHILD) (void)tell_parent(&own);
     return bl_error_restore(&own);
+}
+
+void bl_launch_leave(bl_launch *launch)
+{
+    static atomic_flag is_leaving =
+        ATOMIC_FLAG_INIT; /* by the main thread, or by the guard of a communicator */
+    bl_launch_leave_fn leave = launch->leave;
+
+    while (atomic_flag_test_and_set(&is_leaving)) pause(); /* the other one ends the process */
+    /* Neither the wire nor the launch is freed: this process's other threads use them until it ends. */
+    leave(end_job(launch, BL_ECANCELLED, bl_wire_end));
+}
+
+bl_status bl_launch_close(bl_launch *launch, bl_status st)
+{
+    if (!launch) return st;
+    st = end_job(launch, st, bl_wire_close);
+    free(launch);
+    return st;
 }

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "config/config.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/sizes.h"
-#include "comm/launch.h"
 #include "store/peft.h"
 #include "config/internal.h"
 #include "config/table.h"
@@ -27,23 +25,13 @@ static bl_options bind(bl_config_command command, const bl_train_config *config)
                         .origins = ((bl_train_config *)config)->origins};
 }
 
-static int64_t usable_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 /* Puts in place of auto what this machine and this version decide. */
 static bl_status resolve(bl_config_command command, bl_train_config *config)
 {
-    bl_launch_info launch;
+    bl_gpu_info gpu;
 
-    BL_TRY(bl_config_choose_device(&config->device, &config->compute_dtype));
-    bl_launch_read(&launch);
-    if (config->ranks == BL_OPTION_AUTO) config->ranks = launch.n_processes;
-    int64_t n_local = launch.n_processes > 1 ? launch.n_local : config->ranks;
-    if (config->threads == BL_OPTION_AUTO)
-        config->threads = bl_max_i64(1, usable_cores() / n_local);
+    BL_TRY(bl_config_choose_device(&config->device, &config->compute_dtype, &gpu));
+    BL_TRY(config_place_ranks(config, gpu.n_gpus));
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
     if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
         bl_log_warning(
@@ -128,6 +116,20 @@ bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, c
                                    bl_train_config **out)
 {
     return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, out);
+}
+
+bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out)
+{
+    bl_train_config *config = calloc(1, sizeof *config);
+
+    *out = NULL;
+    if (!config) return BL_FAIL(BL_ENOMEM, "the configuration: %zu bytes", sizeof *config);
+    bl_status st = read_given(BL_CONFIG_TRAIN, yaml_path, 0, NULL, config);
+    if (st == BL_OK)
+        *out = config;
+    else
+        bl_train_config_free(config);
+    return st;
 }
 
 void bl_train_config_free(bl_train_config *config)

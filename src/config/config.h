@@ -12,6 +12,7 @@
 
 #include "options/options.h"
 #include "base/status.h"
+#include "device/device.h"
 #include "model/weights.h" /* bl_base_format */
 #include "data/dataset.h"  /* bl_data_format, bl_overlong, bl_packing */
 
@@ -36,6 +37,11 @@ typedef enum bl_compute_dtype {
     BL_COMPUTE_BF16,
     BL_COMPUTE_FP8
 } bl_compute_dtype;
+typedef enum bl_rank_processes {
+    BL_RANK_PROCESSES_AUTO,
+    BL_RANK_PROCESSES_TRUE,
+    BL_RANK_PROCESSES_FALSE
+} bl_rank_processes;
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
 typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
 typedef enum bl_activation_checkpointing {
@@ -98,13 +104,14 @@ typedef struct bl_train_config {
     char *trace;          /* NULL: no */
     char *dump_gradients; /* NULL: no */
 
-    /* execution; device, compute_dtype, ranks, threads and shard_size are resolved by bl_train_config_load */
+    /* execution; device, compute_dtype, ranks, rank_processes, threads and shard_size are resolved by bl_train_config_load */
     bl_config_device device;
     bl_compute_dtype compute_dtype;
     bl_string_list compute_bf16_modules; /* empty: none; bl_train_config_bf16_matrices */
     bl_base_format base_format;
     int64_t ranks, threads /* a rank */, shard_size;
-    double offload_ratio; /* BL_OPTION_AUTO or 0..1 */
+    bl_rank_processes rank_processes; /* TRUE: a rank is a process */
+    double offload_ratio;             /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;
     char *offload_dir;
     bl_verify_base verify_base;
@@ -115,16 +122,25 @@ typedef struct bl_train_config {
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
 
-    char *config_file;                  /* no key: the YAML file it was read from; NULL */
+    char *config_file; /* no key: the YAML file it was read from; NULL */
+    int starts_ranks; /* no key: ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them as threads */
     const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
 
     /* bl_option_origin of each key: bl_train_config_given. */
     uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS];
 } bl_train_config;
 
-/* Puts in place of auto what this build and this machine have, logs which device that is and why, and checks that both fit. BL_EUSAGE: they
- * do not, or the GPU of a job of several processes is asked for; BL_ELIMIT: there is no usable GPU (bl_device_find_cuda), or none with FP8. */
-bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype);
+/* Puts in place of auto what this build and this machine have, logs which device that is and why, and checks that both fit. *gpu is a GPU of
+ * *device cuda: this process's, if it is a child of bl_launch_run_ranks; another process may be about to start such children, so the first
+ * one's answer comes by bl_device_probe_cuda, before there are threads. BL_EUSAGE: they do not fit; BL_ELIMIT: device cuda without a usable GPU
+ * (bl_device_find_cuda), or without one that has FP8; device auto where the search ends with BL_GPU_BROKEN. */
+bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype,
+                                  bl_gpu_info *gpu);
+
+/* The GPU that this process's ranks compute on, and CUDA's number of it: 0 in a job of one process, and where the process is shown
+ * one GPU only (CUDA_VISIBLE_DEVICES); else each process of a host has the GPU of its place among them (bl_launch_info.local_rank). BL_ELIMIT: as
+ * bl_device_find_cuda, or there are more processes than GPUs. */
+bl_status bl_config_find_gpu(bl_gpu_info *gpu, int *index);
 
 /* Reads, resolves (bl_config_choose_device) and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
  * at most one other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a
@@ -142,6 +158,9 @@ typedef struct bl_config_machine {
  * looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that one. */
 bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
                                    bl_train_config **out);
+/* What bl_train_config_write_resolved has written, of a run that may have had another machine: this one is not looked at, and the keys'
+ * values are taken as they are. */
+bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 
 /* Ranges that depend on several keys. bl_train_config_load calls it; call it again after changing fields. */

@@ -18,39 +18,98 @@ enum { CAPABILITY_FP8 = 90 };
 _Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_DOWN == (int)BL_DOWN,
                "both lists are in the order of PEFT's modules");
 
-/* The GPU of this process's ranks. */
-static bl_status find_gpu(bl_gpu_info *gpu)
+/* Only NCCL carries the weights between GPUs of several processes. */
+static bl_status check_processes(const bl_launch_info *launch)
+{
+    if (launch->n_processes == 1 || config_has_gpu_processes()) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "a job of %d processes computes on CPUs: this build has no NCCL for GPUs of "
+                   "several processes",
+                   launch->n_processes);
+}
+
+/* Launchers that bind GPUs to tasks show each of them its own, and say so. */
+static bool is_shown_its_own(const bl_gpu_info *gpu)
+{
+    return gpu->n_gpus == 1 && getenv("CUDA_VISIBLE_DEVICES");
+}
+
+static bl_status check_gpus(const bl_launch_info *launch, const bl_gpu_info *gpu)
+{
+    if (launch->n_local <= gpu->n_gpus || is_shown_its_own(gpu)) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "CUDA: %d processes on a host with %d GPUs; each needs one",
+                   launch->n_local, gpu->n_gpus);
+}
+
+bl_status bl_config_find_gpu(bl_gpu_info *gpu, int *index)
 {
     bl_launch_info launch;
 
+    *index = 0;
     bl_launch_read(&launch);
-    if (launch.n_processes > 1)
-        return BL_FAIL(BL_EUSAGE,
-                       "a job of %d processes computes on CPUs: between GPUs of several processes "
-                       "nothing carries the weights yet; start one process",
-                       launch.n_processes);
-    return bl_device_find_cuda(0, gpu);
+    BL_TRY(bl_device_find_cuda(0, gpu));
+    BL_TRY(check_processes(&launch));
+    BL_TRY(check_gpus(&launch, gpu));
+    if (launch.n_local == 1 || is_shown_its_own(gpu)) return BL_OK;
+    *index = launch.local_rank;
+    return bl_device_find_cuda(*index, gpu);
+}
+
+/* A process that may start its host's ranks must not touch CUDA itself. */
+static bl_status look_for_gpu(const bl_launch_info *launch, bl_gpu_info *gpu)
+{
+    int index;
+
+    if (launch->kind == BL_LAUNCH_CHILD) return bl_config_find_gpu(gpu, &index);
+    BL_TRY(bl_device_probe_cuda(0, gpu));
+    BL_TRY(check_processes(launch));
+    return check_gpus(launch, gpu);
+}
+
+/* What device auto means without a usable GPU: the CPU, but not where somebody expects a GPU to work and it does not. */
+static bl_status do_without_gpu(bl_gpu_state state, bl_status st)
+{
+    bl_error error;
+
+    if (!bl_device_has_cuda()) return BL_OK; /* where nothing was looked for, nothing is said */
+    bl_error_save(&error, st);
+    if (state == BL_GPU_BROKEN)
+        return BL_FAIL(st, "device auto: %s; to compute without a GPU, use device cpu", error.text);
+    if (state == BL_GPU_ABSENT)
+        bl_log_info("device auto: cpu; %s", error.text);
+    else
+        bl_log_warning("device auto: cpu; %s", error.text);
+    return BL_OK;
 }
 
 static bl_status choose_device(bl_config_device *device, bl_gpu_info *gpu)
 {
+    bl_launch_info launch;
+    bl_gpu_info first;
+
     if (*device == BL_CONFIG_DEVICE_CPU) return BL_OK;
-    bl_status st = find_gpu(gpu);
+    bl_launch_read(&launch);
+    bl_status st = look_for_gpu(&launch, gpu);
     if (*device == BL_CONFIG_DEVICE_CUDA)
         return st == BL_OK ? BL_OK : bl_error_prefix(st, "device cuda");
+    /* Not one rank on the CPU where the others are on GPUs. */
+    if (st != BL_OK && launch.kind == BL_LAUNCH_CHILD && config_has_gpu_processes()) {
+        bl_error error;
+        bl_error_save(&error, st);
+        if (bl_device_find_cuda(0, &first) == BL_OK) return bl_error_restore(&error);
+        bl_error_restore(&error);
+    }
     *device = st == BL_OK ? BL_CONFIG_DEVICE_CUDA : BL_CONFIG_DEVICE_CPU;
-    if (st == BL_OK)
-        bl_log_info("device auto: cuda, %s", gpu->name);
-    else if (bl_device_has_cuda()) /* where nothing was looked for, nothing is said */
-        bl_log_info("device auto: cpu; %s", bl_error_text());
+    if (st != BL_OK) return do_without_gpu(gpu->state, st);
+    bl_log_info("device auto: cuda, %s", gpu->name);
     return BL_OK;
 }
 
-bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype)
+bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype,
+                                  bl_gpu_info *gpu)
 {
-    bl_gpu_info gpu = {0};
-
-    BL_TRY(choose_device(device, &gpu));
+    *gpu = (bl_gpu_info){0};
+    BL_TRY(choose_device(device, gpu));
     bool is_cuda = *device == BL_CONFIG_DEVICE_CUDA;
     if (*dtype == BL_COMPUTE_AUTO) *dtype = is_cuda ? BL_COMPUTE_BF16 : BL_COMPUTE_FP32;
     if (!is_cuda && *dtype != BL_COMPUTE_FP32)
@@ -60,11 +119,11 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
         return BL_FAIL(BL_EUSAGE,
                        "compute_dtype fp32: device cuda computes in bf16 or fp8; use auto, bf16 or "
                        "fp8");
-    if (*dtype == BL_COMPUTE_FP8 && gpu.capability < CAPABILITY_FP8)
+    if (*dtype == BL_COMPUTE_FP8 && gpu->capability < CAPABILITY_FP8)
         return BL_FAIL(BL_ELIMIT,
                        "compute_dtype fp8: needs a GPU of compute capability 9.0, %s has %d.%d; "
                        "use bf16",
-                       gpu.name, gpu.capability / 10, gpu.capability % 10);
+                       gpu->name, gpu->capability / 10, gpu->capability % 10);
     return BL_OK;
 }
 

@@ -163,10 +163,17 @@ const bl_option bl_train_options[] = {
              "fp8_row"},
     {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH,
      .default_text = "auto",
-     .help = "number of ranks; auto: one, or the number of processes started by mpirun or "
-             "srun"},
+     .help =
+         "number of ranks; auto: the visible GPUs of all hosts; on CPUs one, or one per process "
+         "started by mpirun, srun or torchrun"},
+    {KEY(rank_processes, ENUM), .commands = BOTH, .names = "auto|true|false",
+     .default_text = "auto",
+     .help = "start a process per rank; false: ranks are threads of one process; auto: processes "
+             "if each rank has a GPU of its own"},
     {KEY(threads, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
-     .help = "CPU threads per rank; auto: usable cores divided by the ranks of this host"},
+     .help =
+         "CPU threads per rank; auto: usable cores, within the CPU limit of a container, divided "
+         "by the ranks of this host, unless each is bound to its own"},
     {KEY(shard_size, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},

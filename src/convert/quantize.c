@@ -23,7 +23,8 @@ enum { MAX_JSON_BYTES = 64 << 20, HEADER_BYTES_PER_TENSOR = 256, SPACE_SLACK_BYT
 
 static const char MANIFEST[] = "ballast_quantize.json",
                   MANIFEST_TMP[] = "ballast_quantize.json.tmp", LOCK[] = ".ballast.lock",
-                  CONFIG[] = "config.json", INDEX[] = "model.safetensors.index.json";
+                  CONFIG[] = "config.json", INDEX[] = "model.safetensors.index.json",
+                  SINGLE[] = "model.safetensors";
 
 typedef struct quantization {
     const bl_quantize_options *options;
@@ -61,7 +62,7 @@ static bl_status open_source(quantization *q)
                            tensor->name, bl_dtype_name(tensor->dtype));
     }
     BL_TRY(bl_llama_check_tensors(&config, q->model));
-    BL_TRY(bl_llama_open_io_files(q->model, &q->files));
+    BL_TRY(bl_llama_open_io_files(q->model, true, &q->files));
     q->n_shards = bl_hf_file_count(q->model);
     q->plans = calloc(q->n_shards + 1, sizeof *q->plans);
     if (!q->plans) return BL_FAIL(BL_ENOMEM, "a plan of %zu files", q->n_shards);
@@ -188,6 +189,23 @@ static bl_status create_target(const char *path)
     return st == BL_EINPUT ? BL_EUSAGE : st; /* an argument, not the model */
 }
 
+/* Once the target is made, what cannot be looked at there is no bad input. */
+static bl_status of_target(bl_status st)
+{
+    return st == BL_EINPUT ? BL_EIO : st;
+}
+
+/* What became of a target that was taken away meanwhile is that, whatever the write met first. */
+static bl_status target_failure(const quantization *q, bl_status st)
+{
+    bl_error error;
+
+    if (st == BL_OK) return BL_OK;
+    bl_error_save(&error, st);
+    bl_status lost = bl_dir_lock_check(q->lock);
+    return lost == BL_OK ? bl_error_restore(&error) : lost;
+}
+
 static bl_status refuse_same_folder(const quantization *q)
 {
     struct stat source, target;
@@ -209,7 +227,7 @@ static bl_status refuse_other_content(const quantization *q)
     const char *other = NULL;
     bool is_ours = false;
 
-    BL_TRY(bl_dir_list(q->options->target, &names, &n_names));
+    BL_TRY(of_target(bl_dir_list(q->options->target, &names, &n_names)));
     for (size_t i = 0; i < n_names; i++) {
         is_ours = is_ours || strcmp(names[i], MANIFEST) == 0;
         if (strcmp(names[i], LOCK) != 0 && strcmp(names[i], MANIFEST_TMP) != 0) other = names[i];
@@ -308,7 +326,7 @@ static bl_status check_space(const quantization *q, const bool *finished)
         if (!finished[i])
             needed += q->plans[i].n_bytes + (int64_t)q->plans[i].n_specs * HEADER_BYTES_PER_TENSOR;
     BL_TRY(copy_others(q, &needed));
-    BL_TRY(bl_dir_free_bytes(q->options->target, &available));
+    BL_TRY(of_target(bl_dir_free_bytes(q->options->target, &available)));
     if (needed <= available) return BL_OK;
     return BL_FAIL(BL_ELIMIT,
                    "%s: the model needs %" PRId64 " more bytes there, %" PRId64 " are free",
@@ -352,16 +370,12 @@ done:
     return st;
 }
 
-/* Only a model in several files has an index. */
+/* Only a model in several files, or in one of another name, has an index. The source's may be gone by now. */
 static bl_status write_index(const quantization *q)
 {
     json_int_t total = 0;
-    char *source = NULL;
 
-    BL_TRY(bl_path_join(q->options->source, INDEX, &source));
-    bool has_index = bl_file_exists(source);
-    free(source);
-    if (!has_index) return BL_OK;
+    if (q->n_shards == 1 && strcmp(shard_name(q, 0), SINGLE) == 0) return BL_OK;
     json_t *map = json_object();
     for (size_t i = 0; i < q->n_shards; i++) {
         for (size_t s = 0; s < q->plans[i].n_specs; s++)
@@ -439,7 +453,7 @@ bl_status bl_llama_quantize(const bl_quantize_options *options, bl_quantize_resu
     BL_TRY_GOTO(st, done, refuse_same_folder(&q));
     BL_TRY_GOTO(st, done, refuse_other_content(&q));
     BL_TRY_GOTO(st, done, bl_dir_lock_acquire(options->target, &q.lock));
-    st = quantize(&q);
+    st = target_failure(&q, quantize(&q));
 done:
     bl_dir_lock_release(q.lock);
     json_decref(q.manifest);

@@ -35,7 +35,78 @@ bl_dataset_options bl_dataset_default_options(const char *path)
     return (bl_dataset_options){.path = path, .add_eos = true, .eos_id = -1};
 }
 
+/* ---- memory of an index ---- */
+
+bl_status bl_index_share(bl_host_memory *host, const char *what, bl_index_memory *index)
+{
+    if (bl_host_memory_size(host) == 1) return BL_OK;
+    BL_TRY(bl_host_memory_publish(host, what, &index->bytes, &index->n_bytes));
+    index->is_piece = true;
+    return BL_OK;
+}
+
+void bl_index_free(bl_index_memory *index)
+{
+    if (index->is_piece)
+        bl_host_memory_return(index->bytes, index->n_bytes);
+    else
+        free(index->bytes);
+    *index = (bl_index_memory){0};
+}
+
 /* ---- opening ---- */
+
+/* What the first rank of a host knows when it has read the file. */
+typedef struct scanned {
+    bl_dataset_stats stats;
+    uint64_t n, fingerprint;
+    int64_t format, vocab_size, eos_id;
+} scanned;
+
+/* The others build samples by the same rules, from the same index. */
+static bl_status take_over(bl_dataset *dataset, const scanned *s)
+{
+    bl_dataset_options *options = &dataset->rules.options;
+
+    dataset->stats = s->stats;
+    dataset->n = dataset->capacity = (size_t)s->n;
+    dataset->fingerprint = s->fingerprint;
+    options->format = (bl_data_format)s->format;
+    options->vocab_size = (int32_t)s->vocab_size;
+    options->eos_id = (int32_t)s->eos_id;
+    bool is_chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
+    return is_chat ? bl_sample_rules_load_chat(dataset->path, &dataset->rules) : BL_OK;
+}
+
+static bl_status share(bl_dataset *dataset)
+{
+    const bl_dataset_options *options = &dataset->rules.options;
+    bool is_first = bl_host_memory_rank(dataset->host) == 0;
+    scanned s;
+
+    memset(&s, 0, sizeof s); /* all its bytes are sent */
+    if (is_first)
+        s = (scanned){.stats = dataset->stats,
+                      .n = dataset->n,
+                      .fingerprint = dataset->fingerprint,
+                      .format = options->format,
+                      .vocab_size = options->vocab_size,
+                      .eos_id = options->eos_id};
+    BL_TRY(bl_host_memory_await(dataset->host));
+    BL_TRY(bl_host_memory_tell(dataset->host, &s, sizeof s));
+    if (!is_first) BL_TRY(take_over(dataset, &s));
+    if (is_first) dataset->index.n_bytes = dataset->n * sizeof *dataset->entry;
+    BL_TRY(bl_index_share(dataset->host, "index of a data set", &dataset->index));
+    dataset->entry = dataset->index.bytes;
+    return BL_OK;
+}
+
+/* The first rank of a host reads the file. */
+static bl_status read_index(bl_dataset *dataset)
+{
+    if (bl_host_memory_rank(dataset->host) == 0) BL_TRY(bl_dataset_scan(dataset));
+    return bl_host_memory_size(dataset->host) > 1 ? share(dataset) : BL_OK;
+}
 
 bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
                           bl_dataset **out)
@@ -47,13 +118,14 @@ bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer 
     if (!dataset) return BL_FAIL(BL_ENOMEM, "data set");
     dataset->fd = -1;
     dataset->n_references = 1;
+    dataset->host = options->host;
     dataset->rules = (bl_sample_rules){.options = *options, .tokenizer = tokenizer};
     if (!(dataset->path = strdup(options->path))) {
         st = BL_FAIL(BL_ENOMEM, "data set");
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_file_open(dataset->path, &dataset->fd, NULL));
-    BL_TRY_GOTO(st, done, bl_dataset_scan(dataset));
+    BL_TRY_GOTO(st, done, read_index(dataset));
     dataset->rules.options.path = NULL; /* the caller's texts, borrowed until here */
     dataset->rules.options.chat_template = dataset->rules.options.template_date = NULL;
     dataset->rules.options.no_tokenizer = NULL;
@@ -71,7 +143,7 @@ void bl_dataset_close(bl_dataset *dataset)
     if (dataset->fd >= 0) close(dataset->fd);
     bl_chat_template_destroy(dataset->rules.chat);
     free(dataset->path);
-    free(dataset->entry);
+    bl_index_free(&dataset->index);
     free(dataset);
 }
 
@@ -113,6 +185,11 @@ int64_t bl_dataset_n_tokens(const bl_dataset *dataset, int64_t index)
 void bl_dataset_get_stats(const bl_dataset *dataset, bl_dataset_stats *out)
 {
     *out = samples_of(dataset)->stats;
+}
+
+int64_t bl_dataset_index_bytes(const bl_dataset *dataset)
+{
+    return dataset->pack ? bl_pack_index_bytes(dataset->pack) : (int64_t)dataset->index.n_bytes;
 }
 
 uint64_t bl_dataset_fingerprint(const bl_dataset *dataset)

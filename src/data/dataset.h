@@ -26,6 +26,7 @@
 
 #include "base/status.h"
 #include "chat/template.h"
+#include "comm/host_memory.h"
 #include "tokenizer/tokenizer.h"
 
 typedef enum bl_data_format {
@@ -59,6 +60,10 @@ typedef struct bl_dataset_options {
     /* Why there is no tokenizer: fails a format that needs one; NULL: none was asked for. */
     const bl_error *no_tokenizer;
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
+    /* Ranks of a host that open the same data set together: the first one reads the file, and all have one
+     * index (comm/host_memory.h; borrowed until bl_dataset_close and the last bl_dataset_pack). What fails for
+     * the first one, it alone reports: it must abort the job. NULL: this process reads for itself. */
+    bl_host_memory *host;
 } bl_dataset_options;
 
 /* format auto, no length limit, truncate, loss on completions only, bad rows are errors, EOS added and the
@@ -111,7 +116,8 @@ typedef enum bl_packing {
 const char *bl_packing_name(bl_packing packing); /* "none", "pack", "concatenate" */
 
 /* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long as *out:
- * both are closed by themselves, in any order, by one thread. Deterministic.
+ * both are closed by themselves, in any order, by one thread. Deterministic. Ranks that opened `samples` together
+ * pack together: the first one makes the index.
  * - pack: rows of at most row_tokens tokens, filled by first-fit decreasing (Johnson 1973) within windows of
  *   8192 samples; rows are in the order of their first samples, samples of a row in file order. Each sample
  * is a document, the label of its first token is -100: the loss of a row is the sum of its samples' losses.
@@ -134,6 +140,9 @@ void bl_sample_free(bl_sample *sample); /* an empty one is fine */
 /* XXH3-64 of the file's bytes, of the options but the path, and of all ids and labels: equal when a resumed
  * run would see the same samples, wherever the file lies now. */
 uint64_t bl_dataset_fingerprint(const bl_dataset *dataset);
+
+/* What the index takes, of packed rows with that of their samples, bytes: of this process, or of the host. */
+int64_t bl_dataset_index_bytes(const bl_dataset *dataset);
 
 /* The first *n_validation of n_rows are for validation: percentage * n_rows / 100, half to even, as
  * optimum-habana's validation_split_percentage takes them, before shuffling. BL_EUSAGE: not in [0, 100), or

@@ -91,6 +91,13 @@ typedef struct bl_row_entry {
 
 typedef struct bl_pack bl_pack;
 
+/* Memory of an index: from malloc, or a piece of the host's. */
+typedef struct bl_index_memory {
+    void *bytes; /* NULL: none */
+    size_t n_bytes;
+    bool is_piece;
+} bl_index_memory;
+
 struct bl_dataset {
     int n_references; /* the caller's, and those of the packed data sets made of it */
     /* Not NULL: rows are packed of another's samples, and only `fingerprint` below is used. */
@@ -98,20 +105,32 @@ struct bl_dataset {
     char *path;
     int fd; /* read with pread only: any number of threads */
     bl_sample_rules rules;
+    bl_host_memory *host;  /* borrowed; NULL: shared with nobody */
+    bl_index_memory index; /* of `entry` */
     bl_row_entry *entry;
     size_t n, capacity;
-    bool has_documents; /* some sample has document_ids */
+    bool has_documents; /* some sample has document_ids; of a rank that has read the file */
     bl_dataset_stats stats;
     uint64_t fingerprint;
 };
 
 /* Reads the file behind `path` once; fills in all the rest but fd. */
 bl_status bl_dataset_scan(bl_dataset *dataset);
+/* The rules' template, of messages and sharegpt. */
+bl_status bl_sample_rules_load_chat(const char *path, bl_sample_rules *rules);
+
+/* ---- dataset.c ---- */
+
+/* Gives all ranks of the host the first one's memory: what it has in index->bytes becomes a piece, which the
+ * others get. Nothing happens where nobody shares. */
+bl_status bl_index_share(bl_host_memory *host, const char *what, bl_index_memory *index);
+void bl_index_free(bl_index_memory *index);
 
 /* ---- pack.c ---- */
 
 const bl_dataset *bl_pack_samples(const bl_pack *pack);
 int64_t bl_pack_count(const bl_pack *pack);
+int64_t bl_pack_index_bytes(const bl_pack *pack);
 int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index);
 bl_status bl_pack_get(const bl_pack *pack, int64_t index, bl_sample *out);
 void bl_pack_free(bl_pack *pack); /* NULL is fine */

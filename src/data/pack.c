@@ -21,6 +21,7 @@ struct bl_pack {
      * before a sample. */
     int64_t *start;
     uint32_t *order; /* pack: [n], samples row by row, counted from `first` */
+    bl_index_memory start_memory, order_memory;
 };
 
 /* ---- pack: the index ---- */
@@ -88,6 +89,17 @@ static void pack_window(bl_pack *pack, window *w, int64_t begin, int32_t n)
     pack->n_rows += n_rows;
 }
 
+/* As many rows as there turned out to be. */
+static void fit_start(bl_pack *pack)
+{
+    size_t n_bytes = (size_t)(pack->n_rows + 1) * sizeof *pack->start;
+    int64_t *fitted = realloc(pack->start, n_bytes);
+
+    if (!fitted) return;
+    pack->start = pack->start_memory.bytes = fitted;
+    pack->start_memory.n_bytes = n_bytes;
+}
+
 static bl_status index_pack(bl_pack *pack)
 {
     for (int64_t i = 0; i < pack->n; i++) {
@@ -100,7 +112,8 @@ static bl_status index_pack(bl_pack *pack)
                            pack->samples->path, pack->first + i, n_tokens, pack->row_tokens);
     }
     window *w = malloc(sizeof *w);
-    pack->order = calloc((size_t)pack->n, sizeof *pack->order);
+    pack->order = pack->order_memory.bytes = calloc((size_t)pack->n, sizeof *pack->order);
+    pack->order_memory.n_bytes = (size_t)pack->n * sizeof *pack->order;
     if (!w || !pack->order) {
         free(w);
         return BL_FAIL(BL_ENOMEM, "%s: index of %" PRId64 " packed samples", pack->samples->path,
@@ -109,8 +122,7 @@ static bl_status index_pack(bl_pack *pack)
     for (int64_t begin = 0; begin < pack->n; begin += WINDOW)
         pack_window(pack, w, begin, (int32_t)bl_min_i64(WINDOW, pack->n - begin));
     free(w);
-    int64_t *fitted = realloc(pack->start, (size_t)(pack->n_rows + 1) * sizeof *fitted);
-    if (fitted) pack->start = fitted;
+    fit_start(pack);
     bl_log_info("%s: %" PRId64 " samples packed into %" PRId64 " rows of at most %" PRId64
                 " tokens, %.1f %% full",
                 pack->samples->path, pack->n, pack->n_rows, pack->row_tokens,
@@ -155,6 +167,32 @@ static uint64_t fingerprint(const bl_pack *pack)
     return XXH3_64bits(parts, sizeof parts);
 }
 
+static bl_status make_index(bl_pack *pack)
+{
+    size_t n_bytes = ((size_t)pack->n + 1) * sizeof *pack->start;
+
+    pack->start = pack->start_memory.bytes = calloc(1, n_bytes);
+    pack->start_memory.n_bytes = n_bytes;
+    if (!pack->start)
+        return BL_FAIL(BL_ENOMEM, "%s: index of %" PRId64 " samples", pack->samples->path, pack->n);
+    return pack->packing == BL_PACKING_PACK ? index_pack(pack) : index_concatenate(pack);
+}
+
+/* The index that the first rank of the host has made, for all. */
+static bl_status share_index(bl_pack *pack)
+{
+    bl_host_memory *host = pack->samples->host;
+
+    if (bl_host_memory_size(host) == 1) return BL_OK;
+    BL_TRY(bl_host_memory_tell(host, &pack->n_rows, sizeof pack->n_rows));
+    BL_TRY(bl_index_share(host, "index of packed rows", &pack->start_memory));
+    pack->start = pack->start_memory.bytes;
+    if (pack->packing != BL_PACKING_PACK) return BL_OK;
+    BL_TRY(bl_index_share(host, "order of packed samples", &pack->order_memory));
+    pack->order = pack->order_memory.bytes;
+    return BL_OK;
+}
+
 bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens,
                           int64_t first, int64_t n, bl_dataset **out)
 {
@@ -168,12 +206,10 @@ bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_t
                        bl_packing_name(packing));
     bl_dataset *dataset = calloc(1, sizeof *dataset);
     bl_pack *pack = calloc(1, sizeof *pack);
-    if (pack) pack->start = calloc((size_t)n + 1, sizeof *pack->start);
-    if (!dataset || !pack || !pack->start) {
-        if (pack) free(pack->start);
+    if (!dataset || !pack) {
         free(pack);
         free(dataset);
-        return BL_FAIL(BL_ENOMEM, "%s: index of %" PRId64 " samples", samples->path, n);
+        return BL_FAIL(BL_ENOMEM, "%s: packed rows", samples->path);
     }
     *dataset = (bl_dataset){.n_references = 1, .pack = pack, .fd = -1};
     samples->n_references++;
@@ -182,7 +218,8 @@ bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_t
     pack->row_tokens = row_tokens;
     pack->first = first;
     pack->n = n;
-    bl_status st = packing == BL_PACKING_PACK ? index_pack(pack) : index_concatenate(pack);
+    bl_status st = bl_host_memory_rank(samples->host) == 0 ? make_index(pack) : BL_OK;
+    if (st == BL_OK) st = share_index(pack);
     if (st != BL_OK) {
         bl_dataset_close(dataset);
         return st;
@@ -196,8 +233,8 @@ void bl_pack_free(bl_pack *pack)
 {
     if (!pack) return;
     bl_dataset_close(pack->samples);
-    free(pack->start);
-    free(pack->order);
+    bl_index_free(&pack->start_memory);
+    bl_index_free(&pack->order_memory);
     free(pack);
 }
 
@@ -211,6 +248,12 @@ const bl_dataset *bl_pack_samples(const bl_pack *pack)
 int64_t bl_pack_count(const bl_pack *pack)
 {
     return pack->n_rows;
+}
+
+int64_t bl_pack_index_bytes(const bl_pack *pack)
+{
+    return (int64_t)(pack->start_memory.n_bytes + pack->order_memory.n_bytes) +
+           bl_dataset_index_bytes(pack->samples);
 }
 
 int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index)

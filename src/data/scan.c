@@ -3,7 +3,6 @@
  * rows at a time; what the samples are is then taken down in file order, so that nothing depends on the
  * threads. */
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #define XXH_INLINE_ALL
 #include "data/internal.h"
 
+#include "base/cores.h"
 #include "base/log.h"
 #include "base/pool.h"
 #include "base/sizes.h"
@@ -32,7 +32,7 @@ static bl_status check_numbers(const bl_dataset_options *options)
     return BL_OK;
 }
 
-static bl_status resolve_chat(const char *path, bl_sample_rules *rules)
+bl_status bl_sample_rules_load_chat(const char *path, bl_sample_rules *rules)
 {
     const bl_dataset_options *options = &rules->options;
 
@@ -68,7 +68,7 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
     if (!rules->tokenizer)
         return BL_FAIL(BL_EUSAGE, "%s: data format %s needs a tokenizer", path,
                        bl_data_format_name(options->format));
-    if (chat) return resolve_chat(path, rules);
+    if (chat) return bl_sample_rules_load_chat(path, rules);
     if (!options->add_eos || options->eos_id >= 0) return BL_OK;
     const int32_t *eos = bl_tokenizer_eos(rules->tokenizer, &n_eos);
     if (!n_eos)
@@ -90,7 +90,8 @@ static bl_status add_entry(bl_dataset *dataset, const bl_row *row, uint64_t hash
                                   ? NULL
                                   : realloc(dataset->entry, n_bytes);
         if (!grown) return BL_FAIL(BL_ENOMEM, "%s: index of %zu rows", dataset->path, capacity);
-        dataset->entry = grown;
+        dataset->entry = dataset->index.bytes = grown;
+        dataset->index.n_bytes = n_bytes;
         dataset->capacity = capacity;
     }
     dataset->entry[dataset->n++] = (bl_row_entry){.offset_bytes = row->offset_bytes,
@@ -181,7 +182,7 @@ static bl_status run_batch(row_batch *batch)
         bl_sample_free(&batch->row[i].sample);
     }
     batch->n = batch->text.n = 0;
-    return st;
+    return st == BL_OK ? bl_host_memory_beat(batch->dataset->host) : st;
 }
 
 static bl_status add_to_batch(row_batch *batch, const bl_row *row)
@@ -260,12 +261,6 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
     }
 }
 
-static int usable_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 bl_status bl_dataset_scan(bl_dataset *dataset)
 {
     int n_threads = dataset->rules.options.n_threads;
@@ -282,7 +277,8 @@ bl_status bl_dataset_scan(bl_dataset *dataset)
     }
     XXH3_64bits_reset(batch.hash);
     BL_TRY_GOTO(st, done, bl_row_reader_open(dataset->path, &reader));
-    BL_TRY_GOTO(st, done, bl_pool_create(n_threads > 0 ? n_threads : usable_cores(), &batch.pool));
+    BL_TRY_GOTO(st, done,
+                bl_pool_create(n_threads > 0 ? n_threads : (int)bl_cores_usable(), &batch.pool));
     BL_TRY_GOTO(st, done, scan_rows(&reader, &batch));
     report(dataset);
     if (dataset->n == 0)

@@ -59,6 +59,13 @@ static bool reserve_block(bl_device *device)
     return true;
 }
 
+/* Under the lock. */
+static void count_bytes(bl_device *device, bl_space space, size_t size_bytes)
+{
+    size_t now = device->space_bytes[space] += size_bytes;
+    if (now > device->peak_bytes[space]) device->peak_bytes[space] = now;
+}
+
 static size_t both_spaces(const bl_device *device)
 {
     return device->space_bytes[BL_SPACE_DEVICE] + device->space_bytes[BL_SPACE_HOST];
@@ -76,8 +83,7 @@ bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, 
     if (memory) {
         device->blocks[device->n_blocks++] =
             (bl_device_block){.memory = memory, .size_bytes = size_bytes, .space = space};
-        size_t now = device->space_bytes[space] += size_bytes;
-        if (now > device->peak_bytes[space]) device->peak_bytes[space] = now;
+        count_bytes(device, space, size_bytes);
     }
     size_t total_bytes = both_spaces(device);
     pthread_mutex_unlock(&device->lock);
@@ -103,6 +109,22 @@ void bl_device_free(bl_device *device, bl_space space, void *memory)
     pthread_mutex_unlock(&device->lock);
 
     device->backend->free(device, space, memory, block.size_bytes ? block.size_bytes : 1);
+}
+
+void bl_device_adopt(bl_device *device, bl_space space, size_t size_bytes)
+{
+    pthread_mutex_lock(&device->lock);
+    device->n_allocations++;
+    count_bytes(device, space, size_bytes);
+    pthread_mutex_unlock(&device->lock);
+}
+
+void bl_device_disown(bl_device *device, bl_space space, size_t size_bytes)
+{
+    pthread_mutex_lock(&device->lock);
+    assert(size_bytes <= device->space_bytes[space] && "memory that was not adopted");
+    device->space_bytes[space] -= size_bytes;
+    pthread_mutex_unlock(&device->lock);
 }
 
 size_t bl_device_bytes(const bl_device *device)

@@ -55,13 +55,27 @@ bool bl_device_has_cuda(void); /* this build; there may be no GPU */
 /* GPU number `index` (CUDA's numbering, CUDA_VISIBLE_DEVICES applied), of compute capability 8.0 or more. BL_ELIMIT when the build, the
  * machine or its driver has none, with what is missing. Several devices may share one GPU. A CUDA device has at most 32 streams. */
 bl_status bl_device_create_cuda(int index, bl_device **out);
-/* Whether bl_device_create_cuda(index) would find its GPU, and what that is: nothing of it is taken, no context is made. Errors as there. */
+/* What a search for a GPU has come to. */
+typedef enum bl_gpu_state {
+    BL_GPU_BROKEN,   /* the driver, or the search itself, has failed */
+    BL_GPU_ABSENT,   /* the machine has no driver or no GPU, or the build no CUDA */
+    BL_GPU_UNSUITED, /* its compute capability is too low */
+    BL_GPU_READY
+} bl_gpu_state;
+
+/* Whether bl_device_create_cuda(index) would find its GPU, and what that is: nothing of it is taken, no context is made. Errors as there;
+ * `state` is set then, too. */
 typedef struct bl_gpu_info {
-    int n_gpus;     /* of this machine */
-    int capability; /* 10 * major + minor: 90 on Hopper */
-    char name[256]; /* the driver's: "NVIDIA H200" */
+    bl_gpu_state state;
+    int n_gpus;      /* of this machine */
+    int capability;  /* 10 * major + minor: 90 on Hopper */
+    char name[256];  /* the driver's: "NVIDIA H200" */
+    char bus_id[16]; /* where it is on the PCI bus: "0000:1B:00.0" */
 } bl_gpu_info;
 bl_status bl_device_find_cuda(int index, bl_gpu_info *out);
+/* The same, answered by a process that is forked for it and ends with it: the caller's has then not touched CUDA, and may start others
+ * that do. Call it before there are threads. BL_ELIMIT also when that process ends without an answer. */
+bl_status bl_device_probe_cuda(int index, bl_gpu_info *out);
 /* Bytes of its memory, all and what no process has taken. Makes this process's context on it, whose own memory then counts as taken. */
 bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes);
 
@@ -83,8 +97,12 @@ bool bl_device_host_writes(const bl_device *device);
 bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, const char *what,
                           void **out);
 void bl_device_free(bl_device *device, bl_space space, void *memory);
+/* Counts memory of this device that a library of its own allocated for the rank (NCCL), as if bl_device_alloc had, until disown with the same
+ * size. Any thread may call these. */
+void bl_device_adopt(bl_device *device, bl_space space, size_t size_bytes);
+void bl_device_disown(bl_device *device, bl_space space, size_t size_bytes);
 size_t bl_device_bytes(const bl_device *device); /* allocated now, both spaces together */
-/* The most that was allocated of one space at a time: what bl_device_alloc was asked for. */
+/* The most that was allocated of one space at a time: what bl_device_alloc and adopt were asked for. */
 size_t bl_device_peak_bytes(const bl_device *device, bl_space space);
 int64_t bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
 

@@ -43,6 +43,11 @@ void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other)
     files->warned = other->warned;
 }
 
+int bl_io_files_descriptor(const bl_io_files *files, int index)
+{
+    return files->file[index].fd;
+}
+
 void bl_io_files_close(bl_io_files *files)
 {
     if (!files) return;

@@ -46,6 +46,8 @@ bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, b
 /* How files are read is warned of once; with this, once for both. `other` must outlive `files`; before readers
  * of `files` are made. */
 void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
+/* Of file `index`, to ask what it is: borrowed. */
+int bl_io_files_descriptor(const bl_io_files *files, int index);
 void bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
 
 /* ---- the reader ---- */

@@ -10,8 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "base/cores.h"
+#include "base/files.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "linear/layer_internal.h"
@@ -191,6 +192,15 @@ static bl_status hash_rows(const load *l, uint64_t *key)
     return BL_OK;
 }
 
+/* The caller's to have made. What becomes of it later is the system's. */
+static bl_status check_dir(const char *dir)
+{
+    bool is_dir;
+
+    BL_TRY(bl_path_is_dir(dir, &is_dir));
+    return is_dir ? BL_OK : BL_FAIL(BL_EINPUT, "%s: is not a directory", dir);
+}
+
 static bl_status create_pages(const load *l, bool has_disk)
 {
     bl_linear_stack *stack = l->stack;
@@ -215,6 +225,7 @@ static bl_status create_pages(const load *l, bool has_disk)
     }
     if (st == BL_OK && has_disk)
         specs[n] = (bl_page_spec){"scales", (size_t)stack->n_scales * sizeof(float), BL_TIER_DISK};
+    if (st == BL_OK && has_disk) st = check_dir(o->dir);
     if (st == BL_OK && has_disk && o->key == 0) st = hash_rows(l, &options.key);
     if (st == BL_OK) st = bl_pages_create(&options, n_pages, specs, &stack->pages);
     free(names);
@@ -270,7 +281,7 @@ static bl_status take_pool(load *l)
     bl_device *device = l->stack->options.device;
 
     if ((l->pool = bl_device_pool(device))) return BL_OK;
-    BL_TRY(bl_pool_create((int)sysconf(_SC_NPROCESSORS_ONLN), &l->own_pool));
+    BL_TRY(bl_pool_create((int)bl_cores_usable(), &l->own_pool));
     l->pool = l->own_pool;
     return BL_OK;
 }

@@ -277,7 +277,9 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
     bl_pages_options options = {
         .device = w->device,
         .pin = placement->pin,
-        .node = placement->n > 0 ? bl_arena_node_of(placement->index, placement->n) : -1,
+        .node = placement->n > 0
+                    ? bl_llama_node_of_rank(placement->index, placement->n, placement->gpu_bus_id)
+                    : -1,
         .dir = placement->dir,
         .shard = shard,
         .n_shards = layout->n_shards,

@@ -430,7 +430,7 @@ bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
 
 /* ---- the loader ---- */
 
-bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
+bl_status bl_llama_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out)
 {
     size_t n_files = bl_hf_file_count(model);
     const char **paths = calloc(n_files + 1, sizeof *paths);
@@ -438,7 +438,13 @@ bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out)
     *out = NULL;
     if (!paths) return BL_FAIL(BL_ENOMEM, "the names of %zu files", n_files);
     for (size_t i = 0; i < n_files; i++) paths[i] = bl_safetensors_path(bl_hf_file(model, i));
-    bl_status st = bl_io_files_open(paths, (int)n_files, true, out);
+    bl_status st = bl_io_files_open(paths, (int)n_files, direct, out);
+    for (size_t i = 0; i < n_files && st == BL_OK; i++)
+        st = bl_safetensors_check_same(bl_hf_file(model, i), bl_io_files_descriptor(*out, (int)i));
+    if (st != BL_OK) {
+        bl_io_files_close(*out);
+        *out = NULL;
+    }
     free(paths);
     return st;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "model/weights.h"
@@ -128,20 +127,24 @@ static const bl_stored_tensor *find_embedding(const bl_llama_model *model)
     return t ? t : bl_hf_find(model->files, "lm_head.weight");
 }
 
-static bl_status read_embedding(bl_llama_model *model)
+/* Each rank of the host reads and checks its part of the rows; the first one makes the checksum, of all. */
+static bl_status read_embedding(bl_llama_model *model, bl_host_memory *host)
 {
     const bl_stored_tensor *t = find_embedding(model);
-    int64_t available =
-        bl_memory_available_bytes(); /* where there is less the system would end us while we read */
-    if (available >= 0 && t->n_bytes > available)
-        return BL_FAIL(BL_ENOMEM, "%s: takes %lld bytes of memory, %lld are available", t->name,
-                       (long long)t->n_bytes, (long long)available);
-    model->embedding = malloc((size_t)bl_max_i64(t->n_bytes, 1));
-    if (!model->embedding)
-        return BL_FAIL(BL_ENOMEM, "%s: %lld bytes", t->name, (long long)t->n_bytes);
-    BL_TRY(bl_stored_tensor_read(t, 0, (size_t)t->n_bytes, model->embedding));
-    model->embedding_checksum = XXH3_64bits_withSeed(model->embedding, (size_t)t->n_bytes, 0);
-    return bl_llama_check_finite(t, 0, t->shape[0], model->embedding);
+    int64_t n_rows = t->shape[0], row_bytes = t->n_bytes / n_rows, rank = bl_host_memory_rank(host),
+            n_ranks = bl_host_memory_size(host), begin = n_rows * rank / n_ranks,
+            end = n_rows * (rank + 1) / n_ranks;
+
+    BL_TRY(bl_host_memory_take(host, (size_t)t->n_bytes, t->name, &model->embedding));
+    model->embedding_bytes = (size_t)t->n_bytes;
+    char *rows = (char *)model->embedding + begin * row_bytes;
+    BL_TRY(bl_stored_tensor_read(t, begin * row_bytes, (size_t)((end - begin) * row_bytes), rows));
+    BL_TRY(bl_llama_check_finite(t, begin, end, rows));
+    BL_TRY(bl_host_memory_seal(host, model->embedding, model->embedding_bytes));
+    if (rank == 0)
+        model->embedding_checksum =
+            XXH3_64bits_withSeed(model->embedding, model->embedding_bytes, 0);
+    return bl_host_memory_tell(host, &model->embedding_checksum, sizeof model->embedding_checksum);
 }
 
 static bl_status open_headers(const char *dir, bl_base_format format, bl_llama_model *model)
@@ -172,15 +175,15 @@ bl_status bl_llama_model_open_headers(const char *dir, bl_base_format format, in
     return st;
 }
 
-bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
-                              bl_llama_model **out)
+bl_status bl_llama_model_open_shared(const char *dir, bl_base_format format, int64_t max_positions,
+                                     bl_host_memory *host, int n_replicas, bl_llama_model **out)
 {
     bl_llama_model *model;
 
     *out = NULL;
     BL_TRY(bl_llama_model_open_headers(dir, format, max_positions, &model));
-    bl_status st = read_embedding(model);
-    if (st == BL_OK) st = bl_llama_open_io_files(model->files, &model->io_files);
+    bl_status st = read_embedding(model, host);
+    if (st == BL_OK) st = bl_llama_open_io_files(model->files, n_replicas == 1, &model->io_files);
     if (st == BL_OK)
         *out = model;
     else
@@ -188,12 +191,18 @@ bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t ma
     return st;
 }
 
+bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
+                              bl_llama_model **out)
+{
+    return bl_llama_model_open_shared(dir, format, max_positions, NULL, 1, out);
+}
+
 void bl_llama_model_close(bl_llama_model *model)
 {
     if (!model) return;
     bl_io_files_close(model->io_files);
     bl_hf_close(model->files);
-    free(model->embedding);
+    bl_host_memory_return(model->embedding, model->embedding_bytes);
     free(model->formats);
     free(model);
 }

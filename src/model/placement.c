@@ -100,9 +100,15 @@ int bl_llama_pager_queue_depth(int n)
     return (int)bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / bl_max_i64(1, n));
 }
 
-bl_status bl_llama_bind_rank(int index, int n)
+int bl_llama_node_of_rank(int index, int n, const char *gpu_bus_id)
 {
-    return bl_arena_bind_thread(bl_arena_node_of(index, n));
+    int node = gpu_bus_id ? bl_arena_node_of_pci(gpu_bus_id) : -1;
+    return node >= 0 ? node : bl_arena_node_of(index, n);
+}
+
+bl_status bl_llama_bind_rank(int index, int n, const char *gpu_bus_id)
+{
+    return bl_arena_bind_thread(bl_llama_node_of_rank(index, n, gpu_bus_id));
 }
 
 /* "mlp.gate_proj" of segment 0 of BL_GATE_UP. */

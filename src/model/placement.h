@@ -10,8 +10,9 @@
 typedef struct bl_llama_placement {
     double ratio;
     bl_tier tier;
-    const char *dir; /* of page files; for BL_TIER_DISK */
-    bool pin;        /* the host tier's memory */
+    const char *dir;        /* of page files; for BL_TIER_DISK */
+    bool pin;               /* the host tier's memory */
+    const char *gpu_bus_id; /* of the rank's GPU, whose NUMA node is the rank's; NULL: none */
     int index,
         n; /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
     /* What loading passes through on the way to memory the host cannot write, and to disk; 0: 32
@@ -41,9 +42,12 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
 /* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
 int bl_llama_pager_queue_depth(int n);
 
-/* Keeps the calling thread, and those it starts from now on, on the cores of the NUMA node of rank `index` of `n` ranks of this host:
- * next to the host tier's memory. Nothing happens where there is one node, or fewer ranks than nodes. */
-bl_status bl_llama_bind_rank(int index, int n);
+/* The NUMA node that rank `index` of `n` ranks of this host belongs to: next to its GPU, if it has one that says where it is (NULL: none),
+ * or as ranks are dealt out to nodes. -1: to none in particular. */
+int bl_llama_node_of_rank(int index, int n, const char *gpu_bus_id);
+/* Keeps the calling thread, and those it starts from now on, on the cores of that node: next to the host tier's memory. Nothing happens
+ * where there is one node, or fewer ranks without GPU than nodes. */
+bl_status bl_llama_bind_rank(int index, int n, const char *gpu_bus_id);
 
 enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */

@@ -35,8 +35,9 @@ uint64_t bl_llama_tensor_seed(const char *name); /* of checksums of its rows */
 /* Carries out jobs in their order while the rows of the next ones are being read. */
 typedef struct bl_row_loader bl_row_loader;
 
-/* The model's files, opened for readers: in the order of bl_hf_file. */
-bl_status bl_llama_open_io_files(const bl_hf_model *model, bl_io_files **out);
+/* The model's files, opened for readers: in the order of bl_hf_file. `direct`: past the page cache. BL_EINPUT, too, when one
+ * was replaced since its header was read. */
+bl_status bl_llama_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out);
 
 /* All is borrowed until the loader is destroyed. n_readers: loaders at work on this host at a time, which
  * share the depth of the queue and the memory for it. The loader `reports` its progress, and its rate when it

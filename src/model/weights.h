@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "comm/comm.h"
+#include "comm/host_memory.h"
 #include "device/timeline.h"
 #include "io/reader.h"
 #include "linear/base.h"
@@ -44,7 +45,9 @@ typedef struct bl_llama_model {
     bl_llama_config config;
     bl_hf_model *files; /* NULL: there is no checkpoint */
     bl_dtype embedding_dtype;
-    void *embedding; /* (vocab, hidden); host memory */
+    void *
+        embedding; /* (vocab, hidden); host memory, read-only; one for all ranks of a host that share it */
+    size_t embedding_bytes;
     uint64_t embedding_checksum;
     bl_dtype head_dtype;                /* as stored; of a tied head the table's */
     bl_format *formats;                 /* [layer * BL_PROJECTIONS + projection] */
@@ -62,6 +65,12 @@ bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model
  * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
 bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
                               bl_llama_model **out);
+/* The same by all ranks of a host, each of which calls it with the host's memory: the embedding is there once, and each rank reads
+ * and checks a part of it. A failure of one must abort the job (comm/host_memory.h). NULL: as bl_llama_model_open. n_replicas: how many copies
+ * of the base the ranks of this host will load. With several, the files are read through the page cache: a disk reads each row once, not once
+ * a copy. */
+bl_status bl_llama_model_open_shared(const char *dir, bl_base_format format, int64_t max_positions,
+                                     bl_host_memory *host, int n_replicas, bl_llama_model **out);
 /* As bl_llama_model_open, from config.json and the headers of the tensors' files alone: neither the embedding nor io_files is there. */
 bl_status bl_llama_model_open_headers(const char *dir, bl_base_format format, int64_t max_positions,
                                       bl_llama_model **out);

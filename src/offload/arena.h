@@ -55,6 +55,8 @@ void *bl_arena_memory(const bl_arena *arena); /* the whole block */
  * than ranks (a rank then has cores of several), when the calling thread may not run on all of them (taskset, mpirun's binding, an earlier
  * bind_thread: it stays where it was put), or the host does not say. */
 int bl_arena_node_of(int index, int n);
+/* The node next to a device of the PCI bus ("0000:1b:00.0"). -1: the host does not say, or says several; or it has one node. */
+int bl_arena_node_of_pci(const char *bus_id);
 /* Keeps the calling thread, and threads it starts from now on, on those of its cores that are the node's. Does nothing for -1, for a node
  * that has none of its cores, and on a host with one node; a refusal by the system is logged. BL_EUSAGE: no such node. */
 bl_status bl_arena_bind_thread(int node);

@@ -3,6 +3,7 @@
  * CXL) is no place for a rank. */
 #include <errno.h>
 #include <hwloc.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -10,17 +11,35 @@
 #include "offload/arena.h"
 #include "offload/arena_internal.h"
 
-static bl_status load_topology(hwloc_topology_t *out)
+/* One thread at a time: looking for PCI devices libudev seeds its hash tables in a static variable, without a lock. */
+static int load_alone(hwloc_topology_t topology)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+    pthread_mutex_lock(&lock);
+    int code = hwloc_topology_load(topology), reason = errno;
+    pthread_mutex_unlock(&lock);
+    errno = reason;
+    return code;
+}
+
+static bl_status load_topology_with(enum hwloc_type_filter_e devices, hwloc_topology_t *out)
 {
     *out = NULL;
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0) return BL_FAIL(BL_ENOMEM, "hwloc: a topology");
-    if (hwloc_topology_load(topology) != 0) {
+    hwloc_topology_set_io_types_filter(topology, devices);
+    if (load_alone(topology) != 0) {
         hwloc_topology_destroy(topology);
         return bl_fail_errno(BL_ELIMIT, "hwloc: the topology of this host");
     }
     *out = topology;
     return BL_OK;
+}
+
+static bl_status load_topology(hwloc_topology_t *out)
+{
+    return load_topology_with(HWLOC_TYPE_FILTER_KEEP_NONE, out);
 }
 
 /* Where things lie is advice: a host that does not say what it looks like is used without, after a warning. */
@@ -157,4 +176,30 @@ int bl_arena_node_of(int index, int n)
     bool is_free = may_use_all_nodes(topology, n_nodes);
     hwloc_topology_destroy(topology);
     return n < n_nodes || !is_free ? -1 : (int)((int64_t)index * n_nodes / n);
+}
+
+/* -1: none, or several. */
+static int only_node_of(hwloc_topology_t topology, hwloc_const_bitmap_t cores)
+{
+    int found = -1, n_nodes = count_nodes(topology), unused;
+
+    for (int i = 0; i < n_nodes; i++) {
+        if (!hwloc_bitmap_intersects(cores, find_node(topology, i, &unused)->cpuset)) continue;
+        if (found >= 0) return -1;
+        found = i;
+    }
+    return n_nodes > 1 ? found : -1;
+}
+
+int bl_arena_node_of_pci(const char *bus_id)
+{
+    hwloc_topology_t topology;
+    int node = -1;
+
+    if (load_topology_with(HWLOC_TYPE_FILTER_KEEP_IMPORTANT, &topology) != BL_OK) return -1;
+    hwloc_obj_t device = hwloc_get_pcidev_by_busidstring(topology, bus_id);
+    if (device)
+        node = only_node_of(topology, hwloc_get_non_io_ancestor_obj(topology, device)->cpuset);
+    hwloc_topology_destroy(topology);
+    return node;
 }

@@ -16,7 +16,7 @@
 #include "base/sizes.h"
 #include "offload/page_writer.h"
 
-enum { READ_DEPTH = 4 };
+enum { READ_DEPTH = 4, STAT_BLOCK_BYTES = 512 };
 
 /* A file that has no name of its own yet. */
 typedef struct tmp_file {
@@ -33,6 +33,12 @@ struct bl_page_file {
     tmp_file tmp; /* WRITING */
     bl_page_writer *writer;
 };
+
+/* The folder is the run's own: what cannot be looked at there is no bad input. */
+static bl_status of_folder(bl_status st)
+{
+    return st == BL_EINPUT ? BL_EIO : st;
+}
 
 /* ---- files under construction ---- */
 
@@ -108,7 +114,7 @@ static bl_status remove_rubbish(const bl_page_file *file)
     size_t n_names = 0;
     bool has_list;
 
-    BL_TRY(bl_dir_list(file->dir, &names, &n_names));
+    BL_TRY(of_folder(bl_dir_list(file->dir, &names, &n_names)));
     for (size_t i = 0; i < n_names && st == BL_OK; i++)
         for (size_t j = 0; j < BL_COUNT(finals) && st == BL_OK; j++) {
             const char *final = strrchr(finals[j], '/') + 1;
@@ -122,7 +128,7 @@ static bl_status remove_rubbish(const bl_page_file *file)
             free(path);
         }
     bl_names_free(names, n_names);
-    if (st == BL_OK) st = bl_path_exists(file->list_path, &has_list);
+    if (st == BL_OK) st = of_folder(bl_path_exists(file->list_path, &has_list));
     if (st == BL_OK && !has_list) remove_stale(file->path);
     return st;
 }
@@ -150,13 +156,13 @@ static void make_seal(uint64_t list_hash, char seal[BL_IO_ALIGN_BYTES])
     snprintf(seal, BL_IO_ALIGN_BYTES, "ballast-pages-2 %016" PRIx64 "\n", list_hash);
 }
 
-/* Opens the file for readers; BL_EINPUT when it is not the one of the list. */
+/* Opens the file for readers; BL_EINPUT only when it is not the one of the list. */
 static bl_status open_sealed(bl_page_file *file, uint64_t list_hash)
 {
     const char *const path = file->path;
     char expected[BL_IO_ALIGN_BYTES], found[BL_IO_ALIGN_BYTES];
 
-    BL_TRY(bl_io_files_open(&path, 1, true, &file->files));
+    BL_TRY(of_folder(bl_io_files_open(&path, 1, true, &file->files)));
     make_seal(list_hash, expected);
     bl_status st = bl_page_file_read(file, file->n_bytes - BL_IO_ALIGN_BYTES, found, sizeof found);
     if (st == BL_OK && memcmp(expected, found, sizeof found) != 0)
@@ -203,13 +209,27 @@ static bl_status place_pages(bl_page_file *file, size_t n_places, bl_page_place 
     return BL_OK;
 }
 
+/* The file that was rejected stays until another has its name, unless the disk lacks its space and no more. */
+static bl_status measure_space(bl_page_file *file, int64_t *free_bytes)
+{
+    struct stat rejected;
+
+    BL_TRY(of_folder(bl_dir_free_bytes(file->dir, free_bytes)));
+    if (*free_bytes >= file->n_bytes || stat(file->path, &rejected) != 0 ||
+        file->n_bytes - *free_bytes > (int64_t)rejected.st_blocks * STAT_BLOCK_BYTES)
+        return BL_OK;
+    bl_page_file_distrust(file);
+    remove_stale(file->path);
+    return of_folder(bl_dir_free_bytes(file->dir, free_bytes));
+}
+
 /* Ranks that share a disk would all find the same bytes free: taking them at once settles who has them. */
 static bl_status take_space(bl_page_file *file)
 {
     int64_t free_bytes;
     int result;
 
-    BL_TRY(bl_dir_free_bytes(file->dir, &free_bytes));
+    BL_TRY(measure_space(file, &free_bytes));
     if (free_bytes < file->n_bytes)
         return BL_FAIL(BL_ELIMIT,
                        "%s: the page file takes %" PRId64 " bytes, the disk has %" PRId64,

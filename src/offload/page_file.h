@@ -21,7 +21,7 @@ typedef struct bl_page_file bl_page_file;
 
 /* Names and sizes of `places` are given; offsets are filled in, and checksums when *is_whole: the file and
  * all pages were found. Otherwise the file is to be written, as one of n_writers of this host
- * (offload/page_writer.h), and its space is taken. BL_EINPUT: dir is not a directory. BL_ELIMIT: dir, the bytes needed and those free. */
+ * (offload/page_writer.h), and its space is taken. BL_EIO: dir is not a directory, or cannot be read. BL_ELIMIT: dir, the bytes needed and those free. */
 bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers,
                             size_t n_places, bl_page_place *places, bool *is_whole,
                             bl_page_file **out);

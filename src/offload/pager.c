@@ -97,7 +97,10 @@ static void lay_out_unit(const bl_page_spec *specs, int group_size, const bl_pag
 {
     size_t end = 0;
 
-    *out = (bl_gather_unit){.n_items = unit->n_items, .whole_ring = unit->whole_ring};
+    *out = (bl_gather_unit){.what = unit->what,
+                            .index = unit->index,
+                            .n_items = unit->n_items,
+                            .whole_ring = unit->whole_ring};
     for (int i = 0; i < unit->n_items; i++) {
         const bl_page_spec *spec = &specs[unit->page[i]];
         bool is_lent = spec->tier == BL_TIER_DEVICE;

@@ -38,7 +38,9 @@ typedef struct bl_pager_hooks {
 
 typedef struct bl_pager_unit {
     int n_items;
-    bool whole_ring;               /* as in comm/gather_ring.h */
+    bool whole_ring;  /* as in comm/gather_ring.h */
+    const char *what; /* for errors: {"layer", 17}, as in comm/gather_ring.h */
+    int64_t index;
     int64_t page[BL_GATHER_ITEMS]; /* of each item; the pager says where it lies in a slot */
 } bl_pager_unit;
 

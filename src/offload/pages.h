@@ -42,8 +42,8 @@ size_t bl_pages_writing_bytes(int n_on_host);
 
 typedef struct bl_pages bl_pages;
 
-/* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EINPUT when
- * dir is not a directory; BL_EIO. */
+/* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EIO, also
+ * when dir is not there or not a directory. */
 bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
                           const bl_page_spec *specs, bl_pages **out);
 void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */

@@ -48,9 +48,9 @@ bl_status bl_cpu_gemm_prepare(void);
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
 void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
-/* The same of GPU 0: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of bl_device_find_cuda. */
+/* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of bl_device_find_cuda. */
 enum { BL_CUDA_GEMM_TEXT_BYTES = 320 };
-bl_status bl_cuda_gemm_describe(char text[BL_CUDA_GEMM_TEXT_BYTES]);
+bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 
 #ifdef __cplusplus
 }

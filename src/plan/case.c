@@ -37,8 +37,10 @@ static bl_topology topology_of(const bl_hardware *h, bool is_here, const bl_trai
     bool has_gpus = h->kind == BL_DEVICE_CUDA;
     int on_host =
         has_gpus ? (int)bl_min_i64(n_ranks, h->n_devices) : (int)bl_ceil_div(n_ranks, h->n_hosts);
-    return (bl_topology){
-        .n_ranks = n_ranks, .n_here = has_gpus ? 1 : on_host, .n_on_host = on_host};
+    return (bl_topology){.n_ranks = n_ranks,
+                         .n_here = has_gpus ? 1 : on_host,
+                         .n_on_host = on_host,
+                         .shares_memory = has_gpus && on_host > 1};
 }
 
 /* What programs find free on a GPU: its memory less the context and the communicator, which the ledger

@@ -139,7 +139,7 @@ static int make_bars(const bl_plan_report *r, bar bars[3])
     const bl_hardware *h = &r->c->hardware;
     const bl_topology *t = &r->c->input.topology;
     bool is_gpu = h->kind == BL_DEVICE_CUDA;
-    double n_ranks = t->n_on_host, n_processes = (double)bl_ceil_div(t->n_on_host, t->n_here);
+    double n_ranks = t->n_on_host, n_processes = (double)bl_plan_processes_on_host(t);
     int n = 0;
     bar device = {.name = "a GPU", .capacity = h->device_memory_bytes.value},
         host = {.name = "host memory", .capacity = h->host_memory_bytes.value},
@@ -150,7 +150,7 @@ static int make_bars(const bl_plan_report *r, bar bars[3])
         device.bytes[g] += (double)m->item[i].device;
         host.bytes[g] += n_ranks * (double)(m->item[i].host + (is_gpu ? 0 : m->item[i].device));
     }
-    host.bytes[EMBEDDING] = n_processes * (double)m->embedding;
+    host.bytes[EMBEDDING] = (double)bl_memory_embedding_bytes(m, t);
     host.bytes[SYSTEM] += n_processes * (double)m->process;
     disk.bytes[BASE] = n_ranks * (double)m->disk;
     if (is_gpu) bars[n++] = device;

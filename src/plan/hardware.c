@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/sizes.h"
@@ -362,7 +363,7 @@ bl_status bl_hardware_find(bl_hardware *out)
     } else {
         snprintf(out->device, sizeof out->device, "CPU");
     }
-    int n_cores = (int)bl_max_i64(1, sysconf(_SC_NPROCESSORS_ONLN));
+    int n_cores = (int)bl_cores_usable();
     if (!has_gpu) scale_cores(out, n_cores);
     out->n_cores = n_cores;
     if (available > 0)

@@ -24,6 +24,7 @@ typedef struct bl_plan_input {
     bl_topology topology;
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */
     int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
+    int64_t data_bytes;                                /* of the data sets' index; 0: not known */
 
     /* Memory of the host that the plan is for, bytes; -1: not known. 0: what is available on this
      * one, asked when a choice depends on it. */

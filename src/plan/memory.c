@@ -3,6 +3,7 @@
 
 #include "base/pool.h"
 #include "base/sizes.h"
+#include "comm/nccl/nccl.h"
 #include "device/staging.h"
 
 /* Measured, docs/memory.md: what no function of ours allocates. */
@@ -59,15 +60,48 @@ bl_device_kind bl_plan_device_kind(const bl_train_config *config)
 
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks)
 {
-    int64_t context = ledger->item[BL_MEMORY_CONTEXT].device;
+    int64_t context = ledger->item[BL_MEMORY_CONTEXT].device,
+            nccl = bl_min_i64(ledger->item[BL_MEMORY_COMMUNICATION].device, COMMUNICATOR_BYTES);
 
     if (context == 0) return 0; /* a CPU */
-    return (ledger->device - context - ledger->item[BL_MEMORY_COMMUNICATION].device) * n_ranks;
+    return (ledger->device - context - nccl) * n_ranks;
 }
 
 int64_t bl_plan_gpu_reserve_bytes(int n_ranks)
 {
     return CONTEXT_BYTES + (n_ranks > 1 ? COMMUNICATOR_BYTES : 0);
+}
+
+int bl_plan_processes_on_host(const bl_topology *topology)
+{
+    return (int)bl_ceil_div(topology->n_on_host, topology->n_here);
+}
+
+/* A process's part of what the host has once. */
+static int64_t shared_part(const bl_memory_ledger *m, const bl_topology *topology)
+{
+    return bl_ceil_div(m->shared, bl_plan_processes_on_host(topology));
+}
+
+int64_t bl_memory_own_bytes(const bl_memory_ledger *ledger, const bl_topology *topology)
+{
+    return ledger->total - shared_part(ledger, topology);
+}
+
+int64_t bl_memory_embedding_bytes(const bl_memory_ledger *ledger, const bl_topology *topology)
+{
+    return ledger->embedding * (ledger->shared > 0 ? 1 : bl_plan_processes_on_host(topology));
+}
+
+int64_t bl_plan_communicator_bytes(const bl_topology *topology)
+{
+    return topology->n_here < topology->n_ranks ? COMMUNICATOR_BYTES : 0;
+}
+
+int64_t bl_plan_sums_bytes(const bl_topology *topology, int n_communicators)
+{
+    return topology->n_here < topology->n_ranks ? n_communicators * (int64_t)BL_NCCL_SCRATCH_BYTES
+                                                : 0;
 }
 
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
@@ -229,7 +263,9 @@ static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_
     out->item[BL_MEMORY_WORKERS].host = in->config->threads * thread_bytes;
     if (kind == BL_DEVICE_CPU) return;
     out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
-    out->item[BL_MEMORY_COMMUNICATION].device = in->topology.n_ranks > 1 ? COMMUNICATOR_BYTES : 0;
+    int n_communicators = bl_plan_n_shards(in->config, &in->topology) > 1 ? 2 : 1;
+    out->item[BL_MEMORY_COMMUNICATION].device = bl_plan_communicator_bytes(&in->topology) +
+                                                bl_plan_sums_bytes(&in->topology, n_communicators);
 }
 
 /* Of a rank, while weights are read: most of the rest is not there yet. */
@@ -253,7 +289,9 @@ bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placeme
 
     *out = (bl_memory_ledger){.embedding = m->vocab_size * m->hidden_size *
                                            (int64_t)bl_dtype_bytes(in->embedding_dtype),
+                              .data = in->data_bytes,
                               .process = PROCESS_BYTES};
+    if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
     add_adapter(in, pass->kind, out);
     add_pass(in, pass, out);
@@ -263,9 +301,10 @@ bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placeme
         host += out->item[i].host;
     }
     if (is_cpu) host += out->device;
-    int64_t shared = out->embedding + out->process;
+    int64_t around = out->process + (out->shared > 0 ? shared_part(out, &in->topology)
+                                                     : out->embedding + out->data);
     /* With little of the rest, loading is the peak. */
-    out->loading = loading_bytes(in, is_cpu, writing, out) * n_here + shared;
-    out->total = bl_max_i64(host * n_here + shared, out->loading);
+    out->loading = loading_bytes(in, is_cpu, writing, out) * n_here + around;
+    out->total = bl_max_i64(host * n_here + around, out->loading);
     return BL_OK;
 }

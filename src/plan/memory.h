@@ -42,26 +42,42 @@ typedef struct bl_memory_amount {
 /* Bytes, of a rank unless it says otherwise. On a CPU device memory is host memory. */
 typedef struct bl_memory_ledger {
     bl_memory_amount item[BL_MEMORY_ITEMS];
-    int64_t device;             /* of all items: a GPU's own memory */
-    int64_t disk;               /* page files of the frozen base */
-    int64_t embedding, process; /* of a process, host memory */
-    int64_t loading;            /* of a process, host memory: at the peak while it loads */
-    int64_t total;              /* of a process with its ranks, host memory, at the peak */
+    int64_t device;          /* of all items: a GPU's own memory */
+    int64_t disk;            /* page files of the frozen base */
+    int64_t embedding, data; /* host memory: one of each process, or of the host */
+    int64_t process;         /* of a process, host memory */
+    /* Of a host, what its processes share (topology.shares_memory): embedding and data; else 0. */
+    int64_t shared;
+    /* Of a process with its ranks, host memory, its part of `shared` included: at the peak while it loads;
+     * at the peak. Of all processes of a host together it is what the host needs. */
+    int64_t loading, total;
 } bl_memory_ledger;
 
 /* With the base placed and the pass's sizes as given. BL_ENOMEM. */
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_llama_placement *placement,
                                  const bl_pass_options *pass, bl_memory_ledger *out);
 
+/* Of `total` what is the process's own, as the system counts it (RssAnon): without its part of `shared`. */
+int64_t bl_memory_own_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);
+/* Of a host: one copy, or one a process. */
+int64_t bl_memory_embedding_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);
+/* Each plans with its part of the host's memory. */
+int bl_plan_processes_on_host(const bl_topology *topology);
+
 /* Of the configuration, which is resolved. */
 bl_device_kind bl_plan_device_kind(const bl_train_config *config);
 
-/* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks ranks, which share it; 0 on a CPU.
- * Communicators of one process take none of it. */
+/* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks ranks, which share it, without what
+ * NCCL takes; 0 on a CPU. */
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
 
 /* A GPU's context and, in a job of several ranks, communicator: what these items have. */
 int64_t bl_plan_gpu_reserve_bytes(int n_ranks);
+
+/* What NCCL takes of the GPU of a process, once it is there: nothing in a job of one process. Beside it, communicators have memory of
+ * ours for sums, counted in bl_memory_gpu_bytes: of n_communicators with several ranks each. */
+int64_t bl_plan_communicator_bytes(const bl_topology *topology);
+int64_t bl_plan_sums_bytes(const bl_topology *topology, int n_communicators);
 
 /* Of items [first, last], device and host memory together. */
 int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);

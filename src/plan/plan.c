@@ -32,10 +32,9 @@ const char *bl_plan_save_name(unsigned save)
     return savings[i].name;
 }
 
-/* Each of them plans with the same memory. */
 static int64_t processes_on_host(const bl_plan_input *in)
 {
-    return bl_ceil_div(in->topology.n_on_host, in->topology.n_here);
+    return bl_plan_processes_on_host(&in->topology);
 }
 
 int64_t bl_plan_available_bytes(const bl_plan_input *in)
@@ -43,14 +42,14 @@ int64_t bl_plan_available_bytes(const bl_plan_input *in)
     return in->available_bytes != 0 ? in->available_bytes : bl_memory_available_bytes();
 }
 
-/* -1: not known. The ranks of a process share GPU 0. */
+/* -1: not known. The ranks of a process share its GPU; what NCCL will take of that between processes is not there yet. */
 int64_t bl_plan_gpu_available_bytes(const bl_plan_input *in)
 {
     size_t free_bytes, total_bytes;
 
     if (in->gpu_available_bytes != 0) return in->gpu_available_bytes;
-    if (bl_device_measure_cuda(0, &free_bytes, &total_bytes) != BL_OK) return -1;
-    return (int64_t)free_bytes;
+    if (bl_device_measure_cuda(in->topology.gpu, &free_bytes, &total_bytes) != BL_OK) return -1;
+    return bl_max_i64(0, (int64_t)free_bytes - bl_plan_communicator_bytes(&in->topology));
 }
 
 static int64_t gpu_bytes(const bl_plan_input *in, const bl_memory_ledger *m)

@@ -90,7 +90,7 @@ static void print_memory(const bl_plan_report *r, FILE *out)
     const bl_hardware *h = &r->c->hardware;
     const bl_topology *t = &r->c->input.topology;
     bool is_gpu = h->kind == BL_DEVICE_CUDA;
-    int64_t host = 0, n_processes = bl_ceil_div(t->n_on_host, t->n_here);
+    int64_t host = 0, n_processes = bl_plan_processes_on_host(t);
     char a[32], b[32];
 
     fprintf(out, "\nMemory of a rank, GB       %10s %10s\n", is_gpu ? "GPU" : "host",
@@ -109,9 +109,10 @@ static void print_memory(const bl_plan_report *r, FILE *out)
                 h->device_memory_bytes.value / GB,
                 100 * (double)m->device / h->device_memory_bytes.value);
     }
-    fprintf(out, "A host: %.1f of %.1f GB of memory, with embedding %.2f GB a process",
+    fprintf(out, "A host: %.1f of %.1f GB of memory, with %s embedding of %.2f GB%s",
             (double)(m->total * n_processes) / GB, h->host_memory_bytes.value / GB,
-            (double)m->embedding / GB);
+            m->shared > 0 || n_processes == 1 ? "one" : "an", (double)m->embedding / GB,
+            m->shared > 0 || n_processes == 1 ? "" : " a process");
     if (m->disk > 0)
         fprintf(out, "; %.1f of %s GB of disk", (double)(m->disk * t->n_on_host) / GB,
                 grouped(h->disk_bytes.value / GB, a));

@@ -19,13 +19,13 @@ static json_t *describe_memory(const bl_plan_report *r)
 {
     const bl_memory_ledger *m = &r->plan->memory;
     const bl_topology *t = &r->c->input.topology;
-    int64_t n_processes = bl_ceil_div(t->n_on_host, t->n_here);
+    int64_t n_processes = bl_plan_processes_on_host(t);
     return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", describe_items(m),
-                     "device_bytes_per_rank", (json_int_t)m->device, "embedding_bytes_per_process",
-                     (json_int_t)m->embedding, "bytes_per_process", (json_int_t)m->total,
-                     "loading_bytes_per_process", (json_int_t)m->loading, "host_bytes_per_host",
-                     (json_int_t)(m->total * n_processes), "disk_bytes_per_host",
-                     (json_int_t)(m->disk * t->n_on_host));
+                     "device_bytes_per_rank", (json_int_t)m->device, "embedding_bytes_per_host",
+                     (json_int_t)bl_memory_embedding_bytes(m, t), "bytes_per_process",
+                     (json_int_t)m->total, "loading_bytes_per_process", (json_int_t)m->loading,
+                     "host_bytes_per_host", (json_int_t)(m->total * n_processes),
+                     "disk_bytes_per_host", (json_int_t)(m->disk * t->n_on_host));
 }
 
 static json_t *describe_time(const bl_time_estimate *e)

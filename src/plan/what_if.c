@@ -121,7 +121,7 @@ static void fill_row(const bl_plan_case *c, const bl_plan *plan, const bl_time_e
     row->fits = true;
     row->time = *time;
     row->device_bytes = (double)plan->memory.device;
-    row->host_bytes = (double)plan->memory.total * (double)bl_ceil_div(t->n_on_host, t->n_here);
+    row->host_bytes = (double)plan->memory.total * (double)bl_plan_processes_on_host(t);
 }
 
 static bl_status fill_chosen_row(const bl_plan_case *c, bl_what_if_row *row)

@@ -25,7 +25,7 @@ enum {
 
 static const char MANIFEST_NAME[] = "manifest.json";
 static const char MANIFEST_FORMAT[] = "ballast-checkpoint-1";
-static const char TMP_SUFFIX[] = ".tmp";
+static const char TMP_SUFFIX[] = ".tmp", ASIDE_SUFFIX[] = ".old.tmp";
 
 struct bl_checkpoint {
     char *dir;
@@ -106,7 +106,8 @@ static bl_status check_space(const char *dir, int64_t n_bytes)
 {
     int64_t free_bytes;
 
-    BL_TRY(bl_dir_free_bytes(dir, &free_bytes));
+    bl_status st = bl_dir_free_bytes(dir, &free_bytes);
+    if (st != BL_OK) return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "made a moment ago") : st;
     if (free_bytes < n_bytes)
         return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %" PRId64 " bytes, the disk has %" PRId64,
                        dir, n_bytes, free_bytes);
@@ -185,7 +186,9 @@ bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out)
     int fd = -1;
 
     *out = (bl_checkpoint_file){0};
-    BL_TRY_GOTO(st, done, bl_file_open(path, &fd, &out->n_bytes));
+    st = bl_file_open(path, &fd, &out->n_bytes);
+    if (st == BL_EINPUT) st = bl_error_prefix(BL_EIO, "written a moment ago");
+    if (st != BL_OK) goto done;
     BL_TRY_GOTO(st, done, bl_file_sync(fd, path));
     BL_TRY_GOTO(st, done, hash_file(fd, path, out->n_bytes, &hash));
     out->xxh3_64 = hash;
@@ -268,29 +271,35 @@ done:
     return st;
 }
 
-/* Gives step-N.tmp its name. A folder cannot be renamed over a full one, so an older step-N steps aside
- * first; a crash between the two renames loses that older one, which this save was made to replace. */
+/* Gives step-N.tmp its name. An older step-N changes places with it and is removed; where that cannot be done it
+ * steps aside, and comes back when the rename fails, or in bl_checkpoint_clean. One of the two is always there. */
 static bl_status publish(const bl_checkpoint *checkpoint)
 {
     bl_status st = BL_OK;
-    char *aside = NULL;
+    char *path = checkpoint->path, *tmp_path = checkpoint->tmp_path, *aside = NULL;
     bool exists;
 
-    BL_TRY(bl_text_format(&aside, "%s.old%s", checkpoint->path, TMP_SUFFIX));
-    BL_TRY_GOTO(st, done, bl_path_exists(checkpoint->path, &exists));
+    BL_TRY(bl_text_format(&aside, "%s%s", path, ASIDE_SUFFIX));
+    BL_TRY_GOTO(st, done, bl_path_exists(path, &exists));
+    if (exists && renameat2(AT_FDCWD, tmp_path, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
+        BL_TRY_GOTO(st, done, bl_dir_sync(checkpoint->dir));
+        st = bl_tree_remove(tmp_path);
+        goto done;
+    }
     if (exists) {
         BL_TRY_GOTO(st, done, bl_tree_remove(aside));
-        if (rename(checkpoint->path, aside) != 0) {
-            st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", checkpoint->path, aside);
+        if (rename(path, aside) != 0 && errno != ENOENT) {
+            st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", path, aside);
             goto done;
         }
     }
-    if (rename(checkpoint->tmp_path, checkpoint->path) != 0) {
-        st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", checkpoint->tmp_path, checkpoint->path);
+    if (rename(tmp_path, path) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", tmp_path, path);
+        if (exists) (void)!rename(aside, path); /* else bl_checkpoint_clean does it */
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_dir_sync(checkpoint->dir));
-    BL_TRY_GOTO(st, done, bl_tree_remove(aside));
+    st = bl_tree_remove(aside);
 done:
     free(aside);
     return st;
@@ -497,41 +506,76 @@ static bl_status remove_step(const char *dir, int64_t step)
     BL_TRY_GOTO(st, done, step_path(dir, step, &path));
     BL_TRY_GOTO(st, done, bl_text_format(&tmp_path, "%s%s", path, TMP_SUFFIX));
     BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
-    if (rename(path, tmp_path) != 0) {
+    if (rename(path, tmp_path) == 0)
+        st = bl_tree_remove(tmp_path);
+    else if (errno != ENOENT) /* somebody else may have removed it */
         st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", path, tmp_path);
-        goto done;
-    }
-    BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
 done:
     free(path);
     free(tmp_path);
     return st;
 }
 
-bl_status bl_checkpoint_prune(const char *dir, int64_t limit)
+/* Reads back what this process has just saved: what is gone by now is no damaged checkpoint. */
+static bl_status verify_saved(const char *dir, int64_t step)
+{
+    char *path = NULL;
+    bool exists;
+
+    BL_TRY(step_path(dir, step, &path));
+    bl_status st = bl_path_exists(path, &exists);
+    if (st == BL_OK && !exists) st = BL_FAIL(BL_EIO, "%s: saved a moment ago, is gone", path);
+    if (st == BL_OK) st = bl_checkpoint_verify(path, NULL, NULL);
+    free(path);
+    return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "saved a moment ago") : st;
+}
+
+bl_status bl_checkpoint_prune(const char *dir, int64_t saved_step, int64_t limit)
 {
     bl_status st = BL_OK;
-    int64_t *steps = NULL;
-    size_t n_steps = 0, n_kept = 0;
-    int64_t n_whole = 0;
+    int64_t *steps = NULL, n_whole = 0;
+    size_t n_steps = 0, n_newer = 0, n_kept = 0;
 
     if (limit <= 0) return BL_OK;
-    BL_TRY(bl_checkpoint_list(dir, &steps, &n_steps));
-    /* Keep `limit`, and further ones until two are whole. Content is read of the newest only: the others were
-     * read when they were the newest. */
-    for (; n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit); n_kept++) {
+    BL_TRY(verify_saved(dir, saved_step));
+    BL_TRY_GOTO(st, done, bl_checkpoint_list(dir, &steps, &n_steps));
+    while (n_newer < n_steps && steps[n_newer] > saved_step) n_newer++;
+    /* Keep `limit` from the saved one on, and further ones until two are whole. The content of older ones was
+     * read when they were saved. */
+    for (; n_newer + n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit);
+         n_kept++) {
         char *path = NULL;
-        BL_TRY_GOTO(st, done, step_path(dir, steps[n_kept], &path));
-        st = check_checkpoint(path, n_kept == 0, NULL, NULL);
+        BL_TRY_GOTO(st, done, step_path(dir, steps[n_newer + n_kept], &path));
+        st = check_checkpoint(path, false, NULL, NULL);
         free(path);
-        if (st != BL_OK && (n_kept == 0 || st != BL_ECHECKPOINT)) goto done;
+        if (st != BL_OK && st != BL_ECHECKPOINT) goto done;
         n_whole += st == BL_OK;
         st = BL_OK;
     }
-    for (size_t i = n_kept; i < n_steps; i++) BL_TRY_GOTO(st, done, remove_step(dir, steps[i]));
+    for (size_t i = 0; i < n_steps; i++)
+        if (i < n_newer || i >= n_newer + n_kept) BL_TRY_GOTO(st, done, remove_step(dir, steps[i]));
 done:
     free(steps);
-    return st;
+    return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "checkpoints of this run") : st;
+}
+
+static bool ends_with(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), end = strlen(suffix);
+    return n >= end && !strcmp(name + n - end, suffix);
+}
+
+/* `path` ends with TMP_SUFFIX: it goes, unless it is a step that stepped aside for one that never came. */
+static bl_status clean_path(const char *path)
+{
+    if (ends_with(path, ASIDE_SUFFIX)) {
+        char *step;
+        BL_TRY(bl_text_format(&step, "%.*s", (int)(strlen(path) - strlen(ASIDE_SUFFIX)), path));
+        bool is_back = !bl_file_exists(step) && rename(path, step) == 0;
+        free(step);
+        if (is_back) return BL_OK;
+    }
+    return bl_tree_remove(path);
 }
 
 bl_status bl_checkpoint_clean(const char *dir)
@@ -545,13 +589,10 @@ bl_status bl_checkpoint_clean(const char *dir)
     if (!exists) return BL_OK;
     BL_TRY(bl_dir_list(dir, &names, &n_names));
     for (size_t i = 0; i < n_names && st == BL_OK; i++) {
-        size_t length = strlen(names[i]), suffix = sizeof TMP_SUFFIX - 1;
         char *path = NULL;
-        if (strncmp(names[i], "step-", 5) != 0 || length < suffix ||
-            strcmp(names[i] + length - suffix, TMP_SUFFIX) != 0)
-            continue;
+        if (strncmp(names[i], "step-", 5) != 0 || !ends_with(names[i], TMP_SUFFIX)) continue;
         st = bl_path_join(dir, names[i], &path);
-        if (st == BL_OK) st = bl_tree_remove(path);
+        if (st == BL_OK) st = clean_path(path);
         free(path);
     }
     bl_names_free(names, n_names);

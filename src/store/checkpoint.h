@@ -2,6 +2,7 @@
 /* checkpoint.h -- a folder of numbered states of a run, of which one survives any crash.
  *
  *   DIR/step-N.tmp/   incomplete; safe to delete
+ *   DIR/step-N.old.tmp/   complete, being replaced by a new step-N
  *   DIR/step-N/       complete: its files, and manifest.json with the size and XXH3-64 of each
  *
  * The files are made durable first, the manifest after them, then the folder gets its final name and its
@@ -45,6 +46,7 @@ typedef struct bl_checkpoint_file {
 
 /* The folder that bl_checkpoint_begin makes; the caller frees it. */
 bl_status bl_checkpoint_step_tmp_path(const char *dir, int64_t step, char **path);
+/* A file that this process has written: BL_EIO when it is gone, not BL_EINPUT. */
 bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out);
 bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *name,
                                       const bl_checkpoint_file *file);
@@ -71,12 +73,13 @@ bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json
 
 /* ---- tidying ---- */
 
-/* Removes old checkpoints so that `limit`, and never fewer than two, remain, of which two are whole: but only
- * after the newest has been verified; when it is damaged nothing is removed and its error returned. limit <=
- * 0 keeps all. */
-bl_status bl_checkpoint_prune(const char *dir, int64_t limit);
+/* After saved_step was saved: reads it back, and only then removes checkpoints of higher steps, which the run
+ * has left behind by starting before them, and old ones so that `limit` remain, and never fewer than two whole
+ * ones while there are such. saved_step itself always stays; other steps may be damaged. When it is damaged nothing is
+ * removed and its error returned, BL_EIO when it is gone. limit <= 0 keeps all. */
+bl_status bl_checkpoint_prune(const char *dir, int64_t saved_step, int64_t limit);
 
-/* Removes what crashed saves left behind (step-*.tmp). */
+/* Removes what crashed saves left behind (step-*.tmp). A step-N.old.tmp becomes step-N again where there is none. */
 bl_status bl_checkpoint_clean(const char *dir);
 
 #endif

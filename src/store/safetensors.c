@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file_kind.h"
@@ -279,6 +280,16 @@ void bl_safetensors_close(bl_safetensors *file)
     free(file->tensors);
     free(file->path);
     free(file);
+}
+
+bl_status bl_safetensors_check_same(const bl_safetensors *file, int fd)
+{
+    struct stat opened, other;
+
+    if (fstat(file->fd, &opened) != 0 || fstat(fd, &other) != 0)
+        return bl_fail_errno(BL_EIO, "stat %s", file->path);
+    if (opened.st_dev == other.st_dev && opened.st_ino == other.st_ino) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "%s: was replaced while the model was opened", file->path);
 }
 
 const char *bl_safetensors_path(const bl_safetensors *file)

@@ -39,6 +39,9 @@ typedef struct bl_stored_tensor {
 bl_status bl_safetensors_open(const char *path, bl_safetensors **out);
 void bl_safetensors_close(bl_safetensors *file); /* NULL is fine */
 
+/* BL_EINPUT when fd, opened by the same name, is another file: it was replaced meanwhile, and offsets are not its own. */
+bl_status bl_safetensors_check_same(const bl_safetensors *file, int fd);
+
 const char *bl_safetensors_path(const bl_safetensors *file);
 size_t bl_safetensors_count(const bl_safetensors *file);
 const bl_stored_tensor *

@@ -42,8 +42,12 @@ static bl_status gather_layer(exporter *e, int64_t layer)
     bl_adapter_state *s = e->state;
     if (e->layer == layer) return BL_OK;
     e->layer = layer;
+    bl_comm_set_label(
+        s->world,
+        e->shards == s->grad ? "the LoRA gradients of layer" : "the LoRA weights of layer", layer);
     BL_TRY(bl_comm_all_gather(s->world, s->communication, e->shards + layer * s->chunk, s->full[0],
                               (size_t)s->chunk * sizeof(float)));
+    bl_comm_set_label(s->world, NULL, 0);
     return bl_stream_synchronize(s->communication);
 }
 

@@ -36,8 +36,10 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
     BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
     BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", layer, -1, s->communication,
                              &span));
+    bl_comm_set_label(s->world, "the LoRA gradients of layer", layer);
     BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, s->full[turn], s->partial,
                                       s->chunk));
+    bl_comm_set_label(s->world, NULL, 0);
     BL_TRY(bl_event_record(s->reduced[turn], s->communication));
     BL_TRY(bl_accumulate(s->communication,
                          &(bl_accumulate_args){.n = s->chunk,
@@ -90,7 +92,9 @@ static bl_status create_ring(bl_adapter_state *s, int depth)
     if (!units) return BL_FAIL(BL_ENOMEM, "the LoRA ring");
     for (int64_t l = 0; l < s->n_layers; l++)
         units[l] =
-            (bl_gather_unit){.n_items = 1,
+            (bl_gather_unit){.what = "the LoRA weights of layer",
+                             .index = l,
+                             .n_items = 1,
                              .item = {{.shard = bl_tensor_at(s->compute_copy, l * s->chunk).data,
                                        .shard_bytes = bl_tensor_bytes(s->compute_copy, s->chunk)}}};
     bl_gather_ring_options options = {.device = s->device,
@@ -261,5 +265,39 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
                                                  .v = s->v}));
     BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
+    return bl_adapter_state_publish(s);
+}
+
+/* A layer's gradients are n_ranks parts, of several ranks two at least. */
+static bl_status warm_up_optimizer(bl_adapter_state *s)
+{
+    bl_adamw_args args = {.n = s->chunk,
+                          .step = 1,
+                          .eps = 1.0,
+                          .grad_scale = &s->clip[SCALE],
+                          .grad = s->full[0],
+                          .w = s->full[0] + s->chunk,
+                          .m = s->full[1],
+                          .v = s->full[1] + s->chunk};
+
+    for (int i = 0; i < 2; i++)
+        BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));
+    BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){1.0, &s->sums[SQUARES], &s->clip[NORM],
+                                                           &s->clip[SCALE]}));
+    if (bl_comm_size(s->world) > 1) BL_TRY(bl_adamw(s->compute, &args));
+    for (int i = 0; i < 2; i++)
+        BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));
+    return BL_OK;
+}
+
+bl_status bl_adapter_state_warm_up(bl_adapter_state *s)
+{
+    bl_lane_totals lanes[BL_N_LANES] = {0};
+    double loss_sum, grad_norm;
+
+    BL_TRY(bl_adapter_state_reduce(s, &loss_sum, &grad_norm, lanes));
+    BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
+    BL_TRY(warm_up_optimizer(s));
+    BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
     return bl_adapter_state_publish(s);
 }

@@ -46,6 +46,10 @@ bl_status bl_adapter_state_join(bl_adapter_state *state);
 bl_status bl_adapter_state_reduce(bl_adapter_state *state, double *loss_sum, double *grad_norm,
                                   bl_lane_totals *lanes);
 
+/* After join, with gradients that are all zero: runs what reduce and update run, to no effect. Gradients, sums and the buffers of a layer's
+ * gradients are zero after it. One collective. */
+bl_status bl_adapter_state_warm_up(bl_adapter_state *state);
+
 /* Queues clipping, AdamW with step number `step` (from 1) and clearing the gradients and the loss sum for the
  * next step. */
 bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double lr, double beta1,

@@ -2,6 +2,7 @@
 #include "train/batch.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "plan/memory.h"
 
@@ -100,6 +101,30 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
     batches->n_tokens += n;
     bl_sample_free(&s);
     return BL_OK;
+}
+
+static void fill_zeros(bl_batches *batches, bl_micro_batch *b, int64_t longest)
+{
+    int32_t *position = on_host(batches, b->position), *ends = on_host(batches, b->cu_seqlens);
+    float *weights = on_host(batches, b->weights);
+
+    b->T = batches->T_max;
+    b->n_documents = 0;
+    ends[0] = 0;
+    memset(on_host(batches, b->sample), 0, (size_t)b->T * sizeof *b->sample);
+    memset(on_host(batches, b->ids), 0, (size_t)b->T * sizeof *b->ids);
+    memset(on_host(batches, b->targets), 0, (size_t)b->T * sizeof *b->targets);
+    for (int64_t t = 0; t < b->T; t++) {
+        weights[t] = 1.0f;
+        position[t] = (int32_t)(t % longest);
+        if (t + 1 == b->T || (t + 1) % longest == 0) ends[++b->n_documents] = (int32_t)(t + 1);
+    }
+}
+
+void bl_batches_fill_zeros(bl_batches *batches, int64_t longest)
+{
+    bl_batches_clear(batches);
+    for (int m = 0; m < batches->n_micro; m++) fill_zeros(batches, &batches->micro[m], longest);
 }
 
 /* The first n_bytes at `memory`. */

@@ -10,6 +10,8 @@
 typedef struct opening {
     const bl_train_config *config;
     const bl_llama_model *model;
+    bl_host_memory *host;
+    int n_here;
     bl_run_data *data;
 } opening;
 
@@ -29,7 +31,9 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
     options.no_tokenizer = data->tokenizer_error.status == BL_OK ? NULL : &data->tokenizer_error;
-    options.n_threads = (int)(c->threads * c->ranks);
+    /* Those of all ranks that wait for this one. */
+    options.n_threads = (int)c->threads * o->n_here * bl_host_memory_size(o->host);
+    options.host = o->host;
     BL_TRY(bl_dataset_open(&options, data->tokenizer, &out->set));
     bl_dataset_get_stats(out->set, &stats);
     out->n = bl_dataset_count(out->set);
@@ -125,9 +129,9 @@ static bl_status split(const bl_train_config *c, bl_run_data *data)
 }
 
 bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_model *model,
-                                    bl_run_data *data)
+                                    bl_host_memory *host, int n_here, bl_run_data *data)
 {
-    opening o = {c, model, data};
+    opening o = {c, model, host, n_here, data};
 
     BL_TRY(open_tokenizer(&o));
     if (c->train_file) BL_TRY(open_dataset(&o, c->train_file, &data->train));
@@ -139,13 +143,21 @@ bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_mod
 }
 
 bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_model *model,
-                                      bl_run_data *data)
+                                      bl_host_memory *host, int n_here, bl_run_data *data)
 {
-    opening o = {c, model, data};
+    opening o = {c, model, host, n_here, data};
 
     BL_TRY(open_tokenizer(&o));
     if (c->validation_file) BL_TRY(open_dataset(&o, c->validation_file, &data->validation));
     return finish(&o);
+}
+
+int64_t bl_run_data_bytes(const bl_run_data *data)
+{
+    bl_dataset *train = data->train.set, *validation = data->validation.set;
+
+    return (train ? bl_dataset_index_bytes(train) : 0) +
+           (validation && validation != train ? bl_dataset_index_bytes(validation) : 0);
 }
 
 void bl_run_data_close(bl_run_data *data)

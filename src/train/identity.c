@@ -17,12 +17,19 @@ static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
     return text;
 }
 
+bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint)
+{
+    if (bl_host_memory_rank(job->host_memory) == 0)
+        BL_TRY(bl_llama_fingerprint(job->model, probe_bytes, fingerprint));
+    return bl_host_memory_tell(job->host_memory, fingerprint, sizeof *fingerprint);
+}
+
 bl_status bl_job_identify(bl_job *job)
 {
     job->identity.train = job->data.train.set ? bl_dataset_fingerprint(job->data.train.set) : 0;
     job->identity.validation =
         job->data.validation.set ? bl_dataset_fingerprint(job->data.validation.set) : 0;
-    return bl_llama_fingerprint(job->model, 0, &job->identity.model);
+    return bl_job_fingerprint(job, 0, &job->identity.model);
 }
 
 bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state)
@@ -108,23 +115,14 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
 bl_status bl_rank_compare_weights(bl_rank *r)
 {
     int n_ranks = r->job->topology.n_ranks, other = 0;
-    bl_twin *sums;
 
     if (n_ranks == 1) return BL_OK;
-    BL_TRY(bl_twin_create(r->device, (size_t)n_ranks * sizeof(uint64_t), "checksums", &sums));
-    uint64_t *all = sums->host, *shared = sums->memory;
+    uint64_t *all = calloc((size_t)n_ranks, sizeof *all);
+    if (!all) return BL_FAIL(BL_ENOMEM, "checksums");
     all[r->index] = r->weights->checksum;
-    bl_status st =
-        bl_twin_upload(sums, r->communication, (size_t)r->index * sizeof *all, sizeof *all);
-    if (st == BL_OK)
-        st = bl_comm_all_gather(r->world, r->communication, &shared[r->index], shared,
-                                sizeof *shared);
-    if (st == BL_OK) st = bl_twin_download(sums, r->communication, 0, sums->n_bytes);
-    bl_status ran =
-        bl_stream_synchronize(r->communication); /* also after a failure: the twin goes */
-    if (st == BL_OK) st = ran;
+    bl_status st = bl_talk_gather(&r->talk, all, sizeof *all);
     while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
-    bl_twin_destroy(sums);
+    free(all);
     if (st != BL_OK || other == n_ranks) return st;
     return BL_FAIL(BL_EUSAGE, "the model's weights are not the same on rank 0 and on rank %d",
                    other);

@@ -4,6 +4,7 @@
 #ifndef BALLAST_TRAIN_JOB_H
 #define BALLAST_TRAIN_JOB_H
 
+#include "comm/host_memory.h"
 #include "comm/launch.h"
 #include "model/weights.h"
 #include "plan/plan.h"
@@ -21,8 +22,13 @@ typedef struct bl_job {
     const bl_train_config *config;
     bl_launch *launch; /* NULL: all ranks are this process's */
     bl_topology topology;
+    bl_gpu_info gpu; /* number topology.gpu; n_gpus 0: the ranks compute on CPUs */
     /* Of the one rank of this process, until that rank has it; NULL without launch. */
-    bl_comm *world;
+    bl_comm *host;
+    /* Of the ranks of this host, and what they have once; both NULL where ranks share nothing but
+     * their process. The main thread's. */
+    bl_comm *host_ranks;
+    bl_host_memory *host_memory;
 
     bl_llama_model *model;
     bl_llama_base_formats base_formats; /* of the base that the ranks load */
@@ -51,8 +57,10 @@ bl_plan_input bl_job_plan_input(const bl_job *job);
 bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input);
 void bl_job_close(bl_job *job);
 
-/* identity.c: the fingerprints of model and data. */
+/* identity.c: the fingerprints of model and data; collective over processes that share their host's memory. */
 bl_status bl_job_identify(bl_job *job);
+/* bl_llama_fingerprint of the model, whose bytes are read once a host. */
+bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
 
 /* processes.c: what a job of several processes, with a rank each, agrees on before its ranks start.
  * Collective over the processes. */
@@ -61,6 +69,10 @@ bl_status bl_job_identify(bl_job *job);
  * configuration. Of the model each host reads all, if it is small, or some blocks everywhere
  * (bl_llama_fingerprint): ranks of one shard group read each row but once. */
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir);
+/* Gives `input` the memory that every process finds: the least of what is available to any of them, so that all choose alike. */
+bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);
+/* BL_ELIMIT when some rank has chosen another plan than rank 0's: its layers would come in another order. */
+bl_status bl_job_compare_plans(const bl_job *job);
 /* Warns of ranks whose products may round differently from rank 0's. */
 bl_status bl_job_compare_machines(const bl_job *job);
 

@@ -10,30 +10,30 @@
 
 static const char KEY[] = "products"; /* of a checkpoint's state */
 
-bl_status bl_machine_describe(const bl_train_config *config, char text[BL_CUDA_GEMM_TEXT_BYTES])
+bl_status bl_machine_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES])
 {
-    if (config->device == BL_CONFIG_DEVICE_CUDA) return bl_cuda_gemm_describe(text);
+    if (job->config->device == BL_CONFIG_DEVICE_CUDA)
+        return bl_cuda_gemm_describe(job->topology.gpu, text);
     bl_cpu_gemm_describe(text);
     return BL_OK;
 }
 
-bl_status bl_machine_record(const bl_train_config *config, json_t *state)
+bl_status bl_machine_record(const bl_job *job, json_t *state)
 {
     char text[BL_CUDA_GEMM_TEXT_BYTES];
-    BL_TRY(bl_machine_describe(config, text));
+    BL_TRY(bl_machine_describe(job, text));
     return json_object_set_new(state, KEY, json_string(text)) == 0
                ? BL_OK
                : BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
 }
 
-bl_status bl_machine_compare(const bl_train_config *config, const char *checkpoint,
-                             const json_t *state)
+bl_status bl_machine_compare(const bl_job *job, const char *checkpoint, const json_t *state)
 {
     char text[BL_CUDA_GEMM_TEXT_BYTES];
     const char *old = NULL; /* of checkpoints made before this key was */
 
     BL_TRY(bl_json_get_string(checkpoint, state, KEY, BL_JSON_OPTIONAL, &old));
-    BL_TRY(bl_machine_describe(config, text));
+    BL_TRY(bl_machine_describe(job, text));
     if (old && strcmp(old, text) != 0)
         bl_log_warning("not bit-identical: checkpoint %s was made with %s, this machine has %s",
                        checkpoint, old, text);

@@ -7,6 +7,18 @@
 #include "base/sizes.h"
 #include "train/job.h"
 
+/* The ranks of a host are numbered one after the other. All processes of the job split, whatever is shared where. */
+static bl_status open_host_memory(bl_job *job)
+{
+    bl_topology *t = &job->topology;
+
+    BL_TRY(bl_comm_split(job->host, t->first_here - t->first_on_host, &job->host_ranks));
+    BL_TRY(bl_host_memory_open(bl_launch_host_memory_fd(job->launch), job->host_ranks,
+                               &job->host_memory));
+    t->shares_memory = job->host_memory != NULL;
+    return BL_OK;
+}
+
 bl_status bl_job_place_ranks(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -14,7 +26,12 @@ bl_status bl_job_place_ranks(bl_job *job)
     bl_topology *t = &job->topology;
     bl_launch_info info;
 
+    if (c->starts_ranks > 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "rank_processes true: `ballast train` and `ballast eval` start processes; "
+                       "here ranks are threads: use false");
     t->n_ranks = t->n_here = t->n_on_host = (int)c->ranks;
+    if (c->device == BL_CONFIG_DEVICE_CUDA) BL_TRY(bl_config_find_gpu(&job->gpu, &t->gpu));
     if (!job->launch) return BL_OK;
     if (c->ranks != n_processes)
         return BL_FAIL(
@@ -26,15 +43,18 @@ bl_status bl_job_place_ranks(bl_job *job)
     bl_launch_read(&info);
     t->first_on_host = info.local_rank;
     t->n_on_host = info.n_local;
-    return bl_launch_create_comm(job->launch, c->step_deadline_s, &job->world);
+    BL_TRY(bl_launch_create_comm(job->launch, c->step_deadline_s, &job->host));
+    return open_host_memory(job);
 }
 
 bl_status bl_job_open_model(bl_job *job)
 {
     const bl_train_config *c = job->config;
+    int n_shards = bl_plan_n_shards(c, &job->topology),
+        n_replicas = (int)bl_ceil_div(job->topology.n_on_host, n_shards);
 
-    BL_TRY(
-        bl_llama_model_open(c->model_name_or_path, c->base_format, c->max_seq_length, &job->model));
+    BL_TRY(bl_llama_model_open_shared(c->model_name_or_path, c->base_format, c->max_seq_length,
+                                      job->host_memory, n_replicas, &job->model));
     job->model->io_engine = c->io_engine;
     job->base_formats = job->model->base_formats;
     if (c->max_seq_length > job->model->config.max_position_embeddings)
@@ -72,6 +92,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .load_bytes = bl_llama_load_bytes(&stored, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
         .topology = job->topology,
+        .data_bytes = bl_run_data_bytes(&job->data),
         .longest_train_row = job->data.train.longest,
         .longest_validation_row = job->data.validation.longest};
 }
@@ -102,14 +123,18 @@ bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
 {
     BL_TRY(choose_bf16_matrices(job));
     BL_TRY(make_offload_dir(job->config));
-    BL_TRY(bl_plan_choose(input, &job->plan));
+    bl_plan_input of_all = *input;
+    if (job->launch) BL_TRY(bl_job_share_memory(job, &of_all));
+    BL_TRY(bl_plan_choose(&of_all, &job->plan));
     job->plan.pass.bf16_matrices = job->bf16_matrices;
-    return BL_OK;
+    return job->launch ? bl_job_compare_plans(job) : BL_OK;
 }
 
 void bl_job_close(bl_job *job)
 {
-    bl_comm_destroy(job->world);
+    bl_host_memory_close(job->host_memory);
+    bl_comm_destroy(job->host_ranks);
+    bl_comm_destroy(job->host);
     (void)bl_trace_close(job->trace);
     bl_run_data_close(&job->data);
     bl_llama_model_close(job->model);

@@ -16,6 +16,16 @@ bl_status bl_output_check_lock(const bl_output *output)
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
 }
 
+bl_status bl_output_failure(const bl_output *output, bl_status st)
+{
+    bl_error error;
+
+    if (st == BL_OK) return BL_OK;
+    bl_error_save(&error, st);
+    bl_status lost = bl_output_check_lock(output);
+    return lost == BL_OK ? bl_error_restore(&error) : lost;
+}
+
 void bl_output_abort_saving(bl_output *output)
 {
     if (bl_output_check_lock(output) == BL_OK)

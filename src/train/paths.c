@@ -40,8 +40,7 @@ static const char *const outputs[] = {"adapter_model.safetensors",
                                       "README.md",
                                       "metrics.jsonl",
                                       RESOLVED,
-                                      ".ballast.lock",
-                                      ".ballast.probe"};
+                                      ".ballast.lock"};
 
 /* ---- places ---- */
 

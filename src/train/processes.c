@@ -1,111 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* processes.c -- what the processes of a job agree on before their ranks start: that they see the same folder, model, data and
- * configuration, and where rank 0's has found the run. */
+ * configuration, where rank 0's has found the run, and what memory they plan with. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
+#include "train/talk.h"
 #include "train/training.h"
 
-static const char PROBE_NAME[] = ".ballast.probe";
+/* Rank 0's file in output_dir that the others look for; its token is drawn, so that no host has looked for that name before. */
+static const char PROBE_PREFIX[] = ".ballast.probe";
 
-/* Collectives of a process's main thread. */
-typedef struct talk {
-    bl_comm *world; /* borrowed */
-    bl_device *device;
-    bl_stream *stream;
-} talk;
-
-static void talk_close(talk *t)
-{
-    bl_stream_destroy(t->stream);
-    bl_device_destroy(t->device);
-}
-
-static bl_status talk_open(const bl_job *job, talk *t)
-{
-    *t = (talk){.world = job->world};
-    BL_TRY(bl_device_create_cpu(1, &t->device));
-    bl_status st = bl_stream_create(t->device, "agree", &t->stream);
-    if (st != BL_OK) talk_close(t);
-    return st;
-}
-
-static bl_status broadcast(const talk *t, void *bytes, size_t n_bytes)
-{
-    BL_TRY(bl_comm_broadcast(t->world, t->stream, bytes, n_bytes, 0));
-    return bl_stream_synchronize(t->stream);
-}
+/* After QUICK_S it is said who waits. NFS keeps what it knows of a folder for a minute at most. */
+static const double QUICK_S = 5.0, PATIENCE_S = 65.0;
 
 /* ---- the same folder, model, data and configuration ---- */
 
+/* 1 or 0. */
 typedef struct view {
-    uint64_t folder, model, weights, train, validation, config;
+    uint64_t folder, is_elsewhere; /* the same folder; a folder that is there and another one */
+    uint64_t model, weights, train, validation, config;
 } view;
 
-static bl_status read_probe(const char *path, uint64_t *token)
-{
-    enum { MAX_BYTES = 64 };
-    void *bytes;
-    size_t n_bytes;
+typedef struct probe {
+    uint64_t token, inode; /* of the folder; shared file systems number files alike on all hosts */
+} probe;
 
-    BL_TRY(bl_file_read_all(path, MAX_BYTES, &bytes, &n_bytes));
-    *token = strtoull(bytes, NULL, 16);
-    free(bytes);
-    return BL_OK;
-}
-
-/* What this process finds in output_dir where rank 0's has put `token`. A network file system may show it late. */
-static uint64_t find_token(const char *path, uint64_t token)
+/* Until it sees rank 0's file; at most for_s. */
+static bl_status find_probe(const char *dir, const probe *p, double for_s, view *own)
 {
-    enum { TRIES = 50 };
     const struct timespec pause = {0, 100 * 1000 * 1000};
-    uint64_t found = ~token;
+    double until = bl_now_s() + for_s;
+    char *path = NULL;
 
-    for (int i = 0; i < TRIES; i++) {
-        if (read_probe(path, &found) == BL_OK && found == token) break;
+    BL_TRY(bl_text_format(&path, "%s/%s-%016" PRIx64, dir, PROBE_PREFIX, p->token));
+    for (;;) {
+        uint64_t inode = bl_dir_look_anew(dir);
+        own->folder = access(path, F_OK) == 0;
+        own->is_elsewhere = !own->folder && inode != 0 && inode != p->inode;
+        if (own->folder || bl_now_s() >= until) break;
         nanosleep(&pause, NULL);
     }
-    return found;
-}
-
-static bl_status write_probe(const char *path, uint64_t *token)
-{
-    char text[24];
-    if (getrandom(token, sizeof *token, 0) != sizeof *token)
-        return bl_fail_errno(BL_EIO, "getrandom");
-    snprintf(text, sizeof text, "%016" PRIx64 "\n", *token);
-    return bl_file_write_atomic(path, text, strlen(text));
-}
-
-/* About this much of the model each process reads once more, so that hosts with different ones do not train together; what those of one host
- * read is in its page cache after the first. */
-enum { PROBE_BYTES = 128 << 20 };
-
-static bl_status look_at_folder(const talk *t, const char *probe, view *own)
-{
-    uint64_t token = 0;
-
-    if (bl_comm_rank(t->world) == 0) BL_TRY(write_probe(probe, &token));
-    BL_TRY(broadcast(t, &token, sizeof token));
-    own->folder = find_token(probe, token);
+    free(path);
     return BL_OK;
 }
 
-static bl_status look(const bl_job *job, const talk *t, const char *probe, view *own)
+/* Also those that crashes have left. Links, and what is a folder by that name, are not followed and stay. */
+static void remove_probes(const char *dir)
 {
-    *own = (view){.model = job->identity.model,
-                  .train = job->identity.train,
-                  .validation = job->identity.validation};
-    if (probe) BL_TRY(look_at_folder(t, probe, own));
-    BL_TRY(bl_llama_fingerprint(job->model, PROBE_BYTES, &own->weights));
+    char **names = NULL, *path;
+    size_t n_names = 0;
+
+    if (bl_dir_list(dir, &names, &n_names) != BL_OK) return;
+    for (size_t i = 0; i < n_names; i++) {
+        if (strncmp(names[i], PROBE_PREFIX, strlen(PROBE_PREFIX)) != 0) continue;
+        if (bl_path_join(dir, names[i], &path) != BL_OK) continue;
+        (void)unlink(path);
+        free(path);
+    }
+    bl_names_free(names, n_names);
+}
+
+static bl_status write_probe(const char *dir, probe *p)
+{
+    char *path = NULL;
+
+    remove_probes(dir);
+    if (getrandom(&p->token, sizeof p->token, 0) != sizeof p->token)
+        return bl_fail_errno(BL_EIO, "getrandom");
+    p->inode = bl_dir_look_anew(dir);
+    BL_TRY(bl_text_format(&path, "%s/%s-%016" PRIx64, dir, PROBE_PREFIX, p->token));
+    bl_status st = bl_file_write_atomic(path, "", 0);
+    free(path);
+    return st;
+}
+
+/* About this much of the model each host, or process that shares nothing, reads once more, so that hosts with different ones do not train
+ * together. */
+enum { PROBE_BYTES = 128 << 20 };
+
+static bl_status look(const bl_job *job, view *own)
+{
+    own->model = job->identity.model;
+    own->train = job->identity.train;
+    own->validation = job->identity.validation;
+    /* Where all share one host's memory, they read the same files. */
+    if (bl_host_memory_size(job->host_memory) < job->topology.n_ranks)
+        BL_TRY(bl_job_fingerprint(job, PROBE_BYTES, &own->weights));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
 }
 
@@ -123,15 +113,8 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
                      : BL_FAIL(BL_EUSAGE, "%s not the same on rank 0 and on rank %s", what, list);
 }
 
-static bl_status compare_views(const bl_job *job, const char *output_dir, const view *views)
+static bl_status compare_views(const bl_job *job, const view *views)
 {
-    char folder[512];
-    if (output_dir) {
-        snprintf(folder, sizeof folder,
-                 "output_dir %.400s (it must lie on a file system that all hosts share) is",
-                 output_dir);
-        BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, folder), folder));
-    }
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
@@ -142,25 +125,62 @@ static bl_status compare_views(const bl_job *job, const char *output_dir, const 
                    "the validation data are");
 }
 
+/* Whether all look into one folder. */
+static bl_status compare_folders(const bl_job *job, const char *dir, const view *views)
+{
+    char folder[512];
+
+    snprintf(folder, sizeof folder,
+             "output_dir %.400s (it must lie on a file system that all hosts share) is", dir);
+    return compare(views, job->topology.n_ranks, offsetof(view, folder), folder);
+}
+
+/* A folder that is there and another one stays so; one that is not there yet may come. */
+static bl_status find_folder(const bl_job *job, const bl_talk *t, const char *dir, view *views)
+{
+    view *own = &views[job->topology.first_here];
+    probe p = {0};
+    int n_ranks = job->topology.n_ranks;
+    bool is_elsewhere = false, is_seen = true;
+
+    if (job->topology.first_here == 0) BL_TRY(write_probe(dir, &p));
+    BL_TRY(bl_talk_broadcast(t, &p, sizeof p));
+    BL_TRY(find_probe(dir, &p, QUICK_S, own));
+    BL_TRY(bl_talk_gather(t, views, sizeof *views));
+    for (int i = 0; i < n_ranks; i++) {
+        is_elsewhere |= views[i].is_elsewhere != 0;
+        is_seen &= views[i].folder != 0;
+    }
+    if (!is_seen && !is_elsewhere) {
+        bl_log_info("waiting for another host to see a new file in output_dir %s, at most %.0f s",
+                    dir, PATIENCE_S - QUICK_S);
+        BL_TRY(find_probe(dir, &p, PATIENCE_S - QUICK_S, own));
+        BL_TRY(bl_talk_gather(t, views, sizeof *views));
+    }
+    return compare_folders(job, dir, views);
+}
+
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir)
 {
     bl_status st = BL_OK;
-    talk t;
-    view own, *views = calloc((size_t)job->topology.n_ranks, sizeof *views);
-    char *probe = NULL;
+    bl_talk t;
+    view *views = calloc((size_t)job->topology.n_ranks, sizeof *views);
 
     if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->topology.n_ranks);
-    if ((st = talk_open(job, &t)) != BL_OK) goto done;
-    if (output_dir) BL_TRY_GOTO(st, closed, bl_path_join(output_dir, PROBE_NAME, &probe));
-    BL_TRY_GOTO(st, closed, look(job, &t, probe, &own));
-    BL_TRY_GOTO(st, closed, bl_comm_all_gather(t.world, t.stream, &own, views, sizeof own));
-    BL_TRY_GOTO(st, closed, bl_stream_synchronize(t.stream));
-    st = compare_views(job, output_dir, views);
+    if ((st = bl_talk_open(job->host, NULL, &t)) != BL_OK) goto done;
+    if (output_dir) {
+        st = find_folder(job, &t, output_dir, views);
+        bl_error error;
+        bl_error_save(&error, st);
+        if (job->topology.first_here == 0) remove_probes(output_dir);
+        if (st != BL_OK) BL_TRY_GOTO(st, closed, bl_error_restore(&error));
+    }
+    BL_TRY_GOTO(st, closed, look(job, &views[job->topology.first_here]));
+    BL_TRY_GOTO(st, closed, bl_talk_gather(&t, views, sizeof *views));
+    st = compare_views(job, views);
 closed:
-    talk_close(&t);
-    if (job->topology.first_here == 0 && probe && st == BL_OK) st = bl_tree_remove(probe);
+    bl_talk_close(&t);
 done:
-    free(probe);
     free(views);
     return st;
 }
@@ -177,7 +197,7 @@ typedef struct sent_start {
 bl_status bl_job_share_start(const bl_job *job, bl_start *start)
 {
     sent_start sent;
-    talk t;
+    bl_talk t;
 
     memset(&sent, 0, sizeof sent); /* all its bytes are sent */
     sent.start = *start;
@@ -186,9 +206,9 @@ bl_status bl_job_share_start(const bl_job *job, bl_start *start)
         return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", start->dir,
                        MAX_PATH_BYTES - 1);
     if (start->dir) memcpy(sent.dir, start->dir, strlen(start->dir));
-    BL_TRY(talk_open(job, &t));
-    bl_status st = broadcast(&t, &sent, sizeof sent);
-    talk_close(&t);
+    BL_TRY(bl_talk_open(job->host, NULL, &t));
+    bl_status st = bl_talk_broadcast(&t, &sent, sizeof sent);
+    bl_talk_close(&t);
     if (st != BL_OK || job->topology.first_here == 0) return st;
     *start = sent.start;
     if (sent.dir[0] && !(start->dir = strdup(sent.dir))) return BL_FAIL(BL_ENOMEM, "a path");
@@ -198,7 +218,7 @@ bl_status bl_job_share_start(const bl_job *job, bl_start *start)
 /* ---- machines ---- */
 
 typedef struct machine {
-    char products[BL_CPU_GEMM_TEXT_BYTES];
+    char products[BL_CUDA_GEMM_TEXT_BYTES];
 } machine;
 
 static void warn_of_machines(const machine *machines, int n_ranks)
@@ -218,19 +238,141 @@ static void warn_of_machines(const machine *machines, int n_ranks)
 
 bl_status bl_job_compare_machines(const bl_job *job)
 {
-    machine own = {0}, *machines = calloc((size_t)job->topology.n_ranks, sizeof *machines);
+    machine *machines = calloc((size_t)job->topology.n_ranks, sizeof *machines);
     bl_status st;
-    talk t;
+    bl_talk t;
 
     if (!machines) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->topology.n_ranks);
-    BL_TRY_GOTO(st, done, talk_open(job, &t));
-    bl_cpu_gemm_describe(own.products);
-    st = bl_comm_all_gather(t.world, t.stream, &own, machines, sizeof own);
-    if (st == BL_OK) st = bl_stream_synchronize(t.stream);
-    talk_close(&t);
+    BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
+    st = bl_machine_describe(job, machines[job->topology.first_here].products);
+    if (st == BL_OK) st = bl_talk_gather(&t, machines, sizeof *machines);
+    bl_talk_close(&t);
     if (st == BL_OK && job->topology.first_here == 0)
         warn_of_machines(machines, job->topology.n_ranks);
 done:
     free(machines);
+    return st;
+}
+
+/* ---- plans ---- */
+
+typedef struct room {
+    int64_t host, gpu; /* bytes; -1: not known */
+    char name[64];     /* of the host */
+} room;
+
+static int64_t bytes_at(const room *rooms, int rank, size_t offset)
+{
+    return *(const int64_t *)(const void *)((const char *)&rooms[rank] + offset);
+}
+
+/* The rank that has the least. */
+static int find_least(const room *rooms, int n_ranks, size_t offset)
+{
+    int found = 0;
+    for (int i = 1; i < n_ranks; i++)
+        if (bytes_at(rooms, i, offset) < bytes_at(rooms, found, offset)) found = i;
+    return found;
+}
+
+/* 0 would ask for this process's own again, -1 says that it is not known. */
+static int64_t least(const room *rooms, int n_ranks, size_t offset)
+{
+    int64_t n_bytes = bytes_at(rooms, find_least(rooms, n_ranks, offset), offset);
+    return n_bytes == 0 ? 1 : n_bytes;
+}
+
+/* All ranks plan with what the least of them has: somebody else's process on one GPU slows all. */
+static void warn_of_least_gpu(const room *rooms, int n_ranks)
+{
+    enum { MIB = 1 << 20 };
+    int rank = find_least(rooms, n_ranks, offsetof(room, gpu));
+    int64_t gpu = rooms[rank].gpu, most = gpu;
+
+    for (int i = 0; i < n_ranks; i++) most = bl_max_i64(most, rooms[i].gpu);
+    if (gpu < 0 || gpu >= most / 100 * 95) return;
+    bl_log_warning("rank %d on host %s: its GPU has %lld MiB free for the run, others up to %lld, "
+                   "and all ranks plan with the least; does another process use it (nvidia-smi)?",
+                   rank, rooms[rank].name, (long long)(gpu / MIB), (long long)(most / MIB));
+}
+
+/* The ranks of a host share its memory, so only hosts are compared. */
+static void warn_of_least_host(const room *rooms, int n_ranks)
+{
+    enum { MIB = 1 << 20 };
+    int rank = find_least(rooms, n_ranks, offsetof(room, host));
+    int64_t host = rooms[rank].host, most = host;
+
+    for (int i = 0; i < n_ranks; i++)
+        if (strcmp(rooms[i].name, rooms[rank].name) != 0) most = bl_max_i64(most, rooms[i].host);
+    if (host < 0 || host >= most / 100 * 95) return;
+    bl_log_warning("host %s has %lld MiB of memory available, others up to %lld, and all ranks "
+                   "plan with the least",
+                   rooms[rank].name, (long long)(host / MIB), (long long)(most / MIB));
+}
+
+/* The first choice that is not rank 0's, by its offset in an array of them; -1: none. */
+static int find_other(const void *choices, size_t n_bytes, int n_ranks)
+{
+    for (int i = 1; i < n_ranks; i++)
+        if (memcmp(choices, (const char *)choices + (size_t)i * n_bytes, n_bytes) != 0) return i;
+    return -1;
+}
+
+bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
+{
+    int n_ranks = job->topology.n_ranks;
+    bool has_gpu = job->config->device == BL_CONFIG_DEVICE_CUDA;
+    room *rooms = calloc((size_t)n_ranks, sizeof *rooms);
+    bl_status st;
+    bl_talk t;
+
+    if (!rooms) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", n_ranks);
+    BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
+    room *own = &rooms[job->topology.first_here];
+    own->host = bl_plan_available_bytes(input);
+    own->gpu = has_gpu ? bl_plan_gpu_available_bytes(input) : -1;
+    (void)gethostname(own->name, sizeof own->name - 1);
+    st = bl_talk_gather(&t, rooms, sizeof *rooms);
+    bl_talk_close(&t);
+    if (st == BL_OK && job->topology.first_here == 0) {
+        warn_of_least_gpu(rooms, n_ranks);
+        warn_of_least_host(rooms, n_ranks);
+    }
+    input->available_bytes = least(rooms, n_ranks, offsetof(room, host));
+    input->gpu_available_bytes = least(rooms, n_ranks, offsetof(room, gpu));
+done:
+    free(rooms);
+    return st;
+}
+
+/* What a plan has chosen, and collectives depend on or results do. */
+typedef struct choice {
+    int64_t max_group, n_saved, ratio_ppm, prepared_bytes;
+} choice;
+
+bl_status bl_job_compare_plans(const bl_job *job)
+{
+    int n_ranks = job->topology.n_ranks;
+    const bl_plan *plan = &job->plan;
+    choice *choices = calloc((size_t)n_ranks, sizeof *choices);
+    bl_status st;
+    bl_talk t;
+
+    if (!choices) return BL_FAIL(BL_ENOMEM, "the plans of %d processes", n_ranks);
+    BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
+    choices[job->topology.first_here] = (choice){
+        plan->pass.max_group, (int64_t)plan->pass.save, (int64_t)(plan->placement.ratio * 1e6),
+        (int64_t)bl_linear_prepared_bytes(&plan->pass.prepared)};
+    st = bl_talk_gather(&t, choices, sizeof *choices);
+    bl_talk_close(&t);
+    int other = st == BL_OK ? find_other(choices, sizeof *choices, n_ranks) : -1;
+    if (other > 0)
+        st = BL_FAIL(BL_ELIMIT,
+                     "ranks 0 and %d plan differently: their hosts or GPUs are not alike; set "
+                     "offload_ratio, activation_checkpointing and visit_tokens",
+                     other);
+done:
+    free(choices);
     return st;
 }

@@ -7,6 +7,7 @@
 #include "train/adapter_state.h"
 #include "train/batch.h"
 #include "train/job.h"
+#include "train/talk.h"
 
 /* Its own thread's, while that runs. */
 typedef struct bl_rank {
@@ -14,7 +15,11 @@ typedef struct bl_rank {
     int index;
     bool is_at_fault; /* of a failure that all ranks see, the reason is this one's */
 
-    /* Of all ranks, on `communication`; of this rank's shard group, on `gather`. */
+    /* Of host memory: `talk`, over which goes all that is small. There from the start, as long as the rank. */
+    bl_comm *host;
+    bl_talk talk;
+    /* Of device memory: of all ranks, on `communication`; of this rank's shard group, on `gather`. On a CPU
+     * `world` is `host` itself. */
     bl_comm *world, *shard_group;
     bl_device *device;
     bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */
@@ -34,7 +39,7 @@ typedef struct bl_rank {
 /* rank_setup.c: everything that a rank needs, in this order, on its own thread. Some are collective
  * over the job. Close after a failure, too, and after the thread has ended. */
 
-bl_status bl_rank_open(bl_rank *rank); /* device, streams, shard group */
+bl_status bl_rank_open(bl_rank *rank); /* device, streams, communicators */
 /* Brings r->weights, which are there: the second half of the next. */
 bl_status bl_rank_create_base(bl_rank *rank);
 /* The frozen base. BL_EUSAGE: ranks have read different weights. */
@@ -43,6 +48,9 @@ bl_status bl_rank_load_base(bl_rank *rank);
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
 bl_status bl_rank_create_pass(bl_rank *rank); /* and what an evaluation needs */
+/* warm_up.c: after create_pass, with an evaluation's rows. Where GPUs of several processes work together, all that an evaluation
+ * runs has then run once, while no rank waited for another; elsewhere nothing happens. Collective over the job. */
+bl_status bl_rank_warm_up(bl_rank *rank);
 /* Waits for its streams, whatever they say. */
 void bl_rank_drain(bl_rank *rank);
 void bl_rank_close(bl_rank *rank);

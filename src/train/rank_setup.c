@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rank_setup.c -- a rank's device, streams, weights and buffers, in the order in which they depend on each other. */
 #include "base/sizes.h"
+#include "comm/nccl/nccl.h"
 #include "train/rank.h"
 
 static int index_on_host(const bl_rank *r)
 {
     return r->job->topology.first_on_host + r->index - r->job->topology.first_here;
+}
+
+static const char *gpu_bus_id(const bl_job *job)
+{
+    return job->gpu.n_gpus > 0 ? job->gpu.bus_id : NULL;
 }
 
 bl_status bl_rank_create_base(bl_rank *r)
@@ -32,23 +38,54 @@ static bl_status create_timeline(bl_rank *r)
     return bl_timeline_create(r->device, (int)n_spans, sink, &r->trace_lane, &r->timeline);
 }
 
-/* All ranks of a process share GPU 0. Its host threads are the rank's workers, as on a CPU. */
+/* All ranks of a process share its GPU. Its host threads are the rank's workers, as on a CPU. */
 static bl_status create_device(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
 
     if (c->device == BL_CONFIG_DEVICE_CPU) return bl_device_create_cpu((int)c->threads, &r->device);
-    BL_TRY(bl_device_create_cuda(0, &r->device));
+    BL_TRY(bl_device_create_cuda(r->job->topology.gpu, &r->device));
     return bl_device_start_workers(r->device, (int)c->threads);
+}
+
+static void leave(void *user)
+{
+    bl_launch_leave(user);
+}
+
+/* The base is most of what moves: NCCL is asked to gather by copy engines, which take no multiprocessors from the products. */
+static bl_status connect_gpus(bl_rank *r)
+{
+    bl_nccl_options options = {.name = "ballast",
+                               .deadline_s = r->job->config->step_deadline_s,
+                               .copy_engines = true,
+                               .host_memory = r->job->host_memory,
+                               .leave = leave,
+                               .leave_user = r->job->launch};
+    return bl_comm_create_nccl(r->host, r->device, &options, &r->world);
+}
+
+/* On a CPU all memory is the host's: what is small goes with LoRA's sums. On a GPU a stream of its own, which waits for no kernel.
+ * The base has a communicator of its own also where one shard group has all ranks: what comes from a slow disk must not hold up
+ * gradients (comm/README.md). */
+static bl_status create_communicators(bl_rank *r)
+{
+    bool is_cpu = bl_device_get_kind(r->device) == BL_DEVICE_CPU;
+
+    BL_TRY(bl_talk_open(r->host, is_cpu ? r->communication : NULL, &r->talk));
+    if (is_cpu)
+        r->world = r->host;
+    else
+        BL_TRY(r->job->launch ? connect_gpus(r) : bl_comm_split(r->host, 0, &r->world));
+    return bl_comm_split(r->world, r->index / (int)r->job->config->shard_size, &r->shard_group);
 }
 
 bl_status bl_rank_open(bl_rank *r)
 {
     const bl_job *job = r->job;
-    const bl_train_config *c = job->config;
 
-    BL_TRY(bl_llama_bind_rank(index_on_host(r),
-                              job->topology.n_on_host)); /* before the device starts its threads */
+    /* Before the device starts its threads. */
+    BL_TRY(bl_llama_bind_rank(index_on_host(r), job->topology.n_on_host, gpu_bus_id(job)));
     BL_TRY(create_device(r));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
@@ -58,8 +95,7 @@ bl_status bl_rank_open(bl_rank *r)
         BL_TRY(bl_stream_create(r->device, "activations", &r->activations));
     r->trace_lane = (bl_trace_rank){job->trace, r->index};
     BL_TRY(create_timeline(r));
-    /* Also where one shard group has all ranks: what comes from a slow disk must not hold up gradients (comm/README.md). */
-    return bl_comm_split(r->world, r->index / (int)c->shard_size, &r->shard_group);
+    return create_communicators(r);
 }
 
 bl_status bl_rank_load_base(bl_rank *r)
@@ -67,6 +103,7 @@ bl_status bl_rank_load_base(bl_rank *r)
     bl_llama_placement placement = r->job->plan.placement;
 
     placement.index = index_on_host(r);
+    placement.gpu_bus_id = gpu_bus_id(r->job);
     BL_TRY(bl_llama_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
                                  &r->weights));
     BL_TRY(bl_rank_create_base(r));
@@ -123,12 +160,14 @@ void bl_rank_close(bl_rank *r)
     bl_llama_weights_free(r->weights);
     bl_timeline_collect(r->timeline);
     bl_timeline_destroy(r->timeline);
+    bl_talk_close(&r->talk); /* it may use `communication` */
     bl_stream_destroy(r->compute);
     bl_stream_destroy(r->communication);
     bl_stream_destroy(r->gather);
     bl_stream_destroy(r->copy);
     bl_stream_destroy(r->activations);
     bl_comm_destroy(r->shard_group); /* on a GPU they have some of its memory */
-    bl_comm_destroy(r->world);
+    if (r->world != r->host) bl_comm_destroy(r->world);
+    bl_comm_destroy(r->host);
     bl_device_destroy(r->device);
 }

@@ -64,15 +64,10 @@ static bl_status end_fill(bl_trainer *t)
 /* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
 static bl_status count_step(bl_trainer *t, const bl_batches *batches, int64_t totals[3])
 {
-    int64_t own[3] = {batches->n_labels, batches->n_tokens, atomic_load(&t->control->stop)};
-
-    memcpy(t->counts->host, own, sizeof own);
-    BL_TRY(bl_twin_upload(t->counts, t->rank->communication, 0, sizeof own));
-    BL_TRY(bl_comm_all_reduce_i64(t->rank->world, t->rank->communication, t->counts->memory, 3));
-    BL_TRY(bl_twin_download(t->counts, t->rank->communication, 0, sizeof own));
-    BL_TRY(bl_stream_synchronize(t->rank->communication));
-    memcpy(totals, t->counts->host, sizeof own);
-    return BL_OK;
+    totals[0] = batches->n_labels;
+    totals[1] = batches->n_tokens;
+    totals[2] = atomic_load(&t->control->stop);
+    return bl_talk_sum(&t->rank->talk, totals, 3);
 }
 
 /* Before a visit, while the one before it runs: its share of the next step's rows. */
@@ -194,6 +189,15 @@ static bl_status count_fallbacks(bl_trainer *t, int64_t *n)
     *n = sum - t->counted_fallbacks;
     t->counted_fallbacks = sum;
     return BL_OK;
+}
+
+bl_status bl_trainer_forget_counts(bl_trainer *t)
+{
+    bl_lane_totals of_no_step[BL_N_LANES];
+    int64_t n_fallbacks;
+
+    count_lanes(t, of_no_step);
+    return count_fallbacks(t, &n_fallbacks);
 }
 
 static bl_status report_step(bl_trainer *t, int64_t step, double loss, double grad_norm,
@@ -326,6 +330,7 @@ bl_status bl_trainer_run(bl_trainer *t)
     for (int64_t step = start->step; step < training->total_steps; step++) {
         BL_TRY(count_step(t, batches_of(t, step), totals));
         if (totals[2] > 0) {
+            atomic_store(&t->is_saving, true);
             BL_TRY(verify_base(t));
             BL_TRY(bl_trainer_save(t, step));
             return BL_FAIL(BL_ESTOPPED,
@@ -333,11 +338,15 @@ bl_status bl_trainer_run(bl_trainer *t)
                            "--resume_from_checkpoint true",
                            (long long)step, (long long)training->total_steps);
         }
+        atomic_store(&t->is_saving, false);
         BL_TRY(train_step(t, step, totals));
         BL_TRY(after_step(t, step + 1));
+        /* A step's collectives, and what came before them, have been the same on all ranks. */
+        if (step == start->step) BL_TRY(bl_comm_trust_order(t->rank->world));
     }
     if (t->output) BL_TRY(bl_output_check_lock(t->output));
-    return bl_adapter_state_write_peft(t->rank->state, &job->model->config, job->config->output_dir,
-                                       job->config->model_name_or_path,
-                                       job->config->adapter_dtype == BL_ADAPTER_BF16);
+    bl_status st = bl_adapter_state_write_peft(
+        t->rank->state, &job->model->config, job->config->output_dir,
+        job->config->model_name_or_path, job->config->adapter_dtype == BL_ADAPTER_BF16);
+    return bl_output_failure(t->folder, st);
 }

@@ -20,7 +20,7 @@ static void *thread_main(void *argument)
     t->status = end_gathers(t->rank, t->ranks->main(t->rank, t->ranks->user));
     if (t->status != BL_OK) bl_error_save(&t->error, t->status);
     if (t->status != BL_OK && t->status != BL_ESTOPPED)
-        bl_comm_abort(t->rank->world, &t->error); /* to stop is agreed on */
+        bl_comm_abort(t->rank->host, &t->error); /* to stop is agreed on */
     atomic_fetch_sub(&t->ranks->n_running, 1);
     return NULL;
 }
@@ -29,8 +29,8 @@ static bl_status create_comms(bl_job *job, bl_comm **comms)
 {
     if (!job->launch)
         return bl_comm_create_local(job->topology.n_ranks, job->config->step_deadline_s, comms);
-    comms[0] = job->world;
-    job->world = NULL;
+    comms[0] = job->host;
+    job->host = NULL;
     return BL_OK;
 }
 
@@ -48,7 +48,7 @@ bl_status bl_ranks_create(bl_job *job, bl_ranks *ranks)
     if (st == BL_OK) st = create_comms(job, comms);
     for (int i = 0; st == BL_OK && i < n; i++) {
         ranks->rank[i] =
-            (bl_rank){.job = job, .index = job->topology.first_here + i, .world = comms[i]};
+            (bl_rank){.job = job, .index = job->topology.first_here + i, .host = comms[i]};
         ranks->thread[i] = (bl_rank_thread){.ranks = ranks, .rank = &ranks->rank[i]};
     }
     free(comms);
@@ -70,7 +70,7 @@ bl_status bl_ranks_start(bl_ranks *ranks, bl_rank_main main, void *user)
         st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", t->rank->index);
         bl_error error;
         bl_error_save(&error, st);
-        bl_comm_abort(ranks->rank[0].world, &error);
+        bl_comm_abort(ranks->rank[0].host, &error);
     }
     return st;
 }
@@ -85,7 +85,8 @@ bool bl_ranks_wait(bl_ranks *ranks, const sigset_t *signals, int *signal_number)
     if (bl_launch_should_leave(ranks->launch)) bl_launch_leave(ranks->launch);
     int came = sigtimedwait(signals ? signals : &none, NULL, &tick);
     if (signal_number) *signal_number = came;
-    ranks->peak_bytes = bl_max_i64(ranks->peak_bytes, bl_memory_anonymous_bytes());
+    atomic_store(&ranks->peak_bytes,
+                 bl_max_i64(atomic_load(&ranks->peak_bytes), bl_memory_anonymous_bytes()));
     return true;
 }
 

@@ -30,10 +30,10 @@ typedef struct bl_ranks {
     void *user;
     bl_rank_thread *thread; /* [n_here] */
     atomic_int n_running;
-    int64_t peak_bytes; /* the largest RssAnon seen */
+    _Atomic int64_t peak_bytes; /* the largest RssAnon seen */
 } bl_ranks;
 
-/* The ranks of the job, not started. Takes job->world. Free after a failure, too. */
+/* The ranks of the job, not started. Takes job->host. Free after a failure, too. */
 bl_status bl_ranks_create(bl_job *job, bl_ranks *ranks);
 /* After a failure those that did start are canceled: wait and join. */
 bl_status bl_ranks_start(bl_ranks *ranks, bl_rank_main main, void *user);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -41,12 +42,14 @@ static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out
     bl_adapter_shard_name(t->rank->index, t->training->job.topology.n_ranks, name);
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(t->training->checkpoint_dir, step, &folder));
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
+    /* Another host has made the folder, perhaps after this one has looked for those above it. */
+    if (t->training->job.launch) (void)bl_dir_look_anew(folder);
     BL_TRY_GOTO(st, done, bl_adapter_state_write_shard(t->rank->state, path));
     st = bl_checkpoint_describe_file(path, out);
 done:
     free(path);
     free(folder);
-    return st;
+    return bl_output_failure(t->folder, st);
 }
 
 static int64_t checkpoint_bytes(const bl_job *job)
@@ -89,20 +92,14 @@ static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpo
     json_t *state = describe(t, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)
                          : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
-    if (st == BL_OK) st = bl_machine_record(job->config, state);
+    if (st == BL_OK) st = bl_machine_record(job, state);
     if (st == BL_OK) {
         st = bl_checkpoint_commit(output->saving, state);
         output->saving = NULL;
     }
     json_decref(state);
     if (st != BL_OK) return st;
-    return bl_checkpoint_prune(t->training->checkpoint_dir, job->config->save_total_limit);
-}
-
-static bl_status meet(bl_rank *r)
-{
-    BL_TRY(bl_comm_barrier(r->world, r->communication));
-    return bl_stream_synchronize(r->communication);
+    return bl_checkpoint_prune(t->training->checkpoint_dir, step, job->config->save_total_limit);
 }
 
 bl_status bl_trainer_save(bl_trainer *t, int64_t step)
@@ -110,33 +107,39 @@ bl_status bl_trainer_save(bl_trainer *t, int64_t step)
     bl_rank *r = t->rank;
     if (t->saved_step == step) return BL_OK;
     BL_TRY(bl_stream_synchronize(r->compute));
-    if (t->output) BL_TRY(begin_save(t, step));
-    BL_TRY(meet(r));
-    bl_checkpoint_file *files = t->files->host, *shared = t->files->memory;
-    BL_TRY(write_rank(t, step, &files[r->index]));
-    BL_TRY(bl_twin_upload(t->files, r->communication, (size_t)r->index * sizeof *files,
-                          sizeof *files));
-    BL_TRY(
-        bl_comm_all_gather(r->world, r->communication, &shared[r->index], shared, sizeof *shared));
-    BL_TRY(bl_twin_download(t->files, r->communication, 0, t->files->n_bytes));
-    BL_TRY(bl_stream_synchronize(r->communication));
-    if (t->output) BL_TRY(commit_save(t, step, files));
+    if (t->output) BL_TRY(bl_output_failure(t->output, begin_save(t, step)));
+    BL_TRY(bl_talk_meet(&r->talk));
+    atomic_store(&t->is_saving, true);
+    BL_TRY(write_rank(t, step, &t->files[r->index]));
+    BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
+    if (t->output) BL_TRY(bl_output_failure(t->output, commit_save(t, step, t->files)));
     t->saved_step = step;
-    return meet(r);
+    return bl_talk_meet(&r->talk);
 }
 
 bl_status bl_trainers_save(bl_trainer *trainers, int64_t step)
 {
     bl_trainer *first = &trainers[0];
-    bl_checkpoint_file *files = first->files->host;
+    bl_checkpoint_file *files = first->files;
 
-    BL_TRY(begin_save(first, step));
+    BL_TRY(bl_output_failure(first->output, begin_save(first, step)));
     for (int i = 0; i < first->training->job.topology.n_ranks; i++)
         BL_TRY(write_rank(&trainers[i], step, &files[i]));
-    return commit_save(first, step, files);
+    return bl_output_failure(first->output, commit_save(first, step, files));
 }
 
 /* ---- choosing ---- */
+
+/* A log that is empty is left by a start that was refused: no step was made. */
+static bl_status leaves_a_trace(const char *path, bool *found)
+{
+    struct stat info;
+
+    BL_TRY(bl_path_exists(path, found));
+    if (*found && stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == 0)
+        *found = false;
+    return BL_OK;
+}
 
 static bl_status holds_a_run(const bl_train_config *c, bool *found)
 {
@@ -146,7 +149,7 @@ static bl_status holds_a_run(const bl_train_config *c, bool *found)
     for (size_t i = 0; i < BL_COUNT(traces) && !*found; i++) {
         char *path;
         BL_TRY(bl_path_join(c->output_dir, traces[i], &path));
-        bl_status st = bl_path_exists(path, found);
+        bl_status st = leaves_a_trace(path, found);
         free(path);
         if (st != BL_OK) return st;
     }
@@ -177,7 +180,7 @@ static bl_status list_differences(bl_training *training, const json_t *state, ch
     bl_status st = BL_OK;
 
     BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
-    BL_TRY_GOTO(st, done, bl_train_config_load(BL_CONFIG_TRAIN, path, 0, NULL, &before));
+    BL_TRY_GOTO(st, done, bl_train_config_read_back(path, &before));
     BL_TRY_GOTO(st, done,
                 bl_train_config_diff(before, training->job.config, BL_EFFECT_RESULT, &keys));
     FILE *out = open_memstream(text, &n_bytes);
@@ -273,6 +276,29 @@ static bl_status find_checkpoint(bl_training *training, json_t **state)
                    folder, n_steps, reason.text);
 }
 
+/* Of an explicit older checkpoint: what becomes of those after it. */
+static bl_status warn_of_newer(const bl_training *training)
+{
+    const bl_start *start = &training->start;
+    int64_t *steps, n_newer = 0;
+    size_t n_steps;
+
+    BL_TRY(bl_checkpoint_list(training->checkpoint_dir, &steps, &n_steps));
+    while ((size_t)n_newer < n_steps && steps[n_newer] > start->step) n_newer++;
+    if (n_newer > 0 && training->job.config->save_total_limit > 0)
+        bl_log_warning(
+            "%s: the next save removes the checkpoints after step %lld, step-%lld to step-%lld",
+            training->checkpoint_dir, (long long)start->step, (long long)steps[n_newer - 1],
+            (long long)steps[0]);
+    else if (n_newer > 0)
+        bl_log_warning("%s: the checkpoints after step %lld, step-%lld to step-%lld, stay "
+                       "(save_total_limit 0): resume_from_checkpoint true takes the highest step",
+                       training->checkpoint_dir, (long long)start->step,
+                       (long long)steps[n_newer - 1], (long long)steps[0]);
+    free(steps);
+    return BL_OK;
+}
+
 static bl_status choose_start(bl_training *training, bl_outcome *outcome)
 {
     const bl_train_config *c = training->job.config;
@@ -282,14 +308,17 @@ static bl_status choose_start(bl_training *training, bl_outcome *outcome)
 
     if (bl_train_config_resume(c) != BL_RESUME_NO) {
         bl_status st = find_checkpoint(training, &state);
-        if (st == BL_OK && start->dir) st = check_state(training, state, outcome);
-        if (st == BL_OK && start->dir)
-            st = bl_machine_compare(training->job.config, start->dir, state);
+        bool is_found = st == BL_OK && start->dir;
+        if (is_found) st = check_state(training, state, outcome);
+        /* What a key of another version of Ballast, or a missing one, is here. */
+        if (is_found && (st == BL_EUSAGE || st == BL_EINPUT))
+            st = bl_error_prefix(BL_ECHECKPOINT, "checkpoint");
+        if (st == BL_OK && start->dir) st = bl_machine_compare(&training->job, start->dir, state);
         json_decref(state);
         if (st != BL_OK) return st;
         if (start->dir) {
             bl_log_info("resuming %s after step %lld", start->dir, (long long)start->step);
-            return BL_OK;
+            return bl_train_config_resume(c) == BL_RESUME_PATH ? warn_of_newer(training) : BL_OK;
         }
         bl_log_info("%s has no checkpoint to resume: starting over", c->output_dir);
         start->step = 0;

@@ -16,7 +16,7 @@ static bl_status print_model(const bl_job *job)
     const bl_train_config *c = job->config;
     char products[BL_CUDA_GEMM_TEXT_BYTES];
 
-    BL_TRY(bl_machine_describe(c, products));
+    BL_TRY(bl_machine_describe(job, products));
     bl_log_info("products: %s", products);
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x "
                 "%lld threads, shards of %lld",
@@ -27,7 +27,7 @@ static bl_status print_model(const bl_job *job)
     return BL_OK;
 }
 
-static bl_status prepare_output(bl_training *training, bl_output *output)
+static bl_status begin_output(bl_training *training, bl_output *output)
 {
     const bl_job *job = &training->job;
     const bl_train_config *c = job->config;
@@ -45,6 +45,13 @@ static bl_status prepare_output(bl_training *training, bl_output *output)
     st = bl_metrics_open(path, training->start.metrics_bytes, c->logging_steps, &output->metrics);
     free(path);
     return st;
+}
+
+/* output_dir was locked before the data were read: it may be another run's by now, or nobody's. */
+static bl_status prepare_output(bl_training *training, bl_output *output)
+{
+    BL_TRY(bl_output_check_lock(output));
+    return bl_output_failure(output, begin_output(training, output));
 }
 
 /* Processes of one job write a file each. */
@@ -115,18 +122,24 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
 }
 
 /* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
-static bl_status evaluate_stored_base(bl_training *training, bl_outcome *outcome)
+static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;
+    bl_outcome *outcome = &output->outcome;
 
     if (!job->config->eval_stored_base || !job->data.validation.set || job->launch ||
         !bl_llama_base_is_quantized(&job->base_formats))
         return BL_OK;
     bl_status st = bl_llama_model_set_format(job->model, BL_BASE_STORED);
     if (st == BL_OK) st = evaluate_written(job, outcome);
-    if (st == BL_OK && outcome->stored.rows > 0)
+    if (st == BL_OK && outcome->stored.rows > 0) {
+        BL_TRY(bl_output_check_lock(output));
         st = bl_training_write_readme(training, outcome, job->config->output_dir);
-    return st == BL_OK ? BL_OK : bl_error_prefix(st, "the adapter is written; eval_stored_base");
+    }
+    if (st == BL_OK) return BL_OK;
+    /* The adapter that was read back went with the folder. */
+    bl_error_prefix(st, "the adapter is written; eval_stored_base");
+    return bl_output_failure(output, st);
 }
 
 static bl_status open_job(bl_job *job)
@@ -134,7 +147,8 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_job_open_model(job));
-    BL_TRY(bl_run_data_open_training(c, job->model, &job->data));
+    BL_TRY(bl_run_data_open_training(c, job->model, job->host_memory, job->topology.n_here,
+                                     &job->data));
     bl_job_measure_rows(job);
     BL_TRY(bl_plan_choose_lora(c, &job->model->config, true, &job->lora));
     bl_job_print_base_formats(job, "training");
@@ -155,10 +169,20 @@ static bl_status plan(bl_job *job)
 static void print_memory(const bl_job *job, const bl_peak_memory *peak)
 {
     const double MIB = 1 << 20;
-    int64_t gpu = bl_memory_gpu_bytes(&job->plan.memory, job->topology.n_here);
+    const bl_memory_ledger *m = &job->plan.memory;
+    int64_t gpu = bl_memory_gpu_bytes(m, job->topology.n_here),
+            shared = bl_host_memory_bytes(job->host_memory);
 
     bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
-                (double)peak->host / MIB, (double)job->plan.memory.total / MIB);
+                (double)peak->host / MIB, (double)bl_memory_own_bytes(m, &job->topology) / MIB);
+    if (peak->on_host > 0)
+        bl_log_info("memory measured, of the largest of %d processes; those of this host: %.1f MiB "
+                    "anonymous together",
+                    job->topology.n_ranks, (double)peak->on_host / MIB);
+    if (shared > 0)
+        bl_log_info("memory measured, shared by the %d processes of this host: %.1f MiB, predicted "
+                    "%.1f MiB",
+                    job->topology.n_on_host, (double)shared / MIB, (double)m->shared / MIB);
     if (gpu > 0)
         bl_log_info("GPU memory measured: peak %.3f MiB, predicted %.3f MiB",
                     (double)peak->gpu / MIB, (double)gpu / MIB);
@@ -176,6 +200,7 @@ static bl_status train(bl_training *training, bl_output *output)
     if (job->topology.first_here == 0) BL_TRY(bl_output_open(dir, output));
     BL_TRY(open_job(job));
     BL_TRY(prepare_output(training, output));
+    if (job->topology.first_here > 0) BL_TRY(bl_dir_lock_look(dir, &output->lock));
     BL_TRY(open_trace(training));
     BL_TRY(plan(job));
     bl_status st = bl_training_run_ranks(training, output, &peak);
@@ -183,9 +208,9 @@ static bl_status train(bl_training *training, bl_output *output)
     if (st == BL_OK) st = close_trace(job);
     if (st != BL_OK || job->topology.first_here > 0) return st;
     BL_TRY(bl_output_check_lock(output));
-    BL_TRY(bl_training_write_readme(training, &output->outcome, dir));
+    BL_TRY(bl_output_failure(output, bl_training_write_readme(training, &output->outcome, dir)));
     bl_log_info("adapter written to %s", dir);
-    return evaluate_stored_base(training, &output->outcome);
+    return evaluate_stored_base(training, output);
 }
 
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)

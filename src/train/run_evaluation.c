@@ -13,6 +13,9 @@ static bl_status evaluate_rank(bl_rank *r, void *user)
     BL_TRY(bl_rank_create_adapter(r));
     BL_TRY(bl_rank_fill_adapter(r));
     BL_TRY(bl_rank_create_pass(r));
+    BL_TRY(bl_rank_warm_up(r));
+    /* What every rank has called so far has been compared, and a whole pass is the rest, again and again. */
+    BL_TRY(bl_comm_trust_order(r->world));
     BL_TRY(bl_rank_evaluate(r, &result));
     if (r->index == 0) *(bl_eval_result *)user = result;
     return BL_OK;
@@ -39,7 +42,8 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_job_open_model(job));
-    BL_TRY(bl_run_data_open_evaluation(c, job->model, &job->data));
+    BL_TRY(bl_run_data_open_evaluation(c, job->model, job->host_memory, job->topology.n_here,
+                                       &job->data));
     bl_job_measure_rows(job);
     BL_TRY(bl_plan_choose_lora(c, &job->model->config, false, &job->lora));
     bl_job_print_base_formats(job, "memory");

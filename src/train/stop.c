@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stop.c -- the ranks of a training while they run, and the signals that end it: after the step, or
- * inside it once the grace is over. */
+ * inside it once the grace is over. A save is not ended by that: whoever ends the process in its middle
+ * leaves the checkpoint before it, and nothing but its end keeps the step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,8 +60,18 @@ typedef struct watch {
     bl_ranks ranks;
     bl_trainer *trainers; /* [n_here] */
     bl_control control;
-    double asked_s; /* 0: not yet */
+    bool is_child;         /* of a parent, which has the second request for itself */
+    double asked_s;        /* 0: not yet */
+    bl_peak_memory of_job; /* by the rank of a job of several processes; host 0: not known */
 } watch;
+
+/* In a save that all ranks of the job have come to: one here says so for all. */
+static bool is_saving(const watch *w)
+{
+    bool saves = false;
+    for (int i = 0; i < w->ranks.n_here; i++) saves |= atomic_load(&w->trainers[i].is_saving);
+    return saves;
+}
 
 /* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once. */
 static void abandon(watch *w)
@@ -70,24 +81,28 @@ static void abandon(watch *w)
              "stopped inside a step; the newest checkpoint in %s stands",
              w->training->checkpoint_dir);
     atomic_store(&w->control.abandon, 1);
-    bl_comm_abort(w->ranks.rank[0].world, &error);
+    bl_comm_abort(w->ranks.rank[0].host, &error);
 }
 
-/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over; a second one goes to the process. */
+/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but not inside a save; a second one, later than BL_LAUNCH_ONE_REQUEST_S,
+ * goes to the process. A child has one request twice where it went to all processes at once: from whoever sent it, and passed on by the parent. */
 static void take_signal(watch *w, const sigset_t *signals, int signal_number)
 {
     double grace_s = w->training->job.config->grace_s;
+    bool is_repeated = w->asked_s > 0.0 && (w->is_child || repeats_itself(signal_number) ||
+                                            bl_now_s() - w->asked_s < BL_LAUNCH_ONE_REQUEST_S);
 
-    if (signal_number > 0 && !(w->asked_s > 0.0 && repeats_itself(signal_number))) {
+    if (signal_number > 0 && !is_repeated) {
         if (w->asked_s > 0.0) give_back(signals, signal_number);
         w->asked_s = bl_now_s();
         if (signal_number == SIGINT) bl_log_note_echo();
-        bl_log_info("%s: stopping after this step (at most %.0f s); once more to leave at once",
+        bl_log_info("%s: stopping after this step (at most %.0f s); once more, a second later, to "
+                    "leave at once",
                     strsignal(signal_number), grace_s);
         atomic_store(&w->control.stop, 1);
     }
-    if (w->asked_s > 0.0 && bl_now_s() - w->asked_s > grace_s && !atomic_load(&w->control.abandon))
-        abandon(w);
+    bool is_over = w->asked_s > 0.0 && bl_now_s() - w->asked_s > grace_s;
+    if (is_over && !atomic_load(&w->control.abandon) && !is_saving(w)) abandon(w);
 }
 
 /* After the grace was over: the state of the last completed step, if all ranks agree which one that is. Processes cannot agree on
@@ -119,42 +134,6 @@ static bl_status save_abandoned(watch *w, bl_output *output)
                    (long long)step + 1, (long long)step);
 }
 
-static bl_status train_rank(bl_rank *rank, void *user)
-{
-    bl_trainer *trainers = user, *t = &trainers[rank->index - rank->job->topology.first_here];
-    BL_TRY(bl_trainer_setup(t));
-    return bl_trainer_run(t);
-}
-
-static bl_status create_watch(bl_training *training, bl_output *output, watch *w)
-{
-    *w = (watch){.training = training};
-    BL_TRY(bl_ranks_create(&training->job, &w->ranks));
-    w->trainers = calloc((size_t)w->ranks.n_here, sizeof *w->trainers);
-    if (!w->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", w->ranks.n_here);
-    for (int i = 0; i < w->ranks.n_here; i++) {
-        bl_rank *rank = &w->ranks.rank[i];
-        w->trainers[i] = (bl_trainer){.training = training,
-                                      .control = &w->control,
-                                      .output = rank->index == 0 ? output : NULL,
-                                      .rank = rank};
-    }
-    return BL_OK;
-}
-
-static bl_status run_to_end(watch *w, bl_output *output, const sigset_t *signals)
-{
-    int signal_number;
-
-    bl_status st = bl_ranks_start(&w->ranks, train_rank, w->trainers);
-    while (bl_ranks_wait(&w->ranks, signals, &signal_number))
-        take_signal(w, signals, signal_number);
-    st = bl_ranks_join(&w->ranks, st);
-    if (atomic_load(&w->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
-        return save_abandoned(w, output);
-    return st;
-}
-
 static int64_t gpu_peak_bytes(const bl_ranks *ranks)
 {
     int64_t n_bytes = 0;
@@ -166,6 +145,75 @@ static int64_t gpu_peak_bytes(const bl_ranks *ranks)
     return n_bytes;
 }
 
+static bl_peak_memory own_peak(const bl_ranks *ranks)
+{
+    return (bl_peak_memory){.host = atomic_load(&ranks->peak_bytes), .gpu = gpu_peak_bytes(ranks)};
+}
+
+/* A process is a rank. */
+static bl_status share_peak(watch *w, const bl_rank *rank)
+{
+    const bl_topology *t = &rank->job->topology;
+    int first = t->first_here - t->first_on_host;
+    bl_peak_memory *all = calloc((size_t)t->n_ranks, sizeof *all), most = {0};
+
+    if (!all) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", t->n_ranks);
+    all[rank->index] = own_peak(&w->ranks);
+    bl_status st = bl_talk_gather(&rank->talk, all, sizeof *all);
+    for (int i = 0; st == BL_OK && i < t->n_ranks; i++) {
+        most.host = bl_max_i64(most.host, all[i].host);
+        most.gpu = bl_max_i64(most.gpu, all[i].gpu);
+        if (i >= first && i < first + t->n_on_host) most.on_host += all[i].host;
+    }
+    if (st == BL_OK) w->of_job = most;
+    free(all);
+    return st;
+}
+
+static bl_status train_rank(bl_rank *rank, void *user)
+{
+    watch *w = user;
+    bl_trainer *t = &w->trainers[rank->index - rank->job->topology.first_here];
+
+    BL_TRY(bl_trainer_setup(t));
+    BL_TRY(bl_trainer_warm_up(t));
+    BL_TRY(bl_trainer_run(t));
+    return rank->job->launch ? share_peak(w, rank) : BL_OK;
+}
+
+static bl_status create_watch(bl_training *training, bl_output *output, watch *w)
+{
+    bl_launch_info info;
+
+    bl_launch_read(&info);
+    *w = (watch){.training = training, .is_child = info.kind == BL_LAUNCH_CHILD};
+    BL_TRY(bl_ranks_create(&training->job, &w->ranks));
+    w->trainers = calloc((size_t)w->ranks.n_here, sizeof *w->trainers);
+    if (!w->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", w->ranks.n_here);
+    for (int i = 0; i < w->ranks.n_here; i++) {
+        bl_rank *rank = &w->ranks.rank[i];
+        w->trainers[i] = (bl_trainer){.training = training,
+                                      .control = &w->control,
+                                      .output = rank->index == 0 ? output : NULL,
+                                      .folder = output,
+                                      .rank = rank};
+    }
+    return BL_OK;
+}
+
+static bl_status run_to_end(watch *w, bl_output *output, const sigset_t *signals)
+{
+    int signal_number;
+
+    bl_status st = bl_ranks_start(&w->ranks, train_rank, w);
+    while (bl_ranks_wait(&w->ranks, signals, &signal_number))
+        take_signal(w, signals, signal_number);
+    st = bl_ranks_join(&w->ranks, st);
+    if (atomic_load(&w->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
+        return save_abandoned(w, output);
+    return st;
+}
+
 bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak)
 {
     sigset_t signals, old;
@@ -175,13 +223,13 @@ bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_pea
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = create_watch(training, output, &w);
     if (st == BL_OK) st = run_to_end(&w, output, &signals);
-    *peak = (bl_peak_memory){w.ranks.peak_bytes, gpu_peak_bytes(&w.ranks)};
+    *peak = w.of_job.host > 0 ? w.of_job : own_peak(&w.ranks);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
     for (int i = 0; w.trainers && i < w.ranks.n_here; i++) bl_trainer_free(&w.trainers[i]);
     free(w.trainers);
     bl_ranks_free(&w.ranks);
     swallow_repeated(&signals);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!(training->job.launch && st == BL_ESTOPPED)) pthread_sigmask(SIG_SETMASK, &old, NULL);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }

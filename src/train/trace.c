@@ -74,7 +74,10 @@ bl_status bl_trace_close(bl_trace *trace)
     /* An event that says nothing ends the list: JSON allows no comma there. */
     fprintf(trace->file, "{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0,\"args\":{}}]}\n");
     bool failed = ferror(trace->file) != 0;
-    if (fclose(trace->file) != 0 || failed) st = bl_fail_errno(BL_EIO, "write %s", trace->path);
+    if (fclose(trace->file) != 0)
+        st = bl_fail_errno(BL_EIO, "write %s", trace->path);
+    else if (failed) /* its errno is long gone */
+        st = BL_FAIL(BL_EIO, "write %s: a part of it could not be written", trace->path);
     pthread_mutex_destroy(&trace->lock);
     free(trace->path);
     free(trace);

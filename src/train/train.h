@@ -10,8 +10,9 @@
 
 /* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank. While they run, SIGTERM,
  * SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to BL_ESTOPPED after saving a checkpoint; a second one of the
- * first three, as those before and after, is the process's own to handle, and it may exit at any moment. SIGHUP and SIGXCPU come
- * more than once by themselves: while the ranks end, they are swallowed. Other errors: as docs/reliability.md lists them.
+ * first three, later than BL_LAUNCH_ONE_REQUEST_S, as those before and after, is the process's own to handle, and it may exit at any
+ * moment. SIGHUP and SIGXCPU come more than once by themselves: while the ranks end, they are swallowed. Other errors: as
+ * docs/reliability.md lists them.
  *
  * launch: the processes of the job, each of which calls this and is one rank; rank 0's writes output_dir, the others their shards of
  * checkpoints. NULL: all ranks are threads of this process. */

@@ -30,7 +30,8 @@ static bl_status fill_adapter(bl_trainer *t)
 {
     const bl_start *start = &t->training->start;
     if (!start->dir) return bl_rank_fill_adapter(t->rank);
-    return bl_adapter_state_read_shards(t->rank->state, start->dir, start->n_ranks);
+    bl_status st = bl_adapter_state_read_shards(t->rank->state, start->dir, start->n_ranks);
+    return bl_output_failure(t->folder, st); /* it lies there, as a rule */
 }
 
 bl_status bl_trainer_setup(bl_trainer *t)
@@ -51,16 +52,14 @@ bl_status bl_trainer_setup(bl_trainer *t)
     for (int i = 0; i < 2; i++)
         BL_TRY(bl_batches_create(r->device, (int)job->config->gradient_accumulation_steps,
                                  pass->T_max, &t->batches[i]));
-    BL_TRY(bl_twin_create(r->device, (size_t)job->topology.n_ranks * sizeof(bl_checkpoint_file),
-                          "checkpoint files", &t->files));
-    return bl_twin_create(r->device, 3 * sizeof(int64_t), "counters", &t->counts);
+    t->files = calloc((size_t)job->topology.n_ranks, sizeof *t->files);
+    return t->files ? BL_OK : BL_FAIL(BL_ENOMEM, "checkpoint files");
 }
 
 void bl_trainer_free(bl_trainer *t)
 {
     bl_rank_drain(t->rank);
     for (int i = 0; i < 2; i++) bl_batches_destroy(t->batches[i]);
-    bl_twin_destroy(t->files);
-    bl_twin_destroy(t->counts);
+    free(t->files);
     free(t->micro);
 }

@@ -26,7 +26,8 @@ typedef struct bl_fill {
 typedef struct bl_trainer {
     const bl_training *training;
     const bl_control *control;
-    bl_output *output; /* rank 0's; NULL on the others */
+    bl_output *output;       /* rank 0's; NULL on the others */
+    const bl_output *folder; /* the same, or what this process sees of it: whose lock all check */
     bl_rank *rank;
 
     double peak_flops;          /* what a plain GEMM reaches; 0: unknown */
@@ -35,18 +36,25 @@ typedef struct bl_trainer {
     bl_pass_micro *micro;       /* [plan.pass.max_group]: of the pass under way */
     bl_batches *batches[2];     /* the step under way and the next one */
     bl_fill fill;               /* of the next one */
-    bl_twin *counts;            /* [3] int64: labels, tokens, requests to stop */
-    /* [n_ranks] bl_checkpoint_file: what the ranks have written into a checkpoint. */
-    bl_twin *files;
-    bool start_differs;     /* from the checkpoint that was resumed: in its weights */
-    int64_t steps_done;     /* optimizer steps in the adapter's state */
-    int64_t saved_step;     /* of the newest checkpoint of this run; -1: none */
-    int64_t evaluated_step; /* of the newest evaluation; -1: none */
+    bl_checkpoint_file *files;  /* [n_ranks]: what they have written into a checkpoint */
+    bool start_differs;         /* from the checkpoint that was resumed: in its weights */
+    int64_t steps_done;         /* optimizer steps in the adapter's state */
+    int64_t saved_step;         /* of the newest checkpoint of this run; -1: none */
+    int64_t evaluated_step;     /* of the newest evaluation; -1: none */
+    atomic_bool
+        is_saving; /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
 } bl_trainer;
 
 /* trainer.c: everything that the rank needs, and its end, before that of the rank. */
 bl_status bl_trainer_setup(bl_trainer *trainer);
 void bl_trainer_free(bl_trainer *trainer);
+
+/* warm_up.c: after setup. As bl_rank_warm_up, of all that a step runs; the adapter's state and what is counted are as before.
+ * BL_ESTOPPED: the grace after a signal is over. */
+bl_status bl_trainer_warm_up(bl_trainer *trainer);
+
+/* rank_train.c: what lanes and products have done so far belongs to no step. */
+bl_status bl_trainer_forget_counts(bl_trainer *trainer);
 
 /* rank_train.c: the steps from the start on, evaluations and checkpoints when they are due, and at the end the adapter. After setup;
  * collective over the ranks of the job. BL_ESTOPPED: a signal; a checkpoint is saved. BL_ENUMERIC: a loss that is not finite. BL_EINPUT:

@@ -41,7 +41,7 @@ typedef struct bl_outcome {
 } bl_outcome;
 
 /* What is written into output_dir, and for it. Rank 0's alone while the ranks run, its process's
- * before and after; all zero in other processes. */
+ * before and after; in other processes all zero but the lock, which is only looked at. */
 typedef struct bl_output {
     bl_dir_lock *lock;
     /* The checkpoint under construction: all ranks add files to it between two barriers. */
@@ -56,6 +56,9 @@ typedef struct bl_output {
 bl_status bl_output_open(const char *dir, bl_output *output);
 /* BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into it. */
 bl_status bl_output_check_lock(const bl_output *output);
+/* What became of writing there, or of reading back what this run wrote. When the folder was taken away meanwhile, that is
+ * the error, whatever the write met first. */
+bl_status bl_output_failure(const bl_output *output, bl_status st);
 /* Ends a checkpoint that does not come about; in a folder of another run's nothing is removed. */
 void bl_output_abort_saving(bl_output *output);
 void bl_output_close(bl_output *output); /* one that is all zero is fine */
@@ -88,15 +91,15 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
 
 /* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning. Errors:
  * those of bl_device_find_cuda. */
-bl_status bl_machine_describe(const bl_train_config *config, char text[BL_CUDA_GEMM_TEXT_BYTES]);
-bl_status bl_machine_record(const bl_train_config *config, json_t *state);
-bl_status bl_machine_compare(const bl_train_config *config, const char *checkpoint,
-                             const json_t *state);
+bl_status bl_machine_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES]);
+bl_status bl_machine_record(const bl_job *job, json_t *state);
+bl_status bl_machine_compare(const bl_job *job, const char *checkpoint, const json_t *state);
 
-/* What the ranks of this process have taken at most, bytes: host memory as the largest RssAnon seen;
- * of a GPU what they asked it for, together. */
+/* What the ranks of a process have taken at most, bytes: host memory as the largest RssAnon seen; of a GPU what they asked it for,
+ * together. After a training that ended well those of the process that took the most, of all in the job, and, where it has several
+ * processes, the host memory of all processes of this host; otherwise this process's, and on_host 0. */
 typedef struct bl_peak_memory {
-    int64_t host, gpu;
+    int64_t host, gpu, on_host;
 } bl_peak_memory;
 /* stop.c: runs the ranks of this process to their end and returns the failure that came first. While
  * they run, signals stop the training. */

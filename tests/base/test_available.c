@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much memory there is to take, of systems made of a few files. */
+/* How much memory and CPU time there is to take, of systems made of a few files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <sched.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/files.h"
 #include "base/memory.h"
+#include "base/sizes.h"
 
 static char root[] = "/tmp/ballast-available-XXXXXX";
 
@@ -162,12 +166,96 @@ static void test_this_process(void **state)
     munlock(root, sizeof root);
 }
 
+/* The root of a cgroup namespace, as a container sees its own. */
+static void test_quota_of_container(void **state)
+{
+    (void)state;
+    clear();
+    assert_int_equal(bl_cores_quota_of(root), -1);
+    put("proc/self/cgroup", "0::/\n");
+    put("sys/fs/cgroup/cpu.max", "max 100000\n");
+    assert_int_equal(bl_cores_quota_of(root), -1);
+    put("sys/fs/cgroup/cpu.max", "400000 100000\n"); /* docker run --cpus=4 */
+    assert_int_equal(bl_cores_quota_of(root), 4);
+    put("sys/fs/cgroup/cpu.max", "400001 100000\n");
+    assert_int_equal(bl_cores_quota_of(root), 5);
+    put("sys/fs/cgroup/cpu.max", "10000 100000\n"); /* a tenth of a core */
+    assert_int_equal(bl_cores_quota_of(root), 1);
+    put("sys/fs/cgroup/cpu.max", "9223372036854775807 1\n");
+    assert_int_equal(bl_cores_quota_of(root), INT64_MAX);
+    static const char *const bad[] = {"", "\n", "400000\n", "0 100000\n", "400000 0\n", "-1 -1\n"};
+    for (size_t i = 0; i < BL_COUNT(bad); i++) {
+        put("sys/fs/cgroup/cpu.max", bad[i]);
+        assert_int_equal(bl_cores_quota_of(root), -1);
+    }
+}
+
+/* The quotas of all parents hold as well, whichever is the nearest: a pod's and its container's. */
+static void test_nested_quotas(void **state)
+{
+    (void)state;
+    clear();
+    put("proc/self/cgroup", "3:cpuset:/other\n0::/pod/container\n");
+    put("sys/fs/cgroup/pod/container/cpu.max", "max 100000\n");
+    put("sys/fs/cgroup/pod/cpu.max", "600000 100000\n");
+    put("sys/fs/cgroup/other/cpu.max", "100000 100000\n");
+    assert_int_equal(bl_cores_quota_of(root), 6);
+    put("sys/fs/cgroup/pod/container/cpu.max", "150000 50000\n");
+    assert_int_equal(bl_cores_quota_of(root), 3);
+    put("sys/fs/cgroup/cpu.max", "200000 100000\n");
+    assert_int_equal(bl_cores_quota_of(root), 2);
+}
+
+/* Version 1: a tree of the CPU's own, where no quota is -1. */
+static void test_quota_of_version_1(void **state)
+{
+    (void)state;
+    clear();
+    put("proc/self/cgroup", "8:cpu,cpuacct:/pod/container\n4:memory:/elsewhere\n0::/\n");
+    put("sys/fs/cgroup/cpu/pod/container/cpu.cfs_quota_us", "-1\n");
+    put("sys/fs/cgroup/cpu/pod/container/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(bl_cores_quota_of(root), -1);
+    put("sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us", "750000\n");
+    assert_int_equal(bl_cores_quota_of(root), -1); /* of no known period */
+    put("sys/fs/cgroup/cpu/pod/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(bl_cores_quota_of(root), 8);
+    put("sys/fs/cgroup/cpu/pod/container/cpu.cfs_quota_us", "400000\n");
+    assert_int_equal(bl_cores_quota_of(root), 4);
+    /* A container without a name space of its own is told the host's path, which it does not see. */
+    put("proc/self/cgroup", "4:cpuacct,cpu:/docker/0123\n");
+    assert_int_equal(bl_cores_quota_of(root), -1);
+    put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "300000\n");
+    put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(bl_cores_quota_of(root), 3);
+    put("sys/fs/cgroup/cpu.max", "200000 100000\n"); /* both versions at once: the least counts */
+    assert_int_equal(bl_cores_quota_of(root), 2);
+}
+
+static void test_cores_of_this_process(void **state)
+{
+    cpu_set_t set;
+    int64_t quota = bl_cores_quota();
+
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    assert_int_equal(bl_cores_bound(), CPU_COUNT(&set));
+    assert_true(quota == -1 || quota >= 1);
+    assert_int_equal(bl_cores_usable(),
+                     quota < 0 ? CPU_COUNT(&set) : bl_min_i64(quota, CPU_COUNT(&set)));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_meminfo),      cmocka_unit_test(test_container),
-        cmocka_unit_test(test_nested),       cmocka_unit_test(test_version_1),
+        cmocka_unit_test(test_meminfo),
+        cmocka_unit_test(test_container),
+        cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_version_1),
         cmocka_unit_test(test_this_process),
+        cmocka_unit_test(test_quota_of_container),
+        cmocka_unit_test(test_nested_quotas),
+        cmocka_unit_test(test_quota_of_version_1),
+        cmocka_unit_test(test_cores_of_this_process),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

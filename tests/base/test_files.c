@@ -341,6 +341,7 @@ static void test_lock_dies_with_its_holder(void **state)
         pause();
         _exit(1);
     }
+    close(ready[1]); /* the read ends with the holder */
     assert_int_equal(read(ready[0], &byte, 1), 1);
     assert_int_equal(bl_dir_lock_acquire(folder, &lock), BL_EUSAGE);
     assert_null(lock);
@@ -355,7 +356,6 @@ static void test_lock_dies_with_its_holder(void **state)
     bl_dir_lock_release(lock);
     bl_dir_lock_release(NULL);
     close(ready[0]);
-    close(ready[1]);
 }
 
 static const char *new_folder(const char *name)
@@ -386,6 +386,30 @@ static void test_lock_of_a_folder_made_again(void **state)
     bl_dir_lock_release(first);
     assert_int_equal(bl_dir_lock_check(second), BL_OK);
     bl_dir_lock_release(second);
+}
+
+/* Another process of the same run has no lock, and sees all the same that the folder has gone. */
+static void test_lock_that_is_looked_at(void **state)
+{
+    const char *path = new_folder("seen");
+    bl_dir_lock *holder, *seen, *third;
+
+    (void)state;
+    assert_int_equal(bl_dir_lock_look(path, &seen), BL_OK);
+    assert_null(seen); /* there is none yet */
+    assert_int_equal(bl_dir_lock_acquire(path, &holder), BL_OK);
+    assert_int_equal(bl_dir_lock_look(path, &seen), BL_OK);
+    assert_int_equal(bl_dir_lock_check(seen), BL_OK);
+    assert_int_equal(bl_tree_remove(path), BL_OK);
+    assert_int_equal(bl_dir_lock_check(seen), BL_EIO);
+    assert_error_has("was removed while this process used it");
+    assert_int_equal(bl_dir_create(path), BL_OK);
+    assert_int_equal(bl_dir_lock_acquire(path, &third), BL_OK); /* looking holds nothing */
+    assert_int_equal(bl_dir_lock_check(seen), BL_EIO);
+    assert_error_has("made again");
+    bl_dir_lock_release(seen);
+    bl_dir_lock_release(holder);
+    bl_dir_lock_release(third);
 }
 
 /* Nothing but a lock file is written to, whatever has its name. */
@@ -448,6 +472,7 @@ int main(void)
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_lock_dies_with_its_holder),
         cmocka_unit_test(test_lock_of_a_folder_made_again),
+        cmocka_unit_test(test_lock_that_is_looked_at),
         cmocka_unit_test_teardown(test_no_lock_at_its_name, clear_fault),
         cmocka_unit_test(test_path_join),
     };

@@ -461,6 +461,40 @@ bl_status comm_case_split_rank_stays_away(test_rank *self)
     return st;
 }
 
+/* The label is that of the call, not of the moment at which it fails. */
+bl_status comm_case_labeled_rank_stays_away(test_rank *self)
+{
+    unsigned char bytes[64] = {0};
+    bl_error failure = {.status = BL_OK};
+    float value = 1;
+
+    bl_comm_set_label(self->comm, "layer", 16);
+    BL_TRY(bl_comm_all_reduce_f32(self->comm, self->stream, &value, 1));
+    bl_comm_set_label(self->comm, "layer", 17);
+    while (self->rank == 1 && failure.status == BL_OK) {
+        usleep(1000);
+        bl_comm_first_error(self->comm, &failure);
+    }
+    BL_TRY(bl_comm_all_gather(self->comm, self->stream, bytes + self->rank, bytes, 1));
+    bl_comm_set_label(self->comm, NULL, 0);
+    return bl_stream_synchronize(self->stream);
+}
+
+/* Rank 1 is a layer ahead, with another collective. */
+bl_status comm_case_labels_disagree(test_rank *self)
+{
+    float values[64] = {0};
+
+    if (self->rank == 1) {
+        bl_comm_set_label(self->comm, "the head", -1);
+        BL_TRY(bl_comm_all_reduce_f32(self->comm, self->stream, values, 2));
+    } else {
+        bl_comm_set_label(self->comm, "layer", 3);
+        BL_TRY(bl_comm_broadcast(self->comm, self->stream, values, 8, 0));
+    }
+    return bl_stream_synchronize(self->stream);
+}
+
 bl_status comm_case_other_size(test_rank *self)
 {
     unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);

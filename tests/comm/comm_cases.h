@@ -22,8 +22,8 @@ bl_status comm_case_gather_is_held(test_rank *self);
  * return BL_ECANCELLED "all cancelled". */
 bl_status comm_case_one_rank_fails(test_rank *self);
 
-/* For the two that follow: ranks that mean to come do so within this time of each other, on a loaded machine
- * as well. */
+/* For those that follow. Ranks that mean to come do so within this time of each other; where one did not, since
+ * its machine stood still, the test tries again. */
 #define COMM_CASE_DEADLINE_S 2.0
 
 /* Odd ranks come to a collective when the job has failed without them. */
@@ -31,6 +31,12 @@ bl_status comm_case_two_ranks_stay_away(test_rank *self);
 
 /* Rank 2, which is rank 1 of the even ones, does not come to their barrier. */
 bl_status comm_case_split_rank_stays_away(test_rank *self);
+
+/* Rank 1 does not come to the gather of layer 17. */
+bl_status comm_case_labeled_rank_stays_away(test_rank *self);
+
+/* Rank 1 calls an all_reduce of the head, the others a broadcast of layer 3. */
+bl_status comm_case_labels_disagree(test_rank *self);
 
 /* One rank calls something else: BL_EINTERNAL on all. */
 bl_status comm_case_other_size(test_rank *self);

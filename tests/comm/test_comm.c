@@ -72,22 +72,20 @@ static void test_abort(void **state)
                 fail_msg("rank %d: %s", r, errors[r].text);
             if (r != 1) assert_string_equal(errors[r].text, "all cancelled");
         }
-        assert_true(bl_now_s() - start_s < 10);
+        assert_true(bl_now_s() - start_s < 60); /* without the abort they wait for ever */
     }
 }
 
 static void test_deadline(void **state)
 {
     (void)state;
+    static const char text[] = "ranks 1, 3 did not reach all_reduce within 2.0 s";
     bl_error errors[4];
-    double start_s = bl_now_s();
-    assert_int_equal(
-        test_ranks_run(4, 1, COMM_CASE_DEADLINE_S, comm_case_two_ranks_stay_away, NULL, errors),
-        BL_ERANK);
-    assert_true(bl_now_s() - start_s > 0.9 * COMM_CASE_DEADLINE_S);
+    assert_true(test_ranks_miss(4, COMM_CASE_DEADLINE_S, comm_case_two_ranks_stay_away, NULL, text,
+                                errors));
     for (int r = 0; r < 4; r++) {
         assert_int_equal(errors[r].status, BL_ERANK);
-        assert_string_equal(errors[r].text, "ranks 1, 3 did not reach all_reduce within 2.0 s");
+        assert_string_equal(errors[r].text, text);
     }
 }
 
@@ -109,20 +107,19 @@ static bl_status rank_is_late(test_rank *self)
     return bl_stream_synchronize(self->stream);
 }
 
-/* The time for which the whole process was stopped is not the missing rank's. */
-static void test_deadline_of_a_stopped_process(void **state)
+static bool stopped_process_blames_nobody(void)
 {
     late_case late;
     int status = 0;
     char byte = 0;
 
-    (void)state;
     assert_int_equal(pipe(late.told) | pipe(late.asked), 0);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0)
         _exit(test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, rank_is_late, &late, NULL) == BL_OK ? 0
                                                                                              : 1);
+    close(late.told[1]); /* the read ends with the child */
     assert_int_equal(read(late.told[0], &byte, 1), 1);
     usleep(100 * 1000); /* the others come */
     assert_int_equal(kill(child, SIGSTOP), 0);
@@ -130,18 +127,42 @@ static void test_deadline_of_a_stopped_process(void **state)
     assert_int_equal(kill(child, SIGCONT), 0);
     assert_int_equal(write(late.asked[1], &byte, 1), 1);
     assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(close(late.told[0]) | close(late.asked[0]) | close(late.asked[1]), 0);
     assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
-    for (int i = 0; i < 2; i++) assert_int_equal(close(late.told[i]) | close(late.asked[i]), 0);
+    if (WEXITSTATUS(status) == 0) return true;
+    print_message("WRONG, a stopped process ended with %d\n", WEXITSTATUS(status));
+    return false;
+}
+
+/* The time for which the whole process was stopped is not the missing rank's. That another one is late meanwhile,
+ * on a loaded machine, is tried again. */
+static void test_deadline_of_a_stopped_process(void **state)
+{
+    enum { MAX_TRIES = 3 };
+    int n = 1;
+
+    (void)state;
+    while (n < MAX_TRIES && !stopped_process_blames_nobody()) n++;
+    if (n == MAX_TRIES) assert_true(stopped_process_blames_nobody());
 }
 
 static void test_deadline_names_job_rank(void **state)
 {
     (void)state;
-    assert_int_equal(
-        test_ranks_run(3, 1, COMM_CASE_DEADLINE_S, comm_case_split_rank_stays_away, NULL, NULL),
-        BL_ERANK);
-    assert_string_equal(bl_error_text(), "rank 2 did not reach barrier within 2.0 s");
+    assert_true(test_ranks_miss(3, COMM_CASE_DEADLINE_S, comm_case_split_rank_stays_away, NULL,
+                                "rank 2 did not reach barrier within 2.0 s", NULL));
+}
+
+static void test_labels(void **state)
+{
+    (void)state;
+    assert_true(test_ranks_miss(3, COMM_CASE_DEADLINE_S, comm_case_labeled_rank_stays_away, NULL,
+                                "rank 1 did not reach all_gather of layer 17 within 2.0 s", NULL));
+    assert_int_equal(test_ranks_run(2, 1, 60, comm_case_labels_disagree, NULL, NULL), BL_EINTERNAL);
+    assert_string_equal(
+        bl_error_text(),
+        "ranks 0 and 1 call different collectives: broadcast of layer 3, 8 bytes (0), and "
+        "all_reduce of the head, 8 bytes (0)");
 }
 
 static void test_mismatch(void **state)
@@ -208,6 +229,7 @@ int main(void)
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_mismatch),
         cmocka_unit_test(test_deadline_names_job_rank),
+        cmocka_unit_test(test_labels),
         cmocka_unit_test(test_deadline_of_a_stopped_process),
         cmocka_unit_test(test_arguments),
     };

@@ -14,6 +14,8 @@ static bl_status open_ring(test_rank *self, int depth, gather_case *c)
 
     BL_TRY(gather_case_open(self, N_UNITS + 1, c));
     for (int u = 0; u < N_UNITS; u++) {
+        units[u].what = u == WHOLE ? "the head" : "layer";
+        units[u].index = u == WHOLE ? -1 : u;
         units[u].n_items = u == WHOLE ? 2 : 1;
         units[u].whole_ring = u == WHOLE;
         for (int i = 0; i < units[u].n_items; i++)
@@ -181,6 +183,40 @@ static void test_a_failed_gather_reaches_the_reader(void **state)
     assert_non_null(strstr(bl_error_text(), "planted"));
 }
 
+/* Rank 1 stays away from the gather of unit *arg. */
+static bl_status stay_away(test_rank *self)
+{
+    const int *unit = self->arg;
+    bl_error failure = {.status = BL_OK};
+    gather_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, open_ring(self, 2, &c));
+    BL_TRY_GOTO(st, done, use(&c, 0, 0, 0, 0));
+    BL_TRY_GOTO(st, done, gather_case_release(&c, 0));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+    while (self->rank == 1 && failure.status == BL_OK) {
+        usleep(1000);
+        bl_comm_first_error(self->comm, &failure);
+    }
+    BL_TRY_GOTO(st, done, use(&c, *unit, 0, 0, 0));
+    st = bl_stream_synchronize(self->stream);
+done:
+    gather_case_close(&c);
+    return st;
+}
+
+static void test_errors_name_the_unit(void **state)
+{
+    int units[] = {3, WHOLE};
+
+    (void)state;
+    assert_true(test_ranks_miss(2, 2, stay_away, &units[0],
+                                "rank 1 did not reach all_gather of layer 3 within 2.0 s", NULL));
+    assert_true(test_ranks_miss(2, 2, stay_away, &units[1],
+                                "rank 1 did not reach all_gather of the head within 2.0 s", NULL));
+}
+
 static void test_bytes(void **state)
 {
     bl_gather_unit units[3] = {
@@ -208,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_reuse_waits_for_readers),
         cmocka_unit_test(test_changed_shards),
         cmocka_unit_test(test_a_failed_gather_reaches_the_reader),
+        cmocka_unit_test(test_errors_name_the_unit),
         cmocka_unit_test(test_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

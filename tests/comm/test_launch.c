@@ -1,16 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job.
+/* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job; and a process that leaves.
  * Built with comm/wire/absent.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "comm/launch.h"
+#include "comm/launch_internal.h"
 
 static const char *const names[] = {"OMPI_COMM_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_RANK",
@@ -23,10 +33,16 @@ static const char *const names[] = {"OMPI_COMM_WORLD_SIZE",
                                     "SLURM_STEP_NUM_TASKS",
                                     "SLURM_PROCID",
                                     "SLURM_STEP_TASKS_PER_NODE",
-                                    "SLURM_LOCALID"};
+                                    "SLURM_LOCALID",
+                                    "WORLD_SIZE",
+                                    "RANK",
+                                    "LOCAL_WORLD_SIZE",
+                                    "LOCAL_RANK",
+                                    "MASTER_ADDR",
+                                    "TORCHELASTIC_RUN_ID"};
 
 typedef struct launch_case {
-    const char *environment[4][2];
+    const char *environment[12][2];
     const char *launcher;
     int rank, n_processes, local_rank, n_local;
 } launch_case;
@@ -89,6 +105,116 @@ static void test_read(void **state)
          16,
          0,
          1},
+        {{{"WORLD_SIZE", "16"},
+          {"RANK", "11"},
+          {"LOCAL_WORLD_SIZE", "8"},
+          {"LOCAL_RANK", "3"},
+          {"MASTER_ADDR", "a"}},
+         "torchrun",
+         11,
+         16,
+         3,
+         8},
+        /* torchrun under Slurm: its agents are the step */
+        {{{"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_PROCID", "1"},
+          {"WORLD_SIZE", "4"},
+          {"RANK", "3"},
+          {"MASTER_ADDR", "a"}},
+         "torchrun",
+         3,
+         4,
+         0,
+         1},
+        /* srun --mpi=pmi2: a host has several, whatever PMI does not say */
+        {{{"PMI_SIZE", "16"},
+          {"PMI_RANK", "11"},
+          {"SLURM_STEP_NUM_TASKS", "16"},
+          {"SLURM_PROCID", "11"},
+          {"SLURM_STEP_TASKS_PER_NODE", "8(x2)"},
+          {"SLURM_LOCALID", "3"}},
+         "srun",
+         11,
+         16,
+         3,
+         8},
+        /* mpirun of MPICH, whose daemons are tasks of srun --mpi=pmi2 */
+        {{{"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_PROCID", "1"},
+          {"PMI_SIZE", "16"},
+          {"PMI_RANK", "9"},
+          {"MPI_LOCALNRANKS", "8"},
+          {"MPI_LOCALRANKID", "1"}},
+         "mpirun",
+         9,
+         16,
+         1,
+         8},
+        /* torchrun as a task of srun --mpi=pmi2; and another launcher with its variables */
+        {{{"PMI_SIZE", "2"},
+          {"PMI_RANK", "1"},
+          {"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_PROCID", "1"},
+          {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+          {"SLURM_LOCALID", "0"},
+          {"WORLD_SIZE", "16"},
+          {"RANK", "11"},
+          {"LOCAL_WORLD_SIZE", "8"},
+          {"LOCAL_RANK", "3"},
+          {"MASTER_ADDR", "a"},
+          {"TORCHELASTIC_RUN_ID", "7"}},
+         "torchrun",
+         11,
+         16,
+         3,
+         8},
+        {{{"PMI_SIZE", "2"},
+          {"PMI_RANK", "1"},
+          {"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_PROCID", "1"},
+          {"WORLD_SIZE", "16"},
+          {"RANK", "11"},
+          {"LOCAL_WORLD_SIZE", "8"},
+          {"LOCAL_RANK", "3"},
+          {"MASTER_ADDR", "a"}},
+         "torchrun",
+         11,
+         16,
+         3,
+         8},
+        /* mpirun -N 1 torchrun, of Open MPI and of MPICH */
+        {{{"OMPI_COMM_WORLD_SIZE", "2"},
+          {"OMPI_COMM_WORLD_RANK", "1"},
+          {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+          {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+          {"WORLD_SIZE", "16"},
+          {"RANK", "11"},
+          {"LOCAL_WORLD_SIZE", "8"},
+          {"LOCAL_RANK", "3"},
+          {"MASTER_ADDR", "a"},
+          {"TORCHELASTIC_RUN_ID", "7"}},
+         "torchrun",
+         11,
+         16,
+         3,
+         8},
+        {{{"PMI_SIZE", "2"},
+          {"PMI_RANK", "1"},
+          {"MPI_LOCALNRANKS", "1"},
+          {"MPI_LOCALRANKID", "0"},
+          {"WORLD_SIZE", "16"},
+          {"RANK", "11"},
+          {"LOCAL_WORLD_SIZE", "8"},
+          {"LOCAL_RANK", "3"},
+          {"MASTER_ADDR", "a"},
+          {"TORCHELASTIC_RUN_ID", "7"}},
+         "torchrun",
+         11,
+         16,
+         3,
+         8},
+        /* somebody else's variables */
+        {{{"WORLD_SIZE", "4"}, {"RANK", "3"}}, NULL, 0, 1, 0, 1},
         {{{"OMPI_COMM_WORLD_SIZE", "many"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 1, 0, 1},
         {{{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, NULL, 0, 1, 0, 1},
     };
@@ -111,18 +237,29 @@ static void test_read(void **state)
 
 static void test_without_mpi(void **state)
 {
-    static const launch_case two = {
-        {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}}, NULL, 0, 0, 0, 0};
+    static const launch_case first = {
+        {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 0, 0, 0};
+    static const launch_case second = {{{"OMPI_COMM_WORLD_SIZE", "2"},
+                                        {"OMPI_COMM_WORLD_RANK", "1"},
+                                        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}},
+                                       NULL,
+                                       0,
+                                       0,
+                                       0,
+                                       0};
     static const launch_case alone = {
         {{"OMPI_COMM_WORLD_SIZE", "1"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 0, 0, 0};
     bl_launch *launch;
 
     (void)state;
-    set_environment(&two);
+    set_environment(&first);
     assert_int_equal(bl_launch_open(NULL, &launch), BL_EUSAGE);
     assert_null(launch);
     assert_non_null(strstr(bl_error_text(), "no MPI"));
     assert_non_null(strstr(bl_error_text(), "2 processes"));
+    set_environment(&second); /* once */
+    assert_int_equal(bl_launch_open(NULL, &launch), BL_EUSAGE);
+    assert_string_equal(bl_error_text(), "");
 
     set_environment(&alone);
     assert_int_equal(bl_launch_open(NULL, &launch), BL_OK);
@@ -134,9 +271,87 @@ static void test_without_mpi(void **state)
     assert_string_equal(bl_error_text(), "kept");
 }
 
+/* ---- a process that leaves while its threads run ---- */
+
+enum { N_LOOKS = 20, CODE_UNCHANGED = 1, CODE_SLOW };
+
+static atomic_int n_looks;
+
+/* A main thread that waits for its ranks, a rank that fails and a guard, in one. */
+static void *look_for_ever(void *argument)
+{
+    bl_launch *launch = argument;
+    bl_comm *comm;
+    bl_error error;
+
+    if (bl_launch_create_comm(launch, 0, &comm) != BL_OK) return NULL;
+    for (;;) {
+        (void)bl_launch_should_leave(launch);
+        bl_comm_first_error(comm, &error);
+        if (error.status != BL_OK) {
+            bl_comm_abort(comm, &error);
+            atomic_fetch_add(&n_looks, 1);
+        }
+        usleep(1000);
+    }
+}
+
+static void leave_late(bl_status st)
+{
+    double end_s = bl_now_s() + 60;
+    int n = atomic_load(&n_looks);
+
+    while (atomic_load(&n_looks) < n + N_LOOKS && bl_now_s() < end_s) usleep(1000);
+    _exit(atomic_load(&n_looks) < n + N_LOOKS ? CODE_SLOW
+          : st == BL_ECANCELLED               ? 0
+                                              : CODE_UNCHANGED);
+}
+
+/* A child of bl_launch_run_ranks, alone. */
+static void be_child_that_leaves(int control_fd)
+{
+    int no_socket = -1;
+    bl_launch_child child = {.parent = getppid(),
+                             .n_ranks = 1,
+                             .n_on_host = 1,
+                             .sockets = &no_socket,
+                             .control_fd = control_fd,
+                             .line_fd = -1,
+                             .bulk_fd = -1,
+                             .memory_fd = -1};
+    bl_launch *launch;
+    pthread_t thread;
+
+    mallopt(M_PERTURB, 0x5a); /* what is freed, is gone */
+    if (putenv(comm_child_format(&child)) != 0) _exit(126);
+    if (bl_launch_open(leave_late, &launch) != BL_OK) _exit(126);
+    if (pthread_create(&thread, NULL, look_for_ever, launch) != 0) _exit(126);
+    (void)BL_FAIL(BL_ECANCELLED, "cancelled");
+    bl_launch_leave(launch);
+}
+
+static void test_leaving_beside_threads(void **state)
+{
+    int control[2], status;
+
+    (void)state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        be_child_that_leaves(control[1]);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    close(control[0]);
+    close(control[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_read),
-                                       cmocka_unit_test(test_without_mpi)};
+                                       cmocka_unit_test(test_without_mpi),
+                                       cmocka_unit_test(test_leaving_beside_threads)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "test_ranks.h"
 
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+
 typedef struct test_run {
     test_rank_fn fn;
     int n_threads;
@@ -33,6 +38,22 @@ bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_ran
 {
     test_run run = {fn, n_threads, arg, errors};
     return bl_comm_run_local(n_ranks, deadline_s, run_rank, &run);
+}
+
+bool test_ranks_miss(int n_ranks, double deadline_s, test_rank_fn fn, void *arg, const char *text,
+                     bl_error *errors)
+{
+    enum { MAX_TRIES = 3 };
+    for (int i = 0; i < MAX_TRIES; i++) {
+        double start_s = bl_now_s();
+        bl_status st = test_ranks_run(n_ranks, 1, deadline_s, fn, arg, errors);
+        double took_s = bl_now_s() - start_s;
+        if (st == BL_ERANK && strcmp(bl_error_text(), text) == 0 && took_s > 0.9 * deadline_s)
+            return true;
+        printf("WRONG, after %.1f s: %s: %s\n", took_s, bl_status_name(st),
+               st == BL_OK ? "" : bl_error_text());
+    }
+    return false;
 }
 
 float test_value(int rank, int64_t index, uint64_t seed)

@@ -24,6 +24,12 @@ typedef bl_status (*test_rank_fn)(test_rank *self);
 bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_rank_fn fn, void *arg,
                          bl_error *errors);
 
+/* Whether the job ends with BL_ERANK and this text, not before the deadline. A thread of a loaded machine may stand still
+ * for as long, so that an innocent rank is named as well: what is wrong is said, and tried twice again. A defect
+ * is wrong each time. */
+bool test_ranks_miss(int n_ranks, double deadline_s, test_rank_fn fn, void *arg, const char *text,
+                     bl_error *errors);
+
 /* The same on every machine and in every run: a number in [-1, 1) that depends on all three. */
 float test_value(int rank, int64_t index, uint64_t seed);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The keys that say where a run computes and how: device, compute_dtype, compute_bf16_modules. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,8 +11,10 @@
 
 #include "base/sizes.h"
 #include "config/config.h"
+#include "config/internal.h"
 #include "device/device.h"
 #include "llama/projection.h"
+#include "skip.h"
 
 enum { MAX_WORDS = 16, TEXT_BYTES = 256 };
 
@@ -56,25 +59,172 @@ static void test_pairs_that_do_not_fit(void **state)
     assert_int_equal(strncmp(bl_error_text(), "device cuda: ", 13), 0);
 }
 
-/* Processes that mpirun has started. */
-static void test_several_processes_compute_on_cpus(void **state)
+/* As mpirun starts a process. */
+static void pretend_to_be(const char *local_rank, const char *n)
 {
-    static const char *const variables[][2] = {{"OMPI_COMM_WORLD_SIZE", "2"},
-                                               {"OMPI_COMM_WORLD_RANK", "0"},
-                                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                                               {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}};
+    setenv("OMPI_COMM_WORLD_SIZE", n, 1);
+    setenv("OMPI_COMM_WORLD_RANK", local_rank, 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", n, 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_RANK", local_rank, 1);
+}
+
+static void be_alone(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "CUDA_VISIBLE_DEVICES"};
+    for (size_t i = 0; i < BL_COUNT(names); i++) unsetenv(names[i]);
+}
+
+/* More processes than GPUs, all of which each of them sees: none has one of its own. */
+static void test_each_process_needs_a_gpu(void **state)
+{
+    char n_text[16], text[TEXT_BYTES];
+    bl_gpu_info gpu;
     bl_train_config *c;
+    int index, n;
 
     (void)state;
-    for (size_t i = 0; i < BL_COUNT(variables); i++) setenv(variables[i][0], variables[i][1], 1);
-    expect_error("--device cuda",
-                 "device cuda: a job of 2 processes computes on CPUs: between GPUs of several "
-                 "processes nothing carries the weights yet; start one process");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    if (bl_device_find_cuda(0, &gpu) != BL_OK) TEST_SKIP("no GPU");
+    n = gpu.n_gpus;
+    snprintf(n_text, sizeof n_text, "%d", n + 1);
+    pretend_to_be("0", n_text);
+    assert_int_equal(load("--device cuda", &c), BL_ELIMIT);
+    snprintf(text, sizeof text,
+             "device cuda: CUDA: %d processes on a host with %d GPUs; each needs one", n + 1, n);
+    assert_string_equal(bl_error_text(), text);
     assert_int_equal(load("--device auto", &c), BL_OK);
     assert_int_equal(c->device, BL_CONFIG_DEVICE_CPU);
     assert_int_equal(c->compute_dtype, BL_COMPUTE_FP32);
     bl_train_config_free(c);
-    for (size_t i = 0; i < BL_COUNT(variables); i++) unsetenv(variables[i][0]);
+
+    snprintf(n_text, sizeof n_text, "%d", n);
+    for (int i = 0; i < n; i++) {
+        char local_rank[16];
+        snprintf(local_rank, sizeof local_rank, "%d", i);
+        pretend_to_be(local_rank, n_text);
+        assert_int_equal(bl_config_find_gpu(&gpu, &index), BL_OK);
+        assert_int_equal(index, i);
+    }
+    be_alone();
+}
+
+/* A launcher that gives each task a GPU shows it no other: number 0, whatever the task's place. */
+static void test_a_gpu_that_is_shown_alone(void **state)
+{
+    bl_gpu_info gpu;
+    int index = -1;
+
+    (void)state;
+    if (bl_device_find_cuda(0, &gpu) != BL_OK) TEST_SKIP("no GPU");
+    if (gpu.n_gpus > 1) TEST_SKIP("several GPUs");
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    pretend_to_be("3", "4");
+    assert_int_equal(bl_config_find_gpu(&gpu, &index), BL_OK);
+    assert_int_equal(index, 0);
+    be_alone();
+}
+
+static int64_t auto_threads(const char *line)
+{
+    bl_train_config *c;
+    assert_int_equal(load(line, &c), BL_OK);
+    int64_t n = c->threads;
+    bl_train_config_free(c);
+    return n;
+}
+
+/* Cores that a task has for itself are not divided by the host's tasks; those that tasks share are. */
+static void test_threads_of_a_task(void **state)
+{
+    cpu_set_t before, after;
+    char n_text[16];
+
+    (void)state;
+    assert_int_equal(config_cores_of_task(12, 96, 96, 8), 12); /* srun --cpus-per-task=12 */
+    assert_int_equal(config_cores_of_task(96, 96, 96, 8), 12); /* mpirun --bind-to none */
+    assert_int_equal(config_cores_of_task(12, 96, 12, 8), 1);  /* the same in a small container */
+    assert_int_equal(config_cores_of_task(8, 8, 64, 2), 4);    /* taskset -c 0-7 torchrun */
+    assert_int_equal(config_cores_of_task(4, 12, 12, 8), 1);   /* sets that overlap */
+    assert_int_equal(config_cores_of_task(12, 12, 12, 1), 12);
+
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    int n = CPU_COUNT(&before);
+    snprintf(n_text, sizeof n_text, "%d", n);
+    pretend_to_be("0", n_text);
+    assert_int_equal(auto_threads("--device cpu"), 1);
+    be_alone();
+    assert_int_equal(auto_threads("--device cpu --ranks 1"), n);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+}
+
+static int64_t quota = -1; /* of a made-up container */
+static char told[TEXT_BYTES];
+
+int64_t __wrap_bl_cores_quota(void);
+int64_t __wrap_bl_cores_quota(void)
+{
+    return quota;
+}
+
+void __wrap_bl_log_info(const char *format, ...);
+void __wrap_bl_log_info(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(told, sizeof told, format, arguments);
+    va_end(arguments);
+}
+
+/* docker run --cpus: what a rank is bound to may be its own; the quota is for all processes of the container. */
+static void test_threads_in_a_container(void **state)
+{
+    cpu_set_t set;
+    char text[TEXT_BYTES];
+
+    (void)state;
+    assert_int_equal(config_cores_within(-1, 64, 8), 64);
+    assert_int_equal(config_cores_within(4, 64, 1), 4);
+    assert_int_equal(config_cores_within(4, 32, 2), 2);
+    assert_int_equal(config_cores_within(48, 12, 8), 6); /* srun --cpus-per-task=12 */
+    assert_int_equal(config_cores_within(128, 12, 8), 12);
+    assert_int_equal(config_cores_within(4, 8, 8), 1);
+
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+    int n = CPU_COUNT(&set);
+    if (n < 2) TEST_SKIP("one core");
+    quota = 1;
+    assert_int_equal(auto_threads("--device cpu --ranks 1"), 1);
+    snprintf(text, sizeof text, "threads auto: 1 of %d cores: the container's limit", n);
+    assert_string_equal(told, text);
+    told[0] = '\0';
+    assert_int_equal(auto_threads("--device cpu --ranks 1 --threads 2"), 2); /* as asked for */
+    quota = n;
+    assert_int_equal(auto_threads("--device cpu --ranks 1"), n);
+    assert_string_equal(told, ""); /* the quota decides nothing */
+    quota = -1;
+}
+
+/* What a task is bound to is seen, and stays. */
+static void test_a_bound_task(void **state)
+{
+    cpu_set_t before, one, after;
+    int first = 0;
+
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    while (!CPU_ISSET(first, &before)) first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    pretend_to_be("0", "2");
+    assert_int_equal(auto_threads("--device cpu"), 1);
+    be_alone();
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    assert_true(CPU_EQUAL(&one, &after));
 }
 
 static void test_names_that_are_none(void **state)
@@ -133,7 +283,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pairs_that_do_not_fit),
-        cmocka_unit_test(test_several_processes_compute_on_cpus),
+        cmocka_unit_test(test_each_process_needs_a_gpu),
+        cmocka_unit_test(test_a_gpu_that_is_shown_alone),
+        cmocka_unit_test(test_threads_of_a_task),
+        cmocka_unit_test(test_threads_in_a_container),
+        cmocka_unit_test(test_a_bound_task),
         cmocka_unit_test(test_names_that_are_none),
         cmocka_unit_test(test_names_of_matrices),
     };

@@ -16,6 +16,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "convert/quantize.h"
+#include "model/rows.h"
 #include "model/weights.h"
 #include "skip.h"
 
@@ -268,13 +269,122 @@ static void test_refusals(void **state)
     }
 }
 
+/* ---- what is taken away meanwhile (the linker's --wrap) ---- */
+
+/* Before a look at `lost_target`, or at its disk, `removed` goes. */
+static const char *lost_target, *removed;
+static enum { NO_LOOK, LISTED, MEASURED } lost_when;
+
+static void lose_before(int look, const char *path)
+{
+    if ((int)lost_when != look || strcmp(path, lost_target) != 0) return;
+    lost_when = NO_LOOK;
+    assert_int_equal(bl_tree_remove(removed), BL_OK);
+}
+
+bl_status __real_bl_dir_list(const char *path, char ***names, size_t *n_names);
+bl_status __wrap_bl_dir_list(const char *path, char ***names, size_t *n_names);
+bl_status __wrap_bl_dir_list(const char *path, char ***names, size_t *n_names)
+{
+    lose_before(LISTED, path);
+    return __real_bl_dir_list(path, names, n_names);
+}
+
+bl_status __real_bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
+{
+    lose_before(MEASURED, path);
+    return __real_bl_dir_free_bytes(path, n_bytes);
+}
+
+static void test_target_removed(void **state)
+{
+    const char *const source = "tests/golden/train/models/tiny-gqa";
+    char target[512];
+    bl_quantize_result result;
+
+    (void)state;
+    snprintf(target, sizeof target, "%s/lost", folder);
+    lost_target = removed = target;
+    lost_when = LISTED;
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EIO);
+    assert_non_null(strstr(bl_error_text(), "/lost: No such file or directory"));
+    lost_when = MEASURED;
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EIO);
+    assert_non_null(strstr(bl_error_text(), "was removed while this process used it"));
+    assert_int_equal(lost_when, NO_LOOK);
+    assert_false(bl_file_exists(target));
+}
+
+/* The model that was opened says whether there is an index. */
+static void test_index_removed(void **state)
+{
+    const char *const source = "tests/golden/train/models/tiny-gqa";
+    static const char shard_name[] = "model-00001-of-00001.safetensors",
+                      index_name[] = "model.safetensors.index.json";
+    char model[512], target[512], index[600], text[8192];
+    bl_quantize_result result;
+    bl_safetensors *file;
+    int used = 0;
+
+    (void)state;
+    snprintf(model, sizeof model, "%s/sharded", folder);
+    snprintf(target, sizeof target, "%s/indexed", folder);
+    snprintf(index, sizeof index, "%s/%s", model, index_name);
+    assert_int_equal(bl_dir_create(model), BL_OK);
+    copy(join(source, "config.json"), join(model, "config.json"));
+    copy(join(source, "model.safetensors"), join(model, shard_name));
+    assert_int_equal(bl_safetensors_open(join(model, shard_name), &file), BL_OK);
+    for (size_t i = 0; i < bl_safetensors_count(file); i++) {
+        used +=
+            snprintf(text + used, sizeof text - (size_t)used, "%s\"%s\": \"%s\"",
+                     i ? ", " : "{\"weight_map\": {", bl_safetensors_at(file, i)->name, shard_name);
+        assert_true(used < (int)sizeof text - 8);
+    }
+    snprintf(text + used, sizeof text - (size_t)used, "}}\n");
+    bl_safetensors_close(file);
+    put_text(index, text);
+    lost_target = target;
+    removed = index;
+    lost_when = MEASURED;
+    assert_int_equal(quantize(model, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_int_equal(lost_when, NO_LOOK);
+    assert_true(bl_file_exists(join(target, index_name)));
+    loaded quantized = load(target, BL_BASE_AUTO, BL_IO_AUTO);
+    unload(&quantized);
+}
+
+/* Its header would be the old one's. */
+static void test_shard_replaced(void **state)
+{
+    const char *const source = "tests/golden/train/models/tiny-gqa";
+    char model[512];
+    bl_hf_model *opened;
+    bl_io_files *files;
+
+    (void)state;
+    snprintf(model, sizeof model, "%s/replaced", folder);
+    assert_int_equal(bl_dir_create(model), BL_OK);
+    copy(join(source, "config.json"), join(model, "config.json"));
+    copy(join(source, "model.safetensors"), join(model, "model.safetensors"));
+    copy(join(source, "model.safetensors"), join(model, "other"));
+    assert_int_equal(bl_hf_open(model, &opened), BL_OK);
+    assert_int_equal(bl_llama_open_io_files(opened, true, &files), BL_OK);
+    bl_io_files_close(files);
+    assert_int_equal(rename(join(model, "other"), join(model, "model.safetensors")), 0);
+    assert_int_equal(bl_llama_open_io_files(opened, true, &files), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "model.safetensors: was replaced"));
+    bl_hf_close(opened);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_models),
-        cmocka_unit_test(test_real_models),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_golden_models),  cmocka_unit_test(test_real_models),
+        cmocka_unit_test(test_resume),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_target_removed), cmocka_unit_test(test_index_removed),
+        cmocka_unit_test(test_shard_replaced),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -7,12 +7,16 @@
 #include <cmocka.h>
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "base/sizes.h"
 #include "device/cuda/stream.h"
 #include "device/device.h"
 #ifdef BALLAST_CUDA_EMULATED
@@ -210,6 +214,63 @@ static void test_the_earlier_of_two_errors_is_told(void **state)
     assert_failed(bl_stream_synchronize(f->c), "task 1 broke down");
 }
 
+typedef struct latch {
+    bool is_open;
+} latch;
+
+static bl_status wait_for_latch(bl_stream *stream, const void *args)
+{
+    latch *l = *(latch *const *)args;
+    (void)stream;
+    while (!__atomic_load_n(&l->is_open, __ATOMIC_ACQUIRE))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    return BL_OK;
+}
+
+static void open_latch(latch *l)
+{
+    __atomic_store_n(&l->is_open, true, __ATOMIC_RELEASE);
+}
+
+/* As work that is aborted: it ends after the device has failed, and nobody gets BL_OK for it. */
+static void test_a_device_fails_as_a_whole(void **state)
+{
+    fixture *f = *state;
+    const bl_error lost = {BL_ENUMERIC, "a collective was lost"}, later = {BL_EIO, "later"};
+    const char *mode = getenv("BALLAST_EMULATED");
+    latch gate = {.is_open = mode && strcmp(mode, "strict") == 0}, *l = &gate;
+    int list[1], n_a = 0;
+
+    assert_ok(bl_event_record(f->other, f->b));
+    assert_ok(bl_stream_call(f->a, wait_for_latch, &l, sizeof l));
+    give_note(f->a, list, &n_a, 1);
+    assert_ok(bl_event_record(f->event, f->a));
+    assert_ok(bl_stream_status(f->a));
+    bl_cuda_device_fail(f->device, &lost);
+    bl_cuda_device_fail(f->device, &later); /* the first counts */
+    assert_failed(bl_stream_status(f->a), "a collective was lost");
+    open_latch(l);
+    assert_failed(bl_stream_synchronize(f->a), "a collective was lost");
+    assert_failed(bl_event_synchronize(f->event), "a collective was lost");
+    assert_failed(bl_event_synchronize(f->other), "a collective was lost");
+    assert_failed(bl_stream_synchronize(f->c), "a collective was lost");
+    if (!mode || strcmp(mode, "strict") != 0) assert_int_equal(n_a, 0); /* skipped */
+}
+
+static void test_adopted_memory_counts(void **state)
+{
+    fixture *f = *state;
+    size_t peak = bl_device_peak_bytes(f->device, BL_SPACE_DEVICE);
+    int64_t n = bl_device_allocations(f->device);
+
+    bl_device_adopt(f->device, BL_SPACE_DEVICE, 1000);
+    assert_int_equal(bl_device_bytes(f->device), 1000);
+    assert_int_equal(bl_device_allocations(f->device), n + 1);
+    bl_device_disown(f->device, BL_SPACE_DEVICE, 1000);
+    assert_int_equal(bl_device_bytes(f->device), 0);
+    assert_int_equal(bl_device_peak_bytes(f->device, BL_SPACE_DEVICE), peak + 1000);
+}
+
 static void test_events_outlive_streams_and_lanes_are_used_again(void **state)
 {
     fixture *f = *state;
@@ -388,9 +449,9 @@ static void test_two_gpus_by_turns(void **state)
         assert_ok(bl_event_record(f->event, f->a));
         assert_ok(bl_stream_wait(there, f->event));
         give_note(f->a, list, &n, i);
-        assert_ok(bl_event_record(event, there));
-        assert_ok(bl_stream_wait(f->a, event));
         assert_ok(bl_stream_copy(there, there_memory, here_memory, sizeof(int)));
+        assert_ok(bl_event_record(event, there));
+        assert_ok(bl_stream_wait(f->a, event)); /* which zeroes what is copied */
         assert_ok(bl_stream_synchronize(f->a));
         assert_ok(bl_stamp_record(stamp, there));
         assert_ok(bl_stream_zero(f->a, here_memory, sizeof(int)));
@@ -425,7 +486,69 @@ static void test_machines_that_will_not_do(void **state)
     assert_null(device);
 }
 
+/* A GPU that is there and does not work is the machine's matter, not an error of this program. */
+static void test_errors_of_machines(void **state)
+{
+    static const cudaError_t errors[] = {cudaErrorStubLibrary,
+                                         cudaErrorInsufficientDriver,
+                                         cudaErrorDevicesUnavailable,
+                                         cudaErrorNoKernelImageForDevice,
+                                         cudaErrorECCUncorrectable,
+                                         cudaErrorNvlinkUncorrectable,
+                                         cudaErrorUnsupportedPtxVersion,
+                                         cudaErrorOperatingSystem,
+                                         cudaErrorSystemNotReady,
+                                         cudaErrorSystemDriverMismatch,
+                                         cudaErrorCompatNotSupportedOnDevice,
+                                         cudaErrorUnknown};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(errors); i++) {
+        assert_int_equal(bl_cuda_fail("cudaSetDevice", (int)errors[i]), BL_ELIMIT);
+        assert_int_equal(strncmp(bl_error_text(), "cudaSetDevice: ", 15), 0);
+        assert_non_null(strstr(bl_error_text(), cudaGetErrorName(errors[i])));
+    }
+    assert_int_equal(bl_cuda_fail("cudaMalloc", cudaErrorMemoryAllocation), BL_ENOMEM);
+    assert_int_equal(bl_cuda_fail("cudaMemcpy", cudaErrorInvalidValue), BL_EINTERNAL);
+}
+
 #endif
+
+/* A process that is forked for the question answers as this one would. */
+static void test_probe(void **state)
+{
+    bl_gpu_info found, probed;
+    char text[BL_ERROR_TEXT_BYTES];
+
+    (void)state;
+    assert_int_equal(bl_device_probe_cuda(0, &probed), BL_OK);
+    assert_int_equal(bl_device_find_cuda(0, &found), BL_OK);
+    assert_memory_equal(&probed, &found, sizeof found);
+    assert_int_equal(bl_device_find_cuda(found.n_gpus, &found), BL_ELIMIT);
+    snprintf(text, sizeof text, "%s", bl_error_text());
+    assert_int_equal(bl_device_probe_cuda(probed.n_gpus, &probed), BL_ELIMIT);
+    assert_string_equal(bl_error_text(), text);
+}
+
+static bool interrupts_forks;
+
+static void interrupt_child(void)
+{
+    if (interrupts_forks) kill(getpid(), SIGINT);
+}
+
+/* Ctrl-C at a terminal goes to both processes: the one that asks takes it, the other answers. */
+static void test_probe_is_not_interrupted(void **state)
+{
+    bl_gpu_info probed;
+
+    (void)state;
+    assert_int_equal(pthread_atfork(NULL, NULL, interrupt_child), 0);
+    interrupts_forks = true;
+    bl_status st = bl_device_probe_cuda(0, &probed);
+    interrupts_forks = false;
+    if (st != BL_OK) fail_msg("%s", bl_error_text());
+    assert_true(probed.n_gpus > 0);
+}
 
 int main(void)
 {
@@ -437,12 +560,16 @@ int main(void)
     bl_device_destroy(device);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_probe),
+        cmocka_unit_test(test_probe_is_not_interrupted),
         TEST(test_memory_goes_there_and_back),
         TEST(test_impossible_memory_is_refused),
         TEST(test_tasks_run_in_order_through_a_small_ring),
         TEST(test_first_error_is_sticky),
         TEST(test_waiters_inherit_the_error),
         TEST(test_the_earlier_of_two_errors_is_told),
+        TEST(test_a_device_fails_as_a_whole),
+        TEST(test_adopted_memory_counts),
         TEST(test_events_outlive_streams_and_lanes_are_used_again),
         TEST(test_too_many_streams_are_refused),
         TEST(test_large_arguments_are_refused),
@@ -454,6 +581,7 @@ int main(void)
         TEST(test_a_broken_gpu_is_told_and_nothing_hangs),
         TEST(test_two_gpus_by_turns),
         cmocka_unit_test(test_machines_that_will_not_do),
+        cmocka_unit_test(test_errors_of_machines),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -109,17 +109,24 @@ static void give_span(fixture *f, bl_lane lane, const char *name, int64_t unit, 
 /* A span is as long as what lies between its ends, a stall as long as the stream stood still. */
 static void test_spans_and_stalls(void **state)
 {
+    bl_counter gate, *at = &gate;
+    int span_7;
     fixture f;
     (void)state;
 
     open_fixture(&f, 8);
     int64_t n_allocations = bl_device_allocations(f.device);
-    give_span_of(&f, BL_LANE_DISK, "read", 7, f.a, 1000, LONG_PAUSE_US);
+    bl_counter_init(&gate);
+    assert_ok(bl_timeline_begin(f.timeline, BL_LANE_DISK, "read", 7, 8, f.a, &span_7));
+    assert_ok(bl_stream_call(f.a, wait_at_gate, &at, sizeof at));
+    assert_ok(bl_timeline_end(f.timeline, span_7, f.a, 1000));
     assert_ok(bl_event_record(f.event, f.a));
     assert_ok(bl_timeline_wait(f.timeline, BL_LANE_DISK, "wait", 7, 2, f.b, f.event));
     give_span(&f, BL_LANE_COMPUTE, "work", -1, f.b, 0);
     assert_ok(bl_timeline_wait(f.timeline, BL_LANE_COPY, "no wait", 7, 3, f.b, f.event));
     give_span(&f, BL_LANE_DISK, "read", 8, f.a, 234);
+    usleep(LONG_PAUSE_US);
+    bl_counter_advance(&gate, 1);
     assert_ok(bl_stream_synchronize(f.a));
     assert_ok(bl_stream_synchronize(f.b));
     bl_timeline_totals totals = collected(&f);

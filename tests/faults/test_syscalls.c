@@ -29,9 +29,10 @@ typedef struct error_name {
     const char *name;
 } error_name;
 
-static const error_name error_names[] = {{EIO, "EIO"},       {ENOSPC, "ENOSPC"}, {ENOMEM, "ENOMEM"},
-                                         {EMFILE, "EMFILE"}, {EACCES, "EACCES"}, {EINTR, "EINTR"},
-                                         {EAGAIN, "EAGAIN"}};
+static const error_name error_names[] = {
+    {EIO, "EIO"},       {ENOSPC, "ENOSPC"},     {ENOMEM, "ENOMEM"}, {EMFILE, "EMFILE"},
+    {EACCES, "EACCES"}, {EINTR, "EINTR"},       {EAGAIN, "EAGAIN"}, {ENOLCK, "ENOLCK"},
+    {ENOSYS, "ENOSYS"}, {ENOTSUP, "EOPNOTSUPP"}};
 
 typedef struct fault {
     const char *call;
@@ -61,7 +62,9 @@ static const fault faults[] = {
     {"fcntl", EIO, false, false},      {"madvise", EAGAIN, true, true},
     {"clone3", EAGAIN, false, true},   {"fallocate", ENOSPC, false, false},
     {"fallocate", EINTR, true, false}, {"mlock", ENOMEM, true, true},
-#ifndef FAULTS_SANITIZED /* a sanitizer ends the process when its own fail */
+    {"flock", ENOLCK, true, false},    {"flock", ENOTSUP, true, false},
+    {"flock", ENOSYS, true, false}, /* as where there are no locks */
+#ifndef FAULTS_SANITIZED            /* a sanitizer ends the process when its own fail */
     {"mmap", ENOMEM, false, true},     {"mprotect", ENOMEM, false, true},
 #endif
 };
@@ -102,7 +105,7 @@ static void attach(void *arg, pid_t child)
 {
     tracer *self = arg;
     char pid_text[16];
-    double deadline = bl_now_s() + 10;
+    double deadline = bl_now_s() + 60;
 
     snprintf(pid_text, sizeof pid_text, "%d", (int)child);
     fflush(NULL);

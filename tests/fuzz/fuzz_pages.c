@@ -33,7 +33,7 @@ static bl_device *the_device(void)
     static bl_device *device;
 
     if (device) return device;
-    bl_log_set_silent();
+    bl_log_set_silent(true);
     if (bl_device_create_cpu(1, &device) != BL_OK) abort();
     return device;
 }

@@ -527,7 +527,7 @@ static int run_child(int (*fn)(int), int arg, char text[4096])
 /* A negative error refuses the use of a ring that can be made. */
 static int child_refused(int error)
 {
-    alarm(10);
+    alarm(120);
     bool refused =
         refuse_system_call(error > 0 ? SYS_io_uring_setup : SYS_io_uring_enter, abs(error));
     return refused ? read_as_child(BL_IO_AUTO, "pread") : CHILD_CANNOT;

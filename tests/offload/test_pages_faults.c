@@ -28,7 +28,8 @@ static int fsync_error, fallocate_error;
 static atomic_int n_fsyncs, n_fsyncs_before_error;
 static bool pwrite_is_short, pwrite_refuses_direct, first_block_fails_second;
 static atomic_bool pwrite_is_held;
-static pid_t killed_at_pwrite; /* this process */
+static pid_t killed_at_pwrite;       /* this process */
+static bool removes_before_dir_sync; /* the page file, which has its name by then */
 
 ssize_t __real_pwrite(int fd, const void *src, size_t n_bytes, off_t offset);
 ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset);
@@ -70,7 +71,11 @@ ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
 
 int __wrap_fsync(int fd)
 {
+    struct stat info;
+
     n_fsyncs++;
+    if (removes_before_dir_sync && fstat(fd, &info) == 0 && S_ISDIR(info.st_mode))
+        assert_int_equal(unlink(pages_in_dir(".pages")), 0);
     if (!fsync_error || n_fsyncs_before_error-- > 0) return __real_fsync(fd);
     errno = fsync_error;
     return -1;
@@ -81,6 +86,20 @@ int __wrap_fallocate(int fd, int mode, off_t offset, off_t n_bytes)
     if (!fallocate_error) return __real_fallocate(fd, mode, offset, n_bytes);
     errno = fallocate_error;
     return -1;
+}
+
+static int64_t disk_bytes; /* of a disk that has the page file only; 0: the real one */
+
+bl_status __real_bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
+{
+    struct stat info;
+
+    if (!disk_bytes) return __real_bl_dir_free_bytes(path, n_bytes);
+    bool has_file = stat(pages_in_dir(".pages"), &info) == 0;
+    *n_bytes = disk_bytes - (has_file ? info.st_size : 0);
+    return BL_OK;
 }
 
 /* ---- tests ---- */
@@ -259,9 +278,9 @@ static void test_folder(void **state)
     const char *dir = pages_new_dir();
 
     (void)state;
-    assert_refused(pages_path_of("absent"), BL_EINPUT, "absent: No such file or directory");
+    assert_refused(pages_path_of("absent"), BL_EIO, "absent: No such file or directory");
     assert_int_equal(bl_file_write_atomic(pages_path_of("file"), "x", 1), BL_OK);
-    assert_refused(pages_path_of("file"), BL_EINPUT, "file: Not a directory");
+    assert_refused(pages_path_of("file"), BL_EIO, "file: Not a directory");
     assert_refused(NULL, BL_EINTERNAL, "no folder");
     if (geteuid() == 0) assert_int_equal(chmod(pages_path_of(""), 0755), 0);
     assert_int_equal(chmod(dir, 0555), 0);
@@ -274,6 +293,46 @@ static void test_folder(void **state)
     assert_int_equal(chmod(dir, 0755), 0);
 }
 
+/* No other run is to blame, and the input is not. */
+static void test_removed_when_written(void **state)
+{
+    const char *dir = pages_new_dir();
+    bl_pages *pages;
+
+    (void)state;
+    removes_before_dir_sync = true;
+    assert_int_equal(pages_create_some(dir, PAGES_KEY, N_PAGES, pages_specs, &pages), BL_OK);
+    bl_status st = pages_fill(pages);
+    removes_before_dir_sync = false;
+    assert_int_equal(st, BL_EIO);
+    pages_assert_error_has(".pages: No such file or directory");
+    assert_null(strstr(bl_error_text(), "another run"));
+    bl_pages_destroy(pages);
+}
+
+/* On a disk that has room for one file what was rejected goes before the next one takes its space; not where that would
+ * not do, or is not needed. */
+static void test_rejected_file_gives_its_space(void **state)
+{
+    enum { FILE_BYTES = 13656064 };
+    static const int64_t disks[] = {0, FILE_BYTES - 1, FILE_BYTES};
+    const char *dir = pages_new_dir();
+    bl_pages *pages;
+
+    (void)state;
+    pages_assert_made(dir, false);
+    pages_flip(pages_in_dir(".json"), 20);
+    for (int i = 0; i < 3; i++) {
+        disk_bytes = disks[i];
+        bl_status st = pages_create_some(dir, PAGES_KEY, N_PAGES, pages_specs, &pages);
+        disk_bytes = 0;
+        assert_int_equal(st, i == 1 ? BL_ELIMIT : BL_OK);
+        assert_int_equal(bl_file_exists(pages_in_dir(".pages")), i < 2);
+        bl_pages_destroy(pages);
+    }
+    pages_assert_made(dir, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +343,8 @@ int main(void)
         cmocka_unit_test(test_writes_are_not_waited_for),
         cmocka_unit_test(test_first_failure),
         cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_removed_when_written),
+        cmocka_unit_test(test_rejected_file_gives_its_space),
     };
     return cmocka_run_group_tests(tests, pages_set_up, pages_tear_down);
 }

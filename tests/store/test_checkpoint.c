@@ -39,6 +39,34 @@ int __wrap_fsync(int fd)
     return -1;
 }
 
+static bool no_exchange, kill_at_exchange, is_taken_away;
+static int n_renames_before_error = -1;
+
+int __real_renameat2(int old_dir, const char *old, int new_dir, const char *new, unsigned flags);
+int __wrap_renameat2(int old_dir, const char *old, int new_dir, const char *new, unsigned flags);
+int __real_rename(const char *old, const char *new);
+int __wrap_rename(const char *old, const char *new);
+
+int __wrap_renameat2(int old_dir, const char *old, int new_dir, const char *new, unsigned flags)
+{
+    if (no_exchange) {
+        errno = EINVAL;
+        return -1;
+    }
+    int result = __real_renameat2(old_dir, old, new_dir, new, flags);
+    if (kill_at_exchange) raise(SIGKILL);
+    return result;
+}
+
+int __wrap_rename(const char *old, const char *new)
+{
+    if (is_taken_away) assert_int_equal(bl_tree_remove(old), BL_OK); /* by somebody else */
+    if (n_renames_before_error < 0 || n_renames_before_error-- > 0) return __real_rename(old, new);
+    if (kill_at_exchange) raise(SIGKILL);
+    errno = EIO;
+    return -1;
+}
+
 /* ---- helpers ---- */
 
 static bl_status add_bytes(bl_checkpoint *checkpoint, const char *name, const void *bytes,
@@ -342,19 +370,19 @@ static void test_prune_keeps_what_is_needed(void **state)
 
     (void)state;
     for (int64_t step = 10; step <= 50; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
-    assert_int_equal(bl_checkpoint_prune(dir, 0), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, 50, 0), BL_OK);
     assert_steps(dir, all, 5);
-    assert_int_equal(bl_checkpoint_prune(dir, 9), BL_OK);
-    assert_steps(dir, all, 5);
-    flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 2),
-                     BL_ECHECKPOINT); /* the newest is damaged: touch nothing */
+    assert_int_equal(bl_checkpoint_prune(dir, 50, 9), BL_OK);
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 4), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, 50, 2),
+                     BL_ECHECKPOINT); /* what was saved is damaged: touch nothing */
+    assert_steps(dir, all, 5);
+    flip("prune/step-50/weights", 0);
+    assert_int_equal(bl_checkpoint_prune(dir, 50, 4), BL_OK);
     assert_steps(dir, all, 4);
     assert_int_equal(truncate(tmp_path("prune/step-40/weights"), 1), 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 1), BL_OK); /* 40 is no second: 30 stays */
+    assert_int_equal(bl_checkpoint_prune(dir, 50, 1), BL_OK); /* 40 is no second: 30 stays */
     assert_steps(dir, two_whole, 3);
     assert_latest(dir, 50);
 
@@ -368,12 +396,88 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_steps(dir, two_whole, 3);
 }
 
+/* A run that fell back, or was told to start, before the highest step: what it saves stays, what it left
+ * behind goes, whole or damaged. */
+static void test_prune_after_an_older_start(void **state)
+{
+    static const int64_t all[] = {60, 50, 40, 30, 20, 10}, kept[] = {40, 30}, only[] = {10};
+    const char *dir = tmp_subdir("branch");
+
+    (void)state;
+    for (int64_t step = 10; step <= 60; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
+    flip("branch/step-60/weights", 0);
+    flip("branch/step-40/weights", 0);
+    assert_int_equal(bl_checkpoint_prune(dir, 40, 2), BL_ECHECKPOINT);
+    assert_error_has("step-40/weights: checksum mismatch");
+    assert_steps(dir, all, 6);
+    flip("branch/step-40/weights", 0);
+    assert_int_equal(bl_checkpoint_prune(dir, 40, 2), BL_OK);
+    assert_steps(dir, kept, 2);
+    assert_int_equal(bl_checkpoint_prune(dir, 45, 2), BL_EIO);
+    assert_error_has("step-45");
+    assert_steps(dir, kept, 2);
+    assert_int_equal(save(dir, 10, 10), BL_OK);
+    is_taken_away = true;
+    assert_int_equal(bl_checkpoint_prune(dir, 10, 2), BL_OK);
+    is_taken_away = false;
+    assert_steps(dir, only, 1);
+}
+
+/* Saves step 7 again, and is killed as the new folder takes the place of the old one; or fails there. */
+static void replace_and_die(const char *dir, bool with_exchange)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        kill_at_exchange = true;
+        no_exchange = !with_exchange;
+        n_renames_before_error = with_exchange ? -1 : 2; /* the manifest's, then the old folder's */
+        save(dir, 7, 200);
+        _exit(1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+/* Of a checkpoint and the one that replaces it, one is there whatever happens. */
+static void test_a_replaced_checkpoint_never_vanishes(void **state)
+{
+    static const int64_t one[] = {7};
+    const char *dir = tmp_subdir("replaced");
+
+    (void)state;
+    for (int with_exchange = 0; with_exchange < 2; with_exchange++) {
+        assert_int_equal(save(dir, 7, 100), BL_OK);
+        replace_and_die(dir, with_exchange);
+        assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+        assert_steps(dir, one, 1);
+        assert_latest(dir, 7);
+        assert_false(bl_file_exists(tmp_path("replaced/step-7.tmp")));
+        assert_false(bl_file_exists(tmp_path("replaced/step-7.old.tmp")));
+    }
+    no_exchange = true;
+    n_renames_before_error = 2;
+    assert_int_equal(save(dir, 7, 100), BL_EIO);
+    assert_latest(dir, 7);
+    n_renames_before_error = -1;
+    assert_int_equal(save(dir, 7, 100), BL_OK);
+    no_exchange = false;
+    assert_latest(dir, 7);
+    tmp_subdir("replaced/step-7.old.tmp");
+    assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+    assert_false(bl_file_exists(tmp_path("replaced/step-7.old.tmp")));
+    assert_latest(dir, 7);
+}
+
 /* Saves without end, telling each finished step; never returns. */
 static void save_forever(const char *dir, int64_t step, int told)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed assertion must not leave it behind */
     for (;; step++) {
-        if (save(dir, step, 200000) != BL_OK || bl_checkpoint_prune(dir, 2) != BL_OK) _exit(1);
+        if (save(dir, step, 200000) != BL_OK || bl_checkpoint_prune(dir, step, 2) != BL_OK)
+            _exit(1);
         if (write(told, &step, sizeof step) != sizeof step) _exit(1);
     }
 }
@@ -427,6 +531,8 @@ int main(void)
         cmocka_unit_test(test_ranks_add_their_files_together),
         cmocka_unit_test(test_files_of_other_processes),
         cmocka_unit_test(test_prune_keeps_what_is_needed),
+        cmocka_unit_test(test_prune_after_an_older_start),
+        cmocka_unit_test(test_a_replaced_checkpoint_never_vanishes),
         cmocka_unit_test(test_sigkill_in_the_middle_of_saves),
     };
     return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);

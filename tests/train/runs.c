@@ -299,6 +299,18 @@ bool runs_is_alive(const runs_child *child)
            info.si_pid == 0;
 }
 
+bool runs_stop(const runs_child *child)
+{
+    siginfo_t info = {0};
+    int result;
+
+    kill(child->pid, SIGSTOP);
+    do result = waitid(P_PID, (id_t)child->pid, &info, WSTOPPED | WEXITED | WNOWAIT);
+    while (result != 0 && errno == EINTR);
+    assert_int_equal(result, 0);
+    return info.si_code == CLD_STOPPED;
+}
+
 int runs_wait(runs_child *child, double limit_s)
 {
     double deadline = bl_now_s() + limit_s;

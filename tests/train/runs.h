@@ -65,6 +65,8 @@ typedef struct runs_child {
 /* Starts `ballast COMMAND args`; stderr goes to child->log, stdout nowhere. */
 void runs_start(runs_child *child, const char *command, const golden_args *args);
 bool runs_is_alive(const runs_child *child);
+/* Stops it (SIGSTOP), all of its threads when this returns; false: it has ended. */
+bool runs_stop(const runs_child *child);
 /* The exit code, or minus the signal that ended it. A child that takes longer than limit_s is killed, and the
  * test fails. */
 int runs_wait(runs_child *child, double limit_s);

@@ -155,9 +155,7 @@ static bl_status check_as_rank(test_rank *self)
     bl_llama_weights weights = {.checksum = checksums[self->rank]};
     bl_rank rank = {.job = &job,
                     .index = self->rank,
-                    .world = self->comm,
-                    .device = self->device,
-                    .communication = self->stream,
+                    .talk = {.comm = self->comm, .stream = self->stream},
                     .weights = &weights};
     return bl_rank_compare_weights(&rank);
 }

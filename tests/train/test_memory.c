@@ -24,6 +24,8 @@
 
 enum { VOCABULARY = 512, N_ROWS = 8, PATH_BYTES = 256, COMMAND_BYTES = 2048 };
 
+static bool all_tiers;
+
 typedef enum model { M284, WIDE, DEEP, MODELS } model;
 
 static const struct {
@@ -138,6 +140,20 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
     assert_true(found);
 }
 
+static void check(const char *dir, const memory_case *c)
+{
+    double measured = 0, predicted = 0;
+
+    train(dir, c, &measured, &predicted);
+    printf("%s: %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, predicted "
+           "%.1f MiB, ratio %.3f\n",
+           strrchr(models[c->model].dir, '-') + 1, c->ranks, c->threads, c->length, c->base_format,
+           c->checkpointing, c->offload_ratio, c->tier ? c->tier : "no other tier",
+           c->offloads_activations ? ", activations" : "", measured, predicted,
+           measured / predicted);
+    assert_true(fabs(measured / predicted - 1.0) <= 0.05);
+}
+
 static void test_prediction(void **state)
 {
     static const memory_case cases[] = {
@@ -159,62 +175,52 @@ static void test_prediction(void **state)
         {M284, 1, 2, 64, "fp8_row", "none", NULL, 0, false,
          4096}, /* many times that if rows were of that length */
         {M284, 2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096},
-        /* short and long rows, of which the base's part in another tier is none, half or all */
-        {M284, 1, 2, 32, "fp8_row", "full", "host", 0, false, 2048},
-        {M284, 1, 2, 32, "fp8_row", "full", "host", 0.5, false, 2048},
-        {M284, 1, 2, 32, "fp8_row", "full", "host", 1, false, 2048},
-        {M284, 1, 2, 32, "fp8_row", "full", "disk", 0.5, false, 2048},
-        {M284, 1, 2, 32, "fp8_row", "full", "disk", 1, false, 2048},
-        {M284, 1, 2, 512, "fp8_row", "full", "host", 0, false, 2048},
-        {M284, 1, 2, 512, "fp8_row", "full", "host", 0.5, false, 2048},
-        {M284, 1, 2, 512, "fp8_row", "full", "host", 1, false, 2048},
-        {M284, 1, 2, 512, "fp8_row", "full", "disk", 0.5, false, 2048},
-        {M284, 1, 2, 512, "fp8_row", "full", "disk", 1, false, 2048},
-        {WIDE, 1, 2, 32, "fp8_row", "full", "host", 0, false, 2048},
-        {WIDE, 1, 2, 32, "fp8_row", "full", "host", 0.5, false, 2048},
-        {WIDE, 1, 2, 32, "fp8_row", "full", "host", 1, false, 2048},
-        {WIDE, 1, 2, 32, "fp8_row", "full", "disk", 0.5, false, 2048},
-        {WIDE, 1, 2, 32, "fp8_row", "full", "disk", 1, false, 2048},
-        {WIDE, 1, 2, 512, "fp8_row", "full", "host", 0, false, 2048},
-        {WIDE, 1, 2, 512, "fp8_row", "full", "host", 0.5, false, 2048},
-        {WIDE, 1, 2, 512, "fp8_row", "full", "host", 1, false, 2048},
-        {WIDE, 1, 2, 512, "fp8_row", "full", "disk", 0.5, false, 2048},
-        {WIDE, 1, 2, 512, "fp8_row", "full", "disk", 1, false, 2048},
-        {DEEP, 1, 2, 32, "fp8_row", "full", "host", 0, false, 2048},
-        {DEEP, 1, 2, 32, "fp8_row", "full", "host", 0.5, false, 2048},
-        {DEEP, 1, 2, 32, "fp8_row", "full", "host", 1, false, 2048},
-        {DEEP, 1, 2, 32, "fp8_row", "full", "disk", 0.5, false, 2048},
-        {DEEP, 1, 2, 32, "fp8_row", "full", "disk", 1, false, 2048},
-        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 0, false, 2048},
-        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 0.5, false, 2048},
-        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 1, false, 2048},
-        {DEEP, 1, 2, 512, "fp8_row", "full", "disk", 0.5, false, 2048},
-        {DEEP, 1, 2, 512, "fp8_row", "full", "disk", 1, false, 2048},
     };
-    char dir[] = "/tmp/ballast-test-memory-XXXXXX", command[PATH_BYTES];
 
-    (void)state;
-    assert_non_null(mkdtemp(dir));
-    for (size_t i = 0; i < BL_COUNT(cases); i++) {
-        const memory_case *c = &cases[i];
-        double measured = 0, predicted = 0;
-        train(dir, c, &measured, &predicted);
-        printf("%s: %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, "
-               "predicted "
-               "%.1f MiB, ratio %.3f\n",
-               strrchr(models[c->model].dir, '-') + 1, c->ranks, c->threads, c->length,
-               c->base_format, c->checkpointing, c->offload_ratio,
-               c->tier ? c->tier : "no other tier", c->offloads_activations ? ", activations" : "",
-               measured, predicted, measured / predicted);
-        assert_true(fabs(measured / predicted - 1.0) <= 0.05);
-    }
-    snprintf(command, sizeof command, "rm -rf %s", dir);
-    run(command);
+    for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
 }
 
-int main(void)
+/* Short and long rows, of which the base's part in another tier is none, half or all: all of them where all are asked for, or every third,
+ * so that each model, length and tier has some. */
+static void test_tiers(void **state)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_prediction)};
+    static const struct {
+        const char *name;
+        double ratio;
+    } tiers[] = {{"host", 0}, {"host", 0.5}, {"host", 1}, {"disk", 0.5}, {"disk", 1}};
+    static const int lengths[] = {32, 512};
+    int n = 0;
+
+    for (int m = 0; m < MODELS; m++)
+        for (size_t l = 0; l < BL_COUNT(lengths); l++)
+            for (size_t t = 0; t < BL_COUNT(tiers); t++) {
+                memory_case c = {
+                    m,     1,   2, lengths[l], "fp8_row", "full", tiers[t].name, tiers[t].ratio,
+                    false, 2048};
+                if (all_tiers || n % 3 == 0) check(*state, &c);
+                n++;
+            }
+}
+
+static int set_up(void **state)
+{
+    static char dir[] = "/tmp/ballast-test-memory-XXXXXX";
+    *state = mkdtemp(dir);
+    return *state ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    char command[PATH_BYTES];
+    snprintf(command, sizeof command, "rm -rf %s", (char *)*state);
+    return system(command);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_prediction),
+                                       cmocka_unit_test(test_tiers)};
+    all_tiers = argc > 1 && strcmp(argv[1], "all") == 0;
     if (!have_models()) return 77;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, set_up, tear_down);
 }

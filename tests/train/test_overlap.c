@@ -8,12 +8,12 @@
 #include "device/timeline.h"
 #include "offload/pager.h"
 
-enum { STEPS = 3, MICRO_BATCHES = 2, PAUSE_US = 3000 };
+enum { STEPS = 3, MICRO_BATCHES = 2, PAUSE_US = 3000, MAX_TRIES = 5 };
 
 static void sleep_long(void *user, bl_tier tier, int64_t page, size_t n_bytes)
 {
-    (void)user, (void)tier, (void)page, (void)n_bytes;
-    usleep(PAUSE_US);
+    (void)tier, (void)page, (void)n_bytes;
+    usleep(*(const useconds_t *)user);
 }
 
 static bool is_span(const json_t *event, const char *name, bl_lane lane, int layer)
@@ -64,19 +64,23 @@ static void train(const char *output, const char *ratio, const char *trace,
     golden_args_free(&args);
 }
 
-/* A base that comes slowly, four pauses a layer, holds up its own users only. One early sum would be enough:
- * none is, where they share a stream or a communicator. */
+/* A base that comes slowly, four pauses a layer, holds up its own users only. One early sum is enough: none is, however slow the base is,
+ * where they share a stream or a communicator. On a loaded machine the sums may be slow, too. */
 static void test_gradients_do_not_wait_for_the_base(void **state)
 {
-    bl_pager_hooks hooks = {.pace = sleep_long};
-    int n, n_early;
+    useconds_t pause_us = PAUSE_US;
+    bl_pager_hooks hooks = {.pace = sleep_long, .pace_user = &pause_us};
+    int n, n_early = 0;
 
     (void)state;
     train(runs_path("plain"), "0", NULL, NULL);
-    train(runs_path("slow"), "1", runs_path("slow.json"), &hooks);
-    assert_true(runs_are_same(runs_path("plain"), runs_path("slow")));
-    count_gradients(runs_path("slow.json"), &n, &n_early);
-    assert_int_equal(n, MICRO_BATCHES * STEPS);
+    for (int i = 0; i < MAX_TRIES && n_early == 0; i++, pause_us *= 2) {
+        const char *slow = runs_path("slow-%d", i), *trace = runs_path("slow-%d.json", i);
+        train(slow, "1", trace, &hooks);
+        assert_true(runs_are_same(runs_path("plain"), slow));
+        count_gradients(trace, &n, &n_early);
+        assert_int_equal(n, MICRO_BATCHES * STEPS);
+    }
     assert_true(n_early > 0);
 }
 

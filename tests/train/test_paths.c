@@ -3,6 +3,7 @@
  * as it was. And a folder that is taken from under a run, by `rm` or by the next run, ends it. */
 #include "runs.h"
 
+#include <glob.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -261,7 +262,7 @@ static void long_keys(golden_args *args, const char *output, int ranks)
     runs_set(args, "eval_strategy", "no");
 }
 
-static void start_and_stop_in_place(runs_child *child, const char *output, int ranks)
+static void start_long(runs_child *child, const char *output, int ranks)
 {
     golden_args args = {0};
     long_keys(&args, output, ranks);
@@ -271,6 +272,10 @@ static void start_and_stop_in_place(runs_child *child, const char *output, int r
         assert_true(runs_is_alive(child));
         runs_sleep_s(0.005);
     }
+}
+
+static void stop_in_place(runs_child *child)
+{
     siginfo_t info;
     kill(child->pid, SIGSTOP);
     assert_int_equal(waitid(P_PID, (id_t)child->pid, &info, WSTOPPED), 0); /* all its threads */
@@ -288,7 +293,8 @@ static void test_removed_and_made_again(void **state)
     for (size_t i = 0; i < BL_COUNT(removed); i++) {
         const char *output = runs_path("taken-%zu", i);
         runs_child first = {0};
-        start_and_stop_in_place(&first, output, 2);
+        start_long(&first, output, 2);
+        stop_in_place(&first);
         assert_int_equal(bl_tree_remove(runs_path("taken-%zu%s", i, removed[i])), BL_OK);
         runs_child second = {0};
         runs_set(&args, "output_dir", "%s", output);
@@ -304,18 +310,37 @@ static void test_removed_and_made_again(void **state)
     golden_args_free(&args);
 }
 
-/* Nobody makes it again, the run that lost it least of all. */
+static bool is_there(const char *output, const char *names)
+{
+    char pattern[GOLDEN_PATH_BYTES];
+    glob_t found;
+
+    snprintf(pattern, sizeof pattern, "%s/checkpoints/%s", output, names);
+    bool any = glob(pattern, GLOB_NOSORT, NULL, &found) == 0;
+    globfree(&found);
+    return any;
+}
+
+/* Nobody makes it again, the run that lost it least of all. Wherever the run was when it went, in the middle of a save
+ * too, where what has just been written is read back, the folder is the error. */
 static void test_removed(void **state)
 {
-    const char *output = runs_path("gone");
-    runs_child child = {0};
+    static const char *const moments[] = {"*", "*.tmp", "*.tmp/state-*"};
+    enum { N_TRIES = 12 };
 
     (void)state;
-    start_and_stop_in_place(&child, output, 1);
-    assert_int_equal(bl_tree_remove(output), BL_OK);
-    kill(child.pid, SIGCONT);
-    assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_IO);
-    assert_false(bl_file_exists(output));
+    for (int i = 0; i < N_TRIES; i++) {
+        const char *output = runs_path("gone-%d", i), *moment = moments[i % 3];
+        runs_child child = {0};
+        start_long(&child, output, 1 + i % 2);
+        while (!is_there(output, moment)) assert_true(runs_is_alive(&child));
+        stop_in_place(&child);
+        assert_int_equal(bl_tree_remove(output), BL_OK);
+        kill(child.pid, SIGCONT);
+        assert_int_equal(runs_wait(&child, LIMIT_S), EXIT_IO);
+        runs_assert_error(&child, "was removed while this process used it");
+        assert_false(bl_file_exists(output));
+    }
 }
 
 int main(void)

@@ -284,8 +284,7 @@ static void stop_in_the_middle(golden_args *args, const char *output, runs_child
         assert_int_equal(bl_tree_remove(output), BL_OK);
         runs_start(child, "train", args);
         while (runs_is_alive(child) && runs_logged_steps(output) < 1) runs_sleep_s(0.001);
-        kill(child->pid, SIGSTOP);
-        is_through = !runs_is_alive(child) || runs_logged_steps(output) == STEPS;
+        is_through = !runs_stop(child) || runs_logged_steps(output) == STEPS;
         if (!is_through) continue;
         kill(child->pid, SIGCONT);
         assert_int_equal(runs_wait(child, LIMIT_S), 0);

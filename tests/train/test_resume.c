@@ -317,6 +317,91 @@ static void test_a_damaged_checkpoint(void **state)
     golden_args_free(&args);
 }
 
+/* Keeps two checkpoints, and ends after n_steps; its stderr, the caller's. */
+static char *resume_with_limit(const char *output, const char *from, int n_steps, const char *limit)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    runs_standard(&args, output, 1);
+    runs_set(&args, "resume_from_checkpoint", "%s", from);
+    runs_set(&args, "save_total_limit", "%s", limit);
+    if (n_steps < STEPS) {
+        runs_set(&args, "max_steps", "%d", n_steps);
+        runs_set(&args, "allow_resume_mismatch", "true");
+    }
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 60), 0);
+    golden_args_free(&args);
+    return runs_read(child.log, NULL);
+}
+
+/* A save below the damaged newest checkpoint is one like any other. */
+static void test_a_damaged_checkpoint_and_a_limit(void **state)
+{
+    const char *output = crashed_run(whole_run(1), STEPS, "damaged-limit"),
+               *checkpoints = runs_path("damaged-limit/checkpoints");
+
+    (void)state;
+    runs_flip_bit(runs_path("damaged-limit/checkpoints/step-8/state-00000-of-00001.safetensors"),
+                  -100);
+    assert_int_equal(bl_tree_remove(runs_path("damaged-limit/checkpoints/step-7")), BL_OK);
+    assert_int_equal(bl_tree_remove(runs_path("damaged-limit/checkpoints/step-6")), BL_OK);
+    free(resume_with_limit(output, "true", STEPS, "2"));
+    assert_true(runs_are_same(whole_run(1), output));
+    assert_int_equal(
+        bl_checkpoint_verify(runs_path("damaged-limit/checkpoints/step-8"), NULL, NULL), BL_OK);
+    assert_false(bl_file_exists(runs_path("%s/step-6", checkpoints)));
+}
+
+/* Started before the highest step, a run keeps what it saves; it says what becomes of the others. */
+static void test_an_older_checkpoint_and_a_limit(void **state)
+{
+    static const int64_t kept[] = {5, 4};
+    int64_t *steps;
+    size_t n_steps;
+
+    (void)state;
+    for (int with_limit = 0; with_limit < 2; with_limit++) {
+        const char *output = crashed_run(whole_run(1), STEPS, "branch");
+        char *log = resume_with_limit(output, runs_path("branch/checkpoints/step-3"), 5,
+                                      with_limit ? "2" : "0");
+        assert_non_null(strstr(log, "step 3, step-4 to step-8"));
+        assert_non_null(
+            strstr(log, with_limit ? "the next save removes" : "takes the highest step"));
+        free(log);
+        assert_int_equal(bl_checkpoint_list(runs_path("branch/checkpoints"), &steps, &n_steps),
+                         BL_OK);
+        assert_int_equal(n_steps, with_limit ? 2 : STEPS);
+        if (with_limit) assert_memory_equal(steps, kept, sizeof kept);
+        free(steps);
+    }
+}
+
+/* A whole checkpoint that lacks a key of its state, or has an unknown one in its configuration. */
+static void test_a_checkpoint_of_another_version(void **state)
+{
+    const char *output = crashed_run(whole_run(1), 2, "version");
+
+    (void)state;
+    for (int64_t step = 3; step <= 4; step++) {
+        bl_checkpoint *checkpoint;
+        json_t *run = NULL;
+        assert_int_equal(bl_checkpoint_verify(runs_path("version/checkpoints/step-2"), NULL, &run),
+                         BL_OK);
+        if (step == 3) assert_int_equal(json_object_del(run, "metrics_bytes"), 0);
+        assert_int_equal(
+            bl_checkpoint_begin(runs_path("version/checkpoints"), step, 100, &checkpoint), BL_OK);
+        runs_write(runs_path("version/checkpoints/step-%d.tmp/config.yaml", (int)step),
+                   "key_of_tomorrow: 1\n");
+        assert_int_equal(bl_checkpoint_add_file(checkpoint, "config.yaml"), BL_OK);
+        assert_int_equal(bl_checkpoint_commit(checkpoint, run), BL_OK);
+        json_decref(run);
+        assert_int_equal(resume(output, 1, NULL, NULL), BL_ECHECKPOINT);
+        assert_error_has(step == 3 ? "metrics_bytes" : "key_of_tomorrow");
+    }
+}
+
 /* When all are damaged, starting over would delete what somebody may want to look into. */
 static void test_only_damaged_checkpoints(void **state)
 {
@@ -486,6 +571,9 @@ int main(void)
         cmocka_unit_test(test_nothing_to_resume),
         cmocka_unit_test(test_a_run_is_not_overwritten),
         cmocka_unit_test(test_a_damaged_checkpoint),
+        cmocka_unit_test(test_a_damaged_checkpoint_and_a_limit),
+        cmocka_unit_test(test_an_older_checkpoint_and_a_limit),
+        cmocka_unit_test(test_a_checkpoint_of_another_version),
         cmocka_unit_test(test_only_damaged_checkpoints),
         cmocka_unit_test(test_a_finished_run),
         cmocka_unit_test(test_readme_of_a_resumed_run),

@@ -18,8 +18,9 @@ static const machine machines[] = {
     {"BALLAST_EMULATED_DRIVER", "0"},     {"BALLAST_EMULATED_DRIVER", "12090"},
     {"BALLAST_EMULATED_DEVICES", "0"},    {"BALLAST_EMULATED_ARCH", "80"},
     {"BALLAST_EMULATED_MEMORY_MIB", "8"}, {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"BALLAST_EMULATED_ERROR", "802"},    {"BALLAST_EMULATED_ARCH", "75"},
 };
-enum { NO_DRIVER, OLD_DRIVER, NO_GPU, AMPERE, SMALL, TWO_PROCESSES, ORDINARY };
+enum { NO_DRIVER, OLD_DRIVER, NO_GPU, AMPERE, SMALL, TWO_PROCESSES, NO_FABRIC, TURING, ORDINARY };
 
 static bool pretend(const int *index)
 {
@@ -59,6 +60,11 @@ static void test_refusals(void **state)
         {NO_DRIVER, "eval", "", 4, "device cuda: CUDA: this machine has no NVIDIA driver"},
         {OLD_DRIVER, "train", "", 4, "serves CUDA 12.9, and this build is of CUDA 13"},
         {NO_GPU, "train", "", 4, "device cuda: CUDA: "},
+        {NO_FABRIC, "train", "", 4,
+         "device cuda: cudaGetDeviceCount: system not yet initialized (cudaErrorSystemNotReady); "
+         "the fabric of the GPUs is not up"},
+        {NO_FABRIC, "eval", "", 4, "device cuda: cudaGetDeviceCount: "},
+        {TURING, "train", "", 4, "device cuda: CUDA: GPU 0 has compute capability 7.5"},
         {AMPERE, "train", "compute_dtype fp8", 4,
          "compute_dtype fp8: needs a GPU of compute capability 9.0, Emulated GPU has 8.0; use "
          "bf16"},
@@ -96,7 +102,7 @@ static void assert_says(const runs_child *child, const char *text)
     free(log);
 }
 
-/* Without a usable GPU auto computes on the CPU, and says why. */
+/* Without a GPU auto computes on the CPU, and says why; with one that does not work it fails. */
 static void test_auto(void **state)
 {
     runs_child child;
@@ -104,8 +110,15 @@ static void test_auto(void **state)
     (void)state;
     assert_int_equal(run(&child, "eval", NO_DRIVER, "device auto"), 0);
     assert_says(&child, "device auto: cpu; CUDA: this machine has no NVIDIA driver");
-    assert_int_equal(run(&child, "eval", OLD_DRIVER, "device auto"), 0);
-    assert_says(&child, "device auto: cpu; CUDA: the NVIDIA driver serves CUDA 12.9");
+    assert_int_equal(run(&child, "eval", NO_GPU, "device auto"), 0);
+    assert_says(&child, "device auto: cpu; CUDA: GPU 0 is not among this machine's 0");
+    assert_int_equal(run(&child, "eval", TURING, "device auto"), 0);
+    assert_says(&child, "warning: device auto: cpu; CUDA: GPU 0 has compute capability 7.5");
+    assert_int_equal(run(&child, "eval", OLD_DRIVER, "device auto"), 4);
+    runs_assert_error(&child, "device auto: CUDA: the NVIDIA driver serves CUDA 12.9");
+    assert_int_equal(run(&child, "train", NO_FABRIC, "device auto"), 4);
+    runs_assert_error(&child, "is nvidia-fabricmanager running, of the driver's version?; to "
+                              "compute without a GPU, use device cpu");
     assert_int_equal(run(&child, "eval", ORDINARY, "device auto"), 0);
     assert_says(&child, "device auto: cuda, Emulated GPU");
     assert_int_equal(run(&child, "eval", NO_DRIVER, "device auto compute_dtype bf16"), 2);

@@ -234,16 +234,17 @@ static void name_missing(bl_local_meeting *meeting, char *text, size_t text_byte
 }
 
 /* Under the lock: nobody waits for the missing any longer. */
-static void give_up(bl_local_meeting *meeting, bl_comm_kind kind)
+static void give_up(bl_local_meeting *meeting, const bl_comm_call *call)
 {
-    char missing[256];
+    char missing[256], name[BL_COMM_CALL_TEXT_BYTES];
     name_missing(meeting, missing, sizeof missing);
-    bl_error_save(&meeting->overdue, BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
-                                             bl_comm_kind_name(kind), meeting->group->deadline_s));
+    bl_error_save(&meeting->overdue,
+                  BL_FAIL(BL_ERANK, "%s did not reach %s within %.1f s", missing,
+                          bl_comm_call_name(call, name), meeting->group->deadline_s));
 }
 
 /* Under the lock. Returns when the meeting has turned, or when it never will: aborted or overdue. */
-static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_comm_kind kind)
+static void wait_turn(bl_local_meeting *meeting, unsigned long turn, const bl_comm_call *call)
 {
     double left_s = meeting->group->deadline_s, slice_s = fmin(left_s / 4, 1.0);
     bool is_patient = left_s <= 0;
@@ -253,7 +254,7 @@ static void wait_turn(bl_local_meeting *meeting, unsigned long turn, bl_comm_kin
         if (is_patient)
             pthread_cond_wait(&meeting->turned, &meeting->lock);
         else if (left_s <= 0)
-            give_up(meeting, kind);
+            give_up(meeting, call);
         else
             left_s -= wait_a_while(meeting, fmin(left_s, slice_s) + 1e-4);
     }
@@ -293,7 +294,7 @@ bl_status bl_local_meet(bl_local_meeting *meeting, int rank, const bl_local_call
         meeting->calls[rank] = *call;
         if (!arrive(meeting, rank)) {
             look_briefly(meeting, turn);
-            wait_turn(meeting, turn, call->what.kind);
+            wait_turn(meeting, turn, &call->what);
         }
     }
     bool has_turned = count_turns(meeting) != turn;

@@ -167,21 +167,24 @@ static bl_status run(bl_stream *stream, const local_task *task)
 static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                                   size_t bytes)
 {
-    local_task task = {.comm = (local_comm *)comm,
-                       .call = {.what = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes}, .send = send},
-                       .recv = recv};
+    local_task task = {
+        .comm = (local_comm *)comm,
+        .call = {.what = {.kind = BL_COMM_ALL_GATHER, .label = comm->label, .bytes = bytes},
+                 .send = send},
+        .recv = recv};
     return run(stream, &task);
 }
 
 static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
                                           float *recv, int64_t n)
 {
-    local_task task = {
-        .comm = (local_comm *)comm,
-        .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof(float)},
-                 .send = send},
-        .recv = recv,
-        .n = n};
+    local_task task = {.comm = (local_comm *)comm,
+                       .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER,
+                                         .label = comm->label,
+                                         .bytes = (size_t)n * sizeof(float)},
+                                .send = send},
+                       .recv = recv,
+                       .n = n};
     return run(stream, &task);
 }
 
@@ -190,6 +193,7 @@ static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values
 {
     local_task task = {.comm = (local_comm *)comm,
                        .call = {.what = {.kind = BL_COMM_ALL_REDUCE,
+                                         .label = comm->label,
                                          .detail = (int)element,
                                          .bytes = (size_t)n * bl_sum_element_bytes(element)},
                                 .send = values},
@@ -202,7 +206,10 @@ static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer,
                                  int root)
 {
     local_task task = {.comm = (local_comm *)comm,
-                       .call = {.what = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
+                       .call = {.what = {.kind = BL_COMM_BROADCAST,
+                                         .label = comm->label,
+                                         .detail = root,
+                                         .bytes = bytes},
                                 .send = buffer},
                        .recv = buffer};
     return run(stream, &task);
@@ -210,7 +217,8 @@ static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer,
 
 static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
 {
-    local_task task = {.comm = (local_comm *)comm, .call = {.what = {.kind = BL_COMM_BARRIER}}};
+    local_task task = {.comm = (local_comm *)comm,
+                       .call = {.what = {.kind = BL_COMM_BARRIER, .label = comm->label}}};
     return run(stream, &task);
 }
 

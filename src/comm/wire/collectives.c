@@ -64,11 +64,11 @@ static void take(crossing *x, int peer, void *bytes, size_t n_bytes)
             (bl_transfer){.peer = peer, .bytes = bytes, .n_bytes = n_bytes};
 }
 
-static bl_status exchange(crossing *x, bl_comm_kind kind, bool is_meeting)
+static bl_status exchange(crossing *x, const bl_comm_call *call, bool is_meeting)
 {
     int n = x->n_transfers;
     x->n_transfers = 0;
-    return bl_wire_channel_exchange(x->channel, kind, is_meeting, x->transfers, n);
+    return bl_wire_channel_exchange(x->channel, call, is_meeting, x->transfers, n);
 }
 
 /* Says `own` to the others, hears theirs and compares. Ranks that disagree all find out, and abort the job.
@@ -82,7 +82,7 @@ static bl_status meet(wire_comm *c, crossing *x, const arrival *own)
         give(x, (rank + i) % size, &x->arrivals[rank], sizeof *own);
         take(x, (rank + size - i) % size, &x->arrivals[(rank + size - i) % size], sizeof *own);
     }
-    BL_TRY(exchange(x, own->call.kind, true));
+    BL_TRY(exchange(x, &own->call, true));
     for (int i = 1; i < size; i++) {
         bl_status st = bl_comm_verify_calls(c->job_ranks[0], &x->arrivals[0].call, c->job_ranks[i],
                                             &x->arrivals[i].call);
@@ -142,7 +142,7 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
         give(x, (rank + i) % size, t->send, bytes);
         take(x, from, recv + (size_t)from * bytes, bytes);
     }
-    return exchange(x, t->call.kind, false);
+    return exchange(x, &t->call, false);
 }
 
 /* A chunk: part p of it, n_part elements from part_first on, goes from every rank to rank p, which sums it
@@ -176,7 +176,7 @@ static bl_status reduce_parts(const wire_task *t, bl_comm_element element, const
         give(x, peer, part_of(s, peer, unit_bytes), (size_t)part_length(s, peer) * unit_bytes);
         take(x, from, c->scratch + (size_t)from * c->chunk_bytes, (size_t)n_own * unit_bytes);
     }
-    BL_TRY(exchange(x, t->call.kind, false));
+    BL_TRY(exchange(x, &t->call, false));
     sum_chunk(c, element, part_of(s, rank, unit_bytes), n_own, to);
     return BL_OK;
 }
@@ -212,7 +212,7 @@ static bl_status gather_parts(const wire_task *t, const parts *s, size_t unit_by
         take(x, from, (unsigned char *)part_of(s, from, unit_bytes),
              (size_t)part_length(s, from) * unit_bytes);
     }
-    return exchange(x, t->call.kind, false);
+    return exchange(x, &t->call, false);
 }
 
 /* In place: a part is overwritten by its sum after all its old values have been sent. */
@@ -247,7 +247,7 @@ static bl_status broadcast_task(bl_stream *stream, const void *args)
     if (rank != root) take(x, root, t->recv, t->call.bytes);
     for (int i = 1; rank == root && i < size; i++)
         give(x, (rank + i) % size, t->send, t->call.bytes);
-    return exchange(x, t->call.kind, false);
+    return exchange(x, &t->call, false);
 }
 
 static bl_status barrier_task(bl_stream *stream, const void *args)
@@ -261,25 +261,33 @@ static bl_status barrier_task(bl_stream *stream, const void *args)
 _Static_assert(sizeof(wire_task) <= BL_STREAM_ARGS_BYTES,
                "a collective's arguments fit into a stream's ring");
 
+static bl_status queue(bl_stream *stream, bl_stream_fn fn, wire_task *task)
+{
+    task->call.number = bl_wire_next_call(task->comm->wire);
+    return bl_stream_call(stream, fn, task, sizeof *task);
+}
+
 static bl_status wire_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                                  size_t bytes)
 {
     wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes},
+                      .call = {.kind = BL_COMM_ALL_GATHER, .label = comm->label, .bytes = bytes},
                       .send = send,
                       .recv = recv};
-    return bl_stream_call(stream, all_gather_task, &task, sizeof task);
+    return queue(stream, all_gather_task, &task);
 }
 
 static bl_status wire_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
                                          float *recv, int64_t n)
 {
     wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_REDUCE_SCATTER, .bytes = (size_t)n * sizeof *send},
+                      .call = {.kind = BL_COMM_REDUCE_SCATTER,
+                               .label = comm->label,
+                               .bytes = (size_t)n * sizeof *send},
                       .send = send,
                       .recv = recv,
                       .n = n};
-    return bl_stream_call(stream, reduce_scatter_task, &task, sizeof task);
+    return queue(stream, reduce_scatter_task, &task);
 }
 
 static bl_status wire_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
@@ -287,27 +295,30 @@ static bl_status wire_all_reduce(bl_comm *comm, bl_stream *stream, void *values,
 {
     wire_task task = {.comm = (wire_comm *)comm,
                       .call = {.kind = BL_COMM_ALL_REDUCE,
+                               .label = comm->label,
                                .detail = (int)element,
                                .bytes = (size_t)n * bl_sum_element_bytes(element)},
                       .recv = values,
                       .n = n};
-    return bl_stream_call(stream, all_reduce_task, &task, sizeof task);
+    return queue(stream, all_reduce_task, &task);
 }
 
 static bl_status wire_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
                                 int root)
 {
-    wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
-                      .send = buffer,
-                      .recv = buffer};
-    return bl_stream_call(stream, broadcast_task, &task, sizeof task);
+    wire_task task = {
+        .comm = (wire_comm *)comm,
+        .call = {.kind = BL_COMM_BROADCAST, .label = comm->label, .detail = root, .bytes = bytes},
+        .send = buffer,
+        .recv = buffer};
+    return queue(stream, broadcast_task, &task);
 }
 
 static bl_status wire_barrier(bl_comm *comm, bl_stream *stream)
 {
-    wire_task task = {.comm = (wire_comm *)comm, .call = {.kind = BL_COMM_BARRIER}};
-    return bl_stream_call(stream, barrier_task, &task, sizeof task);
+    wire_task task = {.comm = (wire_comm *)comm,
+                      .call = {.kind = BL_COMM_BARRIER, .label = comm->label}};
+    return queue(stream, barrier_task, &task);
 }
 
 static void wire_abort(bl_comm *comm, const bl_error *error)
@@ -328,8 +339,9 @@ static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const
 static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
 {
     wire_comm *c = (wire_comm *)comm;
-    arrival own = {
-        .call = {.kind = BL_COMM_SPLIT}, .color = color, .group = bl_wire_propose_group(c->wire)};
+    arrival own = {.call = {.kind = BL_COMM_SPLIT, .number = bl_wire_next_call(c->wire)},
+                   .color = color,
+                   .group = bl_wire_propose_group(c->wire)};
     int n_members = 0, rank = 0, group = 0;
 
     BL_TRY(meet(c, &c->splits, &own));
@@ -414,6 +426,26 @@ static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const
 done:
     if (c) wire_destroy(&c->base);
     return st;
+}
+
+bool bl_wire_comm_is(const bl_comm *comm)
+{
+    return comm->backend == &wire_backend;
+}
+
+bl_status bl_wire_comm_tell(bl_comm *comm, const bl_comm_call *call, int n_peers, const int *peers,
+                            const void *own, void *theirs, size_t n_bytes)
+{
+    wire_comm *c = (wire_comm *)comm;
+    crossing *x = &c->splits;
+    bl_comm_call own_call = *call; /* in use until the exchange returns, however it ends */
+
+    own_call.number = bl_wire_next_call(c->wire);
+    for (int i = 0; i < n_peers; i++) {
+        give(x, peers[i], own, n_bytes);
+        take(x, peers[i], (unsigned char *)theirs + (size_t)i * n_bytes, n_bytes);
+    }
+    return exchange(x, &own_call, true);
 }
 
 bl_status bl_comm_create_wire(bl_wire *wire, bl_comm **out)

@@ -2,10 +2,11 @@
 /* The side of the wire that other threads see. */
 #include "comm/wire/internal.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "base/thread.h"
 
 enum { LEAVE_S = 5 }; /* how long a thread that hangs in MPI is waited for after an abort */
 
@@ -13,7 +14,7 @@ void bl_wire_note_word(bl_wire *w, const bl_word *what)
 {
     pthread_mutex_lock(&w->lock);
     if (w->first.error.status == BL_OK) w->first = *what;
-    pthread_cond_signal(&w->wake);
+    w->transport->wake(w);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -32,7 +33,7 @@ void bl_wire_first_error(bl_wire *w, bl_error *out)
 
 /* ---- the wire ---- */
 
-static void init_condition(pthread_cond_t *condition)
+void bl_wire_init_condition(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -43,45 +44,37 @@ static void init_condition(pthread_cond_t *condition)
 
 static void wire_free(bl_wire *w)
 {
-    pthread_cond_destroy(&w->wake);
     pthread_cond_destroy(&w->ready);
     pthread_mutex_destroy(&w->lock);
-    bl_mpi_free(w->mpi);
+    w->transport->free(w->state);
     free(w->heard);
     free(w);
 }
 
-/* Signals are for the threads that expect them. */
-static int start_thread(bl_wire *w)
-{
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int code = pthread_create(&w->thread, NULL, bl_mpi_main, w);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return code;
-}
-
-bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report_error, bl_wire **out)
+bl_status bl_wire_open(const bl_wire_transport *transport, void *state, int rank, int n_processes,
+                       bl_wire_report report_error, bl_wire **out)
 {
     bl_wire *w = calloc(1, sizeof *w);
 
     *out = NULL;
-    if (!w) return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
+    if (!w) {
+        transport->free(state);
+        return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
+    }
     w->rank = rank;
     w->size = n_processes;
     w->report = report_error;
+    w->transport = transport;
+    w->state = state;
     w->next_group = 1;
     pthread_mutex_init(&w->lock, NULL);
-    init_condition(&w->wake);
-    init_condition(&w->ready);
-    w->mpi = bl_mpi_create(n_processes);
+    bl_wire_init_condition(&w->ready);
     w->heard = calloc((size_t)n_processes, sizeof *w->heard);
-    /* A rank that waits yields its core: a matrix product beside one that does not takes twice as long. */
-    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    if (!w->mpi || !w->heard || start_thread(w) != 0) {
+    if (!w->heard || bl_thread_create(&w->thread, bl_wire_main, w) != 0) {
+        bl_status st = w->heard ? BL_ELIMIT : BL_ENOMEM;
         wire_free(w);
-        return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
+        return BL_FAIL(st, "a job of %d processes%s", n_processes,
+                       st == BL_ELIMIT ? ": no more threads" : "");
     }
     pthread_mutex_lock(&w->lock);
     while (!w->is_ready) pthread_cond_wait(&w->ready, &w->lock);
@@ -96,23 +89,39 @@ bl_status bl_wire_open(int rank, int n_processes, bl_wire_report report_error, b
     return BL_OK;
 }
 
-bl_status bl_wire_close(bl_wire *w)
+/* By a clock that nobody sets: one that jumps would have the process leave before its word is out. */
+static bool ends_in_time(bl_wire *w)
 {
     struct timespec limit;
+    int code = 0;
 
+    clock_gettime(CLOCK_MONOTONIC, &limit);
+    limit.tv_sec += LEAVE_S;
+    pthread_mutex_lock(&w->lock);
+    while (!w->is_over && code == 0) code = pthread_cond_timedwait(&w->ready, &w->lock, &limit);
+    bool is_over = w->is_over;
+    pthread_mutex_unlock(&w->lock);
+    return is_over;
+}
+
+bl_status bl_wire_end(bl_wire *w)
+{
     pthread_mutex_lock(&w->lock);
     w->is_closing = true;
-    pthread_cond_signal(&w->wake);
+    w->transport->wake(w);
     bl_status first = w->first.error.status;
     pthread_mutex_unlock(&w->lock);
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_sec += LEAVE_S;
-    if (first == BL_OK)
-        pthread_join(w->thread, NULL);
-    else if (pthread_timedjoin_np(w->thread, NULL, &limit) != 0)
+    if (first != BL_OK && !ends_in_time(w))
         return first; /* it hangs in MPI and still uses the wire; the process is about to exit */
-    bl_status st = w->is_down ? w->verdict.error.status : BL_OK;
-    wire_free(w);
+    pthread_join(w->thread, NULL);
+    w->is_joined = true;
+    return w->is_down ? w->verdict.error.status : BL_OK;
+}
+
+bl_status bl_wire_close(bl_wire *w)
+{
+    bl_status st = bl_wire_end(w);
+    if (w->is_joined) wire_free(w);
     return st;
 }
 
@@ -148,6 +157,14 @@ void bl_wire_take_group(bl_wire *w, int group)
     pthread_mutex_unlock(&w->lock);
 }
 
+uint64_t bl_wire_next_call(bl_wire *w)
+{
+    pthread_mutex_lock(&w->lock);
+    uint64_t number = ++w->n_calls;
+    pthread_mutex_unlock(&w->lock);
+    return number;
+}
+
 /* ---- channels ---- */
 
 bl_status bl_wire_channel_create(bl_wire *w, int group, int channel_idx, int size,
@@ -158,13 +175,14 @@ bl_status bl_wire_channel_create(bl_wire *w, int group, int channel_idx, int siz
 
     *out = NULL;
     if (!channel) return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
-    init_condition(&channel->ended);
+    bl_wire_init_condition(&channel->ended);
     channel->wire = w;
     channel->size = size;
-    channel->requests = bl_mpi_requests_create(2 * size);
+    channel->requests = w->transport->requests_create(2 * size);
+    channel->finished = calloc(n, sizeof *channel->finished);
     channel->state = calloc(n, sizeof *channel->state);
     channel->job_ranks = calloc((size_t)size, sizeof *channel->job_ranks);
-    if (!channel->requests || !channel->state || !channel->job_ranks) {
+    if (!channel->requests || !channel->finished || !channel->state || !channel->job_ranks) {
         bl_wire_channel_destroy(channel);
         return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
     }
@@ -182,7 +200,8 @@ void bl_wire_channel_destroy(bl_wire_channel *channel)
 {
     if (!channel) return;
     pthread_cond_destroy(&channel->ended);
-    bl_mpi_requests_free(channel->requests);
+    channel->wire->transport->requests_free(channel->requests);
+    free(channel->finished);
     free(channel->state);
     free(channel->job_ranks);
     free(channel);
@@ -199,19 +218,20 @@ static void give_exchange(bl_wire_channel *channel)
     channel->is_begun = channel->is_done = false;
     channel->is_under_way = true;
     channel->error.status = BL_OK;
-    pthread_cond_signal(&channel->wire->wake);
+    channel->wire->transport->wake(channel->wire);
 }
 
-bl_status bl_wire_channel_exchange(bl_wire_channel *channel, bl_comm_kind kind, bool is_meeting,
-                                   const bl_transfer *transfers, int n_transfers)
+bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
+                                   bool is_meeting, const bl_transfer *transfers, int n_transfers)
 {
     bl_wire *w = channel->wire;
 
     pthread_mutex_lock(&w->lock);
     bool is_well = w->first.error.status == BL_OK;
     if (is_well && n_transfers > 0) {
-        channel->kind = kind;
+        channel->call = call;
         channel->is_meeting = is_meeting;
+        channel->step = is_meeting ? 0 : channel->step + 1;
         channel->transfers = transfers;
         channel->n_transfers = n_transfers;
         give_exchange(channel);

@@ -23,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/counter.h"
+#include "base/thread.h"
 
 enum { THREAD_NAME_BYTES = 16 }; /* pthread_setname_np's limit, terminator included */
 
@@ -321,7 +322,7 @@ bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **
     atomic_init(&stream->failed_task, UINT64_MAX);
     bl_counter_init(&stream->given);
     bl_counter_init(&stream->done);
-    if (pthread_create(&stream->thread, NULL, stream_main, stream) != 0) {
+    if (bl_thread_create(&stream->thread, stream_main, stream) != 0) {
         free(stream);
         return BL_FAIL(BL_ELIMIT, "stream %s: no more threads", name);
     }

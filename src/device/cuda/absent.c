@@ -16,7 +16,7 @@ static bl_status refuse(void)
 bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
 {
     (void)index;
-    *out = (bl_gpu_info){0};
+    *out = (bl_gpu_info){.state = BL_GPU_ABSENT};
     return refuse();
 }
 

@@ -18,22 +18,51 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "base/thread.h"
 #include "device/cuda/device.h"
 
 enum { CAPABILITY_MIN = 80, HUGE_PAGE_BYTES = 2 << 20 };
 
+/* Errors of the machine, not of this program: what is missing, broken or in use. A hint says where to look where CUDA's text does not. */
+static const struct {
+    cudaError_t error;
+    const char *hint;
+} machine_errors[] = {
+    {cudaErrorNoDevice, NULL},
+    {cudaErrorInvalidDevice, NULL},
+    {cudaErrorDevicesUnavailable, NULL},
+    {cudaErrorInitializationError, NULL},
+    {cudaErrorInsufficientDriver, NULL},
+    {cudaErrorStubLibrary, "LD_LIBRARY_PATH names the toolkit's stubs in the place of the driver"},
+    {cudaErrorNoKernelImageForDevice, "this build has no code for this GPU"},
+    {cudaErrorUnsupportedPtxVersion, "this build has no code for this GPU but PTX, and the driver "
+                                     "is too old to compile that"},
+    {cudaErrorECCUncorrectable, "the GPU's memory has failed: nvidia-smi -q -d ECC"},
+    {cudaErrorNvlinkUncorrectable, "NVLink has failed: nvidia-smi nvlink -e"},
+    {cudaErrorOperatingSystem, "the driver's devices cannot be used: look at /dev/nvidia*"},
+    {cudaErrorSystemNotReady, "the fabric of the GPUs is not up: is nvidia-fabricmanager running, "
+                              "of the driver's version?"},
+    {cudaErrorSystemDriverMismatch, "the driver's kernel module and its libcuda.so.1 are of "
+                                    "different versions: restart the machine, or the container"},
+    {cudaErrorCompatNotSupportedOnDevice, "CUDA's compat package does not serve this GPU: use the "
+                                          "driver's own libcuda.so.1"},
+    {cudaErrorUnknown, "often the driver's devices are not all there: look for /dev/nvidia-uvm"},
+};
+
 bl_status bl_cuda_fail(const char *what, int cuda_error)
 {
     cudaError_t error = (cudaError_t)cuda_error;
-    bl_status st = BL_EINTERNAL;
+    bl_status st = error == cudaErrorMemoryAllocation ? BL_ENOMEM : BL_EINTERNAL;
+    const char *hint = NULL;
 
     (void)cudaGetLastError(); /* handled here: the next launch's check must not see it */
-    if (error == cudaErrorMemoryAllocation) st = BL_ENOMEM;
-    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
-        error == cudaErrorInvalidDevice || error == cudaErrorDevicesUnavailable ||
-        error == cudaErrorInitializationError || error == cudaErrorSystemDriverMismatch)
-        st = BL_ELIMIT;
-    return BL_FAIL(st, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+    for (size_t i = 0; i < BL_COUNT(machine_errors); i++)
+        if (machine_errors[i].error == error) {
+            st = BL_ELIMIT;
+            hint = machine_errors[i].hint;
+        }
+    return BL_FAIL(st, "%s: %s (%s)%s%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
+                   hint ? "; " : "", hint ? hint : "");
 }
 
 bl_status bl_cuda_launched(const char *what)
@@ -223,13 +252,16 @@ static const bl_device_backend cuda_backend = {
 };
 
 /* A runtime runs on drivers of its own major version and newer ones. */
-static bl_status check_versions(void)
+static bl_status check_versions(bl_gpu_state *state)
 {
     int driver = 0, runtime = 0;
 
     BL_TRY(device_cuda_check((int)cudaDriverGetVersion(&driver), "cudaDriverGetVersion"));
     BL_TRY(device_cuda_check((int)cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion"));
-    if (driver == 0) return BL_FAIL(BL_ELIMIT, "CUDA: this machine has no NVIDIA driver");
+    if (driver == 0) {
+        *state = BL_GPU_ABSENT;
+        return BL_FAIL(BL_ELIMIT, "CUDA: this machine has no NVIDIA driver");
+    }
     if (driver / 1000 < runtime / 1000)
         return BL_FAIL(
             BL_ELIMIT,
@@ -246,18 +278,28 @@ static bl_status read_property(int index, enum cudaDeviceAttr attribute, int *ou
 }
 
 /* Nothing here makes a context. */
-static bl_status find_gpu(int index, int *n_gpus, int *capability)
+static bl_status count_gpus(int *n_gpus, bl_gpu_state *state)
+{
+    BL_TRY(check_versions(state));
+    cudaError_t error = cudaGetDeviceCount(n_gpus);
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && *n_gpus == 0))
+        *state = BL_GPU_ABSENT;
+    return device_cuda_check((int)error, "cudaGetDeviceCount");
+}
+
+static bl_status find_gpu(int index, bl_gpu_info *out)
 {
     int major = 0, minor = 0;
 
-    BL_TRY(check_versions());
-    BL_TRY(device_cuda_check((int)cudaGetDeviceCount(n_gpus), "cudaGetDeviceCount"));
-    if (index < 0 || index >= *n_gpus)
-        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d is not among this machine's %d", index, *n_gpus);
+    BL_TRY(count_gpus(&out->n_gpus, &out->state));
+    if (index < 0 || index >= out->n_gpus)
+        return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d is not among this machine's %d", index,
+                       out->n_gpus);
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMajor, &major));
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMinor, &minor));
-    *capability = 10 * major + minor;
-    if (*capability >= CAPABILITY_MIN) return BL_OK;
+    out->capability = 10 * major + minor;
+    if (out->capability >= CAPABILITY_MIN) return BL_OK;
+    out->state = BL_GPU_UNSUITED;
     return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0", index,
                    major, minor);
 }
@@ -267,30 +309,52 @@ bool bl_device_has_cuda(void)
     return true;
 }
 
-bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
+static bl_status describe_gpu(int index, bl_gpu_info *out)
 {
     struct cudaDeviceProp properties;
 
-    *out = (bl_gpu_info){0};
-    BL_TRY(find_gpu(index, &out->n_gpus, &out->capability));
+    BL_TRY(find_gpu(index, out));
     BL_TRY(device_cuda_check((int)cudaGetDeviceProperties(&properties, index),
                              "cudaGetDeviceProperties"));
     snprintf(out->name, sizeof out->name, "%s", properties.name);
+    BL_TRY(
+        device_cuda_check((int)cudaDeviceGetPCIBusId(out->bus_id, (int)sizeof out->bus_id, index),
+                          "cudaDeviceGetPCIBusId"));
+    out->state = BL_GPU_READY;
     return BL_OK;
+}
+
+/* The driver's threads are made by the first calls of a process, and by the first that wants a context. They must not take its signals. */
+bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
+{
+    sigset_t signals;
+
+    *out = (bl_gpu_info){0};
+    bl_thread_block_signals(&signals);
+    bl_status st = describe_gpu(index, out);
+    bl_thread_restore_signals(&signals);
+    return st;
 }
 
 bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes)
 {
-    BL_TRY(device_cuda_check((int)cudaSetDevice(index), "cudaSetDevice"));
-    return device_cuda_check((int)cudaMemGetInfo(free_bytes, total_bytes), "cudaMemGetInfo");
+    sigset_t signals;
+
+    bl_thread_block_signals(&signals);
+    bl_status st = device_cuda_check((int)cudaSetDevice(index), "cudaSetDevice");
+    if (st == BL_OK)
+        st = device_cuda_check((int)cudaMemGetInfo(free_bytes, total_bytes), "cudaMemGetInfo");
+    bl_thread_restore_signals(&signals);
+    return st;
 }
 
 static bl_status read_properties(int index, bl_cuda_properties *out)
 {
-    int n_gpus = 0;
+    bl_gpu_info gpu = {0};
     size_t free_bytes;
 
-    BL_TRY(find_gpu(index, &n_gpus, &out->capability));
+    BL_TRY(find_gpu(index, &gpu));
+    out->capability = gpu.capability;
     BL_TRY(read_property(index, cudaDevAttrMultiProcessorCount, &out->n_multiprocessors));
     out->index = index;
     return bl_device_measure_cuda(index, &free_bytes, &out->total_bytes);
@@ -308,6 +372,8 @@ bl_status bl_device_create_cuda(int index, bl_device **out)
     pthread_mutex_init(&self->lock, NULL);
     atomic_init(&self->n_failures, 0);
     for (int i = 0; i < CUDA_LANES; i++) atomic_init(&self->lanes[i].failed_task, UINT64_MAX);
+    atomic_init(&self->whole.failed_task, UINT64_MAX);
+    atomic_flag_clear(&self->is_failing);
     BL_TRY_GOTO(st, failed, read_properties(index, &self->properties));
     BL_TRY_GOTO(st, failed,
                 device_cuda_check((int)cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),

@@ -66,6 +66,8 @@ typedef struct cuda_device {
         lock; /* guards is_taken and n_tasks_before of lanes, time, extension, making host_done */
     cuda_lane lanes[CUDA_LANES];
     atomic_int n_failures;
+    cuda_lane whole;        /* bl_cuda_device_fail: failed_task 0 when it was called */
+    atomic_flag is_failing; /* its first caller writes */
     /* [CUDA_LANES], pinned: what streams on threads of the host have done, for all who wait; NULL before the first of them. A GPU
      * reads the low word of a value at host_done_on_device. */
     bl_counter *host_done;

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "device/cuda/device.h"
 
 #define CHECK(call) device_cuda_check((int)(call), #call)
@@ -319,7 +320,7 @@ static bl_status start(host_stream *stream, const char *name)
     bl_counter_init(&stream->given);
     bl_counter_advance(&stream->given, n_before);
     bl_counter_advance(stream->done, n_before); /* other streams may have had the lane */
-    if (pthread_create(&stream->thread, NULL, host_stream_main, stream) != 0)
+    if (bl_thread_create(&stream->thread, host_stream_main, stream) != 0)
         return BL_FAIL(BL_ELIMIT, "stream %s: no more threads", name);
     strncpy(thread_name, name, sizeof thread_name - 1);
     pthread_setname_np(stream->thread, thread_name);

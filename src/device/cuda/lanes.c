@@ -6,6 +6,8 @@
 const cuda_lane *device_cuda_find_failure(const cuda_device *device, const cuda_clock *clock)
 {
     const cuda_lane *first = NULL;
+    if (atomic_load_explicit(&device->whole.failed_task, memory_order_acquire) != UINT64_MAX)
+        first = &device->whole;
     for (int i = 0; i < CUDA_LANES; i++) {
         const cuda_lane *lane = &device->lanes[i];
         if (atomic_load_explicit(&lane->failed_task, memory_order_acquire) >= clock->n_tasks[i])
@@ -60,4 +62,14 @@ void device_cuda_lane_fail(cuda_device *device, int index, uint64_t task, bl_sta
     bl_error_save(&lane->error, st);
     lane->failure = atomic_fetch_add_explicit(&device->n_failures, 1, memory_order_relaxed);
     atomic_store_explicit(&lane->failed_task, task, memory_order_release);
+}
+
+void bl_cuda_device_fail(bl_device *device, const bl_error *error)
+{
+    cuda_device *self = (cuda_device *)device;
+
+    if (atomic_flag_test_and_set(&self->is_failing)) return;
+    self->whole.error = *error;
+    self->whole.failure = atomic_fetch_add_explicit(&self->n_failures, 1, memory_order_relaxed);
+    atomic_store_explicit(&self->whole.failed_task, 0, memory_order_release);
 }

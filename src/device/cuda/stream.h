@@ -26,8 +26,13 @@ void *bl_cuda_stream_scratch(bl_stream *stream);
 bl_status bl_cuda_launched(const char *what);
 
 /* The failure of a CUDA runtime call: `cuda_error` is its error code, `what` names the call. BL_ENOMEM for memory, BL_ELIMIT for a
- * missing device or driver, BL_EINTERNAL for the rest. The runtime's last error is cleared. */
+ * GPU or a driver that is missing, broken or taken, BL_EINTERNAL for the rest. The runtime's last error is cleared. */
 bl_status bl_cuda_fail(const char *what, int cuda_error);
+
+/* From now on every stream and event of the device has failed with `error` (not BL_OK): for work that ends at a time which nobody knows, with
+ * results that are lost, as a collective does that is aborted. Call it before that work can end: no synchronization that the work held up
+ * then returns BL_OK. Any thread; the first error counts. */
+void bl_cuda_device_fail(bl_device *device, const bl_error *error);
 
 /* What of the device a launcher needs to know. */
 typedef struct bl_cuda_properties {

@@ -34,8 +34,9 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .matmul_count_fallbacks = refuse_count_fallbacks,
                                   OPS_LIST(ENTRY)};
 
-bl_status bl_cuda_gemm_describe(char text[BL_CUDA_GEMM_TEXT_BYTES])
+bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES])
 {
+    (void)gpu;
     text[0] = '\0';
     return BL_FAIL(BL_ELIMIT, "this build has no CUDA");
 }

@@ -6,12 +6,12 @@
 #include "device/device.h"
 #include "ops/gemm.h"
 
-bl_status bl_cuda_gemm_describe(char text[BL_CUDA_GEMM_TEXT_BYTES])
+bl_status bl_cuda_gemm_describe(int index, char text[BL_CUDA_GEMM_TEXT_BYTES])
 {
     size_t version = cublasLtGetVersion(); /* 10000 major + 100 minor + patch */
     bl_gpu_info gpu;
 
-    BL_TRY(bl_device_find_cuda(0, &gpu));
+    BL_TRY(bl_device_find_cuda(index, &gpu));
     snprintf(text, BL_CUDA_GEMM_TEXT_BYTES, "cuBLASLt %zu.%zu.%zu on %s (%d.%d)", version / 10000,
              version / 100 % 100, version % 100, gpu.name, gpu.capability / 10,
              gpu.capability % 10);

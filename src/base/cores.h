@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cores.h -- how many threads of this process can run at once. */
+#ifndef BALLAST_BASE_CORES_H
+#define BALLAST_BASE_CORES_H
+
+#include <stdint.h>
+
+/* Cores to which this thread is bound (sched_getaffinity); 1 where the system does not tell. */
+int64_t bl_cores_bound(void);
+
+/* CPU time per time that this process may take, in cores, rounded up: the least quota of its cgroup and of each of that one's parents
+ * (cgroup v2: cpu.max; v1: cpu.cfs_quota_us by cpu.cfs_period_us). A container's limit: with more threads that compute, the kernel stops
+ * all of them for the rest of each period. All processes of the cgroup share it. -1: no limit. */
+int64_t bl_cores_quota(void);
+
+/* The same of a system whose /proc and /sys lie below `root`, for tests; "" is this one. */
+int64_t bl_cores_quota_of(const char *root);
+
+/* The lesser of the two; at least 1. */
+int64_t bl_cores_usable(void);
+
+#endif

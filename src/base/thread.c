@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/thread.h"
+
+#include "base/sizes.h"
+
+void bl_thread_block_signals(sigset_t *old)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF};
+    sigset_t blocked;
+
+    sigfillset(&blocked);
+    for (size_t i = 0; i < BL_COUNT(own); i++) sigdelset(&blocked, own[i]);
+    pthread_sigmask(SIG_SETMASK, &blocked, old);
+}
+
+void bl_thread_restore_signals(const sigset_t *old)
+{
+    pthread_sigmask(SIG_SETMASK, old, NULL);
+}
+
+int bl_thread_create(pthread_t *thread, void *(*main)(void *), void *argument)
+{
+    sigset_t old;
+
+    bl_thread_block_signals(&old);
+    int code = pthread_create(thread, NULL, main, argument);
+    bl_thread_restore_signals(&old);
+    return code;
+}

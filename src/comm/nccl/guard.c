@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank's guard: a thread that ends the process when nothing else of it can any more. It calls neither CUDA nor NCCL, waits for nobody
+ * who does, and looks, four times a second, whether
+ *   - an abort has not come to its end (watch.c),
+ *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's can wait for a lock that another thread of
+ *     the process holds, in a launch that waits for the GPU. Until the deadline the others may yet come; a job that has failed
+ *     elsewhere already waits no longer than for an abort.
+ *
+ * As a watch does, it starts its clocks again when it comes back from an absence: the process was stopped, watches and all. */
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "comm/nccl/internal.h"
+
+enum { HOST_BYTES = 64 };
+
+static const double POLL_S = 0.25;
+static const double ABORT_POLL_S = 0.05;
+
+static double later(double a_s, double b_s)
+{
+    return a_s > b_s ? a_s : b_s;
+}
+
+/* ---- the watches ---- */
+
+void comm_nccl_guard_add(comm_nccl *c)
+{
+    comm_nccl_job *job = c->job;
+
+    pthread_mutex_lock(&job->lock);
+    c->watch.next = job->watched;
+    job->watched = c;
+    pthread_mutex_unlock(&job->lock);
+}
+
+void comm_nccl_guard_remove(comm_nccl *c)
+{
+    comm_nccl_job *job = c->job;
+
+    pthread_mutex_lock(&job->lock);
+    for (comm_nccl **at = &job->watched; *at; at = &(*at)->watch.next)
+        if (*at == c) {
+            *at = c->watch.next;
+            break;
+        }
+    pthread_mutex_unlock(&job->lock);
+}
+
+void comm_nccl_guard_count_abort(comm_nccl_job *job, int change)
+{
+    pthread_mutex_lock(&job->lock);
+    if (job->n_aborting == 0) job->aborting_since_s = bl_now_s();
+    job->n_aborting += change;
+    pthread_cond_signal(&job->wake);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* ---- looking; under the job's lock ---- */
+
+static bool is_abort_late(const comm_nccl_job *job)
+{
+    return job->n_aborting > 0 && bl_now_s() - job->aborting_since_s > COMM_NCCL_HARD_S;
+}
+
+static void tell(comm_nccl *c, double silent_s)
+{
+    char host[HOST_BYTES] = "";
+    bl_error error;
+
+    (void)gethostname(host, sizeof host - 1);
+    bl_error_save(&error, BL_FAIL(BL_ERANK,
+                                  "rank %d on %s hangs in CUDA or NCCL: the watch of %s has not "
+                                  "come back from a call for %.1f s",
+                                  c->job_ranks[c->base.rank], host, c->name, silent_s));
+    bl_comm_abort(c->host, &error);
+}
+
+/* Whether the process has to end; then the job knows why. */
+static bool is_watch_late(comm_nccl *c, double now_s)
+{
+    comm_nccl_job *job = c->job;
+    double round_s = atomic_load(&c->watch.round_s), deadline_s = job->options.deadline_s;
+    bl_error first;
+
+    if (round_s == 0) return false;
+    double since_s = later(round_s, job->guard_back_s);
+    bl_comm_first_error(c->host, &first);
+    if (first.status != BL_OK) {
+        if (job->failed_s == 0) job->failed_s = now_s;
+        return now_s - later(since_s, job->failed_s) > COMM_NCCL_HARD_S;
+    }
+    if (deadline_s <= 0 || now_s - since_s < later(deadline_s, COMM_NCCL_HARD_S)) return false;
+    tell(c, now_s - since_s);
+    return true;
+}
+
+static bool is_late(comm_nccl_job *job, double now_s)
+{
+    bool is = is_abort_late(job);
+
+    for (comm_nccl *c = job->watched; c && !is; c = c->watch.next) is = is_watch_late(c, now_s);
+    return is;
+}
+
+/* ---- the thread ---- */
+
+static void *guard_main(void *argument)
+{
+    comm_nccl_job *job = argument;
+    bool has_to_leave = false;
+    double last_s = bl_now_s();
+
+    prctl(PR_SET_NAME, "nccl guard");
+    pthread_mutex_lock(&job->lock);
+    while (!job->is_ending && !has_to_leave) {
+        comm_nccl_wait_at_most(&job->wake, &job->lock, job->n_aborting > 0 ? ABORT_POLL_S : POLL_S);
+        double now_s = bl_now_s(); /* nobody is late by an absence that comes after this */
+        if (now_s - last_s > COMM_NCCL_ABSENCE_S) job->guard_back_s = now_s;
+        last_s = now_s;
+        has_to_leave = !job->is_ending && is_late(job, now_s);
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (has_to_leave && job->options.leave) job->options.leave(job->options.leave_user);
+    return NULL;
+}
+
+bl_status comm_nccl_guard_open(comm_nccl_job *job)
+{
+    comm_nccl_open_condition(&job->lock, &job->wake);
+    BL_TRY(comm_nccl_start_thread(&job->guard, guard_main, job));
+    job->has_guard = true;
+    return BL_OK;
+}
+
+void comm_nccl_guard_close(comm_nccl_job *job)
+{
+    if (job->has_guard) {
+        pthread_mutex_lock(&job->lock);
+        job->is_ending = true;
+        pthread_cond_signal(&job->wake);
+        pthread_mutex_unlock(&job->lock);
+        pthread_join(job->guard, NULL);
+    }
+    pthread_cond_destroy(&job->wake);
+    pthread_mutex_destroy(&job->lock);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* internal.h -- what the files of comm/nccl share; for them only.
+ *
+ *   job    what the communicators of a rank share: the library, the GPU, the host's stream, the order of launches
+ *   comm   one communicator; in a group of one its collectives have no work
+ *   watch  a communicator's thread, which finds out that it is in trouble and aborts it
+ *   guard  a rank's thread, which ends the process where a watch or its abort hangs
+ *
+ * The rank's own thread makes all calls, but for what watch.c and guard.c do. */
+#ifndef BALLAST_COMM_NCCL_INTERNAL_H
+#define BALLAST_COMM_NCCL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/comm_internal.h"
+#include "comm/nccl/library.h"
+#include "comm/nccl/nccl.h"
+
+enum { COMM_NCCL_NAME_BYTES = 32, COMM_NCCL_WATCHED = 64, COMM_NCCL_TEXT_BYTES = 224 };
+
+/* A sleep of some tenths of a second that takes so long: the process was stopped. */
+#define COMM_NCCL_ABSENCE_S 2.0
+/* For the rank's thread to come out of a call, for an abort to return, and for a watch to hear that the job has failed. */
+#define COMM_NCCL_HARD_S 2.5
+
+typedef struct comm_nccl_place comm_nccl_place; /* places.c */
+
+typedef struct comm_nccl_job {
+    comm_nccl_library library;
+    bl_device *device;
+    bl_stream
+        *host_stream; /* what goes over the host, of all communicators, in the order of the calls */
+    bl_nccl_options options;
+    char name[COMM_NCCL_NAME_BYTES];
+    int n_made;  /* communicators so far: the same on all ranks */
+    int n_users; /* communicators alive */
+    bool has_told_path;
+    comm_nccl_place *places; /* by rank in the first communicator, where the GPUs are */
+
+    /* progress.c */
+    void *progress; /* a piece of the host's memory; NULL: none */
+    size_t progress_bytes;
+    int progress_row;
+
+    /* order.c */
+    bl_comm *order; /* a host communicator of all ranks; NULL: nothing is compared */
+
+    /* guard.c */
+    pthread_t guard;
+    bool has_guard;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t wake;
+    bool is_ending;
+    int n_aborting;
+    double aborting_since_s;
+    struct comm_nccl *watched; /* communicators whose watches are looked after */
+    double guard_back_s;       /* when the guard came back from its last absence; 0: it had none */
+    double failed_s;           /* when the guard saw that the job had failed; 0: it has not */
+} comm_nccl_job;
+
+/* A collective that was launched. */
+typedef struct comm_nccl_launch {
+    bl_comm_call call;
+    uint64_t number; /* on its communicator, from 1 */
+    void *end;       /* an event */
+} comm_nccl_launch;
+
+typedef struct comm_nccl_watch {
+    pthread_t thread;
+    bool is_open, has_thread;
+    pthread_mutex_t lock; /* guards what follows, to the next blank line */
+    pthread_cond_t wake;
+    bool is_ending; /* the thread's work is done */
+    bool is_ready;  /* the communicator may be asked and aborted */
+    /* A ring, that of n_ended % room is the oldest that has not ended. It grows with the launches under way: as many as the streams' queues
+     * hold, about a thousand each on CUDA. */
+    comm_nccl_launch *launched;
+    uint64_t room, n_watched, n_ended;
+    double since_s; /* when the oldest one became that, or the thread came back from an absence */
+
+    _Atomic uint64_t n_launched; /* by the rank's thread */
+    _Atomic(const char *) busy;  /* the NCCL call that the rank's thread is in; NULL: none */
+    _Atomic double busy_since_s; /* written before `busy` */
+    _Atomic bool is_over;        /* set before the abort; after that no call is made */
+    _Atomic double round_s;      /* when the thread's latest round began; 0: it makes none */
+    struct comm_nccl *next;      /* of the job's watched ones; under the job's lock */
+} comm_nccl_watch;
+
+typedef struct comm_nccl_block {
+    struct comm_nccl_block *next;
+    void *memory;
+    size_t size_bytes;
+    struct ncclWindow_vidmem *window; /* NULL: none */
+} comm_nccl_block;
+
+typedef struct comm_nccl {
+    bl_comm base;
+    comm_nccl_job *job;
+    bl_comm *host;                       /* of the same ranks; its own */
+    struct ncclComm *nccl;               /* NULL: a group of one that was split off */
+    int number;                          /* on all ranks the same */
+    char name[2 * COMM_NCCL_NAME_BYTES]; /* "nccl", "nccl#2" */
+    int *job_ranks;                      /* [size]: ranks in the first communicator */
+    unsigned char *scratch;              /* [size][part_bytes] of device memory */
+    size_t part_bytes;
+    void *staging; /* BL_NCCL_SMALL_BYTES, pinned */
+    bl_event *down, *up;
+    comm_nccl_block *blocks;
+    comm_nccl_watch watch;
+} comm_nccl;
+
+/* nccl.c. Makes the GPU the thread's current one. */
+bl_status comm_nccl_enter(const comm_nccl *c);
+/* "all_gather of layer 3, 4096 bytes, on nccl" */
+void comm_nccl_describe(char text[COMM_NCCL_TEXT_BYTES], const bl_comm_call *call,
+                        const char *name);
+
+/* places.c. In the first communicator, before NCCL is asked. BL_ELIMIT on all ranks where two of them have one GPU. */
+bl_status comm_nccl_learn_places(comm_nccl *c);
+bool comm_nccl_spans_hosts(
+    const comm_nccl *c); /* by the hosts' names and boots; the same on all ranks */
+
+/* order.c: compares a call with those of the communicator's other ranks, while the job's order is not trusted. BL_EINTERNAL names both
+ * calls where two differ; it aborts the job. BL_ERANK: somebody did not come in time. */
+bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call);
+bl_status comm_nccl_trust_order(bl_comm *comm);
+
+/* progress.c. A rank has come to step 1 of a communicator when it begins to make it, to step 1 + n when it has launched collective n. find:
+ * the rank of the job that has come least far, if it has come to fewer than n_steps, and that number; -1: none that is known. */
+bl_status comm_nccl_progress_open(comm_nccl_job *job, int job_rank);
+void comm_nccl_progress_close(comm_nccl_job *job);
+void comm_nccl_progress_note(comm_nccl *c, uint64_t n_steps);
+int comm_nccl_progress_find(const comm_nccl *c, uint64_t n_steps, uint64_t *reached);
+/* A watch of this rank runs; a rank of the communicator whose watches have not run since then, or -1. */
+void comm_nccl_progress_beat(const comm_nccl_job *job, double now_s);
+int comm_nccl_progress_find_silent(const comm_nccl *c, double since_s);
+
+/* watch.c. Around each use of the communicator by the rank's thread: false when it is over, and must not be used; the streams of the
+ * device have failed then. */
+bool comm_nccl_begin(comm_nccl *c, const char *what);
+/* Returns st, or BL_OK when the communicator was aborted meanwhile: what it said of that is no news. */
+bl_status comm_nccl_end(comm_nccl *c, bl_status st);
+/* `call` has been launched on `stream`. */
+bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_call *call);
+bl_status comm_nccl_watch_open(comm_nccl *c);
+void comm_nccl_watch_ready(comm_nccl *c);
+/* The watch looks now, not at its next round. */
+void comm_nccl_watch_wake(comm_nccl *c);
+/* Ends the communicator: in good order where all is well, otherwise by an abort. Ends the thread. */
+void comm_nccl_watch_close(comm_nccl *c);
+/* For the threads of watch.c and guard.c: a condition with CLOCK_MONOTONIC, and a wait under its lock. */
+void comm_nccl_open_condition(pthread_mutex_t *lock, pthread_cond_t *condition);
+void comm_nccl_wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, double seconds);
+bl_status comm_nccl_start_thread(pthread_t *thread, void *(*main)(void *), void *argument);
+
+/* guard.c: one a rank. Ends the process (options.leave) when an abort does not return, or a watch that was added does not go round. */
+bl_status comm_nccl_guard_open(comm_nccl_job *job);
+void comm_nccl_guard_close(comm_nccl_job *job);
+void comm_nccl_guard_add(comm_nccl *c); /* from here to its removal c->watch.round_s is read */
+void comm_nccl_guard_remove(comm_nccl *c);
+void comm_nccl_guard_count_abort(comm_nccl_job *job, int change); /* 1 begins, -1 ends */
+
+/* memory.c */
+bl_status comm_nccl_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
+                          void **out);
+void comm_nccl_free(bl_comm *comm, bl_device *device, void *memory);
+
+/* collectives.c */
+bl_status comm_nccl_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
+                               size_t bytes);
+bl_status comm_nccl_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
+                                       float *recv, int64_t n);
+bl_status comm_nccl_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
+                               bl_comm_element element);
+bl_status comm_nccl_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
+                              int root);
+bl_status comm_nccl_barrier(bl_comm *comm, bl_stream *stream);
+
+#endif

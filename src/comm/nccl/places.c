@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which GPU each rank of the job has, and where: what NCCL says of two ranks with one GPU is an error of some ranks and a hang of others,
+ * by timing. */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "comm/nccl/internal.h"
+#include "device/cuda/stream.h"
+
+struct comm_nccl_place {
+    char host[64];
+    char boot[40]; /* the kernel's boot id: hosts that were installed alike may have one name */
+    char bus[16];  /* "0000:1B:00.0" */
+};
+
+static void read_boot_id(char *out, size_t n_bytes)
+{
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!file) return; /* then the name has to do */
+    out[fread(out, 1, n_bytes - 1, file)] = '\0';
+    fclose(file);
+}
+
+static bl_status find_own(const comm_nccl *c, comm_nccl_place *out)
+{
+    *out = (comm_nccl_place){.host = ""};
+    (void)gethostname(out->host, sizeof out->host - 1);
+    read_boot_id(out->boot, sizeof out->boot);
+    cudaError_t error = cudaDeviceGetPCIBusId(out->bus, (int)sizeof out->bus,
+                                              bl_cuda_device_properties(c->job->device)->index);
+    return error == cudaSuccess ? BL_OK : bl_cuda_fail("cudaDeviceGetPCIBusId", (int)error);
+}
+
+/* The same on all ranks. */
+static bl_status check_own_gpus(const comm_nccl_place *places, int n)
+{
+    for (int a = 0; a < n; a++)
+        for (int b = a + 1; b < n; b++)
+            if (memcmp(&places[a], &places[b], sizeof places[a]) == 0)
+                return BL_FAIL(BL_ELIMIT,
+                               "ranks %d and %d have the same GPU, %s on %s; each needs one", a, b,
+                               places[a].bus, places[a].host);
+    return BL_OK;
+}
+
+bl_status comm_nccl_learn_places(comm_nccl *c)
+{
+    comm_nccl_place *places = calloc((size_t)c->base.size, sizeof *places);
+
+    if (!places) return BL_FAIL(BL_ENOMEM, "a communicator of %d GPUs", c->base.size);
+    c->job->places = places;
+    BL_TRY(find_own(c, &places[c->base.rank]));
+    if (c->base.size == 1) return BL_OK;
+    BL_TRY(bl_comm_all_gather(c->host, c->job->host_stream, &places[c->base.rank], places,
+                              sizeof *places));
+    BL_TRY(bl_stream_synchronize(c->job->host_stream));
+    return check_own_gpus(places, c->base.size);
+}
+
+bool comm_nccl_spans_hosts(const comm_nccl *c)
+{
+    const comm_nccl_place *places = c->job->places, *own = &places[c->job_ranks[c->base.rank]];
+    for (int i = 0; i < c->base.size; i++) {
+        const comm_nccl_place *place = &places[c->job_ranks[i]];
+        if (strcmp(place->host, own->host) != 0 || strcmp(place->boot, own->boot) != 0) return true;
+    }
+    return false;
+}

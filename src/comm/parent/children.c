@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/parent/children.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/sizes.h"
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* ---- connections ---- */
+
+static int *socket_of(const comm_host_links *links, int local, int rank)
+{
+    return &links->sockets[(size_t)local * (size_t)links->n_ranks + (size_t)rank];
+}
+
+/* Up to the hard limit; what is missing then, a call that opens one will say. */
+static void allow_descriptors(size_t n)
+{
+    enum { OTHERS = 256 };
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= n + OTHERS) return;
+    limit.rlim_cur = limit.rlim_max < n + OTHERS ? limit.rlim_max : n + OTHERS;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+bl_status comm_host_links_create(int n_ranks, int first_on_host, int n_on_host,
+                                 comm_host_links *out)
+{
+    *out = (comm_host_links){
+        .n_ranks = n_ranks, .first_on_host = first_on_host, .n_on_host = n_on_host};
+    size_t n = (size_t)n_on_host * (size_t)n_ranks; /* both at most 2^20 */
+    out->sockets = malloc(n * sizeof *out->sockets);
+    if (!out->sockets) return BL_FAIL(BL_ENOMEM, "the connections of %d ranks", n_ranks);
+    for (size_t i = 0; i < n; i++) out->sockets[i] = -1;
+    allow_descriptors(n);
+    return BL_OK;
+}
+
+void comm_host_links_close(comm_host_links *links)
+{
+    size_t n = (size_t)links->n_on_host * (size_t)links->n_ranks;
+    for (size_t i = 0; links->sockets && i < n; i++) close_fd(&links->sockets[i]);
+    free(links->sockets);
+    links->sockets = NULL;
+}
+
+bl_status comm_host_links_connect(comm_host_links *links)
+{
+    for (int i = 0; i < links->n_on_host; i++)
+        for (int k = 0; k < i; k++) {
+            int ends[2];
+            if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+                return bl_fail_errno(BL_EIO, "the connections of %d ranks: socketpair",
+                                     links->n_on_host);
+            *socket_of(links, i, links->first_on_host + k) = ends[0];
+            *socket_of(links, k, links->first_on_host + i) = ends[1];
+        }
+    return BL_OK;
+}
+
+/* ---- starting ---- */
+
+/* What is open here, and was not made to be closed, would stay open in every rank. */
+static void close_all_on_exec(void)
+{
+    DIR *folder = opendir("/proc/self/fd");
+    const struct dirent *entry;
+
+    if (!folder) return;
+    while ((entry = readdir(folder))) {
+        int fd = atoi(entry->d_name); /* 0 of "." and ".." */
+        if (fd > STDERR_FILENO) fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+    closedir(folder);
+}
+
+/* This environment with a definition more; [n + 2], borrowed strings. */
+static char **environment_with(char *definition)
+{
+    size_t n = 0, used = 0;
+
+    while (environ[n]) n++;
+    char **out = calloc(n + 2, sizeof *out);
+    for (size_t i = 0; out && i < n; i++)
+        if (!comm_child_is(environ[i])) out[used++] = environ[i];
+    if (out) out[used] = definition;
+    return out;
+}
+
+typedef struct start {
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+} start;
+
+/* posix_spawn clears the flag that closes a descriptor when it is duplicated to itself. */
+static void keep(start *s, int fd)
+{
+    if (fd >= 0) posix_spawn_file_actions_adddup2(&s->actions, fd, fd);
+}
+
+static void describe_start(start *s, const bl_launch_child *c, const sigset_t *mask)
+{
+    posix_spawn_file_actions_init(&s->actions);
+    posix_spawn_file_actions_addopen(&s->actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    keep(s, c->control_fd);
+    keep(s, c->line_fd);
+    keep(s, c->bulk_fd);
+    keep(s, c->memory_fd);
+    for (int i = 0; i < c->n_ranks; i++) keep(s, c->sockets[i]);
+    posix_spawnattr_init(&s->attributes);
+    posix_spawnattr_setpgroup(&s->attributes, 0);
+    posix_spawnattr_setsigmask(&s->attributes, mask);
+    posix_spawnattr_setflags(&s->attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+}
+
+static bl_status spawn(const bl_launch_child *c, char *const *argv, const sigset_t *mask,
+                       pid_t *pid)
+{
+    start s;
+    char *definition = comm_child_format(c);
+    char **environment = definition ? environment_with(definition) : NULL;
+
+    if (!environment) {
+        free(definition);
+        return BL_FAIL(BL_ENOMEM, "the environment of rank %d", c->rank);
+    }
+    describe_start(&s, c, mask);
+    int code = posix_spawn(pid, "/proc/self/exe", &s.actions, &s.attributes, argv, environment);
+    posix_spawn_file_actions_destroy(&s.actions);
+    posix_spawnattr_destroy(&s.attributes);
+    free(environment);
+    free(definition);
+    errno = code;
+    return code == 0 ? BL_OK : bl_fail_errno(BL_EIO, "rank %d could not be started", c->rank);
+}
+
+/* What all children have in common: memory files. */
+typedef struct shared_files {
+    int line_fd, bulk_fd, memory_fd;
+} shared_files;
+
+static bl_status create_files(shared_files *files, void **line)
+{
+    *files = (shared_files){memfd_create("ballast-line", MFD_CLOEXEC),
+                            memfd_create("ballast-bulk", MFD_CLOEXEC),
+                            memfd_create("ballast-host", MFD_CLOEXEC)};
+    if (files->line_fd < 0 || files->bulk_fd < 0 || files->memory_fd < 0)
+        return bl_fail_errno(BL_EIO, "the memory that ranks share: memfd_create");
+    if (ftruncate(files->line_fd, 1) != 0) return bl_fail_errno(BL_EIO, "ftruncate");
+    *line = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_SHARED, files->line_fd, 0);
+    if (*line != MAP_FAILED) return BL_OK;
+    *line = NULL;
+    return bl_fail_errno(BL_ENOMEM, "the memory that ranks share: mmap");
+}
+
+static void close_files(shared_files *files)
+{
+    close_fd(&files->line_fd);
+    close_fd(&files->bulk_fd);
+    close_fd(&files->memory_fd);
+}
+
+static bl_status start_child(comm_host_links *links, int local, const shared_files *files,
+                             char *const *argv, const sigset_t *mask, comm_child *out)
+{
+    int ends[2];
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        return bl_fail_errno(BL_EIO, "a socket of rank %d: socketpair",
+                             links->first_on_host + local);
+    bl_launch_child c = {.parent = (int)getpid(),
+                         .rank = links->first_on_host + local,
+                         .n_ranks = links->n_ranks,
+                         .first_on_host = links->first_on_host,
+                         .n_on_host = links->n_on_host,
+                         .control_fd = ends[1],
+                         .line_fd = files->line_fd,
+                         .bulk_fd = files->bulk_fd,
+                         .memory_fd = files->memory_fd,
+                         .sockets = socket_of(links, local, 0)};
+    *out = (comm_child){.rank = c.rank, .control_fd = ends[0]};
+    bl_status st = spawn(&c, argv, mask, &out->pid);
+    out->is_running = st == BL_OK;
+    close(ends[1]);
+    /* The child's own are gone when it is: that is how the others notice. */
+    for (int rank = 0; rank < links->n_ranks; rank++) close_fd(socket_of(links, local, rank));
+    return st;
+}
+
+static bl_status start_all(comm_host_links *links, char *const *argv, const sigset_t *mask,
+                           comm_children *out)
+{
+    shared_files files = {-1, -1, -1};
+
+    bl_status st = create_files(&files, &out->line);
+    close_all_on_exec();
+    for (int i = 0; st == BL_OK && i < links->n_on_host; i++) {
+        st = start_child(links, i, &files, argv, mask, &out->child[i]);
+        out->n++;
+        out->n_running += out->child[i].is_running;
+    }
+    close_files(&files);
+    return st;
+}
+
+/* Of those that were killed; their status says nothing. */
+static void wait_for_end(comm_children *children)
+{
+    for (int i = 0; i < children->n; i++) {
+        comm_child *c = &children->child[i];
+        while (c->is_running && waitpid(c->pid, &c->wait_status, 0) < 0 && errno == EINTR) continue;
+        children->n_running -= c->is_running;
+        c->is_running = false;
+    }
+}
+
+bl_status comm_children_start(comm_host_links *links, char *const *argv, const sigset_t *mask,
+                              comm_children *out)
+{
+    *out = (comm_children){.child = calloc((size_t)links->n_on_host, sizeof *out->child)};
+    bl_status st = out->child ? start_all(links, argv, mask, out)
+                              : BL_FAIL(BL_ENOMEM, "%d children", links->n_on_host);
+    comm_host_links_close(links);
+    if (st != BL_OK) {
+        comm_children_kill(out);
+        wait_for_end(out);
+    }
+    return st;
+}
+
+void comm_children_free(comm_children *children)
+{
+    for (int i = 0; i < children->n; i++) close_fd(&children->child[i].control_fd);
+    free(children->child);
+    /* The line's byte stays mapped: bl_log may look at it until the process ends. */
+    *children = (comm_children){0};
+}
+
+/* ---- while they run ---- */
+
+void comm_children_reap(comm_children *children)
+{
+    for (int i = 0; i < children->n; i++) {
+        comm_child *c = &children->child[i];
+        if (!c->is_running || waitpid(c->pid, &c->wait_status, WNOHANG) != c->pid) continue;
+        c->is_running = false;
+        c->n_th = ++children->n_ended;
+        children->n_running--;
+    }
+}
+
+void comm_children_signal(const comm_children *children, int signal_number)
+{
+    for (int i = 0; i < children->n; i++)
+        if (children->child[i].is_running) kill(children->child[i].pid, signal_number);
+}
+
+void comm_children_kill(comm_children *children)
+{
+    for (int i = 0; i < children->n; i++) {
+        comm_child *c = &children->child[i];
+        if (!c->is_running) continue;
+        c->is_ended_by_us = true;
+        kill(c->pid, SIGKILL);
+    }
+}
+
+bool comm_children_hear(const comm_children *children, int i, bl_error *out)
+{
+    comm_message message;
+    ssize_t n = recv(children->child[i].control_fd, &message, sizeof message, MSG_DONTWAIT);
+
+    if (n != (ssize_t)sizeof message) return false;
+    *out = message.error;
+    out->text[sizeof out->text - 1] = '\0';
+    return true;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* hosts.c -- the parents of several hosts, which mpirun or srun has started: by their MPI they tell each other how many ranks they have and where these
+ * can be reached; then the ranks are connected, before they are started. */
+#include "comm/parent/hosts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "comm/tcp/tcp.h"
+
+static const double MEET_S = 300.0, CONNECT_S = 60.0;
+
+typedef struct host_record {
+    uint8_t token[COMM_TOKEN_BYTES]; /* the first one's is the job's */
+    comm_place place;
+} host_record;
+
+static bl_status describe_self(const bl_launch *launch, int n_here, int *listen_fd,
+                               host_record *own)
+{
+    memset(own, 0, sizeof *own);
+    if (getrandom(own->token, sizeof own->token, 0) != sizeof own->token)
+        return bl_fail_errno(BL_EIO, "getrandom");
+    BL_TRY(comm_place_find_addresses(&own->place));
+    own->place.first_rank = launch->info.rank * n_here;
+    own->place.n_ranks = n_here;
+    return comm_tcp_listen(&own->place.port, listen_fd);
+}
+
+/* `bytes` from every process to every process of `launch`. */
+static bl_status all_gather(bl_launch *launch, const char *what, const void *own, void *all,
+                            size_t bytes)
+{
+    bl_comm *comm = NULL;
+    bl_device *device = NULL;
+    bl_stream *stream = NULL;
+
+    bl_status st = bl_launch_create_comm(launch, MEET_S, &comm);
+    if (st == BL_OK) bl_comm_set_label(comm, what, -1);
+    if (st == BL_OK) st = bl_device_create_cpu(1, &device);
+    if (st == BL_OK) st = bl_stream_create(device, "hosts", &stream);
+    if (st == BL_OK) st = bl_comm_all_gather(comm, stream, own, all, bytes);
+    if (st == BL_OK) st = bl_stream_synchronize(stream);
+    bl_stream_destroy(stream);
+    bl_device_destroy(device);
+    bl_comm_destroy(comm);
+    return st;
+}
+
+typedef struct intent {
+    char host[COMM_HOST_BYTES];
+    int32_t n_ranks;
+} intent;
+
+static bl_status compare_intents(const intent *all, int n)
+{
+    for (int i = 1; i < n; i++)
+        if (all[i].n_ranks != all[0].n_ranks)
+            return BL_FAIL(BL_EUSAGE,
+                           "the process on host %s would start %d ranks and that on host %s %d: "
+                           "equal numbers are needed, of visible GPUs or by the key ranks",
+                           all[0].host, all[0].n_ranks, all[i].host, all[i].n_ranks);
+    return BL_OK;
+}
+
+bl_status bl_launch_agree(bl_launch *launch, int n_here)
+{
+    intent own = {.n_ranks = n_here}, *all;
+
+    if (!launch || launch->info.kind != BL_LAUNCH_MPI) return BL_OK;
+    int n = launch->info.n_processes;
+    if (gethostname(own.host, sizeof own.host - 1) != 0) strcpy(own.host, "?");
+    all = calloc((size_t)n, sizeof *all);
+    if (!all) return BL_FAIL(BL_ENOMEM, "%d hosts", n);
+    bl_status st = all_gather(launch, "who starts ranks", &own, all, sizeof own);
+    if (st == BL_OK) st = compare_intents(all, n);
+    free(all);
+    return st;
+}
+
+static bl_status connect_hosts(const bl_launch *launch, const host_record *all, int listen_fd,
+                               comm_host_links *links)
+{
+    int n_hosts = launch->info.n_processes;
+    comm_place *places = calloc((size_t)n_hosts, sizeof *places);
+    comm_mesh mesh = {.token = all[0].token,
+                      .places = places,
+                      .n_places = n_hosts,
+                      .own = launch->info.rank,
+                      .listen_fd = listen_fd,
+                      .limit_s = CONNECT_S};
+
+    if (!places) return BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", n_hosts);
+    for (int i = 0; i < n_hosts; i++) {
+        places[i] = all[i].place;
+        places[i].host[COMM_HOST_BYTES - 1] = '\0';
+    }
+    bl_status st = comm_mesh_connect(&mesh, links);
+    free(places);
+    return st;
+}
+
+static bl_status meet(bl_launch *launch, int n_here, int *listen_fd, host_record *all,
+                      comm_host_links *links)
+{
+    const bl_launch_info *info = &launch->info;
+    host_record own;
+
+    BL_TRY(describe_self(launch, n_here, listen_fd, &own));
+    BL_TRY(all_gather(launch, "the hosts' addresses", &own, all, sizeof own));
+    BL_TRY(comm_host_links_create(info->n_processes * n_here, info->rank * n_here, n_here, links));
+    return connect_hosts(launch, all, *listen_fd, links);
+}
+
+bl_status comm_hosts_meet(bl_launch *launch, int n_here, comm_host_links *links)
+{
+    host_record *all = calloc((size_t)launch->info.n_processes, sizeof *all);
+    int listen_fd = -1;
+
+    *links = (comm_host_links){0};
+    bl_status st = all ? meet(launch, n_here, &listen_fd, all, links)
+                       : BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", launch->info.n_processes);
+    if (listen_fd >= 0) close(listen_fd);
+    free(all);
+    return st;
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The wire over sockets: a stream socket to every other process (peer.h says what goes over it). The wire's
+ * thread sleeps in poll, until bytes come, a socket that was full takes more, or another thread of the process
+ * has something for it (an eventfd). Bulk data inside a host go through shared memory (mailbox.h).
+ *
+ * The end of a connection is the death of its process, unless a word of error or CLOSED came before. Over TCP
+ * the host may be gone without a word: set_tcp_options. */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/sizes.h"
+#include "comm/wire/peer.h"
+
+typedef struct sockets_state {
+    int n_processes, rank;
+    bl_peer *peers;       /* [n_processes]; the own has no socket */
+    struct pollfd *asked; /* [n_processes], and the own place is the eventfd's */
+    int alarm;            /* eventfd */
+    bool is_closing;
+    bl_mail *mail; /* NULL: none */
+    int first_on_host;
+} sockets_state;
+
+struct bl_wire_requests {
+    bool has_moved;
+    bl_piece *pieces; /* [n_most] */
+    bool *is_under_way;
+};
+
+/* ---- exchanges ---- */
+
+static bl_status sockets_begin(bl_wire_channel *channel, int i, void *bytes, size_t n_bytes)
+{
+    sockets_state *s = channel->wire->state;
+    const bl_transfer *t = &channel->transfers[i];
+    bl_peer *peer = &s->peers[channel->job_ranks[t->peer]];
+    bl_piece *piece = &channel->requests->pieces[i];
+
+    *piece = (bl_piece){.tag = channel->tag,
+                        .has_moved = &channel->requests->has_moved,
+                        .bytes = bytes,
+                        .n_bytes = n_bytes};
+    channel->requests->is_under_way[i] = true;
+    return t->is_send ? bl_peer_begin_send(peer, piece) : bl_peer_begin_receive(peer, piece);
+}
+
+static bl_status sockets_list_finished(bl_wire_channel *channel, int *finished, int *n_finished,
+                                       bool *has_moved)
+{
+    bl_wire_requests *requests = channel->requests;
+
+    *n_finished = 0;
+    *has_moved = requests->has_moved;
+    if (!requests->has_moved) return BL_OK;
+    requests->has_moved = false;
+    for (int i = 0; i < channel->n_transfers; i++) {
+        if (!requests->is_under_way[i] || !requests->pieces[i].is_finished) continue;
+        requests->is_under_way[i] = false;
+        finished[(*n_finished)++] = i;
+    }
+    return BL_OK;
+}
+
+/* ---- all connections ---- */
+
+/* The other sleeps perhaps, and has not seen what has been done here. */
+static bl_status move_mail(sockets_state *s, bl_peer *peer)
+{
+    bool has_moved = false;
+
+    BL_TRY(bl_peer_move_mail(peer, &has_moved));
+    if (has_moved && bl_mail_must_wake(s->mail, peer->rank - s->first_on_host))
+        return bl_peer_send_frame(peer, BL_FRAME_BELL, BL_WIRE_TAG_CONTROL, NULL, 0);
+    return BL_OK;
+}
+
+/* Reads from a process and writes to it. */
+static bl_status move(bl_wire *w, bl_peer *peer, int what)
+{
+    sockets_state *s = w->state;
+    bl_status st = BL_OK;
+
+    if (what & POLLOUT) peer->is_full = false;
+    if ((what & ~POLLOUT) && !peer->is_deaf) st = bl_peer_read(peer);
+    if (st == BL_OK && peer->fd >= 0 && !peer->is_deaf && peer->mail_in) st = move_mail(s, peer);
+    if (st != BL_OK) peer->is_deaf = true; /* but it is told why */
+    bl_peer_write(peer);                   /* what was read may have made something ready */
+    if ((peer->fd >= 0 && !peer->is_deaf) || peer->has_word) return st;
+    w->heard[peer->rank] = BL_HEARD_SILENT; /* and says no more */
+    bool is_death =
+        st == BL_OK && peer->fd < 0 && !s->is_closing; /* nobody leaves before all close */
+    return is_death ? bl_peer_died(peer) : st;
+}
+
+static void ask(sockets_state *s, const struct timespec *most)
+{
+    for (int i = 0; i < s->n_processes; i++) {
+        bl_peer *peer = &s->peers[i];
+        bool is_stuck = peer->is_full && bl_peer_has_output(peer);
+        if (i == s->rank) continue;
+        s->asked[i] = (struct pollfd){.fd = peer->fd,
+                                      .events = (short)(is_stuck ? POLLIN | POLLOUT : POLLIN)};
+    }
+    if (ppoll(s->asked, (nfds_t)s->n_processes, most, NULL) < 0)
+        for (int i = 0; i < s->n_processes; i++) s->asked[i].revents = 0;
+}
+
+static bl_status sockets_advance(bl_wire *w)
+{
+    static const struct timespec at_once = {0, 0};
+    sockets_state *s = w->state;
+    bl_error first = {.status = BL_OK};
+
+    ask(s, &at_once);
+    for (int i = 0; i < s->n_processes; i++) {
+        if (s->peers[i].fd < 0) continue;
+        bl_status st = move(w, &s->peers[i], s->asked[i].revents);
+        if (st != BL_OK && first.status == BL_OK) bl_error_save(&first, st);
+    }
+    return bl_error_restore(&first);
+}
+
+/* ---- words of error, and the end ---- */
+
+static void sockets_send_words(bl_wire *w, const bl_word *word)
+{
+    sockets_state *s = w->state;
+    for (int i = 0; i < s->n_processes; i++)
+        (void)bl_peer_send_frame(&s->peers[i], BL_FRAME_WORD, BL_WIRE_TAG_CONTROL, word,
+                                 sizeof *word); /* without memory for it, it stays unsaid */
+}
+
+static bool are_frames_sent(bl_wire *w)
+{
+    sockets_state *s = w->state;
+    for (int i = 0; i < s->n_processes; i++)
+        if (s->peers[i].fd >= 0 && s->peers[i].out_begin < s->peers[i].out_end) return false;
+    return true;
+}
+
+static bool sockets_hear_word(bl_wire *w, bl_word *out, int *from)
+{
+    sockets_state *s = w->state;
+    for (int i = 0; i < s->n_processes; i++) {
+        if (!s->peers[i].has_word || s->peers[i].is_word_heard) continue;
+        *out = s->peers[i].word;
+        *from = i;
+        return s->peers[i].is_word_heard = true;
+    }
+    return false;
+}
+
+static bl_status sockets_begin_closing(bl_wire *w)
+{
+    sockets_state *s = w->state;
+    s->is_closing = true;
+    for (int i = 0; i < s->n_processes; i++)
+        BL_TRY(bl_peer_send_frame(&s->peers[i], BL_FRAME_CLOSED, BL_WIRE_TAG_CONTROL, NULL, 0));
+    return BL_OK;
+}
+
+static bool sockets_have_all_closed(bl_wire *w)
+{
+    sockets_state *s = w->state;
+    for (int i = 0; i < s->n_processes; i++)
+        if (i != s->rank && !s->peers[i].has_closed) return false;
+    return are_frames_sent(w);
+}
+
+static bool sockets_has_closed(const bl_wire *w, int rank)
+{
+    const sockets_state *s = w->state;
+    return rank == s->rank || s->peers[rank].has_closed;
+}
+
+static void sockets_end(bl_wire *w) /* closing the sockets is all */
+{
+    (void)w;
+}
+
+/* ---- rest ---- */
+
+static bool has_mail(const sockets_state *s)
+{
+    for (int i = 0; s->mail && i < s->n_processes; i++)
+        if (s->peers[i].fd >= 0 && bl_peer_has_mail(&s->peers[i])) return true;
+    return false;
+}
+
+/* The alarm is put off after the sleep only: whoever rings it between two looks is not overlooked. */
+static void sockets_rest(bl_wire *w, int64_t most_ns)
+{
+    sockets_state *s = w->state;
+    const struct timespec most = {.tv_sec = most_ns / 1000000000, .tv_nsec = most_ns % 1000000000};
+    eventfd_t count;
+
+    s->asked[s->rank] = (struct pollfd){.fd = s->alarm, .events = POLLIN};
+    if (s->mail) bl_mail_set_asleep(s->mail, true);
+    if (!has_mail(s)) ask(s, &most);
+    if (s->mail) bl_mail_set_asleep(s->mail, false);
+    s->asked[s->rank].fd = -1;
+    (void)eventfd_read(s->alarm, &count);
+}
+
+static void sockets_wake(bl_wire *w)
+{
+    const sockets_state *s = w->state;
+    (void)eventfd_write(s->alarm, 1);
+}
+
+/* ---- what a wire and a channel own ---- */
+
+static bl_status sockets_start(bl_wire *w)
+{
+    w->max_tag = INT32_MAX;
+    return BL_OK;
+}
+
+static bl_wire_requests *requests_create(int n_most)
+{
+    bl_wire_requests *requests = calloc(1, sizeof *requests);
+    if (!requests) return NULL;
+    requests->pieces = calloc((size_t)n_most, sizeof *requests->pieces);
+    requests->is_under_way = calloc((size_t)n_most, sizeof *requests->is_under_way);
+    if (requests->pieces && requests->is_under_way) return requests;
+    free(requests->pieces);
+    free(requests->is_under_way);
+    free(requests);
+    return NULL;
+}
+
+static void requests_free(bl_wire_requests *requests)
+{
+    if (!requests) return;
+    free(requests->pieces);
+    free(requests->is_under_way);
+    free(requests);
+}
+
+static void state_free(void *state)
+{
+    sockets_state *s = state;
+    if (!s) return;
+    for (int i = 0; s->peers && i < s->n_processes; i++) bl_peer_close(&s->peers[i]);
+    if (s->alarm >= 0) close(s->alarm);
+    bl_mail_close(s->mail);
+    free(s->peers);
+    free(s->asked);
+    free(s);
+}
+
+static const bl_wire_transport transport = {
+    .is_woken_by_peers = true,
+    .start = sockets_start,
+    .begin = sockets_begin,
+    .advance = sockets_advance,
+    .list_finished = sockets_list_finished,
+    .send_words = sockets_send_words,
+    .are_words_sent = are_frames_sent,
+    .hear_word = sockets_hear_word,
+    .begin_closing = sockets_begin_closing,
+    .have_all_closed = sockets_have_all_closed,
+    .has_closed = sockets_has_closed,
+    .end = sockets_end,
+    .rest = sockets_rest,
+    .wake = sockets_wake,
+    .requests_create = requests_create,
+    .requests_free = requests_free,
+    .free = state_free,
+};
+
+static bool is_tcp(int fd)
+{
+    int domain = AF_UNIX;
+    socklen_t length = sizeof domain;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain != AF_UNIX;
+}
+
+/* A host that is gone without a word, its power or its cable, is noticed after 40 s where nothing is under way to it, otherwise when the kernel gives up
+ * sending again (tcp_retries2: about 15 minutes), or by the deadline. TCP_USER_TIMEOUT would do that sooner, but it takes the place of
+ * these 40 s and also counts while the other host answers and its process is stopped, which a deadline decides on. */
+static void set_tcp_options(int fd)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},   {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, 10}, /* s */
+        {IPPROTO_TCP, TCP_KEEPINTVL, 5}, /* s */
+        {IPPROTO_TCP, TCP_KEEPCNT, 6},
+    };
+    for (size_t i = 0; i < BL_COUNT(options); i++)
+        setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+}
+
+static void close_links(const bl_wire_links *links)
+{
+    for (int i = 0; i < links->n_processes; i++)
+        if (links->sockets[i] >= 0) close(links->sockets[i]);
+    if (links->shared_fd >= 0) close(links->shared_fd);
+}
+
+static sockets_state *state_create(const bl_wire_links *links)
+{
+    sockets_state *s = calloc(1, sizeof *s);
+    size_t n = (size_t)links->n_processes;
+
+    if (!s) return NULL;
+    s->n_processes = links->n_processes;
+    s->rank = links->rank;
+    s->alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->peers = calloc(n, sizeof *s->peers);
+    s->asked = calloc(n, sizeof *s->asked);
+    for (size_t i = 0; s->peers && i < n; i++) s->peers[i].fd = -1;
+    if (s->alarm >= 0 && s->peers && s->asked) return s;
+    state_free(s);
+    return NULL;
+}
+
+static bl_status open_mail(sockets_state *s, const bl_wire_links *links)
+{
+    if (links->shared_fd < 0) return BL_OK;
+    s->first_on_host = links->first_on_host;
+    return bl_mail_open(links->shared_fd, links->rank - links->first_on_host, links->n_on_host,
+                        &s->mail);
+}
+
+static void open_rings(sockets_state *s, const bl_wire_links *links)
+{
+    int own = links->rank - links->first_on_host;
+    for (int i = 0; s->mail && i < links->n_on_host; i++) {
+        bl_peer *peer = &s->peers[links->first_on_host + i];
+        if (i == own) continue;
+        peer->mail_out = bl_mail_ring_of(s->mail, own, i);
+        peer->mail_in = bl_mail_ring_of(s->mail, i, own);
+    }
+}
+
+bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report, bl_wire **out)
+{
+    sockets_state *s = state_create(links);
+
+    *out = NULL;
+    if (!s) {
+        close_links(links);
+        return BL_FAIL(BL_ENOMEM, "a job of %d processes", links->n_processes);
+    }
+    s->asked[s->rank].fd = -1;
+    bl_status st = open_mail(s, links);
+    for (int i = 0; i < links->n_processes; i++) {
+        if (links->sockets[i] < 0) continue;
+        if (is_tcp(links->sockets[i])) set_tcp_options(links->sockets[i]);
+        bl_status opened = bl_peer_open(&s->peers[i], i, links->sockets[i]);
+        if (st == BL_OK) st = opened;
+    }
+    if (st != BL_OK) {
+        state_free(s);
+        return st;
+    }
+    open_rings(s, links);
+    return bl_wire_open(&transport, s, links->rank, links->n_processes, report, out);
+}

@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The wire's thread, over any transport. Exchanges are begun in the order in which they were given, and asked
+ * about until they are done. Between two questions the thread rests; a new exchange wakes it, and so do the
+ * other processes where the transport can.
+ *
+ * | from      | to        | when |
+ * | running   | spreading | a rank here has aborted, a deadline is over, a process died, or a word of error came in |
+ * | spreading | down      | every other process has sent its word or died, or SPREAD_S is over |
+ * | running   | finished  | closed, and all processes have said that they are |
+ *
+ * Invariants
+ * - A process sends every other at most one word of error, which is what it knows then; whoever gets one
+ *   spreads it. So a word from a process says that it knows and will leave.
+ * - When a deadline is over, the earliest wait of all ranks is the error, whoever noticed first: ranks that others wait for may wait themselves.
+ * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written until
+ *   then.
+ * - Once it is down the transport is not called again, nor told to end: the process has to exit. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "base/clock.h"
+#include "base/sizes.h"
+#include "comm/wire/internal.h"
+
+static const size_t PIECE_BYTES = (size_t)1 << 30; /* MPI counts in int */
+
+static const double SPREAD_S = 2.0; /* how long the others' words are waited for */
+
+static bool is_aborted(bl_wire *w)
+{
+    pthread_mutex_lock(&w->lock);
+    bool aborted = w->first.error.status != BL_OK;
+    pthread_mutex_unlock(&w->lock);
+    return aborted;
+}
+
+static void abort_with(bl_wire *w, bl_status st)
+{
+    bl_word own = {.origin = w->rank, .is_overdue = w->is_overdue};
+    bl_error_save(&own.error, st);
+    bl_wire_note_word(w, &own);
+}
+
+/* ---- exchanges, on the wire's thread ---- */
+
+/* Begins the next piece of transfer i. */
+static bl_status begin_piece(bl_wire_channel *channel, int i)
+{
+    const bl_transfer *t = &channel->transfers[i];
+    bl_wire_channel_transfer *s = &channel->state[i];
+    unsigned char *at = (unsigned char *)t->bytes + s->n_done;
+
+    s->n_under_way = t->n_bytes - s->n_done < PIECE_BYTES ? t->n_bytes - s->n_done : PIECE_BYTES;
+    return channel->wire->transport->begin(channel, i, at, s->n_under_way);
+}
+
+static bl_status begin_exchange(bl_wire_channel *channel)
+{
+    channel->is_begun = true;
+    channel->last_event_s = bl_now_s();
+    for (int pass = 0; pass < 2;
+         pass++) /* receives first: what finds one waiting is not copied twice */
+        for (int i = 0; i < channel->n_transfers; i++) {
+            if (channel->transfers[i].is_send != (pass == 1)) continue;
+            channel->state[i] = (bl_wire_channel_transfer){0};
+            BL_TRY(begin_piece(channel, i));
+        }
+    return BL_OK;
+}
+
+/* "rank 3" or "ranks 1, 3"; without room for all, the first ones. */
+typedef struct rank_list {
+    char numbers[192];
+    size_t length;
+    int n;
+} rank_list;
+
+static void add_rank(rank_list *list, int rank)
+{
+    if (list->length >= sizeof list->numbers) return;
+    list->length +=
+        (size_t)snprintf(list->numbers + list->length, sizeof list->numbers - list->length, "%s%d",
+                         list->n ? ", " : "", rank);
+    list->n++;
+}
+
+static const char *noun_of(const rank_list *list)
+{
+    return list->n == 1 ? "rank" : "ranks";
+}
+
+/* The peers with a transfer that is not done (a receive, for a meeting). */
+static void list_missing(const bl_wire_channel *channel, rank_list *list)
+{
+
+    for (int rank = 0; rank < channel->size; rank++) {
+        bool is_missing = false;
+        for (int i = 0; i < channel->n_transfers; i++)
+            is_missing |= channel->transfers[i].peer == rank &&
+                          channel->state[i].n_done < channel->transfers[i].n_bytes &&
+                          !(channel->is_meeting && channel->transfers[i].is_send);
+        if (is_missing) add_rank(list, channel->job_ranks[rank]);
+    }
+}
+
+static void describe_wait(const bl_wire_channel *channel, bl_wait *out)
+{
+    rank_list missing = {0};
+    char name[BL_COMM_CALL_TEXT_BYTES];
+
+    *out = (bl_wait){.call = channel->call->number, .step = channel->step};
+    list_missing(channel, &missing);
+    bl_comm_call_name(channel->call, name);
+    if (channel->is_meeting)
+        snprintf(out->text, sizeof out->text, "%s %s did not reach %s within %.1f s",
+                 noun_of(&missing), missing.numbers, name, channel->wire->deadline_s);
+    else
+        snprintf(out->text, sizeof out->text, "%s %s moved no byte in the middle of %s for %.1f s",
+                 noun_of(&missing), missing.numbers, name, channel->wire->deadline_s);
+}
+
+/* By the time at which this round began: a process that is stopped in the middle of one does not yet know how
+ * long (notice_absence). */
+static bl_status check_deadline(const bl_wire_channel *channel)
+{
+    bl_wire *w = channel->wire;
+    bl_wait wait;
+
+    if (w->deadline_s <= 0 || w->round_s - channel->last_event_s < w->deadline_s) return BL_OK;
+    describe_wait(channel, &wait);
+    w->is_overdue = true;
+    return BL_FAIL(BL_ERANK, "%s", wait.text);
+}
+
+/* Asks about an exchange once. */
+static bl_status advance(bl_wire_channel *channel)
+{
+    int n_finished = 0;
+    bool has_moved = false;
+
+    if (!channel->is_begun) {
+        channel->wire->quiet_rounds = 0;
+        BL_TRY(begin_exchange(channel));
+    }
+    BL_TRY(channel->wire->transport->list_finished(channel, channel->finished, &n_finished,
+                                                   &has_moved));
+    if (!has_moved && n_finished == 0) return check_deadline(channel);
+    channel->wire->quiet_rounds = 0;
+    if (!channel->is_meeting) channel->last_event_s = bl_now_s();
+    for (int k = 0; k < n_finished; k++) {
+        int i = channel->finished[k];
+        channel->state[i].n_done += channel->state[i].n_under_way;
+        if (channel->state[i].n_done < channel->transfers[i].n_bytes)
+            BL_TRY(begin_piece(channel, i));
+        else
+            channel->n_left--;
+    }
+    return BL_OK;
+}
+
+static void end_exchange(bl_wire_channel *channel, bool is_done)
+{
+    pthread_mutex_lock(&channel->wire->lock);
+    channel->is_done = is_done;
+    channel->is_under_way = false;
+    pthread_cond_signal(&channel->ended);
+    pthread_mutex_unlock(&channel->wire->lock);
+}
+
+static void advance_all(bl_wire *w)
+{
+    for (bl_wire_channel **link = &w->active; *link;) {
+        bl_wire_channel *channel = *link;
+        bl_status st = advance(channel);
+        if (st != BL_OK) {
+            bl_error_save(&channel->error, st);
+            abort_with(w, st);
+            return;
+        }
+        if (channel->n_left > 0) {
+            link = &channel->next;
+            continue;
+        }
+        *link = channel->next;
+        end_exchange(channel, true);
+    }
+}
+
+/* Takes what has been given; returns whether the wire is closing. */
+static bool take_given(bl_wire *w)
+{
+    bl_wire_channel **end = &w->active;
+    while (*end) end = &(*end)->next;
+    pthread_mutex_lock(&w->lock);
+    *end = w->given;
+    w->given = NULL;
+    bool is_closing = w->is_closing;
+    pthread_mutex_unlock(&w->lock);
+    return is_closing;
+}
+
+/* ---- what is waited for, on the wire's thread ---- */
+
+static bool is_earlier(const bl_wait *a, const bl_wait *b)
+{
+    return a->call < b->call || (a->call == b->call && a->step < b->step);
+}
+
+static void describe_end(const bl_wire *w, bl_wait *out)
+{
+    rank_list open = {0};
+
+    *out = (bl_wait){.call = (uint64_t)BL_WAIT_END};
+    for (int i = 0; w->transport->has_closed && i < w->size; i++)
+        if (!w->transport->has_closed(w, i)) add_rank(&open, i);
+    if (open.n == 0)
+        snprintf(out->text, sizeof out->text,
+                 "not all ranks came to the end of the job within %.1f s", w->deadline_s);
+    else
+        snprintf(out->text, sizeof out->text,
+                 "%s %s did not come to the end of the job within %.1f s", noun_of(&open),
+                 open.numbers, w->deadline_s);
+}
+
+/* This process's own, the earliest. One that was absent does not know what it missed. */
+static void describe_own(bl_wire *w, bl_wait *out)
+{
+    bl_wait wait;
+
+    *out = (bl_wait){.call = (uint64_t)BL_WAIT_NONE};
+    if (w->round_s < w->late_until_s + SPREAD_S) return;
+    if (w->is_at_end) describe_end(w, out);
+    for (const bl_wire_channel *channel = w->active; channel; channel = channel->next) {
+        if (!channel->is_begun || channel->n_left == 0) continue;
+        describe_wait(channel, &wait);
+        if (is_earlier(&wait, out)) *out = wait;
+    }
+}
+
+/* ---- words of error, on the wire's thread ---- */
+
+/* Of several ranks that have failed, the lowest one's error is the job's. */
+static void take_lowest(bl_wire *w, const bl_word *word)
+{
+    if (w->verdict.error.status == BL_OK || word->origin < w->verdict.origin) w->verdict = *word;
+}
+
+/* True when a word has come in; it is in `out`. */
+static bool hear_word(bl_wire *w, bl_word *out)
+{
+    int from;
+    if (!w->transport->hear_word(w, out, &from)) return false;
+    out->error.text[sizeof out->error.text - 1] = '\0';
+    out->wait.text[sizeof out->wait.text - 1] = '\0';
+    w->heard[from] = out->speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
+    if (is_earlier(&out->wait, &w->earliest)) w->earliest = out->wait;
+    take_lowest(w, out);
+    return true;
+}
+
+/* What has come in since the last look: a word before the death of the process that sent it. */
+static void listen(bl_wire *w)
+{
+    bl_word other;
+    bl_status st = w->transport->advance(w);
+    bl_error error;
+
+    bl_error_save(&error, st);
+    while (hear_word(w, &other)) bl_wire_note_word(w, &other);
+    if (st != BL_OK) bl_wire_abort(w, &error);
+}
+
+static bool all_heard(const bl_wire *w)
+{
+    int n = 0;
+    for (int i = 0; i < w->size; i++) n += w->heard[i] != BL_HEARD_NOTHING;
+    return n == w->size;
+}
+
+/* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up by the
+ * others: it does not blame them for its own absence, and listens first. */
+static bool notice_absence(bl_wire *w)
+{
+    double now = bl_now_s();
+    bool was_absent = now - w->round_s > SPREAD_S;
+    if (was_absent) {
+        w->late_until_s = now + SPREAD_S;
+        for (bl_wire_channel *channel = w->active; channel; channel = channel->next)
+            channel->last_event_s = now;
+    }
+    w->round_s = now;
+    return was_absent;
+}
+
+/* Tells everybody and hears everybody. One that was absent cannot know whether the others have told the user already, without it: they do. */
+static void spread(bl_wire *w)
+{
+    enum { PAUSE_NS = 200 * 1000 };
+    double deadline = bl_now_s() + SPREAD_S;
+    bl_word other;
+
+    pthread_mutex_lock(&w->lock);
+    w->told = w->first;
+    take_lowest(w, &w->first);
+    pthread_mutex_unlock(&w->lock);
+    notice_absence(w);
+    w->told.speaks = w->first.origin == w->rank || w->round_s >= w->late_until_s + SPREAD_S;
+    describe_own(w, &w->told.wait);
+    if (is_earlier(&w->told.wait, &w->earliest)) w->earliest = w->told.wait;
+    w->heard[w->rank] = w->told.speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
+    w->transport->send_words(w, &w->told);
+    while ((!w->transport->are_words_sent(w) || !all_heard(w)) && bl_now_s() < deadline) {
+        (void)w->transport->advance(w); /* who dies now will not answer, and is marked so */
+        if (!hear_word(w, &other)) w->transport->rest(w, PAUSE_NS);
+    }
+}
+
+/* A wrong option, a request to stop and a missing rank are not one rank's own. */
+static bool is_of_one_rank(const bl_word *what)
+{
+    bl_status st = what->error.status;
+    return what->origin > 0 && st != BL_EUSAGE && st != BL_ESTOPPED && st != BL_ERANK;
+}
+
+/* The lowest of the ranks that speak, and are known to answer, tells the user. */
+static void report(bl_wire *w)
+{
+    bl_error *error = &w->verdict.error;
+    for (int i = 0; i < w->rank; i++)
+        if (w->heard[i] == BL_HEARD_SPEAKING) return;
+    if (w->heard[w->rank] == BL_HEARD_SILENT) return;
+    if (w->verdict.is_overdue && w->earliest.call != (uint64_t)BL_WAIT_NONE)
+        memcpy(error->text, w->earliest.text, sizeof w->earliest.text);
+    if (is_of_one_rank(&w->verdict)) {
+        bl_error_restore(error);
+        bl_error_save(error, bl_error_prefix(error->status, "rank %d", w->verdict.origin));
+    }
+    w->report(error);
+}
+
+static void go_down(bl_wire *w)
+{
+    spread(w);
+    report(w);
+    take_given(w);
+    pthread_mutex_lock(&w->lock);
+    w->is_down = true;
+    for (bl_wire_channel *channel = w->active; channel; channel = channel->next) {
+        channel->is_under_way = false;
+        pthread_cond_signal(&channel->ended);
+    }
+    w->active = NULL;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* ---- the wire's thread ---- */
+
+/* While bytes are flowing it sleeps hardly at all; while it waits for a rank to arrive longer and longer; and
+ * with nothing to do but listen, two milliseconds. Where the others wake it, it looks after the deadlines
+ * only. */
+static void rest(bl_wire *w)
+{
+    enum { SPINS = 20, SHORT_NS = 5 * 1000, LONG_NS = 500 * 1000, IDLE_NS = 2 * 1000 * 1000 };
+    enum { LOOK_NS = 50 * 1000 * 1000 };
+    bool moves = false;
+    int64_t ns = IDLE_NS;
+
+    if (++w->quiet_rounds < SPINS && w->active) {
+        sched_yield();
+        return;
+    }
+    for (const bl_wire_channel *channel = w->active; channel; channel = channel->next)
+        moves |= !channel->is_meeting;
+    if (w->transport->is_woken_by_peers)
+        ns = LOOK_NS;
+    else if (w->active)
+        ns = bl_min_i64(moves ? 4 * SHORT_NS : LONG_NS,
+                        (int64_t)SHORT_NS * (1 + w->quiet_rounds / SPINS));
+    w->transport->rest(w, ns);
+}
+
+/* Exchanges until the wire is closed and idle, or the job is aborted: false. */
+static bool run(bl_wire *w)
+{
+    w->round_s = bl_now_s();
+    for (;;) {
+        bool is_closing = take_given(w);
+        notice_absence(w);
+        listen(w);
+        advance_all(w);
+        if (is_aborted(w)) return false;
+        if (is_closing && !w->active) return true;
+        rest(w);
+    }
+}
+
+/* All processes have come to their end in good order; false when one has not. */
+static bool finish(bl_wire *w)
+{
+    enum { PAUSE_NS = 500 * 1000 };
+    double start = bl_now_s();
+    bool all_here = false;
+    bl_wait wait;
+
+    w->round_s = start;
+    w->is_at_end = true;
+    bl_status st = w->transport->begin_closing(w);
+    if (st != BL_OK) abort_with(w, st);
+    while (!is_aborted(w) && !(all_here = w->transport->have_all_closed(w))) {
+        if (notice_absence(w)) start = w->round_s;
+        listen(w);
+        if (w->deadline_s > 0 && w->round_s - start > w->deadline_s) {
+            describe_end(w, &wait);
+            w->is_overdue = true;
+            abort_with(w, BL_FAIL(BL_ERANK, "%s", wait.text));
+        }
+        w->transport->rest(w, PAUSE_NS);
+    }
+    if (all_here) w->transport->end(w);
+    return all_here;
+}
+
+void *bl_wire_main(void *argument)
+{
+    bl_wire *w = argument;
+
+    prctl(PR_SET_NAME, "wire");
+    prctl(PR_SET_TIMERSLACK, 1000L); /* ns; sleeps here are shorter than the usual 50 us */
+    w->earliest.call = (uint64_t)BL_WAIT_NONE;
+    bl_status st = w->transport->start(w);
+    pthread_mutex_lock(&w->lock);
+    bl_error_save(&w->start_error, st);
+    w->is_ready = true;
+    pthread_cond_signal(&w->ready);
+    pthread_mutex_unlock(&w->lock);
+    if (st == BL_OK && !(run(w) && finish(w))) go_down(w);
+    pthread_mutex_lock(&w->lock);
+    w->is_over = true;
+    pthread_cond_signal(&w->ready);
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}

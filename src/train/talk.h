@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* talk.h -- what ranks tell each other that is small and in host memory: counts, checksums, decisions. It travels between
+ * hosts, never between GPUs, and queues no work on one. Every function is collective over the communicator, is called by
+ * the rank's own thread, and returns when it is done; so the buffers may be the caller's own variables. Errors: the
+ * communicator's (comm.h). */
+#ifndef BALLAST_TRAIN_TALK_H
+#define BALLAST_TRAIN_TALK_H
+
+#include "comm/comm.h"
+
+typedef struct bl_talk {
+    bl_comm *comm;     /* borrowed */
+    bl_stream *stream; /* of a CPU device */
+    bl_device *device; /* owned, with the stream; NULL: both are borrowed */
+} bl_talk;
+
+/* `stream`, of a CPU device, is borrowed. NULL: the talk makes one. BL_ENOMEM, BL_ELIMIT. */
+bl_status bl_talk_open(bl_comm *comm, bl_stream *stream, bl_talk *out);
+void bl_talk_close(bl_talk *talk); /* one that is all zero is fine; the communicator lives longer */
+
+/* `all` has n_bytes per rank, in rank order; the own part is filled in, the others come. */
+bl_status bl_talk_gather(const bl_talk *talk, void *all, size_t n_bytes);
+/* What rank 0 has. */
+bl_status bl_talk_broadcast(const bl_talk *talk, void *bytes, size_t n_bytes);
+/* values[i] becomes the sum over the ranks. */
+bl_status bl_talk_sum(const bl_talk *talk, int64_t *values, int64_t n);
+/* Returns when all ranks have called it. */
+bl_status bl_talk_meet(const bl_talk *talk);
+
+#endif

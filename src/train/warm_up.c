@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* warm_up.c -- a step that changes nothing, before the first of a job whose GPUs belong to several processes.
+ *
+ * A collective's kernel waits on its GPU for the other GPUs. What CUDA does when a kernel, or a product of cuBLASLt, runs for the first time
+ * may wait for the kernels that run already: so each runs once while nobody's collective waits for this rank, with a meeting of all
+ * ranks before and after. Ours are loaded when CUDA starts (CUDA_MODULE_LOADING, cli/train.c); products are chosen and loaded here.
+ *
+ * It is complete because it is the trainer's own code: a group of micro-batches as large as the plan allows goes through the pass with
+ * dropout and gradients, one alone as in an evaluation, then the sums and the optimizer run. A product of another number of tokens
+ * than the largest may still be new in a step. It waits for what its own rank has queued before, and all ranks queue their
+ * collectives in one order, so that what it waits for ends (comm/README.md).
+ *
+ * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer works on zeros in the buffers of a
+ * layer's gradients, weights are only gathered, and dropout has no state. It takes no memory but the step's. */
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/trainer.h"
+
+/* Tokens that could be a step's: the largest micro-batches, in documents of the longest row. */
+static void fill(const bl_rank *r, bl_batches *batches)
+{
+    bl_batches_fill_zeros(batches, r->job->model->n_positions);
+}
+
+static bl_status synchronize(const bl_rank *r)
+{
+    bl_stream *const streams[] = {r->compute, r->communication, r->copy, r->gather, r->activations};
+    for (size_t i = 0; i < BL_COUNT(streams); i++)
+        if (streams[i]) BL_TRY(bl_stream_synchronize(streams[i]));
+    return BL_OK;
+}
+
+static bool is_abandoned(void *user)
+{
+    const bl_control *control = user;
+    return atomic_load(&control->abandon) != 0;
+}
+
+/* The group's micro-batches share tokens. */
+static bl_status run_group(bl_trainer *t)
+{
+    bl_rank *r = t->rank;
+    const bl_job *job = &t->training->job;
+    bl_pass_input input = {.n_micro = job->plan.pass.max_group,
+                           .micro = t->micro,
+                           .stop = is_abandoned,
+                           .stop_user = (void *)t->control};
+
+    r->adapter.dropout = (bl_lora_dropout){.p = (float)job->lora.options.dropout,
+                                           .seed = (uint64_t)job->config->seed};
+    for (int m = 0; m < input.n_micro; m++)
+        t->micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro,
+                                      .adapter = &r->adapter,
+                                      .loss_sum = bl_adapter_state_loss_sum(r->state),
+                                      .gradients = bl_adapter_state_sink(r->state),
+                                      .loss_scale = 0.0};
+    BL_TRY(bl_llama_pass_run(r->pass, &input));
+    r->adapter.dropout = (bl_lora_dropout){0};
+    return BL_OK;
+}
+
+/* As an evaluation has it. */
+static bl_status run_forward(bl_rank *r)
+{
+    bl_pass_micro one = {.batch = r->evaluation->micro,
+                         .adapter = r->state ? &r->adapter : NULL,
+                         .loss_sum = r->sums->memory};
+
+    fill(r, r->evaluation);
+    BL_TRY(bl_batches_upload(r->evaluation, r->compute));
+    BL_TRY(bl_llama_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
+    return synchronize(r);
+}
+
+/* What CUDA and NCCL make when they are first used, in bytes: the rank has all of its own memory by now. -1: not known. */
+static int64_t free_bytes(const bl_rank *r)
+{
+    size_t n_free, n_total;
+    bool is_known = bl_device_measure_cuda(r->job->topology.gpu, &n_free, &n_total) == BL_OK;
+    return is_known ? (int64_t)n_free : -1;
+}
+
+static void log_memory(const bl_rank *r, int64_t before)
+{
+    const double MIB = 1 << 20;
+    int64_t after = free_bytes(r);
+    if (before >= 0 && after >= 0)
+        bl_log_info(
+            "GPU memory that CUDA and NCCL took in the warm-up: %.1f MiB, %.0f MiB are free",
+            (double)(before - after) / MIB, (double)after / MIB);
+}
+
+static bool is_needed(const bl_rank *r)
+{
+    return r->job->launch && r->job->gpu.n_gpus > 0;
+}
+
+bl_status bl_rank_warm_up(bl_rank *r)
+{
+    if (!is_needed(r)) return BL_OK;
+    int64_t before = free_bytes(r);
+    BL_TRY(bl_talk_meet(&r->talk));
+    BL_TRY(run_forward(r));
+    log_memory(r, before);
+    return bl_talk_meet(&r->talk);
+}
+
+bl_status bl_trainer_warm_up(bl_trainer *t)
+{
+    bl_rank *r = t->rank;
+
+    if (!is_needed(r)) return BL_OK;
+    int64_t before = free_bytes(r);
+    BL_TRY(bl_talk_meet(&r->talk));
+    if (r->evaluation) BL_TRY(run_forward(r));
+    fill(r, t->batches[0]);
+    BL_TRY(bl_batches_upload(t->batches[0], r->compute));
+    BL_TRY(run_group(t));
+    BL_TRY(bl_adapter_state_join(r->state));
+    BL_TRY(bl_adapter_state_warm_up(r->state));
+    BL_TRY(synchronize(r));
+    BL_TRY(bl_trainer_forget_counts(t));
+    log_memory(r, before);
+    return bl_talk_meet(&r->talk);
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Moments outside the steps: a start that is refused, and an output_dir that is taken away between two parts of a run. The
+ * linker has those parts called through this program. */
+#include "runs.h"
+
+#include <string.h>
+
+#include "base/files.h"
+#include "train/trainer.h"
+
+/* The folder of the run under way, where it is taken away, and whether it is made again. */
+static const char *lost_dir;
+static enum { NOWHERE, BEHIND_DATA, BEHIND_BASE, BEFORE_EVALUATION, BEHIND_EVALUATION } lost_at;
+static bool is_made_again;
+
+static void lose_output(int moment)
+{
+    if ((int)lost_at != moment) return;
+    lost_at = NOWHERE;
+    assert_int_equal(bl_tree_remove(lost_dir), BL_OK);
+    if (is_made_again) assert_int_equal(bl_dir_create(lost_dir), BL_OK);
+}
+
+void __real_bl_job_measure_rows(bl_job *job);
+void __wrap_bl_job_measure_rows(bl_job *job);
+void __wrap_bl_job_measure_rows(bl_job *job)
+{
+    __real_bl_job_measure_rows(job);
+    lose_output(BEHIND_DATA);
+}
+
+bl_status __real_bl_trainer_check_weights(bl_trainer *trainer);
+bl_status __wrap_bl_trainer_check_weights(bl_trainer *trainer);
+bl_status __wrap_bl_trainer_check_weights(bl_trainer *trainer)
+{
+    lose_output(BEHIND_BASE);
+    return __real_bl_trainer_check_weights(trainer);
+}
+
+bl_status __real_bl_job_evaluate(bl_job *job, bl_eval_result *out);
+bl_status __wrap_bl_job_evaluate(bl_job *job, bl_eval_result *out);
+bl_status __wrap_bl_job_evaluate(bl_job *job, bl_eval_result *out)
+{
+    lose_output(BEFORE_EVALUATION);
+    bl_status st = __real_bl_job_evaluate(job, out);
+    lose_output(BEHIND_EVALUATION);
+    return st;
+}
+
+/* The names in the folder but the lock's. */
+static size_t count_names(const char *dir)
+{
+    char **names;
+    size_t n_names, n = 0;
+
+    assert_int_equal(bl_dir_list(dir, &names, &n_names), BL_OK);
+    for (size_t i = 0; i < n_names; i++) n += strcmp(names[i], ".ballast.lock") != 0;
+    bl_names_free(names, n_names);
+    return n;
+}
+
+static void assert_lost(const golden_args *args, int moment, bool again)
+{
+    lost_at = moment;
+    is_made_again = again;
+    bl_status st = golden_train(args);
+    assert_int_equal(lost_at, NOWHERE); /* the moment came */
+    assert_int_equal(st, BL_EIO);
+    if (!strstr(bl_error_text(), "was removed while this process used it"))
+        fail_msg("not that the folder was removed: %s", bl_error_text());
+    if (again)
+        assert_int_equal(count_names(lost_dir), 0);
+    else
+        assert_false(bl_file_exists(lost_dir));
+}
+
+/* The corrected command needs no other key. */
+static void test_refused_start(void **state)
+{
+    const char *output = runs_path("refused");
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, output, 1);
+    runs_set(&args, "trace", "%s", runs_path("no/such/trace.json"));
+    assert_int_equal(golden_train(&args), BL_EIO);
+    runs_unset(&args, "trace");
+    assert_int_equal(golden_train(&args), BL_OK);
+    assert_int_equal(golden_train(&args), BL_EUSAGE); /* now it holds one */
+    assert_non_null(strstr(bl_error_text(), "holds a run already"));
+    golden_args_free(&args);
+}
+
+static void test_lost_behind_data(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    lost_dir = runs_path("behind-data");
+    runs_standard(&args, lost_dir, 2);
+    assert_lost(&args, BEHIND_DATA, false);
+    assert_lost(&args, BEHIND_DATA, true);
+    golden_args_free(&args);
+}
+
+static void test_lost_behind_base(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    for (int again = 0; again < 2; again++) {
+        lost_dir = runs_path("behind-base-%d", again);
+        runs_standard(&args, lost_dir, 1);
+        assert_int_equal(golden_train(&args), BL_OK);
+        runs_set(&args, "resume_from_checkpoint", "true");
+        assert_lost(&args, BEHIND_BASE, again == 1);
+        golden_args_free(&args);
+        args = (golden_args){0};
+    }
+}
+
+static void test_lost_in_evaluation(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    lost_dir = runs_path("in-evaluation");
+    runs_standard(&args, lost_dir, 1);
+    runs_set(&args, "base_format", "fp8_row");
+    for (int again = 0; again < 2; again++) {
+        assert_lost(&args, BEFORE_EVALUATION, again == 1);
+        assert_lost(&args, BEHIND_EVALUATION, again == 1);
+    }
+    golden_args_free(&args);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refused_start),
+        cmocka_unit_test(test_lost_behind_data),
+        cmocka_unit_test(test_lost_behind_base),
+        cmocka_unit_test(test_lost_in_evaluation),
+    };
+    return cmocka_run_group_tests_name("moments", tests, runs_set_up, runs_tear_down);
+}
