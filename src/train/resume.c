@@ -353,13 +353,9 @@ static bl_status prepare_folder(bl_training *training, bl_outcome *outcome)
 bl_status bl_training_prepare_resume(bl_training *training, bl_outcome *outcome)
 {
     bl_job *job = &training->job;
-    const char *output_dir = job->config->output_dir;
 
     training->start.evaluated_step = -1;
-    BL_TRY(bl_path_join(output_dir, "checkpoints", &training->checkpoint_dir));
-    BL_TRY(bl_job_identify(job));
-    if (job->launch) BL_TRY(bl_job_check_processes(job, output_dir));
-    if (job->launch) BL_TRY(bl_job_compare_machines(job));
+    BL_TRY(bl_path_join(job->config->output_dir, "checkpoints", &training->checkpoint_dir));
     if (job->topology.first_here == 0) BL_TRY(prepare_folder(training, outcome));
     return job->launch ? bl_job_share_start(job, &training->start) : BL_OK;
 }

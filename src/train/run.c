@@ -47,6 +47,16 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     return st;
 }
 
+/* That the processes of a job are in the same one, before they plan together. */
+static bl_status compare_processes(bl_job *job, const bl_output *output)
+{
+    BL_TRY(bl_job_identify(job));
+    if (!job->launch) return BL_OK;
+    BL_TRY(bl_output_check_lock(output));
+    BL_TRY(bl_output_failure(output, bl_job_check_processes(job, job->config->output_dir)));
+    return bl_job_compare_machines(job);
+}
+
 /* output_dir was locked before the data were read: it may be another run's by now, or nobody's. */
 static bl_status prepare_output(bl_training *training, bl_output *output)
 {
@@ -199,10 +209,11 @@ static bl_status train(bl_training *training, bl_output *output)
     BL_TRY(bl_training_check_paths(training));
     if (job->topology.first_here == 0) BL_TRY(bl_output_open(dir, output));
     BL_TRY(open_job(job));
-    BL_TRY(prepare_output(training, output));
-    if (job->topology.first_here > 0) BL_TRY(bl_dir_lock_look(dir, &output->lock));
-    BL_TRY(open_trace(training));
+    BL_TRY(compare_processes(job, output));
     BL_TRY(plan(job));
+    BL_TRY(open_trace(training));
+    BL_TRY(prepare_output(training, output)); /* a run that it overwrites is there until now */
+    if (job->topology.first_here > 0) BL_TRY(bl_dir_lock_look(dir, &output->lock));
     bl_status st = bl_training_run_ranks(training, output, &peak);
     print_memory(job, &peak);
     if (st == BL_OK) st = close_trace(job);

@@ -91,6 +91,25 @@ static void test_refused_start(void **state)
     golden_args_free(&args);
 }
 
+/* What was to be overwritten is there until nothing refuses the new run. */
+static void test_refused_overwriting(void **state)
+{
+    const char *output = runs_path("overwritten"),
+               *adapter = runs_path("overwritten/adapter_model.safetensors");
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, output, 1);
+    assert_int_equal(golden_train(&args), BL_OK);
+    runs_set(&args, "overwrite_output_dir", "true");
+    runs_set(&args, "trace", "%s", runs_path("no/such/trace.json"));
+    assert_int_equal(golden_train(&args), BL_EIO);
+    assert_true(bl_file_exists(adapter));
+    runs_unset(&args, "trace");
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+}
+
 static void test_lost_behind_data(void **state)
 {
     golden_args args = {0};
@@ -137,9 +156,8 @@ static void test_lost_in_evaluation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_start),
-        cmocka_unit_test(test_lost_behind_data),
-        cmocka_unit_test(test_lost_behind_base),
+        cmocka_unit_test(test_refused_start),      cmocka_unit_test(test_refused_overwriting),
+        cmocka_unit_test(test_lost_behind_data),   cmocka_unit_test(test_lost_behind_base),
         cmocka_unit_test(test_lost_in_evaluation),
     };
     return cmocka_run_group_tests_name("moments", tests, runs_set_up, runs_tear_down);

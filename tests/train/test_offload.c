@@ -462,17 +462,25 @@ static void test_auto_ratio(void **state)
     }
 }
 
-/* A run that does not fit says so with both numbers, and names the keys that make it fit, if there are any left. */
+/* A run that does not fit says so with both numbers, and names the keys that make it fit, if there are any left. The run that it
+ * was to overwrite is as it was. */
 static void test_too_little_memory_names_keys(void **state)
 {
+    const char *adapter = runs_path("small/adapter_model.safetensors");
+    golden_args args = {0};
+
     (void)state;
+    offload_args(&args, runs_path("small"), 2);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
     for (int ratio = 0; ratio <= 1; ratio++) {
-        golden_args args = {0};
+        args = (golden_args){0};
         offload_args(&args, runs_path("small"), 2);
         runs_set(&args, "activation_checkpointing", "full");
         runs_set(&args, "offload_ratio", "%d", ratio);
         runs_set(&args, "offload_tier", "disk");
         runs_set(&args, "offload_dir", "%s", pages_dir(2));
+        runs_set(&args, "overwrite_output_dir", "true");
         answer_once(3 << 19, 1);
         assert_int_equal(golden_train(&args), BL_ENOMEM);
         assert_error_has("this run needs about ");
@@ -481,10 +489,11 @@ static void test_too_little_memory_names_keys(void **state)
         assert_int_equal(
             strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL,
             ratio == 0);
+        assert_true(bl_file_exists(adapter));
         golden_args_free(&args);
     }
     answer_once(1, 0);
-    golden_args args = {0};
+    args = (golden_args){0};
     offload_args(&args, runs_path("small"), 2);
     assert_int_equal(golden_train(&args), BL_ENOMEM);
     assert_error_has("model.embed_tokens.weight: takes ");
