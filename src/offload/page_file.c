@@ -138,7 +138,9 @@ static bl_status remove_rubbish(const bl_page_file *file)
 bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst,
                             size_t n_bytes)
 {
-    const bl_reader_options options = {.engine = BL_IO_PREAD, .queue_depth = READ_DEPTH};
+    const int64_t n_requests = bl_ceil_div((int64_t)n_bytes, BL_IO_CHUNK_BYTES);
+    const bl_reader_options options = {.engine = BL_IO_PREAD, /* a thread per request at a time */
+                                       .queue_depth = (int)bl_min_i64(n_requests, READ_DEPTH)};
     bl_io_read read = {.offset_bytes = offset_bytes, .n_bytes = n_bytes, .dst = dst};
     bl_reader *reader;
 
