@@ -7,7 +7,7 @@ packages="gcc g++ libc6-dev cmake ninja-build pkg-config
     libhwloc-dev libmimalloc-dev
     openmpi-bin libopenmpi-dev iproute2 strace python3"
 # What only `scripts/test --full` needs.
-packages_full="clang libclang-rt-14-dev clang-format"
+packages_full="clang libclang-rt-14-dev clang-format ccache"
 
 JOBS=${JOBS:-$(nproc)}
 
@@ -50,11 +50,14 @@ install_packages() {
         fail "apt-get could not install: $missing"
 }
 
-# build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME; $target, or all of it.
+# build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME; $target, or all of it. With ccache where it is installed.
 target=
 build() {
     name=$1
     preset=$2
     shift 2
+    if command -v ccache >/dev/null; then
+        set -- "$@" -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
+    fi
     cmake --preset "$preset" -B "build/$name" -DBALLAST_TESTS=ON "$@" && cmake --build "build/$name" --parallel "$JOBS" ${target:+--target "$target"}
 }

@@ -130,7 +130,7 @@ static void test_same_bits(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         char keys[1024];
-        if (cuda_runs_are_strict() && !cases[i].in_strict) continue;
+        if (cuda_runs_are_slow() && !cases[i].in_strict) continue;
         snprintf(keys, sizeof keys, "%s %s", cases[i].plain, cases[i].more);
         train(THREADS, cases[i].n_ranks, runs_path("threads"), cases[i].plain);
         for (form f = TASKS; f <= CHILDREN; f++) {
@@ -220,7 +220,7 @@ static void warms_up(const char *name, const char *keys)
 static void test_all_is_warm_before_the_first_step(void **state)
 {
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     warms_up("bf16", "activation_checkpointing full validation_file " GOLDEN_DIR
                      "/tokens/tiny-validation.jsonl eval_strategy steps eval_steps 1");
     warms_up("fp8", DEMO "compute_dtype fp8 base_format fp8_row lora_dropout 0.1");
@@ -235,7 +235,7 @@ static void test_resumes_in_any_form(void **state)
     char keys[512], from[32] = "whole", to[32];
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     train(THREADS, 2, runs_path("whole"), "max_steps 5 save_steps 1");
     for (int i = 0; i < (int)BL_COUNT(forms); i++) {
         snprintf(to, sizeof to, "resumed-%d", i);
@@ -259,7 +259,7 @@ static void test_stops_on_request(void **state)
     int code = 0;
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     train(THREADS, 2, runs_path("unstopped"), KEYS);
     make_args(&args, runs_path("stopped"), 2, KEYS);
     for (int i = 0; i < MAX_TRIES && code == 0; i++) { /* 0: the signal came after the last step */
@@ -301,7 +301,7 @@ static void one_thread_takes_signals(form f, int n_ranks)
 static void test_one_thread_takes_signals(void **state)
 {
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     one_thread_takes_signals(THREADS, 1);
     one_thread_takes_signals(CHILDREN, 2);
 }
@@ -351,7 +351,7 @@ static void test_one_order_of_launches(void **state)
     bool has[2] = {false, false};
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     setenv("BALLAST_EMULATED_NCCL_LOG", runs_path("launches"), 1);
     train(CHILDREN, N_RANKS, runs_path("ordered"),
           "shard_size 2 offload_ratio 0.5 save_steps 1 visit_tokens 1 activation_offload true");
@@ -383,7 +383,7 @@ static void test_another_order_is_found(void **state)
     runs_child child = {0};
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     runs_write(runs_path("other-order"),
                "#!/bin/sh\n"
                "[ \"$OMPI_COMM_WORLD_RANK\" != 1 ] || set -- \"$@\" --ring_depth 4\n"
@@ -408,7 +408,7 @@ static void test_a_gpu_with_less_memory_is_told(void **state)
     runs_child child = {0};
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     runs_write(runs_path("less-memory"),
                "#!/bin/sh\n"
                "[ \"$OMPI_COMM_WORLD_RANK\" != 1 ] || export BALLAST_EMULATED_MEMORY_MIB=3600\n"
@@ -505,7 +505,7 @@ static void test_gathers_run_ahead(void **state)
     static span spans[MAX_SPANS];
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     train(CHILDREN, N_RANKS, runs_path("traced"),
           DEMO "offload_ratio 1 activation_checkpointing full trace %s/trace.json");
     for (int rank = 0; rank < N_RANKS; rank++)

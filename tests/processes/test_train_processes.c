@@ -17,7 +17,7 @@
 
 static const double LIMIT_S = 600;
 
-enum { LONG_STEPS = 400, LONGER_STEPS = 2000, ENDLESS_STEPS = 1000000 };
+enum { LONG_STEPS = 400, LONGER_STEPS = 600, ENDLESS_STEPS = 1000000 };
 
 static void make_args(golden_args *args, const char *output, int ranks)
 {

@@ -16,17 +16,26 @@ bool cuda_runs_have_gpu(void)
     return false;
 }
 
-bool cuda_runs_are_strict(void)
+static bool are_strict(void)
 {
     const char *mode = getenv("BALLAST_EMULATED");
     return mode && strcmp(mode, "strict") == 0;
+}
+
+bool cuda_runs_are_slow(void)
+{
+#ifdef __SANITIZE_THREAD__
+    return true;
+#else
+    return are_strict();
+#endif
 }
 
 void cuda_runs_standard(golden_args *args, const char *output, int ranks)
 {
     runs_standard(args, output, ranks);
     runs_set(args, "device", "cuda");
-    runs_set(args, "max_steps", "%d", cuda_runs_are_strict() ? 1 : CUDA_STEPS);
+    runs_set(args, "max_steps", "%d", are_strict() ? 1 : CUDA_STEPS);
     runs_set(args, "warmup_steps", "0");
     runs_set(args, "save_steps", "0");
     runs_unset(args, "validation_file");

@@ -83,7 +83,7 @@ static void test_same_bits(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(same); i++) {
         const same_case *c = &same[i];
-        if (cuda_runs_are_strict() && !c->in_strict) continue;
+        if (cuda_runs_are_slow() && !c->in_strict) continue;
         make_plain(c->plain);
         cuda_runs_train("variant", c->ranks, c->keys);
         if (!runs_are_same(runs_path("%s", c->plain), runs_path("variant")))
@@ -97,7 +97,7 @@ static void test_other_bits(void **state)
     static const char *const others[] = {"seed 43", "lora_dropout 0", "base_format fp8_block"};
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     make_plain("one");
     for (size_t i = 0; i < BL_COUNT(others); i++) {
         cuda_runs_train("variant", 1, others[i]);
@@ -122,7 +122,7 @@ static bool has_same_adapter(const char *a, const char *b)
 static void test_exceptions_from_fp8(void **state)
 {
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     make_plain("demo");
     make_plain("fp8");
     char *metrics = runs_read(runs_path("fp8/metrics.jsonl"), NULL);
@@ -178,7 +178,7 @@ static void test_memory_is_as_predicted(void **state)
     double measured, predicted;
 
     (void)state;
-    if (cuda_runs_are_strict()) TEST_SKIP("strict: fewer cases");
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         measure(cases[i].keys, cases[i].ranks, &measured, &predicted);
         double more_kib = (measured - predicted) * 1024.0;
