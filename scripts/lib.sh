@@ -7,7 +7,7 @@ packages="gcc g++ libc6-dev cmake ninja-build pkg-config
     libhwloc-dev libmimalloc-dev
     openmpi-bin libopenmpi-dev iproute2 strace python3"
 # What only `scripts/test --full` needs.
-packages_full="clang libclang-rt-14-dev clang-format ccache"
+packages_full="clang libclang-rt-14-dev clang-format"
 
 JOBS=${JOBS:-$(nproc)}
 

@@ -138,10 +138,10 @@ const bl_option bl_train_options[] = {
      .help = "steps between evaluations with eval_strategy steps"},
     {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
      .help = "after training on a quantized base, also evaluate the adapter on the stored "
-             "base, if that needs no more memory than training"},
+             "base, if one process has all ranks and that needs no more memory than training"},
     {KEY(trace, PATH), .commands = TRAIN,
      .help = "write the activity of every stream to this file, for Perfetto or "
-             "chrome://tracing"},
+             "chrome://tracing; of several processes to FILE.rank0, FILE.rank1, ..."},
     {KEY(dump_gradients, PATH), .commands = TRAIN,
      .help = "write the first step's LoRA gradients to this safetensors file"},
 #undef GROUP
@@ -179,8 +179,8 @@ const bl_option bl_train_options[] = {
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
-     .help = "fraction of the base outside device memory, prefetched before use; auto: as "
-             "little as memory requires"},
+     .help = "fraction of the base outside device memory, prefetched before use; auto: on GPUs the "
+             "fastest that fits, otherwise as little as memory requires"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "tier of that fraction: pinned host memory, or page files in offload_dir"},
     {KEY(offload_dir, PATH), .commands = BOTH,

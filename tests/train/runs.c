@@ -282,7 +282,9 @@ static void run_program(const runs_child *child, char **argv)
 void runs_start(runs_child *child, const char *command, const golden_args *args)
 {
     static int count;
-    char *argv[GOLDEN_MAX_ARGS + 3] = {(char[]){BALLAST_PROGRAM}, (char *)command};
+    const char *other = getenv("BALLAST_PROGRAM"); /* where it lies on another machine */
+    char *argv[GOLDEN_MAX_ARGS + 3] = {other ? (char *)other : (char[]){BALLAST_PROGRAM},
+                                       (char *)command};
 
     for (int i = 0; i < args->n; i++) argv[2 + i] = args->text[i];
     snprintf(child->log, sizeof child->log, "%s", runs_path("stderr-%d", count++));
