@@ -389,6 +389,24 @@ bl_status bl_tree_remove(const char *path)
     return BL_OK;
 }
 
+static _Thread_local int64_t tree_bytes;
+
+static int add_entry(const char *path, const struct stat *info, int flag, struct FTW *walk)
+{
+    (void)path, (void)walk;
+    if (flag == FTW_F && info->st_nlink == 1) tree_bytes += (int64_t)info->st_blocks * 512;
+    return 0;
+}
+
+int64_t bl_tree_bytes(const char *path)
+{
+    enum { MAX_OPEN_FOLDERS = 16 };
+
+    tree_bytes = 0;
+    (void)nftw(path, add_entry, MAX_OPEN_FOLDERS, FTW_PHYS);
+    return tree_bytes;
+}
+
 static uint64_t open_folder(const char *path)
 {
     struct stat info;

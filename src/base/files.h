@@ -79,6 +79,8 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 bl_status bl_dir_create(const char *path);
 /* Removes a file, or a folder and all in it. Links are not followed; an absent path is fine. */
 bl_status bl_tree_remove(const char *path);
+/* What that would give back to the disk: the blocks of its files, but for those that have another name, too. 0 where there is nothing. */
+int64_t bl_tree_bytes(const char *path);
 /* Opens the folder, after each folder above it in the path: a network file system then asks its server for what it remembers, also for names
  * that were not there, which may be a minute old. The folder's inode; 0: it is not there, or may not be opened. */
 uint64_t bl_dir_look_anew(const char *path);

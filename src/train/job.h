@@ -75,6 +75,8 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);
 bl_status bl_job_compare_plans(const bl_job *job);
 /* Warns of ranks whose products may round differently from rank 0's. */
 bl_status bl_job_compare_machines(const bl_job *job);
+/* Returns when all processes of the job have called it, or with the error of one that has failed. */
+bl_status bl_job_meet(const bl_job *job);
 
 /* run_evaluation.c: the mean loss over the validation rows of a job that has its plan, by ranks that
  * live as long as the call. *out is set in the process of rank 0. */

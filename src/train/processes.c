@@ -9,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -29,6 +31,7 @@ static const double QUICK_S = 5.0, PATIENCE_S = 65.0;
 typedef struct view {
     uint64_t folder, is_elsewhere; /* the same folder; a folder that is there and another one */
     uint64_t model, weights, train, validation, config;
+    uint64_t schedule; /* keys that say when collectives come, and change no result */
 } view;
 
 typedef struct probe {
@@ -88,11 +91,20 @@ static bl_status write_probe(const char *dir, probe *p)
  * together. */
 enum { PROBE_BYTES = 128 << 20 };
 
+static uint64_t hash_schedule(const bl_train_config *c)
+{
+    const int64_t keys[] = {
+        c->save_steps, (int64_t)c->eval_strategy,     c->eval_steps,
+        c->shard_size, c->per_device_eval_batch_size, c->dump_gradients != NULL};
+    return XXH3_64bits(keys, sizeof keys);
+}
+
 static bl_status look(const bl_job *job, view *own)
 {
     own->model = job->identity.model;
     own->train = job->identity.train;
     own->validation = job->identity.validation;
+    own->schedule = hash_schedule(job->config);
     /* Where all share one host's memory, they read the same files. */
     if (bl_host_memory_size(job->host_memory) < job->topology.n_ranks)
         BL_TRY(bl_job_fingerprint(job, PROBE_BYTES, &own->weights));
@@ -116,6 +128,9 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
 static bl_status compare_views(const bl_job *job, const view *views)
 {
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
+    BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, schedule),
+                   "save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size "
+                   "or dump_gradients are"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
     BL_TRY(
@@ -182,6 +197,16 @@ closed:
     bl_talk_close(&t);
 done:
     free(views);
+    return st;
+}
+
+bl_status bl_job_meet(const bl_job *job)
+{
+    bl_talk t;
+
+    BL_TRY(bl_talk_open(job->host, NULL, &t));
+    bl_status st = bl_talk_meet(&t);
+    bl_talk_close(&t);
     return st;
 }
 

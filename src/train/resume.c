@@ -157,18 +157,28 @@ static bl_status holds_a_run(const bl_train_config *c, bool *found)
 }
 
 /* config.resolved.yaml is replaced: it may be what this run was started from. */
-static bl_status start_over(const bl_train_config *c)
+/* What a run leaves in output_dir: removed, or measured where `n_bytes` is given. */
+static bl_status visit_old_run(const bl_train_config *c, int64_t *n_bytes)
 {
     static const char *const traces[] = {"adapter_model.safetensors", "adapter_config.json",
                                          "README.md", "metrics.jsonl", "checkpoints"};
     for (size_t i = 0; i < BL_COUNT(traces); i++) {
         char *path;
+        bl_status st = BL_OK;
         BL_TRY(bl_path_join(c->output_dir, traces[i], &path));
-        bl_status st = bl_tree_remove(path);
+        if (n_bytes)
+            *n_bytes += bl_tree_bytes(path);
+        else
+            st = bl_tree_remove(path);
         free(path);
         if (st != BL_OK) return st;
     }
     return BL_OK;
+}
+
+bl_status bl_training_start_over(const bl_training *training)
+{
+    return training->start.starts_over ? visit_old_run(training->job.config, NULL) : BL_OK;
 }
 
 /* The keys, the data and the model that differ from the checkpoint's; "" when none. */
@@ -322,17 +332,18 @@ static bl_status choose_start(bl_training *training, bl_outcome *outcome)
         }
         bl_log_info("%s has no checkpoint to resume: starting over", c->output_dir);
         start->step = 0;
-        return start_over(c);
+        start->starts_over = true;
+        return BL_OK;
     }
     BL_TRY(holds_a_run(c, &holds));
-    if (!holds) return BL_OK;
-    if (!c->overwrite_output_dir)
+    start->starts_over = holds;
+    if (holds && !c->overwrite_output_dir)
         return BL_FAIL(BL_EUSAGE,
                        "output_dir %s holds a run already: set resume_from_checkpoint: true to go "
                        "on with it, or "
                        "overwrite_output_dir: true to lose it",
                        c->output_dir);
-    return start_over(c);
+    return BL_OK;
 }
 
 /* The part of the process that rank 0 belongs to: others neither look into output_dir nor change it. */
@@ -344,6 +355,7 @@ static bl_status prepare_folder(bl_training *training, bl_outcome *outcome)
     BL_TRY(bl_checkpoint_clean(training->checkpoint_dir));
     BL_TRY(choose_start(training, outcome));
     BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
+    if (training->start.starts_over) BL_TRY(visit_old_run(job->config, &free_bytes));
     if (free_bytes >= checkpoint_bytes(job)) return BL_OK;
     return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld",
                    job->config->output_dir, (long long)checkpoint_bytes(job),

@@ -32,13 +32,10 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     const bl_job *job = &training->job;
     const bl_train_config *c = job->config;
     char *path = NULL;
-    bl_status st = BL_OK;
 
-    BL_TRY(bl_training_prepare_resume(training, &output->outcome));
-    training->total_steps = bl_train_total_steps(c, job->data.train.n);
-    if (job->topology.first_here > 0) return BL_OK;
+    BL_TRY(bl_training_start_over(training));
     BL_TRY(bl_path_join(c->output_dir, "config.resolved.yaml", &path));
-    st = bl_train_config_write_resolved(c, path);
+    bl_status st = bl_train_config_write_resolved(c, path);
     free(path);
     if (st != BL_OK) return st;
     BL_TRY(bl_path_join(c->output_dir, "metrics.jsonl", &path));
@@ -55,13 +52,6 @@ static bl_status compare_processes(bl_job *job, const bl_output *output)
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_job_check_processes(job, job->config->output_dir)));
     return bl_job_compare_machines(job);
-}
-
-/* output_dir was locked before the data were read: it may be another run's by now, or nobody's. */
-static bl_status prepare_output(bl_training *training, bl_output *output)
-{
-    BL_TRY(bl_output_check_lock(output));
-    return bl_output_failure(output, begin_output(training, output));
 }
 
 /* Processes of one job write a file each. */
@@ -89,6 +79,23 @@ static bl_status close_trace(bl_job *job)
     bl_trace *trace = job->trace;
     job->trace = NULL;
     return bl_trace_close(trace);
+}
+
+/* output_dir was locked before the data were read: it may be another run's by now, or nobody's. */
+static bl_status prepare_output(bl_training *training, bl_output *output)
+{
+    bl_job *job = &training->job;
+
+    BL_TRY(bl_output_check_lock(output));
+    BL_TRY(bl_output_failure(output, bl_training_prepare_resume(training, &output->outcome)));
+    training->total_steps = bl_train_total_steps(job->config, job->data.train.n);
+    BL_TRY(open_trace(training));
+    /* Whatever refuses the run on any rank has done so: now that which it overwrites goes. */
+    if (job->launch) BL_TRY(bl_job_meet(job));
+    if (job->topology.first_here > 0)
+        return bl_dir_lock_look(job->config->output_dir, &output->lock);
+    BL_TRY(bl_output_check_lock(output));
+    return bl_output_failure(output, begin_output(training, output));
 }
 
 /* Evaluates the adapter that was written by `stored`, if that takes no more than training by `job` has taken. */
@@ -211,9 +218,7 @@ static bl_status train(bl_training *training, bl_output *output)
     BL_TRY(open_job(job));
     BL_TRY(compare_processes(job, output));
     BL_TRY(plan(job));
-    BL_TRY(open_trace(training));
-    BL_TRY(prepare_output(training, output)); /* a run that it overwrites is there until now */
-    if (job->topology.first_here > 0) BL_TRY(bl_dir_lock_look(dir, &output->lock));
+    BL_TRY(prepare_output(training, output));
     bl_status st = bl_training_run_ranks(training, output, &peak);
     print_memory(job, &peak);
     if (st == BL_OK) st = close_trace(job);

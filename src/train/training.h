@@ -18,6 +18,7 @@ typedef struct bl_start {
     int64_t metrics_bytes;  /* of the log that are kept; rank 0's process */
     int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
     bool is_saved;          /* this run's newest checkpoint is that of `step` */
+    bool starts_over;       /* output_dir has a run that goes; rank 0's process */
     char *dir;              /* of the checkpoint; NULL: from the beginning */
     int n_ranks;            /* of the run that made it */
     /* bl_llama_weights.checksum of that run, if it says so. */
@@ -75,8 +76,11 @@ bl_status bl_training_trace_path(const bl_training *training, char **path);
 
 /* resume.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
  * takes what the checkpoint has of `outcome`. Refuses an output_dir that holds a run, a checkpoint
- * of another configuration, data set or model, and a disk that could not take the first checkpoint. */
+ * of another configuration, data set or model, and a disk that could not take the first checkpoint.
+ * A run that is to be overwritten is there until bl_training_start_over. */
 bl_status bl_training_prepare_resume(bl_training *training, bl_outcome *outcome);
+/* resume.c: removes the run in output_dir where training->start.starts_over. In rank 0's process. */
+bl_status bl_training_start_over(const bl_training *training);
 
 /* processes.c: gives the other processes what rank 0's has chosen. Collective over the processes. */
 bl_status bl_job_share_start(const bl_job *job, bl_start *start);

@@ -191,6 +191,11 @@ static void test_memory_and_paths(void **state)
                  "by kernels: this version has no gathers by copy engines");
     check_memory("memory", SETTINGS("BALLAST_EMULATED_NCCL_VERSION=21903"),
                  "by kernels: this version has no symmetric windows");
+    check_memory("memory", SETTINGS("BALLAST_EMULATED_DRIVER=13010"),
+                 "by kernels: with a driver of CUDA 13.1 or later");
+    check_memory("memory",
+                 SETTINGS("BALLAST_EMULATED_DRIVER=13010", "BALLAST_EMULATED_NCCL_VERSION=22902"),
+                 "asked to gather by copy engines, in symmetric windows");
     check_memory("memory_plain", NULL, "by kernels: copy engines are not asked for");
     run_failing("memory", 2, SETTINGS("BALLAST_EMULATED_NCCL_WINDOWS=fail"), 1,
                 "ncclCommWindowRegister of test: ");

@@ -142,6 +142,9 @@ static void test_one_process_differs(void **state)
          "error: the validation data are not the same"},
         {"--ranks 2", 2, "error: ranks: 2, but 3 processes were started"},
         {"--rankz 2", 2, "did you mean"},
+        {"--save_steps 3", 2,
+         "error: save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size or "
+         "dump_gradients are not the same on rank 0 and on rank 1"},
     };
 
     (void)state;

@@ -147,6 +147,25 @@ static void test_exit_codes(void **state)
     }
 }
 
+/* One rank is refused what it asks for: the run that rank 0 was to overwrite is there. */
+static void test_one_rank_is_refused(void **state)
+{
+    const char *output = runs_path("kept"), *trace = runs_path("trace.json");
+    golden_args args;
+    runs_child child;
+
+    (void)state;
+    make_args(&args, output, 3);
+    assert_int_equal(train(&args, &child), 0);
+    runs_set(&args, "overwrite_output_dir", "true");
+    runs_set(&args, "trace", "%s", trace);
+    assert_int_equal(symlink(runs_path("no/such/trace.json"), runs_path("trace.json.rank1")), 0);
+    assert_int_equal(train(&args, &child), 4);
+    runs_assert_error(&child, "rank 1: open ");
+    assert_true(bl_file_exists(runs_path("kept/adapter_model.safetensors")));
+    golden_args_free(&args);
+}
+
 /* ---- signals ---- */
 
 static void long_run(golden_args *args, const char *output, int ranks, int steps)
@@ -484,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_same_as_threads),
         cmocka_unit_test(test_resume_across_kinds),
         cmocka_unit_test(test_exit_codes),
+        cmocka_unit_test(test_one_rank_is_refused),
         cmocka_unit_test(test_stop_and_go_on),
         cmocka_unit_test(test_second_signal),
         cmocka_unit_test(test_a_signal_to_all),

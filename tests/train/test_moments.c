@@ -3,6 +3,7 @@
  * linker has those parts called through this program. */
 #include "runs.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
@@ -47,6 +48,17 @@ bl_status __wrap_bl_job_evaluate(bl_job *job, bl_eval_result *out)
     return st;
 }
 
+static bool is_disk_full;
+
+bl_status __real_bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes);
+bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
+{
+    bl_status st = __real_bl_dir_free_bytes(path, n_bytes);
+    if (is_disk_full) *n_bytes = 0;
+    return st;
+}
+
 /* The names in the folder but the lock's. */
 static size_t count_names(const char *dir)
 {
@@ -77,7 +89,7 @@ static void assert_lost(const golden_args *args, int moment, bool again)
 /* The corrected command needs no other key. */
 static void test_refused_start(void **state)
 {
-    const char *output = runs_path("refused");
+    const char *output = runs_path("refused"), *trace = runs_path("trace.json");
     golden_args args = {0};
 
     (void)state;
@@ -88,6 +100,12 @@ static void test_refused_start(void **state)
     assert_int_equal(golden_train(&args), BL_OK);
     assert_int_equal(golden_train(&args), BL_EUSAGE); /* now it holds one */
     assert_non_null(strstr(bl_error_text(), "holds a run already"));
+    runs_write(trace, "{}");
+    runs_set(&args, "trace", "%s", trace);
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    char *kept = runs_read(trace, NULL);
+    assert_string_equal(kept, "{}");
+    free(kept);
     golden_args_free(&args);
 }
 
@@ -106,6 +124,13 @@ static void test_refused_overwriting(void **state)
     assert_int_equal(golden_train(&args), BL_EIO);
     assert_true(bl_file_exists(adapter));
     runs_unset(&args, "trace");
+    is_disk_full = true;
+    runs_set(&args, "lora_r", "1024"); /* more than the run before gives back */
+    assert_int_equal(golden_train(&args), BL_ELIMIT);
+    assert_non_null(strstr(bl_error_text(), ": a checkpoint takes "));
+    is_disk_full = false;
+    assert_true(bl_file_exists(adapter));
+    runs_unset(&args, "lora_r");
     assert_int_equal(golden_train(&args), BL_OK);
     golden_args_free(&args);
 }

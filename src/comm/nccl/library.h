@@ -19,7 +19,8 @@ enum {
     COMM_NCCL_VERSION_MIN = 21900,          /* the first with all that is always called */
     COMM_NCCL_VERSION_WINDOWS = 22700,      /* windows of symmetric memory */
     COMM_NCCL_VERSION_COPY_ENGINES = 22800, /* gathers by copy engines in them */
-    COMM_NCCL_VERSION_TELLS = 22900         /* a window is symmetric, or NULL */
+    COMM_NCCL_VERSION_TELLS = 22900,        /* a window is symmetric, or NULL */
+    COMM_NCCL_VERSION_COPIES_WORDS = 22902  /* copy engines meet by copies */
 };
 
 /* What every version from COMM_NCCL_VERSION_MIN on has. */

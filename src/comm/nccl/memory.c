@@ -8,6 +8,8 @@
 #include "base/log.h"
 #include "comm/nccl/internal.h"
 
+enum { DRIVER_WITHOUT_WORDS = 13010 };
+
 static void log_path(comm_nccl *c, const char *why_not)
 {
     if (c->base.rank > 0 || c->job->has_told_path) return;
@@ -19,6 +21,15 @@ static void log_path(comm_nccl *c, const char *why_not)
             "NCCL was asked to gather by copy engines; this version does not tell whether it does");
     else
         bl_log_info("NCCL was asked to gather by copy engines, in symmetric windows");
+}
+
+/* From CUDA 13.1 on the driver writes no words to other GPUs' memory from a stream, by which NCCL before 2.29.2 makes copy engines of GPUs
+ * without multicast meet (NVIDIA/nccl, issue 2052). Multicast is not asked for: NCCL can be told to leave it. */
+static bool cannot_meet(const comm_nccl_library *library)
+{
+    int driver = 0;
+    return library->version < COMM_NCCL_VERSION_COPIES_WORDS &&
+           cudaDriverGetVersion(&driver) == cudaSuccess && driver >= DRIVER_WITHOUT_WORDS;
 }
 
 /* NULL: there is no reason. The same on all ranks, as all of them register a window or none does. */
@@ -34,6 +45,10 @@ static const char *why_plain(const comm_nccl *c)
         return "this version has no symmetric windows (2.27 and later do)";
     if (library->version < COMM_NCCL_VERSION_COPY_ENGINES)
         return "this version has no gathers by copy engines (2.28 and later do)";
+    if (cannot_meet(library))
+        return "with a driver of CUDA 13.1 or later it takes NCCL 2.29.2 or later to gather by "
+               "copy "
+               "engines";
     return NULL;
 }
 
