@@ -209,7 +209,8 @@ static bl_status validate_training(const bl_train_config *config)
     }
     if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
         return BL_FAIL(BL_EUSAGE,
-                       "overwrite_output_dir and resume_from_checkpoint: give one of them");
+                       "overwrite_output_dir and resume_from_checkpoint: give one of them "
+                       "(to resume, overwrite_output_dir: false)");
     }
     return BL_OK;
 }

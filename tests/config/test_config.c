@@ -265,7 +265,8 @@ static void test_combinations(void **state)
         {"--validation_file v --validation_split_percentage 5",
          "validation_file and validation_split_percentage 5: give one of them"},
         {"--overwrite_output_dir --resume_from_checkpoint true",
-         "overwrite_output_dir and resume_from_checkpoint: give one of them"},
+         "overwrite_output_dir and resume_from_checkpoint: give one of them (to resume, "
+         "overwrite_output_dir: false)"},
         {"--ranks 4 --shard_size 3", "shard_size 3 does not divide ranks 4"},
         {"--lora_target_modules q_proj,qproj",
          "lora_target_modules: 'qproj' is none of q_proj, k_proj, "
