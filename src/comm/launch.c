@@ -244,7 +244,8 @@ static bl_status end_job(const bl_launch *launch, bl_status st, bl_status (*end_
     if (verdict != BL_OK) own.status = verdict;
     if (own.status != BL_OK && launch->info.kind == BL_LAUNCH_MPI) nanosleep(&time_to_read, NULL);
     own.text[0] = '\0';
-    if (own.status == BL_OK && launch->info.kind == BL_LAUNCH_CHILD) (void)tell_parent(&own);
+    bool is_known = own.status == BL_OK || own.status == BL_ESTOPPED;
+    if (is_known && launch->info.kind == BL_LAUNCH_CHILD) (void)tell_parent(&own);
     return bl_error_restore(&own);
 }
 

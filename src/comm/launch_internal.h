@@ -26,7 +26,7 @@ bl_status comm_child_read(bl_launch_child *out);
 void comm_child_free(bl_launch_child *child);
 
 /* What a child tells its parent: the job's error, in place of printing it; or BL_OK, when it has closed its wire and nothing but its exit is
- * left, of all ranks of the job then. */
+ * left, of all ranks of the job then; or BL_ESTOPPED without a text, when it stops and all ranks of the job know. */
 typedef struct comm_message {
     bl_error error;
 } comm_message;

@@ -10,12 +10,14 @@
 #include <sys/stat.h>
 
 #include "base/clock.h"
+#include "base/files.h"
 #include "base/sizes.h"
 #include "strike.h"
 
 static const double LIMIT_S = 600;
 
-enum { ENDLESS_STEPS = 1000000 };
+/* The frame after a rank's first meeting with all others: they have begun, and still compare what they have. */
+enum { ENDLESS_STEPS = 1000000, FRAME_IN_START = 2 };
 
 /* The first parent waits for a rank when the second one has none left; the other way round; neither does. */
 static const char *const slow_to_go[] = {"1:end:1:pause=3", "3:end:1:pause=3", "-1:end:1:pause=0"};
@@ -77,13 +79,14 @@ static void test_failures(void **state)
 
 /* A training that does not end, and the processes of its two parents. */
 static void start_endless(runs_child *child, const char *output, const char *strike,
-                          runs_child *parents)
+                          runs_child *parents, const char *grace)
 {
     golden_args args;
 
     make_args(&args, output);
+    runs_set(&args, "grace_s", "%s", grace);
     runs_set(&args, "max_steps", "%d", ENDLESS_STEPS);
-    runs_set(&args, "save_steps", "40");
+    runs_set(&args, "save_steps", "0"); /* no save that a grace may not end */
     start(child, &args, strike);
     for (int i = 0; i < 2; i++) parents[i] = (runs_child){.pid = mpi_process_of(child, i)};
     golden_args_free(&args);
@@ -104,7 +107,7 @@ static void test_a_rank_is_killed(void **state)
     char text[64];
 
     (void)state;
-    start_endless(&child, runs_path("killed"), "2:end:1:pause=3", parents);
+    start_endless(&child, runs_path("killed"), "2:end:1:pause=3", parents, "20");
     wait_for_steps(&child, runs_path("killed"));
     pid_t victim = mpi_process_of(&parents[1], 3);
     kill(victim, SIGKILL);
@@ -114,6 +117,25 @@ static void test_a_rank_is_killed(void **state)
     mpi_assert_error(&child, "was killed by signal 9");
 }
 
+/* To one parent: all ranks stop, which the other one's parent hears from its own; after the step or, without grace, inside it. */
+static void test_request(void **state)
+{
+    static const char *const grace[] = {"20", "0"};
+    static const char *const texts[] = {"stopped on request after step", "stopped inside a step"};
+
+    (void)state;
+    for (size_t i = 0; i < 2 * BL_COUNT(grace); i++) {
+        const char *output = runs_path("asked-%zu", i);
+        runs_child child = {0}, parents[2];
+        start_endless(&child, output, slow_to_go[1 - i % 2], parents, grace[i / 2]);
+        wait_for_steps(&child, output);
+        kill(parents[i % 2].pid, SIGTERM);
+        int code = runs_wait(&child, LIMIT_S);
+        mpi_assert_error(&child, texts[i / 2]);
+        assert_int_equal(code, 75);
+    }
+}
+
 /* To one parent, while the step cannot end: the other one's ranks see some that are killed. */
 static void test_second_request(void **state)
 {
@@ -121,7 +143,7 @@ static void test_second_request(void **state)
     for (int which = 0; which < 2; which++) {
         const char *output = runs_path("twice-%d", which);
         runs_child child = {0}, parents[2];
-        start_endless(&child, output, slow_to_go[2], parents);
+        start_endless(&child, output, slow_to_go[2], parents, "20");
         wait_for_steps(&child, output);
         kill(mpi_process_of(&parents[1 - which], which == 0 ? 3 : 1), SIGSTOP);
         double end_s = bl_now_s() + 120;
@@ -142,7 +164,7 @@ static void test_early_request(void **state)
     runs_child child = {0}, parents[2];
 
     (void)state;
-    start_endless(&child, runs_path("early"), "0:begin:1:pause=60", parents);
+    start_endless(&child, runs_path("early"), "0:begin:1:pause=60", parents, "20");
     (void)mpi_process_of(&parents[0], 1); /* it comes after rank 0 */
     kill(parents[0].pid, SIGUSR1);
     int code = runs_wait(&child, LIMIT_S);
@@ -150,13 +172,40 @@ static void test_early_request(void **state)
     assert_int_equal(code, 75);
 }
 
+/* Of one parent, in the start of its ranks, which have begun and do not yet take requests: all of them leave without a word. */
+static void test_request_in_the_start(void **state)
+{
+    static const double MOST_S = 10.0; /* less than a parent waits for the others' word in vain */
+
+    (void)state;
+    for (int which = 0; which < 2; which++) {
+        const char *struck = runs_path("struck-%d", which);
+        runs_child child = {0}, parents[2];
+        char strike[64];
+        snprintf(strike, sizeof strike, "%d:wire:%d:pause=60", 2 * which, FRAME_IN_START);
+        setenv(STRIKE_LOG_VARIABLE, struck, 1);
+        start_endless(&child, runs_path("start-%d", which), strike, parents, "20");
+        while (!bl_file_exists(struck)) {
+            if (!runs_is_alive(&child)) fail_msg("the job ended: %s", runs_read(child.log, NULL));
+            runs_sleep_s(0.005);
+        }
+        kill(parents[which].pid, SIGTERM);
+        double asked_s = bl_now_s();
+        int code = runs_wait(&child, LIMIT_S);
+        double took_s = bl_now_s() - asked_s;
+        unsetenv(STRIKE_LOG_VARIABLE);
+        mpi_assert_error(&child, "stopped at once on request");
+        assert_int_equal(code, 75);
+        if (took_s > MOST_S) fail_msg("the job ended %.1f s after the request", took_s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failures),
-        cmocka_unit_test(test_a_rank_is_killed),
-        cmocka_unit_test(test_second_request),
-        cmocka_unit_test(test_early_request),
+        cmocka_unit_test(test_failures),      cmocka_unit_test(test_a_rank_is_killed),
+        cmocka_unit_test(test_request),       cmocka_unit_test(test_second_request),
+        cmocka_unit_test(test_early_request), cmocka_unit_test(test_request_in_the_start),
     };
     if (!mpi_is_here()) return 77;
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

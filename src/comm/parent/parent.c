@@ -4,6 +4,7 @@
  * | event | the parent |
  * | first request to stop | passes it on; the ranks agree when to stop |
  * | second one, later than BL_LAUNCH_ONE_REQUEST_S | tells the other hosts' parents, and kills the ranks |
+ * | ranks go by a request, before they take any | tells the other hosts' parents: theirs cannot know why |
  * | SIGTSTP | stops the ranks, then itself; when it continues, they do |
  * | a rank tells an error | keeps the first one: it is the job's; but a rank's own is better than what others say of it. Tells the other hosts' parents |
  * | a rank fails, or tells an error | gives the others LEFT_S to end, TOLD_S once the first has ended and the error is told, and kills those that do not |
@@ -41,8 +42,9 @@ typedef struct watch {
     double asked_s;        /* when */
     bool is_left_at_once;  /* it came twice */
     double failed_s,
-        ended_s, /* when the first child failed, and when the first one ended; 0: none has */
-        done_s;  /* when the first one said that it has closed its wire */
+        ended_s,        /* when the first child failed, and when the first one ended; 0: none has */
+        done_s;         /* when the first one said that it has closed its wire */
+    bool is_stop_known; /* a rank says that it stops, and those of all hosts know */
     bool is_killed_in_exit; /* those that were left exit_s later */
 } watch;
 
@@ -165,6 +167,8 @@ static void take_word(watch *w, const bl_error *word)
 {
     if (word->status == BL_OK) {
         if (w->done_s == 0.0) w->done_s = bl_now_s();
+    } else if (word->status == BL_ESTOPPED && !word->text[0]) {
+        w->is_stop_known = true;
     } else if (w->told.status == BL_OK || (is_hearsay(&w->told) && !is_hearsay(word))) {
         w->told = *word;
     }
@@ -320,7 +324,8 @@ static bl_status warn_of_exit(const watch *w, const comm_child *c)
     return BL_OK;
 }
 
-/* A rank that left without a word, or went when it was asked to stop before it had begun. */
+/* A rank that left without a word, or went when it was asked to stop: before it had begun, by the signal; before it took requests, with a stop's exit
+ * code. Of neither do the other hosts' ranks know more than that it has gone. */
 static bl_status judge_silent(const watch *w, const comm_child *killed, const comm_child *left)
 {
     char name[128];
@@ -329,7 +334,8 @@ static bl_status judge_silent(const watch *w, const comm_child *killed, const co
         if (WTERMSIG(killed->wait_status) == w->asked) return stop_all_hosts(w);
         return say_killed(w, killed);
     }
-    if (has_exited_with(left, BL_ESTOPPED)) return say_stopped();
+    if (has_exited_with(left, BL_ESTOPPED))
+        return w->is_stop_known ? say_stopped() : stop_all_hosts(w);
     name_child(w, left, name, sizeof name);
     return BL_FAIL(BL_ERANK, "%s exited with code %d and did not say why", name,
                    WEXITSTATUS(left->wait_status));
