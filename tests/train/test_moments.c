@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moments outside the steps: a start that is refused, and an output_dir that is taken away between two parts of a run. The
- * linker has those parts called through this program. */
+/* Moments outside the steps: a start that is refused, an output_dir that is taken away between two parts of a run, and a request to
+ * stop. The linker has those parts called through this program. */
 #include "runs.h"
 
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "train/trainer.h"
@@ -58,6 +61,35 @@ bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
     if (is_disk_full) *n_bytes = 0;
     return st;
 }
+
+/* ---- requests to stop ---- */
+
+/* This program is signalled when an evaluation begins, and passes are counted from then on. */
+static atomic_bool is_asked_in_evaluation;
+static atomic_int n_passes_after;
+static const double GRACE_S = 0.01,
+                    HEARD_S = 0.5; /* by then the grace is over, and the ranks are told */
+
+bl_status __real_bl_rank_evaluate(bl_rank *r, bl_eval_result *out);
+bl_status __wrap_bl_rank_evaluate(bl_rank *r, bl_eval_result *out);
+bl_status __wrap_bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
+{
+    if (atomic_load(&is_asked_in_evaluation)) {
+        if (r->index == 0) (void)kill(getpid(), SIGTERM);
+        runs_sleep_s(HEARD_S);
+    }
+    return __real_bl_rank_evaluate(r, out);
+}
+
+bl_status __real_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
+bl_status __wrap_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
+bl_status __wrap_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
+{
+    if (atomic_load(&is_asked_in_evaluation)) atomic_fetch_add(&n_passes_after, 1);
+    return __real_bl_llama_pass_run(pass, input);
+}
+
+/* ---- */
 
 /* The names in the folder but the lock's. */
 static size_t count_names(const char *dir)
@@ -178,12 +210,50 @@ static void test_lost_in_evaluation(void **state)
     golden_args_free(&args);
 }
 
+/* One rank, and replicas, gather no base: the end of the grace reaches them at LoRA's gathers, and none begins another pass. Resumed,
+ * nothing shows. */
+static void test_grace_runs_out_in_an_evaluation(void **state)
+{
+    const char *rows = runs_path("validation.jsonl");
+
+    (void)state;
+    runs_write(rows,
+               "{\"input_ids\":[3,4,5,6]}\n{\"input_ids\":[4,5,6,7]}\n{\"input_ids\":[5,6,7]}\n"
+               "{\"input_ids\":[6,7,8,9]}\n{\"input_ids\":[7,8,9,3]}\n{\"input_ids\":[8,9,3]}\n");
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        const char *output = runs_path("cut-%d", ranks), *whole = runs_path("uncut-%d", ranks);
+        golden_args args = {0};
+
+        runs_standard(&args, output, ranks);
+        runs_set(&args, "shard_size", "1");
+        runs_set(&args, "validation_file", "%s", rows);
+        runs_set(&args, "per_device_eval_batch_size", "1");
+        runs_set(&args, "grace_s", "%g", GRACE_S);
+        atomic_store(&n_passes_after, 0);
+        atomic_store(&is_asked_in_evaluation, true);
+        bl_status st = golden_train(&args);
+        atomic_store(&is_asked_in_evaluation, false);
+        assert_int_equal(st, BL_ESTOPPED);
+        assert_int_equal(atomic_load(&n_passes_after), ranks); /* of three or six each */
+        assert_non_null(strstr(bl_error_text(), "saved after step 0"));
+        runs_set(&args, "resume_from_checkpoint", "true");
+        assert_int_equal(golden_train(&args), BL_OK);
+        runs_set(&args, "output_dir", "%s", whole);
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_true(runs_are_same(whole, output));
+        golden_args_free(&args);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_start),      cmocka_unit_test(test_refused_overwriting),
-        cmocka_unit_test(test_lost_behind_data),   cmocka_unit_test(test_lost_behind_base),
+        cmocka_unit_test(test_refused_start),
+        cmocka_unit_test(test_refused_overwriting),
+        cmocka_unit_test(test_lost_behind_data),
+        cmocka_unit_test(test_lost_behind_base),
         cmocka_unit_test(test_lost_in_evaluation),
+        cmocka_unit_test(test_grace_runs_out_in_an_evaluation),
     };
     return cmocka_run_group_tests_name("moments", tests, runs_set_up, runs_tear_down);
 }
