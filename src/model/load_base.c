@@ -24,6 +24,7 @@ typedef struct job_target {
 
 typedef struct load_plan {
     bl_llama_weights *weights;
+    const bl_llama_placement *placement;
     int shard;
     bl_row_job *jobs;
     job_target *targets;
@@ -198,6 +199,12 @@ static bl_status pad_page(load_plan *plan, int64_t page, size_t written)
     return BL_OK;
 }
 
+static bl_status check_stop(const bl_llama_placement *placement)
+{
+    if (!placement->stop || !placement->stop(placement->stop_user)) return BL_OK;
+    return BL_FAIL(BL_ESTOPPED, "stopped while the base was loaded");
+}
+
 static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
 {
     const bl_llama_weights *w = plan->weights;
@@ -214,6 +221,7 @@ static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
         uint64_t checksum = 0, rows;
         if (bl_pages_spec(pages, page)->tier == BL_TIER_DISK && bl_pages_has_disk(pages)) continue;
         for (; j < plan->n_jobs && plan->targets[j].page == page; j++) {
+            BL_TRY(check_stop(plan->placement));
             BL_TRY(bl_row_loader_next(loader, &rows));
             checksum += rows;
             BL_TRY(upload_scales(plan, j));
@@ -337,6 +345,7 @@ static bl_status load_jobs(bl_llama_weights *w, bl_comm *shard_group,
 {
     const bl_llama_model *model = w->model;
     load_plan plan = {.weights = w,
+                      .placement = placement,
                       .shard = bl_comm_rank(shard_group),
                       .max_staging_bytes = bl_llama_staging_bytes(placement),
                       .staging = staging};

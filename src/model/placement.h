@@ -19,6 +19,9 @@ typedef struct bl_llama_placement {
      * MiB for the n ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they
      * need. */
     size_t staging_bytes;
+    /* Asked before each piece that is loaded; true ends loading with BL_ESTOPPED. NULL: never. */
+    bool (*stop)(void *user);
+    void *stop_user;
 } bl_llama_placement;
 
 /* staging_bytes, chosen. */

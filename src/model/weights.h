@@ -127,7 +127,8 @@ bl_status bl_llama_weights_create(const bl_llama_model *model, bl_device *device
 
 /* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
  * placement NULL: all in device memory. Collective over `shard_group`: scales are exchanged there. `model` is borrowed until the
- * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. */
+ * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. BL_ESTOPPED: placement->stop. After a failure
+ * no incomplete page file is left. */
 bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
                                 bl_comm *shard_group, bl_stream *stream,
                                 const bl_llama_placement *placement, bl_llama_weights **out);

@@ -14,6 +14,9 @@ typedef struct bl_rank {
     const bl_job *job;
     int index;
     bool is_at_fault; /* of a failure that all ranks see, the reason is this one's */
+    /* Asked while the base is loaded; true ends that with BL_ESTOPPED. NULL: never. */
+    bool (*stop)(void *user);
+    void *stop_user;
 
     /* Of host memory: `talk`, over which goes all that is small. There from the start, as long as the rank. */
     bl_comm *host;
@@ -42,7 +45,7 @@ typedef struct bl_rank {
 bl_status bl_rank_open(bl_rank *rank); /* device, streams, communicators */
 /* Brings r->weights, which are there: the second half of the next. */
 bl_status bl_rank_create_base(bl_rank *rank);
-/* The frozen base. BL_EUSAGE: ranks have read different weights. */
+/* The frozen base. BL_EUSAGE: ranks have read different weights. BL_ESTOPPED: rank->stop. */
 bl_status bl_rank_load_base(bl_rank *rank);
 /* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */
 bl_status bl_rank_create_adapter(bl_rank *rank);

@@ -104,6 +104,8 @@ bl_status bl_rank_load_base(bl_rank *r)
 
     placement.index = index_on_host(r);
     placement.gpu_bus_id = gpu_bus_id(r->job);
+    placement.stop = r->stop;
+    placement.stop_user = r->stop_user;
     BL_TRY(bl_llama_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
                                  &r->weights));
     BL_TRY(bl_rank_create_base(r));

@@ -82,7 +82,8 @@ bool bl_ranks_wait(bl_ranks *ranks, const sigset_t *signals, int *signal_number)
 
     sigemptyset(&none);
     if (atomic_load(&ranks->n_running) == 0) return false;
-    if (bl_launch_should_leave(ranks->launch)) bl_launch_leave(ranks->launch);
+    if (bl_launch_should_leave(ranks->launch) && !ranks->is_cleaning_up)
+        bl_launch_leave(ranks->launch);
     int came = sigtimedwait(signals ? signals : &none, NULL, &tick);
     if (signal_number) *signal_number = came;
     atomic_store(&ranks->peak_bytes,

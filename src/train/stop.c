@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stop.c -- the ranks of a training while they run, and the signals that end it: after the step, or
- * inside it once the grace is over. A save is not ended by that: whoever ends the process in its middle
- * leaves the checkpoint before it, and nothing but its end keeps the step. */
+/* stop.c -- the ranks of a training while they run, and the signals that end it: at once while ranks are set up, then after the step,
+ * or inside it once the grace is over. A save is not ended by that: whoever ends the process in its middle leaves the checkpoint before
+ * it, and nothing but its end keeps the step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +11,9 @@
 #include "base/sizes.h"
 #include "train/ranks.h"
 #include "train/trainer.h"
+
+/* Ranks that were loading remove their page files; a hung disk is not waited for. */
+static const double CLEAN_UP_S = 2.0;
 
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
 
@@ -65,6 +68,21 @@ typedef struct watch {
     bl_peak_memory of_job; /* by the rank of a job of several processes; host 0: not known */
 } watch;
 
+/* A rank here is still being set up. Then no rank of the job has made a step or begun a save, which need all of them: there is
+ * nothing to lose. */
+static bool is_before_steps(const watch *w)
+{
+    bool is_before = false;
+    for (int i = 0; i < w->ranks.n_here; i++) is_before |= !atomic_load(&w->trainers[i].is_set_up);
+    return is_before;
+}
+
+static bl_status say_before_steps(void)
+{
+    return BL_FAIL(BL_ESTOPPED, "stopped on request before this run's first step: nothing is lost; "
+                                "resume with --resume_from_checkpoint true");
+}
+
 /* In a save that all ranks of the job have come to: one here says so for all. */
 static bool is_saving(const watch *w)
 {
@@ -73,19 +91,24 @@ static bool is_saving(const watch *w)
     return saves;
 }
 
-/* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once. */
+/* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once; and those that load
+ * at their next piece. */
 static void abandon(watch *w)
 {
     bl_error error = {.status = BL_ESTOPPED};
-    snprintf(error.text, sizeof error.text,
-             "stopped inside a step; the newest checkpoint in %s stands",
-             w->training->checkpoint_dir);
+    if (is_before_steps(w))
+        bl_error_save(&error, say_before_steps());
+    else
+        snprintf(error.text, sizeof error.text,
+                 "stopped inside a step; the newest checkpoint in %s stands",
+                 w->training->checkpoint_dir);
     atomic_store(&w->control.abandon, 1);
     bl_comm_abort(w->ranks.rank[0].host, &error);
 }
 
-/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but not inside a save; a second one, later than BL_LAUNCH_ONE_REQUEST_S,
- * goes to the process. A child has one request twice where it went to all processes at once: from whoever sent it, and passed on by the parent. */
+/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but not inside a save; before the first
+ * step, at once. A second one, later than BL_LAUNCH_ONE_REQUEST_S, goes to the process. A child has one request twice where it went to
+ * all processes at once: from whoever sent it, and passed on by the parent. */
 static void take_signal(watch *w, const sigset_t *signals, int signal_number)
 {
     double grace_s = w->training->job.config->grace_s;
@@ -96,13 +119,18 @@ static void take_signal(watch *w, const sigset_t *signals, int signal_number)
         if (w->asked_s > 0.0) give_back(signals, signal_number);
         w->asked_s = bl_now_s();
         if (signal_number == SIGINT) bl_log_note_echo();
-        bl_log_info("%s: stopping after this step (at most %.0f s); once more, a second later, to "
-                    "leave at once",
-                    strsignal(signal_number), grace_s);
+        if (is_before_steps(w))
+            bl_log_info("%s: stopping before the first step", strsignal(signal_number));
+        else
+            bl_log_info(
+                "%s: stopping after this step (at most %.0f s); once more, a second later, to "
+                "leave at once",
+                strsignal(signal_number), grace_s);
         atomic_store(&w->control.stop, 1);
     }
-    bool is_over = w->asked_s > 0.0 && bl_now_s() - w->asked_s > grace_s;
+    bool is_over = w->asked_s > 0.0 && (bl_now_s() - w->asked_s > grace_s || is_before_steps(w));
     if (is_over && !atomic_load(&w->control.abandon) && !is_saving(w)) abandon(w);
+    w->ranks.is_cleaning_up = is_over && is_before_steps(w) && bl_now_s() - w->asked_s < CLEAN_UP_S;
 }
 
 /* After the grace was over: the state of the last completed step, if all ranks agree which one that is. Processes cannot agree on
@@ -114,10 +142,8 @@ static bl_status save_abandoned(watch *w, bl_output *output)
     int64_t step = first->steps_done;
     bool agreed = !training->job.launch;
 
-    for (int i = 0; agreed && i < w->ranks.n_here; i++) {
-        const bl_trainer *t = &w->trainers[i];
-        agreed = t->rank->state && t->rank->pass && t->steps_done == step;
-    }
+    if (is_before_steps(w)) return say_before_steps();
+    for (int i = 0; agreed && i < w->ranks.n_here; i++) agreed = w->trainers[i].steps_done == step;
     if (!agreed)
         return BL_FAIL(BL_ESTOPPED,
                        "stopped on request inside a step, which is lost; the newest checkpoint in "
@@ -176,9 +202,16 @@ static bl_status train_rank(bl_rank *rank, void *user)
     bl_trainer *t = &w->trainers[rank->index - rank->job->topology.first_here];
 
     BL_TRY(bl_trainer_setup(t));
+    atomic_store(&t->is_set_up, true);
     BL_TRY(bl_trainer_warm_up(t));
     BL_TRY(bl_trainer_run(t));
     return rank->job->launch ? share_peak(w, rank) : BL_OK;
+}
+
+static bool is_abandoned(void *user)
+{
+    const bl_control *control = user;
+    return atomic_load(&control->abandon) != 0;
 }
 
 static bl_status create_watch(bl_training *training, bl_output *output, watch *w)
@@ -192,6 +225,8 @@ static bl_status create_watch(bl_training *training, bl_output *output, watch *w
     if (!w->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", w->ranks.n_here);
     for (int i = 0; i < w->ranks.n_here; i++) {
         bl_rank *rank = &w->ranks.rank[i];
+        rank->stop = is_abandoned;
+        rank->stop_user = &w->control;
         w->trainers[i] = (bl_trainer){.training = training,
                                       .control = &w->control,
                                       .output = rank->index == 0 ? output : NULL,

@@ -41,6 +41,7 @@ typedef struct bl_trainer {
     int64_t steps_done;         /* optimizer steps in the adapter's state */
     int64_t saved_step;         /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step;     /* of the newest evaluation; -1: none */
+    atomic_bool is_set_up;      /* as all ranks of the job are before one counts its first step */
     atomic_bool
         is_saving; /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
 } bl_trainer;

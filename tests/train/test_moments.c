@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "model/rows.h"
 #include "train/trainer.h"
 
 /* The folder of the run under way, where it is taken away, and whether it is made again. */
@@ -87,6 +88,20 @@ bl_status __wrap_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *inp
 {
     if (atomic_load(&is_asked_in_evaluation)) atomic_fetch_add(&n_passes_after, 1);
     return __real_bl_llama_pass_run(pass, input);
+}
+
+/* And when the n-th piece of the base is about to be loaded; 0: it is not. Pieces are counted. */
+static atomic_int asked_at_piece, n_pieces;
+
+bl_status __real_bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
+bl_status __wrap_bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
+bl_status __wrap_bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
+{
+    int n = atomic_fetch_add(&n_pieces, 1) + 1, asked_at = atomic_load(&asked_at_piece);
+
+    if (asked_at > 0 && n == asked_at) (void)kill(getpid(), SIGTERM);
+    if (asked_at > 0 && n >= asked_at) runs_sleep_s(HEARD_S);
+    return __real_bl_row_loader_next(loader, checksum);
 }
 
 /* ---- */
@@ -245,6 +260,34 @@ static void test_grace_runs_out_in_an_evaluation(void **state)
     }
 }
 
+/* Whatever grace_s says, each rank ends with the piece that it is at; no file is left, and the same command starts again. */
+static void test_stopped_while_loading(void **state)
+{
+    enum { ASKED_AT = 3 };
+
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        const char *pages = runs_path("pages-%d", ranks);
+        golden_args args = {0};
+
+        runs_standard(&args, runs_path("loading-%d", ranks), ranks);
+        runs_set(&args, "offload_ratio", "1");
+        runs_set(&args, "offload_tier", "disk");
+        runs_set(&args, "offload_dir", "%s", pages);
+        atomic_store(&n_pieces, 0);
+        atomic_store(&asked_at_piece, ASKED_AT);
+        bl_status st = golden_train(&args);
+        atomic_store(&asked_at_piece, 0);
+        assert_int_equal(st, BL_ESTOPPED);
+        assert_in_range(atomic_load(&n_pieces), ASKED_AT, ASKED_AT + ranks - 1);
+        assert_non_null(strstr(bl_error_text(), "before this run's first step"));
+        assert_int_equal(count_names(pages), 0);
+        assert_int_equal(golden_train(&args), BL_OK);
+        assert_int_equal(count_names(pages), 2 * ranks);
+        golden_args_free(&args);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -254,6 +297,7 @@ int main(void)
         cmocka_unit_test(test_lost_behind_base),
         cmocka_unit_test(test_lost_in_evaluation),
         cmocka_unit_test(test_grace_runs_out_in_an_evaluation),
+        cmocka_unit_test(test_stopped_while_loading),
     };
     return cmocka_run_group_tests_name("moments", tests, runs_set_up, runs_tear_down);
 }
