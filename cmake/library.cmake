@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(library_modules base safetensors io device fp8 ops comm offload linear linear_paged)
+set(library_modules base build_id safetensors io device fp8 ops comm offload linear linear_paged)
 set(library_objects)
 set(BALLAST_LINK_LIBRARIES)
 foreach(module ${library_modules})

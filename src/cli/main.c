@@ -11,6 +11,7 @@
 #include <mimalloc.h>
 #endif
 
+#include "base/build_id.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
@@ -22,7 +23,7 @@ static bl_status run_version(int argc, char *const *argv);
 static const bl_command command_version = {
     .name = "version",
     .arguments = "",
-    .summary = "print the version",
+    .summary = "print the version and the build id",
     .details = "",
     .run = run_version,
 };
@@ -118,7 +119,7 @@ void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, boo
 static bl_status run_version(int argc, char *const *argv)
 {
     if (argc > 0) return BL_FAIL(BL_EUSAGE, "%s: version takes no arguments", argv[0]);
-    printf("ballast %s\n", BALLAST_VERSION);
+    printf("ballast %s (build %s)\n", BALLAST_VERSION, bl_build_id());
     return BL_OK;
 }
 
