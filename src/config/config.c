@@ -44,18 +44,12 @@ static bl_status resolve(bl_config_command command, bl_train_config *config)
 /* For a machine that is described, not at hand. */
 static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *c)
 {
-    bool is_cpu = c->compute_dtype == BL_COMPUTE_FP32;
-
     if (c->device == BL_CONFIG_DEVICE_AUTO)
         c->device = machine->has_gpus ? BL_CONFIG_DEVICE_CUDA : BL_CONFIG_DEVICE_CPU;
     if ((c->device == BL_CONFIG_DEVICE_CUDA) != machine->has_gpus)
         return BL_FAIL(BL_EUSAGE, "device %s: the machine of the plan has %s",
                        machine->has_gpus ? "cpu" : "cuda", machine->has_gpus ? "GPUs" : "no GPU");
-    if (c->compute_dtype == BL_COMPUTE_AUTO)
-        c->compute_dtype = machine->has_gpus ? BL_COMPUTE_BF16 : BL_COMPUTE_FP32;
-    else if (is_cpu == machine->has_gpus)
-        return BL_FAIL(BL_EUSAGE, "compute_dtype: %s",
-                       is_cpu ? "a GPU computes in bf16 or fp8" : "a CPU computes in fp32");
+    BL_TRY(config_choose_dtype(c->device, machine->gpu, machine->capability, &c->compute_dtype));
     if (c->ranks == BL_OPTION_AUTO) c->ranks = machine->n_ranks;
     if (c->threads == BL_OPTION_AUTO)
         c->threads = bl_max_i64(

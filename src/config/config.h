@@ -153,6 +153,8 @@ typedef struct bl_config_machine {
     int64_t n_ranks;         /* of ranks auto */
     int64_t n_cores;         /* of a host */
     int64_t n_ranks_on_host; /* of n_ranks */
+    const char *gpu;         /* its name, borrowed for the call */
+    int capability;          /* its compute capability, 10 x major + minor */
 } bl_config_machine;
 /* As bl_train_config_load for a training on that machine, but no key is required, and this machine is not
  * looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that one. */

@@ -11,9 +11,8 @@
 #include "comm/launch.h"
 #include "config/internal.h"
 #include "llama/projection.h"
+#include "ops/matmul.h"
 #include "store/peft.h"
-
-enum { CAPABILITY_FP8 = 90 };
 
 _Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_DOWN == (int)BL_DOWN,
                "both lists are in the order of PEFT's modules");
@@ -105,12 +104,25 @@ static bl_status choose_device(bl_config_device *device, bl_gpu_info *gpu)
     return BL_OK;
 }
 
-bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype,
-                                  bl_gpu_info *gpu)
+/* What FP8 products are asked of a GPU without them: below Hopper the run ends; behind it, where they may come, bf16. */
+static bl_status do_without_fp8(const char *gpu, int capability, bl_compute_dtype *dtype)
 {
-    *gpu = (bl_gpu_info){0};
-    BL_TRY(choose_device(device, gpu));
-    bool is_cuda = *device == BL_CONFIG_DEVICE_CUDA;
+    static const char why[] =
+        "compute_dtype fp8: %s has no FP8 products that Ballast uses: they need "
+        "compute capability 9.0, it has %d.%d; %s";
+    int major = capability / 10, minor = capability % 10;
+
+    if (major < 9) return BL_FAIL(BL_ELIMIT, why, gpu, major, minor, "use bf16");
+    bl_log_warning(why, gpu, major, minor, "products are in bf16");
+    *dtype = BL_COMPUTE_BF16;
+    return BL_OK;
+}
+
+bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capability,
+                              bl_compute_dtype *dtype)
+{
+    bool is_cuda = device == BL_CONFIG_DEVICE_CUDA;
+
     if (*dtype == BL_COMPUTE_AUTO) *dtype = is_cuda ? BL_COMPUTE_BF16 : BL_COMPUTE_FP32;
     if (!is_cuda && *dtype != BL_COMPUTE_FP32)
         return BL_FAIL(BL_EUSAGE, "compute_dtype %s: device cpu computes in fp32; use auto or fp32",
@@ -119,12 +131,17 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
         return BL_FAIL(BL_EUSAGE,
                        "compute_dtype fp32: device cuda computes in bf16 or fp8; use auto, bf16 or "
                        "fp8");
-    if (*dtype == BL_COMPUTE_FP8 && gpu->capability < CAPABILITY_FP8)
-        return BL_FAIL(BL_ELIMIT,
-                       "compute_dtype fp8: needs a GPU of compute capability 9.0, %s has %d.%d; "
-                       "use bf16",
-                       gpu->name, gpu->capability / 10, gpu->capability % 10);
+    if (*dtype == BL_COMPUTE_FP8 && !bl_matmul_has_fp8(capability))
+        return do_without_fp8(gpu, capability, dtype);
     return BL_OK;
+}
+
+bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype,
+                                  bl_gpu_info *gpu)
+{
+    *gpu = (bl_gpu_info){0};
+    BL_TRY(choose_device(device, gpu));
+    return config_choose_dtype(*device, gpu->name, gpu->capability, dtype);
 }
 
 /* N of "layers.N" or "model.layers.N"; -1: it is neither. */

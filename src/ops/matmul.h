@@ -45,6 +45,12 @@ typedef enum bl_matmul_fallback {
 
 /* One word, for metrics: "format", "shape", "capability", "refused". */
 const char *bl_matmul_fallback_name(bl_matmul_fallback reason);
+/* The reason in words: "it is not stored in one FP8 format". */
+const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
+
+/* Whether a GPU of this compute capability (10 x major + minor) has the FP8 products: scales per row and per block are
+ * Hopper's. The one owner of this decision: products, the configuration and plans ask here. */
+bool bl_matmul_has_fp8(int capability);
 
 /* counts[reason] = how many products the device's streams were given so far that fell back, queued or run. The first of each reason is
  * logged. Zeros on the CPU. From any thread. */
@@ -80,6 +86,11 @@ typedef struct bl_matmul_weight_args {
     bool *is_refused;
 } bl_matmul_weight_args;
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
+
+/* The mode of that product on a CUDA device that has FP8 products, as far as the matrix and T decide it: no GPU is asked, and cuBLASLt may
+ * still refuse. mode, T, the weight's shape and formats are read; codes NULL: segments without gaps. *reason (may be NULL): why FP8
+ * became BF16; else not written. */
+bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args, bl_matmul_fallback *reason);
 
 /* *out: whether the product is known to come out as *is_refused = true. On the CPU, and where bf16 is asked for: false. */
 bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,

@@ -244,6 +244,23 @@ bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBAC
     return table_of(bl_device_get_kind(device))->matmul_count_fallbacks(device, counts);
 }
 
+bool bl_matmul_has_fp8(int capability)
+{
+    enum { HOPPER = 90 };
+    return capability == HOPPER;
+}
+
+const char *bl_matmul_fallback_text(bl_matmul_fallback reason)
+{
+    static const char *const texts[BL_FALLBACK_COUNT] = {
+        [BL_FALLBACK_FORMAT] = "it is not stored in one FP8 format",
+        [BL_FALLBACK_SHAPE] = "FP8 products need multiples of 16, and whole blocks",
+        [BL_FALLBACK_CAPABILITY] = "FP8 products need a GPU of capability 9.0",
+        [BL_FALLBACK_REFUSED] = "cuBLASLt has no such FP8 product",
+    };
+    return texts[reason];
+}
+
 const char *bl_matmul_fallback_name(bl_matmul_fallback reason)
 {
     static const char *const names[BL_FALLBACK_COUNT] = {

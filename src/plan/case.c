@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/case.h"
 
+#include <stdlib.h>
+
 #include "base/sizes.h"
 #include "plan/lora.h"
 #include "plan/memory.h"
@@ -17,7 +19,9 @@ static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char 
     bl_config_machine machine = {.has_gpus = has_gpus,
                                  .n_ranks = is_here ? 1 : n_devices(h),
                                  .n_cores = h->n_cores,
-                                 .n_ranks_on_host = h->n_devices};
+                                 .n_ranks_on_host = h->n_devices,
+                                 .gpu = h->device,
+                                 .capability = h->arch};
 
     BL_TRY(bl_train_config_load_for(&machine, argc, argv, out));
     if (!(*out)->model_name_or_path)
@@ -50,6 +54,16 @@ static int64_t gpu_available_bytes(const bl_hardware *h, int n_ranks)
     return (int64_t)h->device_memory_bytes.value - bl_plan_gpu_reserve_bytes(n_ranks);
 }
 
+static bl_status choose_bf16_matrices(bl_plan_case *c)
+{
+    int64_t n_layers = c->model.config.n_layers;
+
+    c->bf16_matrices = calloc((size_t)n_layers, sizeof *c->bf16_matrices);
+    if (!c->bf16_matrices)
+        return BL_FAIL(BL_ENOMEM, "exceptions of %lld layers", (long long)n_layers);
+    return bl_train_config_bf16_matrices(c->config, n_layers, c->bf16_matrices);
+}
+
 static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                            bl_plan_case *c)
 {
@@ -59,6 +73,7 @@ static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, c
     is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
     BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
     BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
+    BL_TRY(choose_bf16_matrices(c));
     BL_TRY(bl_plan_choose_lora(c->config, &c->model.config, true, &c->lora));
     if (row_tokens == 0) row_tokens = c->config->max_seq_length;
     bl_topology topology = topology_of(&c->hardware, is_here, c->config);
@@ -69,6 +84,7 @@ static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, c
         .config = c->config,
         .model = &c->model.config,
         .formats = c->model.formats,
+        .bf16_matrices = c->bf16_matrices,
         .embedding_dtype = c->model.embedding_dtype,
         .head_dtype = c->model.head_dtype,
         .n_positions = row_tokens,
@@ -97,5 +113,6 @@ void bl_plan_case_close(bl_plan_case *c)
 {
     bl_plan_model_close(&c->model);
     bl_train_config_free(c->config);
+    free(c->bf16_matrices);
     *c = (bl_plan_case){0};
 }

@@ -12,6 +12,7 @@ typedef struct bl_plan_case {
     bl_hardware hardware;
     bl_train_config *config;
     bl_plan_model model;
+    uint8_t *bf16_matrices; /* compute_bf16_modules, by layer */
     bl_lora_layout lora;
     bl_plan_input input; /* of a training; refers to the members above: a case does not move */
 } bl_plan_case;

@@ -122,6 +122,8 @@ static bl_status read_device_rates(reading *r)
     BL_TRY(read_rate(r, "device_copy", "bytes", out, 1, &h->copy_out_bytes_per_s));
     BL_TRY(read_rate(r, "gemm", "flops", gemm, 1,
                      is_gpu ? &h->bf16_gemm_flops_per_s : &h->f32_gemm_flops_per_s));
+    if (is_gpu && h->bf16_gemm_flops_per_s.value > h->bf16_peak_flops_per_s.value)
+        h->bf16_peak_flops_per_s = h->bf16_gemm_flops_per_s; /* clocks above the datasheet's */
     return read_rate(r, "fp8", "weights", decode, 1, &h->fp8_decode_weights_per_s);
 }
 
@@ -173,6 +175,8 @@ static bl_status read_figure(const char *path, const json_t *value, size_t index
         st = BL_FAIL(BL_EINPUT, "%s: key source: expected 1..%d bytes", path,
                      BL_FIGURE_SOURCE_BYTES - 1);
     if (st != BL_OK) return bl_error_prefix(st, "figures: %s", key);
+    if (bl_hardware_check_figure(key, number) != BL_OK)
+        return bl_error_prefix(BL_EINPUT, "%s: figures", path);
     *figure = (bl_figure){.value = number};
     if (number > 0) snprintf(figure->source, sizeof figure->source, "%s", source);
     return BL_OK;
@@ -289,9 +293,11 @@ static bl_status check(const char *path, const bl_hardware *h)
     if (h->kind == BL_DEVICE_CPU && h->f32_gemm_flops_per_s.value == 0)
         missing = "f32_gemm_flops_per_s";
     if (h->host_memory_bytes.value == 0) missing = "host_memory_bytes";
-    if (!missing) return BL_OK;
-    return BL_FAIL(BL_EINPUT, "%s: no figure %s; give it, or the machine it is based_on", path,
-                   missing);
+    if (missing)
+        return BL_FAIL(BL_EINPUT, "%s: no figure %s; give it, or the machine it is based_on", path,
+                       missing);
+    return bl_hardware_check_peaks(h) == BL_OK ? BL_OK
+                                               : bl_error_prefix(BL_EINPUT, "%s: figures", path);
 }
 
 static bl_status read_file(const char *path, bl_hardware *out)

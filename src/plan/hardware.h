@@ -78,6 +78,11 @@ extern const bl_figure_info bl_figures[];
 extern const size_t bl_n_figures;
 const bl_figure *bl_hardware_figure(const bl_hardware *hardware, size_t index);
 
+/* hardware_check.c. BL_EUSAGE: the value is outside of the figure's range, which the text has (0 is in all of them: none);
+ * a sustained rate is above the peak of its kind. */
+bl_status bl_hardware_check_figure(const char *key, double value);
+bl_status bl_hardware_check_peaks(const bl_hardware *hardware);
+
 /* [HOSTSx]DEVICESxGPU: "8xh100", "2x8xh100", "1xgh200"; GPU alone is one; "cpu": a small CPU host. Any
  * counts of 1..1024. BL_EUSAGE lists the GPUs and names the nearest. */
 bl_status bl_hardware_preset(const char *name, bl_hardware *out);

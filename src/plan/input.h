@@ -15,6 +15,8 @@ typedef struct bl_plan_input {
 
     const bl_llama_config *model;
     const bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
+    /* compute_bf16_modules by layer (bl_train_config_bf16_matrices), for times; NULL: none. */
+    const uint8_t *bf16_matrices;
     bl_dtype embedding_dtype, head_dtype;
     int64_t n_positions; /* of the RoPE tables */
     /* Taken by a rank while it loads, beside what it loads into (bl_llama_load_bytes). */

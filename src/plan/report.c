@@ -49,13 +49,33 @@ static const char *amount(double n_bytes, char text[32])
     return text;
 }
 
+/* "bf16", "FP8", "FP8, 4 of 504 matrices in bf16: ...". */
+static void describe_products(const bl_plan_report *r, char text[160])
+{
+    const bl_time_products *p = &r->time->products;
+    bool is_cuda = r->c->hardware.kind == BL_DEVICE_CUDA;
+    int64_t n_bf16 = p->n_matrices - p->n_fp8;
+
+    if (r->config->compute_dtype != BL_COMPUTE_FP8 || n_bf16 == 0) {
+        snprintf(text, 160, "%s", !is_cuda ? "fp32" : p->n_fp8 > 0 ? "FP8" : "bf16");
+        return;
+    }
+    const char *why = p->reason == BL_FALLBACK_COUNT ? "compute_bf16_modules"
+                                                     : bl_matmul_fallback_text(p->reason);
+    if (p->n_fp8 == 0)
+        snprintf(text, 160, "bf16,\n         none in FP8: %s", why);
+    else
+        snprintf(text, 160, "FP8,\n         but %lld of %lld matrices in bf16: %s",
+                 (long long)n_bf16, (long long)p->n_matrices, why);
+}
+
 static void print_head(const bl_plan_report *r, FILE *out)
 {
     const bl_plan_case *c = r->c;
     const bl_hardware *h = &c->hardware;
     const bl_topology *t = &c->input.topology;
     char held[BL_BASE_FORMATS_TEXT_BYTES], stored[BL_BASE_FORMATS_TEXT_BYTES], a[32], b[32];
-    static const char *const arithmetic[] = {"?", "fp32", "bf16", "FP8"};
+    char products[160];
     int n_targets = 0;
 
     for (int p = 0; p < BL_PROJECTIONS; p++) n_targets += c->lora.a_offset[p] >= 0;
@@ -77,11 +97,11 @@ static void print_head(const bl_plan_report *r, FILE *out)
                 h->arch / 10, h->arch % 10);
     int64_t sequences =
         r->config->per_device_train_batch_size * r->config->gradient_accumulation_steps;
+    describe_products(r, products);
     fprintf(out, "Step     %d rank%s x %lld sequence%s of %s tokens = %s tokens; products in %s\n",
             t->n_ranks, t->n_ranks == 1 ? "" : "s", (long long)sequences, sequences == 1 ? "" : "s",
             grouped((double)c->input.longest_train_row, a),
-            grouped((double)(sequences * c->input.longest_train_row * t->n_ranks), b),
-            arithmetic[r->config->compute_dtype]);
+            grouped((double)(sequences * c->input.longest_train_row * t->n_ranks), b), products);
 }
 
 static void print_memory(const bl_plan_report *r, FILE *out)
@@ -119,6 +139,13 @@ static void print_memory(const bl_plan_report *r, FILE *out)
     fputs("\n", out);
 }
 
+const char *bl_plan_report_peak(const bl_plan_report *r)
+{
+    return r->c->hardware.kind != BL_DEVICE_CUDA ? "fp32"
+           : r->time->products.n_fp8 > 0         ? "FP8"
+                                                 : "bf16";
+}
+
 static void print_time(const bl_plan_report *r, FILE *out)
 {
     const bl_time_estimate *e = r->time;
@@ -132,7 +159,8 @@ static void print_time(const bl_plan_report *r, FILE *out)
     }
     fprintf(out, "  %-14s %11.3f           %s tokens/s", "sum", e->step_s,
             grouped(e->tokens_per_s, a));
-    if (e->mfu > 0) fprintf(out, ", MFU %.1f %%", 100 * e->mfu);
+    if (e->mfu > 0)
+        fprintf(out, ", MFU %.1f %% of the %s peak", 100 * e->mfu, bl_plan_report_peak(r));
     fputs("\n", out);
     double hours = bl_plan_report_seconds(r) / 3600, kwh = bl_plan_report_joules(r) / 3.6e6;
     fprintf(out, "%s tokens take %.*f hours", grouped(r->total_tokens, a), hours < 10 ? 2 : 1,
@@ -223,7 +251,7 @@ static void print_choice(const bl_plan_report *r, FILE *out)
 static void print_rates(const bl_plan_report *r, FILE *out)
 {
     const bl_hardware *h = &r->c->hardware;
-    bool is_gpu = h->kind == BL_DEVICE_CUDA, is_fp8 = r->config->compute_dtype == BL_COMPUTE_FP8;
+    bool is_gpu = h->kind == BL_DEVICE_CUDA, is_fp8 = r->time->products.n_fp8 > 0;
     const bl_figure *gemm = !is_gpu  ? &h->f32_gemm_flops_per_s
                             : is_fp8 ? &h->fp8_gemm_flops_per_s
                                      : &h->bf16_gemm_flops_per_s;

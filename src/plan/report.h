@@ -23,6 +23,9 @@ typedef struct bl_plan_report {
 double bl_plan_report_seconds(const bl_plan_report *report);
 double bl_plan_report_joules(const bl_plan_report *report);
 
+/* Of which peak time->mfu is a part: "bf16". */
+const char *bl_plan_report_peak(const bl_plan_report *report);
+
 /* At most 100 columns. */
 void bl_plan_report_print(const bl_plan_report *report, FILE *out);
 

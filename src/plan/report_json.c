@@ -28,8 +28,9 @@ static json_t *describe_memory(const bl_plan_report *r)
                      "disk_bytes_per_host", (json_int_t)(m->disk * t->n_on_host));
 }
 
-static json_t *describe_time(const bl_time_estimate *e)
+static json_t *describe_time(const bl_plan_report *r)
 {
+    const bl_time_estimate *e = r->time;
     json_t *phases = json_array();
     for (int p = 0; p < BL_TIME_PHASES; p++) {
         const bl_time_part *part = &e->part[p];
@@ -38,8 +39,10 @@ static json_t *describe_time(const bl_time_estimate *e)
                                                 part->seconds, "compute_seconds", part->compute_s,
                                                 "bound_by", bl_lane_name(part->bound)));
     }
-    return json_pack("{s:f, s:f, s:f, s:f, s:o}", "step_seconds", e->step_s, "tokens_per_s",
-                     e->tokens_per_s, "model_flops_per_step", e->model_flops, "mfu", e->mfu,
+    return json_pack("{s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:o}", "step_seconds", e->step_s,
+                     "tokens_per_s", e->tokens_per_s, "model_flops_per_step", e->model_flops, "mfu",
+                     e->mfu, "mfu_peak", bl_plan_report_peak(r), "fp8_matrices",
+                     (json_int_t)e->products.n_fp8, "matrices", (json_int_t)e->products.n_matrices,
                      "phases", phases);
 }
 
@@ -90,7 +93,7 @@ bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
                      "model", describe_model(r->c), "hardware", hardware, "row_tokens",
                      (json_int_t)r->c->input.longest_train_row, "keys",
                      describe_keys(r->config, r->plan), "memory", describe_memory(r), "time",
-                     describe_time(r->time), "total_tokens", r->total_tokens, "total_seconds",
+                     describe_time(r), "total_tokens", r->total_tokens, "total_seconds",
                      bl_plan_report_seconds(r), "total_joules", bl_plan_report_joules(r));
     if (*out && r->choice) {
         json_object_set_new(*out, "options_tried", json_integer(r->choice->n_options));

@@ -56,9 +56,11 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
     for (int64_t l = 0; l < in->model->n_layers; l++) {
         const bl_format *formats = &in->formats[l * BL_PROJECTIONS];
         bl_time_run *run = n_runs > 0 ? &runs[n_runs - 1] : NULL;
-        if (!run || memcmp(run->format, formats, sizeof run->format) != 0) {
+        unsigned exceptions = in->bf16_matrices ? in->bf16_matrices[l] : 0;
+        if (!run || memcmp(run->format, formats, sizeof run->format) != 0 ||
+            run->bf16_matrices != exceptions) {
             run = &runs[n_runs++];
-            *run = (bl_time_run){.save = plan->pass.save};
+            *run = (bl_time_run){.save = plan->pass.save, .bf16_matrices = exceptions};
             memcpy(run->format, formats, sizeof run->format);
         }
         run->n_layers++;
@@ -100,6 +102,10 @@ bl_status bl_plan_estimate(const bl_plan_input *in, const bl_plan *plan, bl_time
     bl_plan_time_input(in, plan, runs, &input);
     bl_status st = bl_time_predict(&input, out);
     free(runs);
+    /* Rates are checked against peaks where they are read (bl_hardware_check). */
+    if (st == BL_OK && out->mfu > 1)
+        st = BL_FAIL(BL_EINTERNAL, "plan: MFU %.1f %%: a step cannot compute above the peak of %s",
+                     100 * out->mfu, in->hardware->name);
     return st;
 }
 

@@ -44,6 +44,7 @@ bl_time_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int th
         .host_memory_bytes_per_s = h->host_memory_bytes_per_s.value / n,
         .disk_bytes_per_s = h->disk_read_bytes_per_s.value / n,
         .peak_flops_per_s = h->bf16_peak_flops_per_s.value,
+        .fp8_peak_flops_per_s = h->fp8_peak_flops_per_s.value,
     };
     r.memory_bytes_per_s *= MEMORY_EFFICIENCY;
     if (h->kind == BL_DEVICE_CUDA) return r;
@@ -71,14 +72,15 @@ static bl_status check_rates(const bl_time_input *in)
 {
     const bl_time_rates *r = &in->rates;
     bool is_cuda = in->kind == BL_DEVICE_CUDA;
+    bl_time_products products;
 
     BL_TRY(need(r->gemm_flops_per_s, "rate of products"));
     BL_TRY(need(r->attention_forward_flops_per_s, "rate of attention"));
     BL_TRY(need(r->attention_backward_flops_per_s, "rate of attention"));
     if (is_cuda) BL_TRY(need(r->memory_bytes_per_s, "device memory's rate"));
     if (is_cuda) BL_TRY(need(r->decode_weights_per_s, "rate of decoding FP8"));
-    if (is_cuda && in->mode == BL_MATMUL_FP8)
-        BL_TRY(need(r->fp8_gemm_flops_per_s, "rate of FP8 products"));
+    bl_time_count_products(in, &products);
+    if (products.n_fp8 > 0) BL_TRY(need(r->fp8_gemm_flops_per_s, "rate of FP8 products"));
     if (in->n_ranks > 1) BL_TRY(need(r->gather_bytes_per_s, "rate of gathers"));
     if (in->n_hosts > 1) BL_TRY(need(r->network_bytes_per_s, "network's rate"));
     if (in->offload_ratio > 0 || in->offload_activations)
@@ -287,9 +289,10 @@ static void finish(const bl_time_input *in, double optimizer_s, bl_time_estimate
     double tokens = (double)in->n_ranks * in->n_micro * (double)in->micro_tokens;
     out->tokens_per_s = tokens * in->useful_part / out->step_s;
     out->model_flops = plan_model_flops(in);
-    if (in->rates.peak_flops_per_s > 0)
-        out->mfu =
-            out->model_flops / (out->step_s * in->rates.peak_flops_per_s * (double)in->n_ranks);
+    bl_time_count_products(in, &out->products);
+    double peak =
+        out->products.n_fp8 > 0 ? in->rates.fp8_peak_flops_per_s : in->rates.peak_flops_per_s;
+    if (peak > 0) out->mfu = out->model_flops / (out->step_s * peak * (double)in->n_ranks);
 }
 
 static bl_status predict(const bl_time_input *in, bool fast, bl_time_estimate *out)

@@ -42,7 +42,8 @@ typedef struct bl_time_rates {
     double copy_cores;           /* used by a copy under way, by a gather, by a read */
     double pace_bytes_per_s;     /* of pages, where a test paces them (offload/pager.h); 0: not */
     double step_overhead_s;      /* a step's work on the host, while compute stands still */
-    double peak_flops_per_s;     /* of one rank, for mfu */
+    double peak_flops_per_s; /* of one rank, for mfu: of products as gemm_flops_per_s has them */
+    double fp8_peak_flops_per_s; /* the same, FP8 */
 } bl_time_rates;
 
 /* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they share the
@@ -54,6 +55,7 @@ typedef struct bl_time_run {
     int64_t n_layers;
     bl_format format[BL_PROJECTIONS]; /* as held */
     unsigned save;                    /* bl_save */
+    unsigned bf16_matrices;           /* bit m: bl_llama_matrix m is an exception from mode */
 } bl_time_run;
 
 /* What other systems do and Ballast does not; all zero: Ballast. */
@@ -110,13 +112,22 @@ typedef struct bl_time_part {
     bl_lane bound; /* the lane that takes longest: compute, or what it waits for */
 } bl_time_part;
 
+/* How the products with frozen matrices are made, by bl_matmul_weight_mode. */
+typedef struct bl_time_products {
+    int64_t n_matrices, n_fp8; /* of all layers; those whose products are in FP8 */
+    int64_t n_exceptions;      /* bf16 by run.bf16_matrices */
+    bl_matmul_fallback reason; /* why others are not, the first of them; BL_FALLBACK_COUNT: none */
+} bl_time_products;
+void bl_time_count_products(const bl_time_input *input, bl_time_products *out);
+
 typedef struct bl_time_estimate {
     double step_s;
     bl_time_part part[BL_TIME_PHASES]; /* their seconds are the step's */
     double tokens_per_s;               /* of all ranks, useful ones */
     double
         model_flops; /* of a step, all ranks: as mfu in metrics.jsonl counts them, no recomputation */
-    double mfu;      /* 0: the peak is not known */
+    bl_time_products products;
+    double mfu; /* of the FP8 peak if any product is in FP8, else of the other; 0: not known */
     double bytes[BL_N_LANES]; /* a step and rank, received */
 } bl_time_estimate;
 

@@ -82,16 +82,37 @@ static void end_segments(tally *t)
 /* ---- frozen matrices and LoRA ---- */
 
 typedef struct matrix_size {
-    double rows, cols;      /* W (rows, cols) */
-    double stored_bytes;    /* of its codes */
-    bool is_fp8;            /* all of it */
-    int64_t n_parts;        /* with LoRA */
-    double part_rows[3], r; /* rows of each; LoRA's rank */
+    double rows, cols;         /* W (rows, cols) */
+    double stored_bytes;       /* of its codes */
+    bool is_fp8;               /* all of it is stored so */
+    bl_matmul_mode mode;       /* of products with it, as ops/ makes them; CUDA */
+    bl_matmul_fallback reason; /* why that is not FP8 */
+    int64_t n_parts;           /* with LoRA */
+    double part_rows[3], r;    /* rows of each; LoRA's rank */
 } matrix_size;
+
+static bool is_exception(const bl_time_run *run, int matrix)
+{
+    return run->bf16_matrices >> matrix & 1u;
+}
+
+/* Of all its products: training pads tokens to whole rows of a block. */
+static bl_matmul_mode mode_of(const bl_time_input *in, const bl_time_run *run, int matrix,
+                              const bl_weight *weight, bl_matmul_fallback *reason)
+{
+    bl_block_dims dims = bl_block_dims_of(in->model, in->kind);
+    bl_matmul_mode mode = is_exception(run, matrix) ? BL_MATMUL_BF16 : in->mode;
+
+    return bl_matmul_weight_mode(
+        &(bl_matmul_weight_args){
+            .mode = mode, .T = bl_block_rows(&dims, in->micro_tokens), .weight = *weight},
+        reason);
+}
 
 static matrix_size size_of(const bl_time_input *in, const bl_time_run *run, int matrix)
 {
-    matrix_size m = {.is_fp8 = true, .r = (double)in->lora->options.r};
+    matrix_size m = {.is_fp8 = true, .r = (double)in->lora->options.r, .reason = BL_FALLBACK_COUNT};
+    bl_weight weight = {.rows = 0};
 
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         int64_t rows, cols;
@@ -102,10 +123,29 @@ static matrix_size size_of(const bl_time_input *in, const bl_time_run *run, int 
         m.stored_bytes +=
             (double)rows * (double)cols * (double)bl_format_code_bytes(run->format[p]);
         m.is_fp8 = m.is_fp8 && bl_format_is_fp8(run->format[p]);
+        weight.segment[weight.n_segments++] =
+            (bl_weight_segment){.format = run->format[p], .rows = rows};
+        weight.rows += rows;
+        weight.cols = cols;
         if (in->lora->n_floats > 0 && in->lora->a_offset[p] >= 0)
             m.part_rows[m.n_parts++] = (double)rows;
     }
+    m.mode = mode_of(in, run, matrix, &weight, &m.reason);
     return m;
+}
+
+void bl_time_count_products(const bl_time_input *in, bl_time_products *out)
+{
+    *out = (bl_time_products){.reason = BL_FALLBACK_COUNT};
+    for (int r = 0; r < in->n_runs; r++)
+        for (int matrix = 0; matrix < BL_LAYER_MATRICES; matrix++) {
+            const bl_time_run *run = &in->runs[r];
+            matrix_size m = size_of(in, run, matrix);
+            out->n_matrices += run->n_layers;
+            if (is_cuda(in) && m.mode == BL_MATMUL_FP8) out->n_fp8 += run->n_layers;
+            if (is_exception(run, matrix)) out->n_exceptions += run->n_layers;
+            if (out->reason == BL_FALLBACK_COUNT) out->reason = m.reason;
+        }
 }
 
 /* Of a visit's first micro-batch, or of each. */
@@ -120,7 +160,7 @@ static void add_prepared(tally *t, double seconds, double bytes)
 static void prepare(tally *t, const matrix_size *m, int matrix, bool forward)
 {
     const bl_time_rates *r = &t->in->rates;
-    bool decodes = t->in->mode == BL_MATMUL_BF16;
+    bool decodes = m->mode == BL_MATMUL_BF16;
     double weights = m->rows * m->cols;
 
     if (!is_cuda(t->in) || !m->is_fp8 || t->in->habits.gathers_decoded) return;
@@ -139,7 +179,7 @@ static void prepare(tally *t, const matrix_size *m, int matrix, bool forward)
 static void add_frozen(tally *t, const matrix_size *m, bool forward, bool accumulates)
 {
     const bl_time_input *in = t->in;
-    bool is_fp8 = is_cuda(in) && in->mode == BL_MATMUL_FP8 && m->is_fp8;
+    bool is_fp8 = is_cuda(in) && m->mode == BL_MATMUL_FP8;
     double width_in = forward ? m->cols : m->rows, width_out = forward ? m->rows : m->cols;
     double weight_bytes = is_fp8        ? m->rows * m->cols
                           : is_cuda(in) ? 2 * m->rows * m->cols

@@ -42,12 +42,12 @@ static const bl_figure_info *find_figure(const char *key)
     return NULL;
 }
 
-static bl_status parse_number(const char *text, double least, double *out)
+static bl_status parse_number(const char *text, double least, double most, double *out)
 {
     char *end;
     *out = strtod(text, &end);
-    if (*end == '\0' && isfinite(*out) && *out >= least) return BL_OK;
-    return BL_FAIL(BL_EUSAGE, "expected a number of at least %g, got '%s'", least, text);
+    if (*end == '\0' && *out >= least && *out <= most) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "expected a number of %.0f to %.0f, got '%s'", least, most, text);
 }
 
 /* Whether the word is "--key" or "--key=..."; - and _ are the same in it. */
@@ -89,18 +89,19 @@ static bl_status open_case(const bl_what_if_case *c, const char *key, char *valu
     if (strcmp(key, "hardware") == 0)
         return bl_plan_case_open(value, c->row_tokens, c->argc, c->argv, out);
     if (strcmp(key, "tokens") == 0) {
-        BL_TRY(parse_number(value, 1, &number));
+        BL_TRY(parse_number(value, 1, 1 << 20, &number));
         return bl_plan_case_open(c->hardware, (int64_t)number, c->argc, c->argv, out);
     }
     if (figure) {
-        BL_TRY(parse_number(value, 0, &number));
+        BL_TRY(parse_number(value, 0, 1e18, &number));
+        BL_TRY(bl_hardware_check_figure(key, number));
         BL_TRY(bl_plan_case_open(c->hardware, c->row_tokens, c->argc, c->argv, out));
         bl_figure *f = (bl_figure *)((char *)&out->hardware + figure->offset);
         if (strcmp(key, "device_memory_bytes") == 0)
             out->input.gpu_available_bytes += (int64_t)(number - f->value);
         if (strcmp(key, "host_memory_bytes") == 0) out->input.available_bytes = (int64_t)number;
         *f = (bl_figure){.value = number, .source = "what_if"};
-        return BL_OK;
+        return bl_hardware_check_peaks(&out->hardware);
     }
     char **words = calloc((size_t)c->argc + 2, sizeof *words);
     if (!words) return BL_FAIL(BL_ENOMEM, "the configuration of a plan");

@@ -124,6 +124,7 @@ bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
     BL_TRY(choose_bf16_matrices(job));
     BL_TRY(make_offload_dir(job->config));
     bl_plan_input of_all = *input;
+    of_all.bf16_matrices = job->bf16_matrices;
     if (job->launch) BL_TRY(bl_job_share_memory(job, &of_all));
     BL_TRY(bl_plan_choose(&of_all, &job->plan));
     job->plan.pass.bf16_matrices = job->bf16_matrices;

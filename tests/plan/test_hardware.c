@@ -186,7 +186,15 @@ static void test_measured_gpus(void **state)
         "\"gpu_memory_bytes\": 48000000000, \"memory_bytes\": 128000000000}",
         &h);
     assert_int_equal(h.arch, 89);
-    assert_true(h.fp8_gemm_flops_per_s.value > 2e14 && h.fp8_gemm_flops_per_s.value < 3e14);
+    double fp8_flops_per_s = h.fp8_gemm_flops_per_s.value;
+    assert_true(fp8_flops_per_s > 2e14 && fp8_flops_per_s < 3e14);
+    /* Clocks above the datasheet's: what was measured is the peak. */
+    load_text(
+        "{\"hardware_version\": 1, \"gpus\": 1, \"gpu\": \"RTX 4090\", \"gpu_capability\": 89,"
+        "\"memory_bytes\": 128000000000,"
+        "\"gemm\": [{\"device\": \"cuda\", \"dtype\": \"bf16\", \"median_flops_per_s\": 1.7e14}]}",
+        &h);
+    assert_true(h.bf16_peak_flops_per_s.value == 1.7e14);
 }
 
 /* Whatever machine this is, a plan has what it needs of it. */
@@ -231,6 +239,12 @@ static void test_wrong_files(void **state)
     refuses_text("{\"hardware_version\": 1, \"based_on\": \"8xh100\","
                  " \"figures\": {\"gather_bytes_per_s\": {\"value\": 1, \"source\": \"\"}}}",
                  "key source");
+    refuses_text("{\"hardware_version\": 1, \"based_on\": \"8xh100\","
+                 " \"figures\": {\"gather_bytes_per_s\": {\"value\": 1e-300, \"source\": \"x\"}}}",
+                 "figures: gather_bytes_per_s: expected 1000 to 1e+18");
+    refuses_text("{\"hardware_version\": 1, \"based_on\": \"8xh100\","
+                 " \"figures\": {\"bf16_gemm_flops_per_s\": {\"value\": 1e15, \"source\": \"x\"}}}",
+                 "figures: bf16_gemm_flops_per_s 1e+15 is above bf16_peak_flops_per_s 9.894e+14");
     refuses_text("{\"hardware_version\": 1, \"kind\": \"cuda\", \"memory_bytes\": 1}",
                  "no figure bf16_gemm_flops_per_s");
 }

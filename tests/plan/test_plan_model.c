@@ -113,7 +113,7 @@ static bl_status load(const bl_config_machine *machine, const char *key, const c
 
 static void test_described_machine(void **state)
 {
-    const bl_config_machine gpus = {true, 16, 112, 8}, cpu = {false, 2, 8, 2};
+    const bl_config_machine gpus = {true, 16, 112, 8, "GPU", 90}, cpu = {false, 2, 8, 2, NULL, 0};
     bl_train_config *c;
 
     (void)state;
@@ -139,6 +139,28 @@ static void test_described_machine(void **state)
     assert_int_equal(load(&gpus, "--shard_size", "3", &c), BL_EUSAGE);
 }
 
+/* FP8 products as a training decides them, which asks the same function: below Hopper it ends, later it is bf16. */
+static void test_fp8_by_capability(void **state)
+{
+    bl_config_machine gpus = {true, 8, 112, 8, "NVIDIA A100", 80};
+    bl_train_config *c;
+
+    (void)state;
+    assert_int_equal(load(&gpus, "--compute_dtype", "fp8", &c), BL_ELIMIT);
+    assert_string_equal(
+        bl_error_text(),
+        "compute_dtype fp8: NVIDIA A100 has no FP8 products that Ballast uses: they "
+        "need compute capability 9.0, it has 8.0; use bf16");
+    gpus.capability = 89;
+    assert_int_equal(load(&gpus, "--compute_dtype", "fp8", &c), BL_ELIMIT);
+    for (int capability = 90; capability <= 120; capability += 10) {
+        gpus.capability = capability;
+        assert_int_equal(load(&gpus, "--compute_dtype", "fp8", &c), BL_OK);
+        assert_int_equal(c->compute_dtype, capability == 90 ? BL_COMPUTE_FP8 : BL_COMPUTE_BF16);
+        bl_train_config_free(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +168,7 @@ int main(void)
         cmocka_unit_test(test_published_fp8),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_described_machine),
+        cmocka_unit_test(test_fp8_by_capability),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -233,12 +233,74 @@ static void test_shorter_rows(void **state)
     }
 }
 
+/* Which products are in FP8: by device, format and exceptions. None: as fast as with bf16. */
+static void test_fp8_products(void **state)
+{
+    static const struct {
+        const char *hardware, *words;
+        int quarters; /* of the matrices */
+        bl_matmul_fallback reason;
+    } cases[] = {
+        {"8xh100", "", 4, BL_FALLBACK_COUNT},
+        {"1xgh200", "--base_format fp8_block", 4, BL_FALLBACK_COUNT},
+        {"8xh100", "--base_format stored", 0, BL_FALLBACK_FORMAT},
+        {"8xh100", "--compute_bf16_modules down_proj", 3, BL_FALLBACK_COUNT},
+        {"8xb200", "", 0, BL_FALLBACK_COUNT},
+        {"2xrtx5090", "", 0, BL_FALLBACK_COUNT},
+    };
+    static const char dtypes[][5] = {"fp8", "bf16"};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        bl_time_estimate e[2];
+        bl_plan_case c;
+        for (int k = 0; k < 2; k++) {
+            char words[256];
+            snprintf(words, sizeof words,
+                     "--model llama-3.1-8b --per_device_train_batch_size 4 "
+                     "--gradient_accumulation_steps 1 --ring_depth 2 --compute_dtype %s %s",
+                     dtypes[k], cases[i].words);
+            open_case(cases[i].hardware, words, &c);
+            e[k] = search(&c).best.time;
+            assert_true(e[k].mfu > 0 && e[k].mfu <= 1);
+            bl_plan_case_close(&c);
+        }
+        assert_int_equal(e[0].products.n_fp8, 32 * cases[i].quarters);
+        assert_int_equal(e[0].products.n_matrices, 32 * 4);
+        assert_int_equal(e[0].products.reason, cases[i].reason);
+        assert_int_equal(e[1].products.n_fp8, 0);
+        double faster = e[0].tokens_per_s / e[1].tokens_per_s;
+        print_message("%s %s: %.2f times bf16\n", cases[i].hardware, cases[i].words, faster);
+        assert_true(cases[i].quarters ? faster > 1.1 : fabs(faster - 1) < 0.01);
+    }
+}
+
+/* A machine that no reader of figures lets through: faster than its peak. */
+static void test_more_than_the_peak(void **state)
+{
+    bl_plan_case c;
+    bl_time_estimate e;
+
+    (void)state;
+    open_case("8xh100", "--model llama-3.1-8b", &c);
+    bl_plan_choice choice = search(&c);
+    assert_int_equal(bl_plan_estimate(&c.input, &choice.best.plan, &e), BL_OK);
+    c.hardware.bf16_peak_flops_per_s.value *= 0.9 * e.mfu;
+    assert_int_equal(bl_plan_estimate(&c.input, &choice.best.plan, &e), BL_EINTERNAL);
+    assert_non_null(strstr(bl_error_text(), "above the peak of 8xh100"));
+    bl_plan_case_close(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fastest),         cmocka_unit_test(test_is_no_long_search),
-        cmocka_unit_test(test_given_keys_stay), cmocka_unit_test(test_remedies),
+        cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_is_no_long_search),
+        cmocka_unit_test(test_given_keys_stay),
+        cmocka_unit_test(test_remedies),
         cmocka_unit_test(test_shorter_rows),
+        cmocka_unit_test(test_fp8_products),
+        cmocka_unit_test(test_more_than_the_peak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

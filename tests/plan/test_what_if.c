@@ -89,6 +89,36 @@ static void a_picture_and_a_document(void **state)
     json_decref(document);
 }
 
+/* At the slowest rates that are accepted, which nothing is expected to wait for, time still passes. */
+static void the_slowest_rates_end(void **state)
+{
+    static const char *const specs[] = {
+        "copy_in_bytes_per_s=1000",     "copy_out_bytes_per_s=1000",
+        "copy_both_bytes_per_s=1000",   "gather_bytes_per_s=1000",
+        "host_memory_bytes_per_s=1000", "device_memory_bytes_per_s=1000",
+        "bf16_gemm_flops_per_s=1e6"};
+    static char *words[] = {"--model_name_or_path",
+                            "llama-3.1-405b",
+                            "--offload_ratio",
+                            "1",
+                            "--activation_offload",
+                            "true",
+                            "--ring_depth",
+                            "2",
+                            "--per_device_train_batch_size",
+                            "1",
+                            "--gradient_accumulation_steps",
+                            "1"};
+    bl_what_if_case slow = {.hardware = "8xh100", .argc = 12, .argv = words};
+    bl_what_if w;
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(specs); i++) {
+        if (bl_what_if_run(&slow, specs[i], &w) != BL_OK)
+            fail_msg("%s: %s", specs[i], bl_error_text());
+        assert_true(w.rows[0].time.tokens_per_s > 0 && w.rows[0].time.tokens_per_s < 1000);
+    }
+}
+
 static void what_is_wrong_is_named(void **state)
 {
     static const struct {
@@ -96,7 +126,17 @@ static void what_is_wrong_is_named(void **state)
     } cases[] = {
         {"ranks", "--what_if: expected KEY=a,b,c, got 'ranks'"},
         {"ranks=1,,2", "--what_if ranks: expected values between commas, got '1,,2'"},
-        {"tokens=x", "--what_if tokens=x: expected a number of at least 1, got 'x'"},
+        {"tokens=x", "--what_if tokens=x: expected a number of 1 to 1048576, got 'x'"},
+        {"tokens=1e300", "--what_if tokens=1e300: expected a number of 1 to 1048576, got '1e300'"},
+        {"copy_in_bytes_per_s=1e-300",
+         "--what_if copy_in_bytes_per_s=1e-300: copy_in_bytes_per_s: expected 1000 to 1e+18, or 0 "
+         "for none, got 1e-300"},
+        {"copy_out_bytes_per_s=1e-300",
+         "--what_if copy_out_bytes_per_s=1e-300: copy_out_bytes_per_s: expected 1000 to 1e+18, or "
+         "0 for none, got 1e-300"},
+        {"bf16_gemm_flops_per_s=2e15",
+         "--what_if bf16_gemm_flops_per_s=2e15: bf16_gemm_flops_per_s 2e+15 is above "
+         "bf16_peak_flops_per_s 9.894e+14"},
     };
     bl_what_if w;
     (void)state;
@@ -115,6 +155,7 @@ int main(void)
         cmocka_unit_test(machines_and_rows),
         cmocka_unit_test(what_does_not_fit_is_said),
         cmocka_unit_test(a_picture_and_a_document),
+        cmocka_unit_test(the_slowest_rates_end),
         cmocka_unit_test(what_is_wrong_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

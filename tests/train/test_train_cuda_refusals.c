@@ -66,9 +66,10 @@ static void test_refusals(void **state)
         {NO_FABRIC, "eval", "", 4, "device cuda: cudaGetDeviceCount: "},
         {TURING, "train", "", 4, "device cuda: CUDA: GPU 0 has compute capability 7.5"},
         {AMPERE, "train", "compute_dtype fp8", 4,
-         "compute_dtype fp8: needs a GPU of compute capability 9.0, Emulated GPU has 8.0; use "
-         "bf16"},
-        {AMPERE, "eval", "compute_dtype fp8", 4, "compute_dtype fp8: needs"},
+         "compute_dtype fp8: Emulated GPU has no FP8 products that Ballast uses: they need compute "
+         "capability 9.0, it has 8.0; use bf16"},
+        {AMPERE, "eval", "compute_dtype fp8", 4,
+         "compute_dtype fp8: Emulated GPU has no FP8 products"},
         {SMALL, "train", "", 4, "MiB of GPU memory, "},
         {SMALL, "train", "", 4, "MiB of host memory, "},
         {SMALL, "train", "offload_ratio 0 activation_checkpointing full visit_tokens 1", 4,

@@ -219,7 +219,7 @@ static bl_status make_plan(const gemm_state *state, const ops_plan_key *key, pla
     if (key->kind != OPS_GEMM_BF16) {
         BL_TRY_GOTO(st, failed, set_scales(p->operation, somewhere, somewhere));
     }
-    if (key->kind == OPS_GEMM_BF16 || state->capability == OPS_FP8_CAPABILITY)
+    if (key->kind == OPS_GEMM_BF16 || bl_matmul_has_fp8(state->capability))
         BL_TRY_GOTO(st, failed, find_candidates(state, p));
     *out = p;
     return BL_OK;
@@ -412,12 +412,6 @@ bl_status ops_cuda_gemm(bl_stream *stream, const ops_gemm *gemm)
 bl_status ops_cuda_gemm_count_fallback(bl_stream *stream, bl_matmul_fallback reason,
                                        const bl_matmul_weight_args *a)
 {
-    static const char *const texts[BL_FALLBACK_COUNT] = {
-        [BL_FALLBACK_FORMAT] = "it is not stored in one FP8 format",
-        [BL_FALLBACK_SHAPE] = "FP8 products need multiples of 16, and whole blocks",
-        [BL_FALLBACK_CAPABILITY] = "FP8 products need a GPU of capability 9.0",
-        [BL_FALLBACK_REFUSED] = "cuBLASLt has no such FP8 product",
-    };
     gemm_state *state;
 
     BL_TRY(get_state(stream, &state));
@@ -428,7 +422,8 @@ bl_status ops_cuda_gemm_count_fallback(bl_stream *stream, bl_matmul_fallback rea
         bl_log_info("a matrix of %lld x %lld (%s) is multiplied in bf16 instead of FP8, %lld "
                     "tokens: %s",
                     (long long)a->weight.rows, (long long)a->weight.cols,
-                    bl_format_name(a->weight.segment[0].format), (long long)a->T, texts[reason]);
+                    bl_format_name(a->weight.segment[0].format), (long long)a->T,
+                    bl_matmul_fallback_text(reason));
     return BL_OK;
 }
 

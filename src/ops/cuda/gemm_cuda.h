@@ -24,8 +24,6 @@
 
 #include "ops/matmul.h"
 
-enum { OPS_FP8_CAPABILITY = 90 };
-
 typedef enum ops_gemm_kind {
     OPS_GEMM_BF16,
     OPS_GEMM_FP8_ROW,

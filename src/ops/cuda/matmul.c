@@ -251,7 +251,7 @@ static bl_status run_fp8(const weight_product *p, bool *is_served)
 static bl_matmul_fallback refusal_of(bl_stream *stream)
 {
     const bl_cuda_properties *gpu = bl_cuda_device_properties(bl_stream_device(stream));
-    return gpu->capability == OPS_FP8_CAPABILITY ? BL_FALLBACK_REFUSED : BL_FALLBACK_CAPABILITY;
+    return bl_matmul_has_fp8(gpu->capability) ? BL_FALLBACK_REFUSED : BL_FALLBACK_CAPABILITY;
 }
 
 static bl_status run_piece(bl_stream *stream, const bl_matmul_weight_args *a,

@@ -54,6 +54,11 @@ ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args, bl_matmul_
     return w->segment[0].format == BL_FORMAT_FP8_ROW ? OPS_GEMM_FP8_ROW : OPS_GEMM_FP8_BLOCK;
 }
 
+bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args, bl_matmul_fallback *reason)
+{
+    return ops_matmul_plan_kind(args, reason) == OPS_GEMM_BF16 ? BL_MATMUL_BF16 : BL_MATMUL_FP8;
+}
+
 /* Tokens (or another count) that a product takes of n at most, where each has `elements`. */
 static int64_t most_of(int64_t elements)
 {
