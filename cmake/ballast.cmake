@@ -15,6 +15,7 @@ endif()
 target_compile_definitions(ballast_options INTERFACE _GNU_SOURCE)
 target_include_directories(ballast_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(ballast_options INTERFACE Threads::Threads m)
+ballast_harden(ballast_options)
 if(BALLAST_SANITIZE)
   target_compile_options(ballast_options INTERFACE
     "$<$<COMPILE_LANGUAGE:C>:-fsanitize=${BALLAST_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g>")
