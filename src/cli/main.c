@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #ifdef BALLAST_HAS_MIMALLOC
 #include <mimalloc.h>
@@ -194,6 +195,19 @@ static void take_signals_as_process_1(void)
             sigaction(signals[i], &leave, NULL);
 }
 
+/* Each thread's stack has the size of the limit, and an overflow is SIGSEGV. A training needs between 64 and 128 KiB. */
+#define STACK_NEEDED_BYTES ((rlim_t)256 * 1024)
+
+static bl_status check_stack_limit(void)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= STACK_NEEDED_BYTES) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "the stack limit is %llu KiB and %llu KiB are needed: ulimit -s 8192",
+                   (unsigned long long)limit.rlim_cur / 1024,
+                   (unsigned long long)STACK_NEEDED_BYTES / 1024);
+}
+
 int main(int argc, char **argv)
 {
     occupy_standard_streams();
@@ -204,7 +218,8 @@ int main(int argc, char **argv)
 #endif
     /* A file beyond the limit is an error to report, EFBIG, not the end of the process. */
     signal(SIGXFSZ, SIG_IGN);
-    bl_status st = dispatch(argc, argv);
+    bl_status st = check_stack_limit();
+    if (st == BL_OK) st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");
     if (st != BL_OK) bl_launch_print_error(st); /* unless another process of the job has said it */
