@@ -17,10 +17,10 @@ typedef enum explanation { NOTHING, PUBLISHED } explanation;
 typedef struct plan_options {
     char *hardware, *svg, *what_if;
     explanation explain;
-    bool json, ladder;
+    bool json, details, ladder;
     bl_string_list family, lengths;
     int64_t tokens;
-    double total_tokens;
+    double total_tokens, price_per_hour;
 } plan_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -34,7 +34,11 @@ static const bl_option table[] = {
     {OPTION(tokens, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1048576,
      .help = "of a row of the data; auto: max_seq_length"},
     {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
-     .help = "of the training whose time and energy are told"},
+     .help = "tokens of the training, for its time, energy and price"},
+    {OPTION(price_per_hour, REAL), .default_text = "0", .min = 0, .max = 1e9,
+     .help = "of all hosts together, in any currency: prints the price of the training; 0: none"},
+    {OPTION(details, BOOL), .default_text = "false",
+     .help = "print memory by item, disk space, time by phase, and the rates with their sources"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print one JSON document"},
     {OPTION(svg, PATH),
      .help = "a folder for pictures: memory.svg and streams.svg, ladder.svg, what_if.svg"},
@@ -133,7 +137,7 @@ static bl_status tell(const bl_plan_report *report, const plan_options *o)
 {
     if (o->svg) BL_TRY(draw(report, o->svg));
     if (!o->json) {
-        bl_plan_report_print(report, stdout);
+        bl_plan_report_print(report, o->details, stdout);
         return BL_OK;
     }
     json_t *document;
@@ -154,7 +158,8 @@ static bl_status plan_as_configured(const bl_plan_case *c, const plan_options *o
                                   .config = c->config,
                                   .plan = &plan,
                                   .time = &time,
-                                  .total_tokens = o->total_tokens},
+                                  .total_tokens = o->total_tokens,
+                                  .price_per_hour = o->price_per_hour},
                 o);
 }
 
@@ -189,7 +194,8 @@ static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
                                   .plan = &choice.best.plan,
                                   .time = &choice.best.time,
                                   .choice = &choice,
-                                  .total_tokens = o->total_tokens},
+                                  .total_tokens = o->total_tokens,
+                                  .price_per_hour = o->price_per_hour},
                 o);
 }
 

@@ -36,6 +36,7 @@ const bl_figure_info bl_figures[] = {
     FIGURE(pageable_copy_bytes_per_s, "host to device, not pinned"),
     FIGURE(host_memory_bytes, "memory of a host"),
     FIGURE(host_memory_bytes_per_s, "its rate, read and written"),
+    FIGURE(pin_bytes_per_s, "memory touched and pinned"),
     FIGURE(disk_bytes, "disks of a host"),
     FIGURE(disk_read_bytes_per_s, "read from them"),
     FIGURE(disk_write_bytes_per_s, "written to them"),

@@ -58,6 +58,7 @@ typedef struct bl_hardware {
     /* ---- a host: shared by its devices ---- */
     bl_figure host_memory_bytes;
     bl_figure host_memory_bytes_per_s; /* bytes read plus bytes written */
+    bl_figure pin_bytes_per_s;         /* touched and pinned, by all processes at once */
     bl_figure disk_bytes, disk_read_bytes_per_s, disk_write_bytes_per_s;
     bl_figure network_bytes_per_s; /* to the other hosts, each direction */
     bl_figure network_latency_s;   /* seconds, of one collective over hosts beside its bytes */

@@ -374,5 +374,7 @@ bl_status bl_hardware_preset(const char *name, bl_hardware *out)
     out->n_hosts = (int)n_hosts;
     out->n_devices = (int)n;
     take_share(out, (int)n, whole);
+    if (out->kind == BL_DEVICE_CUDA)
+        out->pin_bytes_per_s = (bl_figure)ASSUMED(3 * GB * (double)n, "3 GB/s per process");
     return BL_OK;
 }

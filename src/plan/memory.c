@@ -130,6 +130,11 @@ bl_adapter_bytes bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout
                               .staging = BL_STAGING_BYTES};
 }
 
+int64_t bl_plan_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers)
+{
+    return BL_CHECKPOINT_ARRAYS * n_layers * layout->n_floats * (int64_t)sizeof(float);
+}
+
 /* ---- the pass ---- */
 
 /* Tokens of the largest micro-batch that training can make of its rows; and of the largest of an

@@ -95,6 +95,11 @@ bool bl_plan_uses_prepared(const bl_plan_input *input, const bl_pass_options *pa
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);
 
+/* A checkpoint's arrays, without the files' headers: LoRA weights and both of AdamW's moments, fp32, of all ranks. What
+ * train/ writes. */
+enum { BL_CHECKPOINT_ARRAYS = 3 };
+int64_t bl_plan_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers);
+
 /* What train/ allocates by these very functions, bytes: a micro-batch of T_max tokens (in device memory,
  * and the same in host memory); */
 int64_t bl_plan_micro_batch_bytes(int64_t T_max);

@@ -20,12 +20,15 @@ static json_t *describe_memory(const bl_plan_report *r)
     const bl_memory_ledger *m = &r->plan->memory;
     const bl_topology *t = &r->c->input.topology;
     int64_t n_processes = bl_plan_processes_on_host(t);
-    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", describe_items(m),
-                     "device_bytes_per_rank", (json_int_t)m->device, "embedding_bytes_per_host",
-                     (json_int_t)bl_memory_embedding_bytes(m, t), "bytes_per_process",
-                     (json_int_t)m->total, "loading_bytes_per_process", (json_int_t)m->loading,
-                     "host_bytes_per_host", (json_int_t)(m->total * n_processes),
-                     "disk_bytes_per_host", (json_int_t)(m->disk * t->n_on_host));
+    return json_pack(
+        "{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", describe_items(m),
+        "device_bytes_per_rank", (json_int_t)m->device, "embedding_bytes_per_host",
+        (json_int_t)bl_memory_embedding_bytes(m, t), "bytes_per_process", (json_int_t)m->total,
+        "loading_bytes_per_process", (json_int_t)m->loading, "host_bytes_per_host",
+        (json_int_t)(m->total * n_processes), "disk_bytes_per_host",
+        (json_int_t)(m->disk * t->n_on_host), "model_bytes", (json_int_t)r->c->model.stored.n_bytes,
+        "checkpoint_bytes",
+        (json_int_t)bl_plan_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers));
 }
 
 static json_t *describe_time(const bl_plan_report *r)
@@ -89,12 +92,13 @@ bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
 
     bl_json_watch_memory();
     BL_TRY(bl_hardware_describe(&r->c->hardware, &hardware));
-    *out = json_pack("{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:f, s:f, s:f}", "plan_version", 1,
-                     "model", describe_model(r->c), "hardware", hardware, "row_tokens",
-                     (json_int_t)r->c->input.longest_train_row, "keys",
-                     describe_keys(r->config, r->plan), "memory", describe_memory(r), "time",
-                     describe_time(r), "total_tokens", r->total_tokens, "total_seconds",
-                     bl_plan_report_seconds(r), "total_joules", bl_plan_report_joules(r));
+    *out = json_pack(
+        "{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f}", "plan_version", 1, "model",
+        describe_model(r->c), "hardware", hardware, "row_tokens",
+        (json_int_t)r->c->input.longest_train_row, "keys", describe_keys(r->config, r->plan),
+        "memory", describe_memory(r), "time", describe_time(r), "total_tokens", r->total_tokens,
+        "total_seconds", bl_plan_report_seconds(r), "total_joules", bl_plan_report_joules(r),
+        "load_seconds", bl_plan_report_load_seconds(r), "price", bl_plan_report_price(r));
     if (*out && r->choice) {
         json_object_set_new(*out, "options_tried", json_integer(r->choice->n_options));
         json_object_set_new(*out, "options_that_fit", json_integer(r->choice->n_fit));

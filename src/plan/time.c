@@ -21,6 +21,14 @@ const char *bl_time_phase_name(bl_time_phase phase)
     return names[phase];
 }
 
+bl_lane bl_time_bound(const bl_time_estimate *e)
+{
+    int longest = 0;
+    for (int p = 1; p < BL_TIME_PHASES; p++)
+        if (e->part[p].seconds > e->part[longest].seconds) longest = p;
+    return e->part[longest].bound;
+}
+
 /* ---- rates ---- */
 
 bl_time_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads)

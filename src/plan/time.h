@@ -144,6 +144,9 @@ bl_status bl_time_trace(const bl_time_input *input, bool is_first, bl_span_sink 
  * bl_file_write_atomic's. */
 bl_status bl_time_draw(const bl_time_input *input, const char *title, const char *path);
 
+/* Of the longest phase. */
+bl_lane bl_time_bound(const bl_time_estimate *estimate);
+
 const char *bl_time_phase_name(bl_time_phase phase); /* "forward", "head", "backward", ... */
 
 #endif

@@ -168,15 +168,6 @@ bl_status bl_what_if_run(const bl_what_if_case *c, const char *spec, bl_what_if 
     return BL_OK;
 }
 
-/* What the longest of the phases is bound by. */
-static const char *bound_of(const bl_time_estimate *t)
-{
-    int longest = 0;
-    for (int p = 1; p < BL_TIME_PHASES; p++)
-        if (t->part[p].seconds > t->part[longest].seconds) longest = p;
-    return bl_lane_name(t->part[longest].bound);
-}
-
 void bl_what_if_print(const bl_what_if *w, FILE *out)
 {
     fprintf(out, "%-20s %9s %6s %9s %9s %9s %8s %8s  %s\n", w->key, "tokens/s", "MFU", "step, s",
@@ -192,7 +183,7 @@ void bl_what_if_print(const bl_what_if *w, FILE *out)
             fprintf(out, "%9.0f %4.1f %% %9.3f %9.3f %9.3f %8.1f %8.1f  %s\n", t->tokens_per_s,
                     100 * t->mfu, t->step_s, t->part[BL_TIME_FORWARD].seconds,
                     t->part[BL_TIME_BACKWARD].seconds, 1e-9 * r->device_bytes, 1e-9 * r->host_bytes,
-                    bound_of(t));
+                    bl_lane_name(bl_time_bound(t)));
     }
 }
 
@@ -206,7 +197,7 @@ bl_status bl_what_if_describe(const bl_what_if *w, json_t **out)
             rows, json_pack("{s:s, s:b, s:f, s:f, s:f, s:f, s:f, s:s}", "value", r->value, "fits",
                             r->fits, "tokens_per_s", r->time.tokens_per_s, "step_s", r->time.step_s,
                             "mfu", r->time.mfu, "device_bytes", r->device_bytes, "host_bytes",
-                            r->host_bytes, "bound", bound_of(&r->time)));
+                            r->host_bytes, "bound", bl_lane_name(bl_time_bound(&r->time))));
     }
     *out = json_pack("{s:s, s:o}", "what_if", w->key, "rows", rows);
     return *out ? BL_OK : BL_FAIL(BL_ENOMEM, "the plan's document");

@@ -11,7 +11,7 @@
 #include "store/safetensors.h"
 #include "train/adapter_internal.h"
 
-enum { N_ARRAYS = 3 };
+enum { N_ARRAYS = BL_CHECKPOINT_ARRAYS };
 
 static const char *const array_names[2][N_ARRAYS] = {{"m", "v", "w"},
                                                      {"m_stacked", "v_stacked", "w_stacked"}};
@@ -24,11 +24,6 @@ static float *state_array(const bl_adapter_state *s, int which)
 void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES])
 {
     snprintf(name, BL_SHARD_NAME_BYTES, "state-%05d-of-%05d.safetensors", rank, n_ranks);
-}
-
-int64_t bl_adapter_shards_bytes(const bl_lora_layout *layout, int64_t n_layers)
-{
-    return N_ARRAYS * n_layers * layout->n_floats * (int64_t)sizeof(float);
 }
 
 /* ---- writing ---- */

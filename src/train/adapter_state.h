@@ -67,8 +67,6 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *
 enum { BL_SHARD_NAME_BYTES = 64 };
 /* "state-00000-of-00002.safetensors" */
 void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES]);
-/* Of the files of all ranks, without their headers. */
-int64_t bl_adapter_shards_bytes(const bl_lora_layout *layout, int64_t n_layers);
 /* Weights and moments of this rank into `path`; after compute is idle. */
 bl_status bl_adapter_state_write_shard(bl_adapter_state *state, const char *path);
 /* This rank's part of the files that n_ranks ranks have written into `dir`. BL_ECHECKPOINT: one of

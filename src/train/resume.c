@@ -55,7 +55,7 @@ done:
 static int64_t checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    return bl_adapter_shards_bytes(&job->lora, job->model->config.n_layers) + SLACK_BYTES;
+    return bl_plan_checkpoint_bytes(&job->lora, job->model->config.n_layers) + SLACK_BYTES;
 }
 
 /* Begin and commit: rank 0's. */

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase, rates and their sources. */
+#include "base/sizes.h"
+#include "plan/report_internal.h"
+
+/* "50.73", or "-" for nothing; three digits at least. */
+static const char *amount(double n_bytes, char text[PLAN_NUMBER_BYTES])
+{
+    double gb = n_bytes / PLAN_GB;
+    if (n_bytes == 0)
+        snprintf(text, PLAN_NUMBER_BYTES, "-");
+    else
+        snprintf(text, PLAN_NUMBER_BYTES, gb < 0.0095 ? "%.4f" : gb < 0.0995 ? "%.3f" : "%.2f", gb);
+    return text;
+}
+
+static void print_memory(const bl_plan_report *r, FILE *out)
+{
+    const bl_memory_ledger *m = &r->plan->memory;
+    bool is_gpu = r->c->hardware.kind == BL_DEVICE_CUDA;
+    int64_t host = 0, n_processes = bl_plan_processes_on_host(&r->c->input.topology);
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
+
+    fprintf(out, "\nMemory per rank, GB        %10s %10s\n", is_gpu ? "GPU" : "host",
+            is_gpu ? "host" : "");
+    for (int i = 0; i < BL_MEMORY_ITEMS; i++) {
+        bl_memory_amount n = m->item[i];
+        if (!is_gpu) n = (bl_memory_amount){n.device + n.host, 0};
+        host += n.host;
+        if (n.device + n.host == 0) continue;
+        fprintf(out, "  %-24s %10s %10s\n", bl_memory_item_name((bl_memory_item)i),
+                amount((double)n.device, a), is_gpu ? amount((double)n.host, b) : "");
+    }
+    if (is_gpu)
+        fprintf(out, "  %-24s %10s %10s\n", "sum", amount((double)m->device, a),
+                amount((double)host, b));
+    bool is_one = m->shared > 0 || n_processes == 1;
+    fprintf(out, "Per host: %s GB, with %s embedding of %s GB%s\n",
+            plan_gb((double)(m->total * n_processes), a), is_one ? "one" : "an",
+            amount((double)m->embedding, b), is_one ? "" : " per process");
+}
+
+static void print_disk(const bl_plan_report *r, FILE *out)
+{
+    const bl_memory_ledger *m = &r->plan->memory;
+    int64_t checkpoint = bl_plan_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers);
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
+
+    fprintf(out, "Disk: the model %s GB, each checkpoint %s GB",
+            plan_gb((double)r->c->model.stored.n_bytes, a), plan_gb((double)checkpoint, b));
+    if (m->disk > 0)
+        fprintf(out, ", page files per host %s of %s GB",
+                plan_gb((double)(m->disk * r->c->input.topology.n_on_host), a),
+                plan_gb(r->c->hardware.disk_bytes.value, b));
+    fputs("\n", out);
+}
+
+static void print_time(const bl_plan_report *r, FILE *out)
+{
+    const bl_time_estimate *e = r->time;
+
+    fprintf(out, "\nTime per step        seconds    part   bound by\n");
+    for (int p = 0; p < BL_TIME_PHASES; p++) {
+        const bl_time_part *part = &e->part[p];
+        fprintf(out, "  %-14s %11.3f  %4.0f %%   %s\n", bl_time_phase_name((bl_time_phase)p),
+                part->seconds, 100 * part->seconds / e->step_s, bl_lane_name(part->bound));
+    }
+    fprintf(out, "  %-14s %11.3f\n", "sum", e->step_s);
+    if (r->choice)
+        fprintf(out, "Chosen from %lld combinations that fit, of %lld\n",
+                (long long)r->choice->n_fit, (long long)r->choice->n_options);
+}
+
+static void print_rate(const char *name, const bl_figure *figure, FILE *out)
+{
+    fprintf(out, "  %-10s %8.4g GB/s     %s\n", name, figure->value / PLAN_GB, figure->source);
+}
+
+/* The rates that decide, and where they come from. */
+static void print_rates(const bl_plan_report *r, FILE *out)
+{
+    const bl_hardware *h = &r->c->hardware;
+    bool is_gpu = h->kind == BL_DEVICE_CUDA, is_fp8 = r->time->products.n_fp8 > 0;
+    const bl_figure *gemm = !is_gpu  ? &h->f32_gemm_flops_per_s
+                            : is_fp8 ? &h->fp8_gemm_flops_per_s
+                                     : &h->bf16_gemm_flops_per_s;
+
+    fprintf(out, "\nRates\n  %-10s %8.4g TFLOP/s  %s\n", "products", gemm->value * 1e-12,
+            gemm->source);
+    if (r->c->input.topology.n_ranks > 1) print_rate("gathers", &h->gather_bytes_per_s, out);
+    if (r->c->hardware.n_hosts > 1) print_rate("network", &h->network_bytes_per_s, out);
+    if (r->plan->placement.ratio > 0 || r->plan->pass.offload_activations)
+        print_rate("copies", &h->copy_in_bytes_per_s, out);
+    if (r->plan->memory.disk > 0) print_rate("disk", &h->disk_read_bytes_per_s, out);
+    fputs("  --json has them all; docs/model.md lists what the model leaves out\n\n", out);
+}
+
+void plan_report_print_details(const bl_plan_report *r, FILE *out)
+{
+    print_memory(r, out);
+    print_disk(r, out);
+    print_time(r, out);
+    print_rates(r, out);
+}
