@@ -14,11 +14,17 @@ void bl_bench_add(bl_bench_arguments *a, const char *key, const char *format, ..
     va_end(list);
 }
 
+int bl_bench_words(bl_bench_arguments *a, char **out)
+{
+    for (int i = 0; i < a->n_words; i++) out[i] = a->text[i];
+    return a->n_words;
+}
+
 bl_status bl_bench_load(bl_bench_arguments *a, bl_train_config **out)
 {
     /* What is measured is in this process. */
     char *words[2 * BL_BENCH_MAX_KEYS + 2] = {(char *)"--rank_processes", (char *)"false"};
 
-    for (int i = 0; i < a->n_words; i++) words[2 + i] = a->text[i];
-    return bl_train_config_load(BL_CONFIG_TRAIN, NULL, 2 + a->n_words, words, out);
+    int n_words = 2 + bl_bench_words(a, words + 2);
+    return bl_train_config_load(BL_CONFIG_TRAIN, NULL, n_words, words, out);
 }

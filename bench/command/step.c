@@ -16,19 +16,10 @@
 #include "bench/command/echo.h"
 #include "bench/command/made_weights.h"
 #include "bench/command/model.h"
+#include "bench/command/step_internal.h"
 #include "plan/lora.h"
 #include "plan/model.h"
 #include "train/rank.h"
-
-typedef struct step_options {
-    char *model, *as_rank, *dir;
-    int64_t layers, distinct_layers, tokens, micro_batches, visit_tokens, lora_r, ring_depth,
-        threads, steps;
-    bl_base_format base_format;
-    char *device, *compute_dtype, *activation_checkpointing;
-    bool activation_offload;
-    double offload_ratio, link_gb_per_s;
-} step_options;
 
 #define OPTION(field, kind)                                                                        \
     .key = #field, .group = "bench step", .type = BL_OPTION_##kind,                                \
@@ -68,6 +59,10 @@ static const bl_option table[] = {
      .help = "that are measured, after one that is not"},
     {OPTION(dir, PATH), .default_text = "/tmp",
      .help = "where a scratch folder is made, and removed again"},
+    {OPTION(plan_for, STRING), .help = "print the memory needed on this GPU (h100, h200, ...; "
+                                       "here: this machine's), run nothing"},
+    {OPTION(plan_host_gb, REAL), .default_text = "0", .min = 0, .max = 1e6,
+     .help = "host memory for plan_for, GB; 0: this machine's"},
 };
 
 enum { PATH_BYTES = 512 };
@@ -89,23 +84,16 @@ typedef struct step_bench {
 
 /* ---- the job ---- */
 
-static bl_status configure(step_bench *b)
+void bl_bench_step_add_keys(const step_options *o, int n_ranks, bl_bench_arguments *a)
 {
-    const step_options *o = b->options;
-    bl_bench_arguments *a = calloc(1, sizeof *a);
-
-    if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
-    bl_bench_add(a, "model_name_or_path", "%s/model", b->scratch);
-    bl_bench_add(a, "train_file", "%s/train.jsonl", b->scratch);
-    bl_bench_add(a, "output_dir", "%s/run", b->scratch);
     bl_bench_add(a, "data_format", "tokens");
     bl_bench_add(a, "max_seq_length", "%lld", (long long)o->tokens);
     bl_bench_add(a, "per_device_train_batch_size", "1");
     bl_bench_add(a, "gradient_accumulation_steps", "%lld", (long long)o->micro_batches);
     bl_bench_add(a, "visit_tokens", "%lld",
                  (long long)(o->visit_tokens ? o->visit_tokens : o->tokens * o->micro_batches));
-    bl_bench_add(a, "ranks", "%d", b->n_ranks);
-    bl_bench_add(a, "shard_size", "%d", b->n_ranks);
+    bl_bench_add(a, "ranks", "%d", n_ranks);
+    bl_bench_add(a, "shard_size", "%d", n_ranks);
     bl_bench_add(a, "threads", "%lld", (long long)o->threads);
     bl_bench_add(a, "device", "%s", o->device);
     bl_bench_add(a, "compute_dtype", "%s", o->compute_dtype);
@@ -115,6 +103,18 @@ static bl_status configure(step_bench *b)
     bl_bench_add(a, "activation_checkpointing", "%s", o->activation_checkpointing);
     bl_bench_add(a, "activation_offload", "%s", o->activation_offload ? "true" : "false");
     bl_bench_add(a, "offload_ratio", "%g", o->offload_ratio);
+}
+
+static bl_status configure(step_bench *b)
+{
+    const step_options *o = b->options;
+    bl_bench_arguments *a = calloc(1, sizeof *a);
+
+    if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
+    bl_bench_add(a, "model_name_or_path", "%s/model", b->scratch);
+    bl_bench_add(a, "train_file", "%s/train.jsonl", b->scratch);
+    bl_bench_add(a, "output_dir", "%s/run", b->scratch);
+    bl_bench_step_add_keys(o, b->n_ranks, a);
     bl_status st = bl_bench_load(a, &b->config);
     free(a);
     return st;
@@ -293,21 +293,28 @@ static void print_lanes(step_bench *b)
                now->lane[i].stall_s - before.lane[i].stall_s);
 }
 
-static void print_case(const step_bench *b)
+void bl_bench_step_print_case(const step_options *o, const step_case *what)
 {
-    const step_options *o = b->options;
-    bool is_cuda = bl_device_get_kind(b->rank.device) == BL_DEVICE_CUDA;
-
     printf("{\"bench\":\"step\",\"model\":\"%s\",\"device\":\"%s\",\"compute_dtype\":\"%s\","
            "\"base_format\":\"%s\",\"layers\":%lld,\"distinct_layers\":%lld,\"as_rank\":\"%s\","
            "\"link_gb_per_s\":%g,\"tokens\":%lld,\"micro_batches\":%lld,\"visit_micro\":%d,"
            "\"lora_r\":%lld,\"offload_ratio\":%g,\"activation_checkpointing\":\"%s\","
            "\"activation_offload\":%s,",
-           o->model, is_cuda ? "cuda" : "cpu", o->compute_dtype,
-           bl_base_format_name(o->base_format), (long long)b->model->config.n_layers,
-           (long long)b->small->config.n_layers, o->as_rank, o->link_gb_per_s, (long long)o->tokens,
-           (long long)o->micro_batches, b->job.plan.pass.max_group, (long long)o->lora_r,
-           o->offload_ratio, o->activation_checkpointing, o->activation_offload ? "true" : "false");
+           o->model, what->device, o->compute_dtype, bl_base_format_name(o->base_format),
+           (long long)what->n_layers, (long long)what->n_distinct, o->as_rank, o->link_gb_per_s,
+           (long long)o->tokens, (long long)o->micro_batches, what->visit_micro,
+           (long long)o->lora_r, o->offload_ratio, o->activation_checkpointing,
+           o->activation_offload ? "true" : "false");
+}
+
+static void print_case(const step_bench *b)
+{
+    bool is_cuda = bl_device_get_kind(b->rank.device) == BL_DEVICE_CUDA;
+
+    bl_bench_step_print_case(b->options, &(step_case){.device = is_cuda ? "cuda" : "cpu",
+                                                      .n_layers = b->model->config.n_layers,
+                                                      .n_distinct = b->small->config.n_layers,
+                                                      .visit_micro = b->job.plan.pass.max_group});
 }
 
 static bl_status measure(step_bench *b)
@@ -365,6 +372,11 @@ static bl_status run(const void *values)
     if (!b) return BL_FAIL(BL_ENOMEM, "bench step");
     b->options = values;
     bl_status st = parse_rank(b->options->as_rank, &b->rank_index, &b->n_ranks);
+    if (st == BL_OK && b->options->plan_for) {
+        st = bl_bench_step_plan(b->options, b->rank_index, b->n_ranks);
+        free(b);
+        return st;
+    }
     snprintf(b->scratch, sizeof b->scratch, "%s/ballast-bench-XXXXXX", b->options->dir);
     if (st == BL_OK && !mkdtemp(b->scratch))
         st = bl_fail_errno(BL_EIO, "make a folder in %s", b->options->dir);
