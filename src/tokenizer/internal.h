@@ -16,6 +16,32 @@
 #include "tokenizer/text.h"
 #include "tokenizer/tokenizer.h"
 
+/* ---- unicode_additions.c: tables, sorted by code point ---- */
+
+typedef struct bl_unicode_range {
+    uint32_t first, last;
+} bl_unicode_range;
+
+/* What a general category has in the reference's Unicode version and lacks in PCRE2's and utf8proc's. */
+typedef struct bl_unicode_addition {
+    const char *category; /* two letters */
+    const bl_unicode_range *added;
+    size_t n_added;
+    const bl_unicode_range *all; /* the whole category where it also lost characters, else NULL */
+    size_t n_all;
+} bl_unicode_addition;
+
+extern const bl_unicode_addition bl_unicode_additions[];
+extern const size_t bl_n_unicode_additions;
+extern const bl_unicode_range *const bl_unicode_unnormalized;
+extern const size_t bl_n_unicode_unnormalized;
+
+/* ---- regex.c ---- */
+
+/* Translates a tokenizer.json regex (Oniguruma syntax) to PCRE2 and compiles it. BL_EINPUT: syntax the two
+ * read differently. */
+bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
+
 /* ---- vocab.c: strings by id, ids by string; merges by pair ---- */
 
 enum {
@@ -182,9 +208,6 @@ typedef struct bl_encode_context {
     pcre2_match_data *match[BL_MAX_STEPS];
 } bl_encode_context;
 
-/* Translates a tokenizer.json regex (Oniguruma syntax) to PCRE2 and compiles it. BL_EINPUT: syntax the two
- * read differently. */
-bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
                        const char **text, size_t *n_bytes);
 /* From `step` on. flags: BL_CONTINUATION | BL_AFTER_TOKEN, of this piece. */

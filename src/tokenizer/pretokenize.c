@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Normalizer steps, and the pre-tokenizer's regexes, which are Oniguruma's in tokenizer.json and PCRE2's
- * here. */
-#include <ctype.h>
+/* Normalizer steps, and the pre-tokenizer's. */
 #include <stdlib.h>
 #include <string.h>
 
 #include <utf8proc.h>
 
 #include "tokenizer/internal.h"
-#include "tokenizer/unicode_additions.h"
 
 /* ---- normalizer ---- */
 
@@ -26,8 +23,23 @@ static bl_status replace_all(const bl_normalizer_step *step, const char *text, s
     return bl_bytes_append(out, text + done, n_bytes - done);
 }
 
-static bl_status unicode_form(const bl_normalizer_step *step, const char *text, size_t n_bytes,
-                              bl_bytes *out)
+/* Characters that the reference's normalizer has no data of stay as they are, and nothing composes or is reordered across them. */
+static size_t before_unnormalized(const char *text, size_t n_bytes, size_t *n_char)
+{
+    size_t at = 0;
+
+    *n_char = 0;
+    while (at < n_bytes) {
+        uint32_t code = bl_utf8_decode(text + at, n_bytes - at, n_char);
+        if (bl_unicode_is_unnormalized(code)) return at;
+        at += *n_char;
+    }
+    *n_char = 0;
+    return at;
+}
+
+static bl_status map_form(const bl_normalizer_step *step, const char *text, size_t n_bytes,
+                          bl_bytes *out)
 {
     utf8proc_uint8_t *mapped = NULL;
     utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)n_bytes,
@@ -36,6 +48,20 @@ static bl_status unicode_form(const bl_normalizer_step *step, const char *text, 
     bl_status st = bl_bytes_append(out, (const char *)mapped, (size_t)n);
     free(mapped);
     return st;
+}
+
+static bl_status unicode_form(const bl_normalizer_step *step, const char *text, size_t n_bytes,
+                              bl_bytes *out)
+{
+    size_t n_char;
+
+    for (size_t done = 0; done < n_bytes; done += n_char) {
+        size_t n = before_unnormalized(text + done, n_bytes - done, &n_char);
+        if (n > 0) BL_TRY(map_form(step, text + done, n, out));
+        BL_TRY(bl_bytes_append(out, text + done + n, n_char));
+        done += n;
+    }
+    return BL_OK;
 }
 
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
@@ -62,176 +88,6 @@ bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffer
         *n_bytes = out->n;
     }
     return BL_OK;
-}
-
-/* ---- regex translation ----
- *
- * Only syntax that both engines read alike is let through, with these rewrites: Oniguruma's \s is
- * White_Space, PCRE2's \s lacks U+0085; \d is \p{Nd}; the major categories get the characters that a newer
- * Unicode version added. Refused: \w, \b (other character sets), scripts (PCRE2 takes script extensions), ^
- * and $ (line ends in Oniguruma's Ruby syntax), nested classes, free-standing options, {,n} and }+. */
-
-#define SPACE_SET "\\x{9}-\\x{d}\\x{85}\\p{Z}"
-
-typedef struct translation {
-    const char *at; /* what is still to read */
-    bl_bytes out;
-    bool in_class;
-} translation;
-
-static bl_status refuse(const translation *t, const char *what)
-{
-    return BL_FAIL(BL_EINPUT, "regex: %s is not supported (at \"%.20s\")", what, t->at);
-}
-
-static bl_status emit(translation *t, const char *text, size_t n_read)
-{
-    t->at += n_read;
-    return bl_bytes_append(&t->out, text, strlen(text));
-}
-
-static bl_status copy(translation *t, size_t n_bytes)
-{
-    bl_status st = bl_bytes_append(&t->out, t->at, n_bytes);
-    t->at += n_bytes;
-    return st;
-}
-
-/* What the engines' Unicode versions differ by in a major category. */
-static const char *additions_to(char category)
-{
-    switch (category) {
-    case 'L':
-        return BL_UNICODE_ADDITIONS_L;
-    case 'N':
-        return BL_UNICODE_ADDITIONS_N;
-    case 'M':
-        return BL_UNICODE_ADDITIONS_M;
-    case 'P':
-        return BL_UNICODE_ADDITIONS_P;
-    case 'S':
-        return BL_UNICODE_ADDITIONS_S;
-    default:
-        return "";
-    }
-}
-
-/* \p{L} and its like become [\p{L} and the additions]; a subcategory such as \p{Lu} is PCRE2's own. */
-static bl_status translate_property(translation *t)
-{
-    const char *name = t->at + 3;
-
-    if (t->at[2] != '{' || !name[0] || !strchr("LMNPSZC", name[0]))
-        return refuse(t, "a property other than a general category");
-    if (islower((unsigned char)name[1]) && name[2] == '}') return copy(t, 6);
-    if (name[1] != '}') return refuse(t, "a property other than a general category");
-    const char property[] = {'\\', 'p', '{', name[0], '}', '\0'}, *more = additions_to(name[0]);
-    bool negated = t->at[1] == 'P';
-    if (t->in_class) {
-        if (negated) return *more ? refuse(t, "a negated property in a class") : copy(t, 5);
-        BL_TRY(emit(t, property, 5));
-        return emit(t, more, 0);
-    }
-    BL_TRY(emit(t, negated ? "[^" : "[", 0));
-    BL_TRY(emit(t, property, 5));
-    BL_TRY(emit(t, more, 0));
-    return emit(t, "]", 0);
-}
-
-static bl_status translate_escape(translation *t)
-{
-    char c = t->at[1];
-
-    switch (c) {
-    case 's':
-        return emit(t, t->in_class ? SPACE_SET : "[" SPACE_SET "]", 2);
-    case 'S':
-        return t->in_class ? refuse(t, "\\S in a class") : emit(t, "[^" SPACE_SET "]", 2);
-    case 'd':
-        return emit(t, "\\p{Nd}", 2);
-    case 'p':
-    case 'P':
-        return translate_property(t);
-    case 'r':
-    case 'n':
-    case 't':
-        return copy(t, 2);
-    default:
-        return ispunct((unsigned char)c) ? copy(t, 2) : refuse(t, "this escape");
-    }
-}
-
-static bl_status translate_in_class(translation *t)
-{
-    if (t->at[0] == ']') t->in_class = false;
-    if (t->at[0] == '[' || !strncmp(t->at, "&&", 2)) return refuse(t, "a class in a class");
-    return copy(t, 1);
-}
-
-static bl_status translate_group(translation *t)
-{
-    static const char *const known[] = {"(?:", "(?i:", "(?!", "(?=", "(?<!", "(?<=", "(?>"};
-
-    if (t->at[1] != '?') return copy(t, 1);
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (!strncmp(t->at, known[i], strlen(known[i]))) return copy(t, strlen(known[i]));
-    return refuse(t, "this kind of group");
-}
-
-static bl_status translate(translation *t)
-{
-    while (*t->at) {
-        if (t->at[0] == '\\') {
-            BL_TRY(translate_escape(t));
-        } else if (t->in_class) {
-            BL_TRY(translate_in_class(t));
-        } else if (t->at[0] == '[') {
-            t->in_class = true;
-            BL_TRY(copy(t, t->at[1] == '^' ? 2 : 1));
-            if (t->at[0] == ']') return refuse(t, "']' first in a class");
-        } else if (t->at[0] == '(') {
-            BL_TRY(translate_group(t));
-        } else if (t->at[0] == '^' || t->at[0] == '$') {
-            return refuse(t, "an anchor");
-        } else if (!strncmp(t->at, "{,", 2) || !strncmp(t->at, "}+", 2)) {
-            return refuse(t, "this repetition");
-        } else {
-            BL_TRY(copy(t, 1));
-        }
-    }
-    return bl_bytes_append(&t->out, "", 1);
-}
-
-bl_status bl_regex_compile(const char *pattern, pcre2_code **out)
-{
-    translation t = {.at = pattern};
-    PCRE2_UCHAR reason[128];
-    PCRE2_SIZE offset;
-    uint32_t may_be_empty = 0;
-    int code;
-
-    *out = NULL;
-    bl_status st = translate(&t);
-    if (st != BL_OK) goto done;
-    *out = pcre2_compile((PCRE2_SPTR)t.out.data, t.out.n - 1, PCRE2_UTF | PCRE2_UCP, &code, &offset,
-                         NULL);
-    if (!*out) {
-        pcre2_get_error_message(code, reason, sizeof reason);
-        st = BL_FAIL(BL_EINPUT, "regex \"%.80s\": %s", pattern, (const char *)reason);
-        goto done;
-    }
-    pcre2_pattern_info(*out, PCRE2_INFO_MATCHEMPTY, &may_be_empty);
-    if (may_be_empty) {
-        st = BL_FAIL(BL_EINPUT, "regex \"%.80s\" may match nothing", pattern);
-        pcre2_code_free(*out);
-        *out = NULL;
-        goto done;
-    }
-    /* Without a JIT in the library matching is only slower. */
-    pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
-done:
-    bl_bytes_free(&t.out);
-    return st;
 }
 
 /* ---- pre-tokenizer ---- */

@@ -15,8 +15,9 @@ size_t bl_utf8_valid_prefix(const char *text,
                             size_t n_bytes); /* bytes before the first that is not UTF-8 */
 size_t bl_utf8_bad_run(const char *text,
                        size_t n_bytes); /* bytes one U+FFFD stands for at a bad place (W3C, Rust) */
-bool bl_unicode_is_space(uint32_t code); /* White_Space */
-bool bl_unicode_is_word(uint32_t code);  /* \w of UTS 18 */
+bool bl_unicode_is_space(uint32_t code);        /* White_Space */
+bool bl_unicode_is_word(uint32_t code);         /* \w of UTS 18 */
+bool bl_unicode_is_unnormalized(uint32_t code); /* newer than the reference's normalizer */
 
 /* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found soon: not
  * memmem, whose sanitizer twin looks at all of the text in each call. */

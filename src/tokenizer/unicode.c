@@ -84,6 +84,42 @@ bool bl_unicode_is_space(uint32_t code)
            code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
 }
 
+/* Ranges in ascending order. */
+static bool is_in(const bl_unicode_range *range, size_t n_ranges, uint32_t code)
+{
+    size_t low = 0, end = n_ranges;
+
+    while (low < end) {
+        size_t middle = low + (end - low) / 2;
+        if (range[middle].last < code)
+            low = middle + 1;
+        else
+            end = middle;
+    }
+    return low < n_ranges && range[low].first <= code;
+}
+
+bool bl_unicode_is_unnormalized(uint32_t code)
+{
+    return code >= bl_unicode_unnormalized[0].first &&
+           is_in(bl_unicode_unnormalized, bl_n_unicode_unnormalized, code);
+}
+
+/* Of the categories that bl_unicode_is_word takes. */
+static bool is_new_word(uint32_t code)
+{
+    static const char *const kinds[] = {"L", "M", "Nd", "Nl", "Pc"};
+
+    for (size_t i = 0; i < bl_n_unicode_additions; i++) {
+        const bl_unicode_addition *a = &bl_unicode_additions[i];
+        for (size_t k = 0; k < BL_COUNT(kinds); k++)
+            if (!strncmp(a->category, kinds[k], strlen(kinds[k])) &&
+                is_in(a->added, a->n_added, code))
+                return true;
+    }
+    return false;
+}
+
 /* Alphabetic, Mark, Decimal_Number, Connector_Punctuation, Join_Control. Alphabetic beyond the letters, Nl
  * and marks is Other_Alphabetic's circled and squared Latin letters. */
 bool bl_unicode_is_word(uint32_t code)
@@ -106,7 +142,7 @@ bool bl_unicode_is_word(uint32_t code)
     }
     return code == 0x200c || code == 0x200d || (code >= 0x24b6 && code <= 0x24e9) ||
            (code >= 0x1f130 && code <= 0x1f149) || (code >= 0x1f150 && code <= 0x1f169) ||
-           (code >= 0x1f170 && code <= 0x1f189);
+           (code >= 0x1f170 && code <= 0x1f189) || is_new_word(code);
 }
 
 /* Printable Latin-1 stands for itself; the 68 other bytes, in order, are U+0100 onwards. */
