@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
+#include "llama/config_internal.h"
 
 /* Far above any model and far below what could overflow a product of three of them. */
 enum {
@@ -24,37 +25,16 @@ enum {
 
 /* ---- what is refused ---- */
 
-static bl_status require_text(const char *file, const json_t *root, const char *key,
-                              const char *expected)
-{
-    char shown[64];
-    const char *text = expected;
-
-    snprintf(shown, sizeof shown, "\"%s\"", expected);
-    BL_TRY(bl_json_get_string(file, root, key, BL_JSON_OPTIONAL, &text));
-    if (strcmp(text, expected) != 0)
-        return bl_json_fail(file, key, shown, json_object_get(root, key));
-    return BL_OK;
-}
-
-static bl_status require_false(const char *file, const json_t *root, const char *key)
-{
-    bool value = false;
-
-    BL_TRY(bl_json_get_bool(file, root, key, BL_JSON_OPTIONAL, &value));
-    return value ? bl_json_fail(file, key, "false", json_object_get(root, key)) : BL_OK;
-}
-
-static bl_status check_architecture(const char *file, const json_t *root)
+static bl_status check_architecture(const char *file, json_t *root)
 {
     static const char wanted[] = "LlamaForCausalLM";
+    const char *type = "llama";
     const json_t *architectures = NULL;
     bool found = false;
 
-    BL_TRY(require_text(file, root, "model_type", "llama"));
-    BL_TRY(require_text(file, root, "hidden_act", "silu"));
-    BL_TRY(require_false(file, root, "attention_bias"));
-    BL_TRY(require_false(file, root, "mlp_bias"));
+    BL_TRY(bl_json_get_string(file, root, "model_type", BL_JSON_OPTIONAL, &type));
+    if (strcmp(type, "llama") != 0)
+        return bl_json_fail(file, "model_type", "\"llama\"", json_object_get(root, "model_type"));
     BL_TRY(bl_json_get_array(file, root, "architectures", BL_JSON_OPTIONAL, &architectures));
     for (size_t i = 0; i < json_array_size(architectures) && !found; i++) {
         const char *name = bl_json_text(json_array_get(architectures, i));
@@ -62,9 +42,7 @@ static bl_status check_architecture(const char *file, const json_t *root)
     }
     if (architectures && !found)
         return bl_json_fail(file, "architectures", "[\"LlamaForCausalLM\"]", architectures);
-    /* LlamaConfig has no such key today; a file that sets it means other rotations than these. */
-    double rotary = 1;
-    return bl_json_get_real(file, root, "partial_rotary_factor", BL_JSON_OPTIONAL, 1, 1, &rotary);
+    return bl_llama_config_check_keys(file, root);
 }
 
 /* ---- sizes ---- */

@@ -162,8 +162,7 @@ static void test_refusals(void **state)
         {"\"eos_token_id\":[1,100]",
          "key eos_token_id: expected ids below vocab_size, got [1,100]"},
         {"\"eos_token_id\":[1,2,3,4,5,6,7,8,9]", "key eos_token_id: expected at most 8 ids"},
-        {"\"partial_rotary_factor\":0.5",
-         "key partial_rotary_factor: expected a number in [1, 1], got 0.5"},
+        {"\"partial_rotary_factor\":0.5", "key partial_rotary_factor: expected 1, got 0.5"},
         {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}",
          "rope_scaling: key rope_type: expected \"default\", \"linear\" or \"llama3\", got "
          "\"yarn\""},
@@ -209,6 +208,48 @@ static void test_refusals(void **state)
     assert_int_equal(load_text("{\"vocab_size\":1e3}", &c), BL_EINPUT);
     assert_int_equal(load_text("7", &c), BL_EINPUT);
     assert_int_equal(bl_llama_config_load("/nonexistent", &c), BL_EINPUT);
+}
+
+/* Files of other architectures whose model_type was edited. */
+static void test_keys_that_change_the_model(void **state)
+{
+    static const struct {
+        const char *changes, *neutral;
+    } cases[] = {
+        {"\"sliding_window\":8", "\"sliding_window\":null"},
+        {"\"use_sliding_window\":true",
+         "\"use_sliding_window\":false,\"sliding_window\":4096,\"max_window_layers\":28"},
+        {"\"attention_multiplier\":0.4", "\"attention_multiplier\":null"},
+        {"\"residual_multiplier\":0.7", "\"residual_multiplier\":1.0"},
+        {"\"embedding_multiplier\":6.0", "\"embedding_multiplier\":1"},
+        {"\"logits_scaling\":0.2", "\"logits_scaling\":1.0"},
+        {"\"attn_logit_softcapping\":50.0", "\"attn_logit_softcapping\":null"},
+        {"\"final_logit_softcapping\":30", "\"final_logit_softcapping\":null"},
+        {"\"partial_rotary_factor\":0.5", "\"partial_rotary_factor\":1.0"},
+        {"\"layer_types\":[\"full_attention\",\"sliding_attention\"]",
+         "\"layer_types\":[\"full_attention\",\"full_attention\"]"},
+        {"\"layer_types\":\"full_attention\"", "\"layer_types\":[]"},
+        {"\"no_rope_layers\":[1,0]", "\"no_rope_layers\":[1,1]"},
+        {"\"per_layer_config\":{\"0\":{}}", "\"per_layer_config\":{}"},
+        {"\"pruned_heads\":{\"1\":[0]}", "\"pruned_heads\":{}"},
+        {"\"use_qk_norm\":true", "\"use_qk_norm\":false"},
+        {"\"clip_qkv\":8.0", "\"clip_qkv\":null"},
+        {"\"attention_dropout\":0.1", "\"attention_dropout\":0.0"},
+        {"\"attention_out_bias\":true", "\"attention_out_bias\":false"},
+        {"\"num_local_experts\":8", "\"num_local_experts\":null"},
+        {"\"hidden_act\":7", "\"hidden_act\":\"silu\",\"use_cache\":true,\"unknown_key\":3"},
+    };
+    bl_llama_config c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char key[64];
+        if (load(cases[i].changes, &c) != BL_EINPUT) fail_msg("accepted: %s", cases[i].changes);
+        snprintf(key, sizeof key, "key %.*s: expected ", (int)strcspn(cases[i].changes + 1, "\""),
+                 cases[i].changes + 1);
+        if (!strstr(bl_error_text(), key)) fail_msg("\"%s\" lacks \"%s\"", bl_error_text(), key);
+        if (load(cases[i].neutral, &c) != BL_OK) fail_msg("%s", bl_error_text());
+    }
 }
 
 static void test_presets(void **state)
@@ -338,7 +379,7 @@ int main(void)
         cmocka_unit_test(test_defaults),         cmocka_unit_test(test_spellings),
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_rope_frequencies), cmocka_unit_test(test_kv_heads_follow_k_proj),
-        cmocka_unit_test(test_real_config),
+        cmocka_unit_test(test_real_config),      cmocka_unit_test(test_keys_that_change_the_model),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
 }
