@@ -101,6 +101,29 @@ bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer)
     return use;
 }
 
+static bl_status null_argument(const char *call, const char *name)
+{
+    return BL_FAIL(BL_EUSAGE, "%s: %s is NULL", call, name);
+}
+
+/* What a call has of activations; `is_optional`: it may be none. */
+static bl_status check_tensor(const bl_linear_layer *layer, const char *name, int64_t T,
+                              bl_tensor tensor, bool is_optional)
+{
+    bl_dtype want = bl_act_dtype(bl_device_get_kind(layer->stack->options.device));
+
+    if (!bl_tensor_is_there(tensor)) {
+        if (is_optional || T == 0) return BL_OK;
+        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": %s is NULL", layer->index, name);
+    }
+    if (tensor.dtype == want) return BL_OK;
+    return BL_FAIL(
+        BL_EUSAGE, "layer %" PRId64 ": %s is %s, this device takes %s", layer->index, name,
+        (int)tensor.dtype >= 0 && tensor.dtype < BL_DTYPE_COUNT ? bl_dtype_name(tensor.dtype)
+                                                                : "of an unknown dtype",
+        bl_dtype_name(want));
+}
+
 static bl_status begin_call(const bl_linear_layer *layer, bl_stream *stream, int64_t T)
 {
     bl_linear_stack *stack = layer->stack;
@@ -120,6 +143,10 @@ static bl_status begin_call(const bl_linear_layer *layer, bl_stream *stream, int
 bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T, bl_tensor x,
                                   bl_tensor y)
 {
+    if (!layer) return null_argument("bl_linear_layer_forward", "layer");
+    if (!stream) return null_argument("bl_linear_layer_forward", "stream");
+    BL_TRY(check_tensor(layer, "x", T, x, false));
+    BL_TRY(check_tensor(layer, "y", T, y, false));
     BL_TRY(begin_call(layer, stream, T));
     bl_linear_use use = bl_linear_layer_use(layer);
     return bl_linear_apply(stream, &use, T, x, y);
@@ -128,9 +155,14 @@ bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int
 bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
                                    bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
+    if (!layer) return null_argument("bl_linear_layer_backward", "layer");
+    if (!stream) return null_argument("bl_linear_layer_backward", "stream");
     if (layer->stack->options.forward_only)
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": backward of a forward_only stack",
                        layer->index);
+    BL_TRY(check_tensor(layer, "x", T, x, layer->r == 0));
+    BL_TRY(check_tensor(layer, "dy", T, dy, false));
+    BL_TRY(check_tensor(layer, "dx", T, dx, true));
     BL_TRY(begin_call(layer, stream, T));
     bl_linear_use use = bl_linear_layer_use(layer);
     return bl_linear_pull_back(stream, &use, T, x, dy, dx);
@@ -140,7 +172,7 @@ bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, in
 
 bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer)
 {
-    return &stack->layers[layer];
+    return stack && layer >= 0 && layer < stack->n_layers ? &stack->layers[layer] : NULL;
 }
 
 float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats)
@@ -177,6 +209,7 @@ void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step, const in
 
 bl_status bl_linear_stack_verify(bl_linear_stack *stack)
 {
+    if (!stack) return null_argument("bl_linear_stack_verify", "stack");
     /* A call may have asked for the next layers. */
     if (stack->copy) BL_TRY(bl_stream_synchronize(stack->copy));
     if (stack->gather) BL_TRY(bl_stream_synchronize(stack->gather));
@@ -315,6 +348,7 @@ static bl_status create(bl_linear_stack *stack, const bl_linear_options *options
 bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,
                                const bl_linear_spec *specs, bl_linear_memory *out)
 {
+    if (!out) return null_argument("bl_linear_stack_plan", "out");
     bl_linear_stack *stack = calloc(1, sizeof *stack);
 
     *out = (bl_linear_memory){0};
@@ -328,6 +362,7 @@ bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layer
 bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_layers,
                                  const bl_linear_spec *specs, bl_linear_stack **out)
 {
+    if (!out) return null_argument("bl_linear_stack_create", "out");
     bl_linear_stack *stack = calloc(1, sizeof *stack);
     bl_error error;
 
@@ -339,7 +374,8 @@ bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_lay
         return BL_OK;
     }
     bl_error_save(&error, st);
-    if (options->comm && bl_comm_size(options->comm) > 1) bl_comm_abort(options->comm, &error);
+    if (options && options->comm && bl_comm_size(options->comm) > 1)
+        bl_comm_abort(options->comm, &error);
     bl_linear_stack_destroy(stack);
     return bl_error_restore(&error);
 }

@@ -104,7 +104,7 @@ bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_lay
 /* After the streams of its calls are idle; NULL is fine. Page files stay, for the next start. */
 void bl_linear_stack_destroy(bl_linear_stack *stack);
 
-/* Borrowed until the stack is destroyed; layer in [0, n_layers). */
+/* Borrowed until the stack is destroyed; NULL unless layer is in [0, n_layers). */
 bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer);
 
 /* All layers' LoRA weights, A before B in order of layers, each from a multiple of 64 floats on with
@@ -134,7 +134,8 @@ bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
  * forward: y is overwritten; x and y do not overlap.
  * backward: x is the forward's input. dx, dA and dB are overwritten; no dx skips it; dx overlaps
  * neither x nor dy.
- * BL_EUSAGE: T beyond max_tokens, backward with forward_only; else the error of stream or group. */
+ * BL_EUSAGE: an argument that is NULL or of another dtype, by its name; T beyond max_tokens; backward with
+ * forward_only. Else the error of stream or group. */
 bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T, bl_tensor x,
                                   bl_tensor y);
 bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,

@@ -19,8 +19,12 @@ enum {
 
 static const int64_t MAX_TOKENS = INT64_C(1) << 30;
 
-static bl_status check_options(const bl_linear_options *o, int64_t n_layers)
+static bl_status check_options(const bl_linear_options *o, int64_t n_layers,
+                               const bl_linear_spec *specs)
 {
+    if (!o) return BL_FAIL(BL_EUSAGE, "linear stack: options is NULL");
+    if (!o->device) return BL_FAIL(BL_EUSAGE, "linear stack: device is NULL");
+    if (!specs) return BL_FAIL(BL_EUSAGE, "linear stack: specs is NULL");
     if (n_layers < 1 || n_layers > INT32_MAX)
         return BL_FAIL(BL_EUSAGE, "linear stack: %" PRId64 " layers", n_layers);
     if (!(o->ratio >= 0 && o->ratio <= 1))
@@ -186,7 +190,7 @@ static void count_work(bl_linear_stack *stack)
 bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_options *options,
                                   int64_t n_layers, const bl_linear_spec *specs)
 {
-    BL_TRY(check_options(options, n_layers));
+    BL_TRY(check_options(options, n_layers, specs));
     stack->options = *options;
     stack->specs = specs;
     stack->n_layers = n_layers;

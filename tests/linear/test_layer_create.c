@@ -139,6 +139,8 @@ static void test_rejected_options(void **state)
     (void)state;
 
     create_problem(&p, BL_FORMAT_F32, DROPOUT);
+    expect_failure(NULL, &good, p.specs, LAYERS, BL_EUSAGE, "device is NULL");
+    expect_failure(d.device, &good, NULL, LAYERS, BL_EUSAGE, "specs is NULL");
     expect_failure(d.device, &good, p.specs, 0, BL_EUSAGE, "0 layers");
     o = good, o.ratio = NAN;
     expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "ratio");
@@ -211,6 +213,61 @@ static void test_too_many_tokens(void **state)
     test_device_destroy(d);
 }
 
+static void expect_usage_error(bl_status status, const char *text)
+{
+    assert_int_equal(status, BL_EUSAGE);
+    assert_error_has(text);
+}
+
+/* Each argument of a call that is missing or of another dtype, by its name. */
+static void test_rejected_arguments(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options o = {.device = d.device, .max_tokens = T};
+    bl_linear_memory memory;
+    bl_linear_stack *stack;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_F32, DROPOUT);
+    expect_usage_error(bl_linear_stack_create(NULL, LAYERS, p.specs, &stack), "options is NULL");
+    assert_null(stack);
+    expect_usage_error(bl_linear_stack_create(&o, LAYERS, p.specs, NULL), "out is NULL");
+    expect_usage_error(bl_linear_stack_plan(NULL, LAYERS, p.specs, &memory), "options is NULL");
+    expect_usage_error(bl_linear_stack_plan(&o, LAYERS, p.specs, NULL), "out is NULL");
+    expect_usage_error(bl_linear_stack_verify(NULL), "stack is NULL");
+
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+    bl_linear_layer *layer = bl_linear_stack_layer(stack, 1);
+    bl_stream *stream = d.stream;
+    bl_tensor x = bl_tensor_f32(p.x[1]), y = bl_tensor_f32(p.first.y[1]),
+              dy = bl_tensor_f32(p.dy[1]), none = {0}, bf16 = bl_tensor_of(p.x[1], BL_BF16),
+              odd = bl_tensor_of(p.x[1], BL_DTYPE_COUNT);
+    assert_null(bl_linear_stack_layer(stack, -1));
+    assert_null(bl_linear_stack_layer(stack, LAYERS));
+    assert_null(bl_linear_stack_layer(NULL, 0));
+    expect_usage_error(bl_linear_layer_forward(NULL, stream, T, x, y), "layer is NULL");
+    expect_usage_error(bl_linear_layer_forward(layer, NULL, T, x, y), "stream is NULL");
+    expect_usage_error(bl_linear_layer_forward(layer, stream, T, none, y), "layer 1: x is NULL");
+    expect_usage_error(bl_linear_layer_forward(layer, stream, T, x, none), "layer 1: y is NULL");
+    expect_usage_error(bl_linear_layer_forward(layer, stream, T, bf16, y),
+                       "layer 1: x is BF16, this device takes F32");
+    expect_usage_error(bl_linear_layer_forward(layer, stream, T, x, odd),
+                       "layer 1: y is of an unknown dtype, this device takes F32");
+    expect_usage_error(bl_linear_layer_backward(NULL, stream, T, x, dy, none), "layer is NULL");
+    expect_usage_error(bl_linear_layer_backward(layer, NULL, T, x, dy, none), "stream is NULL");
+    expect_usage_error(bl_linear_layer_backward(layer, stream, T, none, dy, none), "x is NULL");
+    expect_usage_error(bl_linear_layer_backward(layer, stream, T, x, none, none), "dy is NULL");
+    expect_usage_error(bl_linear_layer_backward(layer, stream, T, x, bf16, none), "dy is BF16");
+    expect_usage_error(bl_linear_layer_backward(layer, stream, T, x, dy, bf16), "dx is BF16");
+    assert_int_equal(bl_linear_layer_forward(layer, stream, T, x, y), BL_OK);
+    assert_int_equal(bl_linear_layer_backward(layer, stream, T, x, dy, none), BL_OK);
+    test_finish(d);
+    bl_linear_stack_destroy(stack);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
 /* ---- ranks that differ, and ranks that fail ---- */
 
 typedef struct failing_case {
@@ -271,9 +328,10 @@ static void test_ranks_that_differ(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensor_of_a_file), cmocka_unit_test(test_page_files),
-        cmocka_unit_test(test_rejected_options), cmocka_unit_test(test_rejected_specs),
-        cmocka_unit_test(test_too_many_tokens),  cmocka_unit_test(test_ranks_that_differ),
+        cmocka_unit_test(test_tensor_of_a_file),   cmocka_unit_test(test_page_files),
+        cmocka_unit_test(test_rejected_options),   cmocka_unit_test(test_rejected_specs),
+        cmocka_unit_test(test_rejected_arguments), cmocka_unit_test(test_too_many_tokens),
+        cmocka_unit_test(test_ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
 }
