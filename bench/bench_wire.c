@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast processes of one host exchange bulk data: bench_wire N sockets|shared|mpi. One JSON line a collective
+/* How fast processes of one host exchange bulk data: bench_wire N sockets|shared|tcp; tcp: mpirun starts them. One JSON line a collective
  * and size, the fastest of some repetitions; "bytes" is the whole buffer that every rank gathers, or brings to the
  * sum. */
 #include <math.h>
@@ -150,23 +150,31 @@ static int run_sockets(int n, bool shared)
     return code;
 }
 
-/* ---- over MPI: mpirun starts them ---- */
+/* ---- over TCP: mpirun starts them ---- */
 
-static int run_mpi(const char *program, const char *n_text)
+static bl_status run_launched(void)
+{
+    bl_launch *launch = NULL;
+    bl_comm *comm = NULL;
+
+    BL_TRY(bl_launch_open(&(bl_launch_options){.leave = NULL}, &launch));
+    bl_status st = bl_launch_create_comm(launch, 0, &comm);
+    if (st == BL_OK) st = measure_all(comm, "tcp");
+    return bl_launch_close(launch, st);
+}
+
+static int run_tcp(const char *program, const char *n_text)
 {
     bl_launch_info info;
-    bl_wire *wire;
 
     bl_launch_read(&info);
     if (!info.launcher) {
         execlp("mpirun", "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-               "-n", n_text, program, n_text, "mpi", NULL);
+               "-n", n_text, program, n_text, "tcp", NULL);
         perror("mpirun");
         return 4;
     }
-    bl_status st = bl_wire_open_mpi(info.rank, info.n_processes, report, &wire);
-    if (st == BL_OK) st = run_rank(wire, "mpi");
-    return bl_status_exit_code(st);
+    return bl_status_exit_code(run_launched());
 }
 
 int main(int argc, char **argv)
@@ -174,9 +182,9 @@ int main(int argc, char **argv)
     int n = argc == 3 ? atoi(argv[1]) : 0;
 
     if (n < 2 || n > MAX_RANKS) {
-        fputs("run it as: bench_wire N sockets|shared|mpi\n", stderr);
+        fputs("run it as: bench_wire N sockets|shared|tcp\n", stderr);
         return 2;
     }
-    if (strcmp(argv[2], "mpi") == 0) return run_mpi(argv[0], argv[1]);
+    if (strcmp(argv[2], "tcp") == 0) return run_tcp(argv[0], argv[1]);
     return run_sockets(n, strcmp(argv[2], "shared") == 0);
 }

@@ -31,6 +31,7 @@ ballast_dependency(XXHASH libxxhash 0.8.1 BSD-2-Clause)
 ballast_dependency(YAML yaml-0.1 0.2.5 MIT)
 ballast_dependency(PCRE2 libpcre2-8 10.42 BSD-3-Clause)
 ballast_dependency(UTF8PROC libutf8proc 2.6 MIT)
+ballast_dependency(SODIUM libsodium 1.0.18 ISC)
 ballast_dependency(HWLOC hwloc 2.9 BSD-3-Clause)
 ballast_dependency(URING liburing 2.3 "LGPL-2.1-or-later OR MIT" OPTIONAL)
 

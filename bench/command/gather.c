@@ -336,7 +336,8 @@ static bl_status run(const void *values, int argc, char *const *argv)
     if (st == BL_OK && info.n_processes == 1 && info.kind != BL_LAUNCH_CHILD)
         return run_here(&b, argc, argv);
     bl_error_save(&error, st); /* all processes have it */
-    BL_TRY(bl_launch_open(leave_with, &launch));
+    BL_TRY(bl_launch_open(&(bl_launch_options){.leave = leave_with, .has_failed = st != BL_OK},
+                          &launch));
     st = st == BL_OK ? run_process(&b, launch, &info) : bl_error_restore(&error);
     return bl_launch_close(launch, st);
 }

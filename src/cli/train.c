@@ -76,7 +76,9 @@ static bl_status run_job(bl_config_command which, const char *command, int argc,
 
     bl_status st = bl_train_config_load(which, NULL, argc, argv, &config);
     bl_error_save(&error, st);
-    bl_status opened = bl_launch_open(leave_with, &launch);
+    bl_launch_options options = {.leave = leave_with, .has_failed = st != BL_OK};
+    if (st == BL_OK && which == BL_CONFIG_TRAIN) options.secret_dir = config->output_dir;
+    bl_status opened = bl_launch_open(&options, &launch);
     if (opened != BL_OK) {
         bl_train_config_free(config);
         return st == BL_OK ? opened : bl_error_restore(&error);

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "comm/launch_internal.h"
 #include "comm/tcp/tcp.h"
 
@@ -113,35 +114,37 @@ static bl_status open_child(bl_launch *launch)
     return st;
 }
 
-/* Each was started by itself: they have no memory in common. */
-static bl_status open_torchrun(bl_launch *launch)
+/* They have no memory in common. */
+static bl_status open_met(bl_launch *launch, const int *sockets)
 {
+    const bl_launch_info *info = &launch->info;
+    return bl_wire_open_sockets(&(bl_wire_links){.rank = info->rank,
+                                                 .n_processes = info->n_processes,
+                                                 .sockets = (int *)sockets,
+                                                 .first_on_host = info->rank - info->local_rank,
+                                                 .n_on_host = info->n_local,
+                                                 .shared_fd = -1},
+                                report_error, &launch->wire);
+}
+
+/* Processes that were started each by itself. */
+static bl_status meet(bl_launch *launch, const bl_launch_options *options)
+{
+    static const double MEET_S =
+        300.0; /* schedulers start processes of several hosts when they can */
+    static const double FAILED_S = 10.0;
     const bl_launch_info *info = &launch->info;
     int *sockets = malloc((size_t)info->n_processes * sizeof *sockets);
 
     if (!sockets) return BL_FAIL(BL_ENOMEM, "%d connections", info->n_processes);
-    bl_status st = comm_torchrun_meet(info, sockets);
-    if (st == BL_OK)
-        st = bl_wire_open_sockets(&(bl_wire_links){.rank = info->rank,
-                                                   .n_processes = info->n_processes,
-                                                   .sockets = sockets,
-                                                   .first_on_host = info->rank - info->local_rank,
-                                                   .n_on_host = info->n_local,
-                                                   .shared_fd = -1},
-                                  report_error, &launch->wire);
+    bl_status st = info->kind == BL_LAUNCH_MPI
+                       ? comm_mpi_meet(info, &launch->key, sockets)
+                       : comm_torchrun_meet(info, options->secret_dir,
+                                            options->has_failed ? FAILED_S : MEET_S, sockets);
+    if (st == BL_OK) st = open_met(launch, sockets);
+    if (st == BL_OK && info->kind == BL_LAUNCH_MPI) warn_if_bound(info);
     free(sockets);
     return st;
-}
-
-static bl_status open_wire(bl_launch *launch)
-{
-    const bl_launch_info *info = &launch->info;
-
-    if (info->kind == BL_LAUNCH_CHILD) return open_child(launch);
-    if (info->kind == BL_LAUNCH_TORCHRUN) return open_torchrun(launch);
-    BL_TRY(bl_wire_open_mpi(info->rank, info->n_processes, report_error, &launch->wire));
-    warn_if_bound(info);
-    return BL_OK;
 }
 
 /* A build without MPI, or a launcher that does not know it: all processes of a host find that, and the first of them says so. A launcher may
@@ -157,7 +160,7 @@ static bl_status leave_text_to_first(bl_status st)
     return bl_error_restore(&error);
 }
 
-bl_status bl_launch_open(bl_launch_leave_fn leave, bl_launch **out)
+bl_status bl_launch_open(const bl_launch_options *options, bl_launch **out)
 {
     bl_launch_info info;
 
@@ -166,13 +169,15 @@ bl_status bl_launch_open(bl_launch_leave_fn leave, bl_launch **out)
     if (info.kind == BL_LAUNCH_ALONE) return BL_OK;
     bl_launch *launch = calloc(1, sizeof *launch);
     if (!launch) return BL_FAIL(BL_ENOMEM, "the launch of %d processes", info.n_processes);
-    *launch = (bl_launch){.info = info, .leave = leave, .memory_fd = -1};
-    bl_status st = open_wire(launch);
+    *launch = (bl_launch){.info = info, .leave = options->leave, .memory_fd = -1};
+    bl_status st = info.kind == BL_LAUNCH_CHILD ? open_child(launch) : meet(launch, options);
     if (st == BL_OK) {
+        bl_wire_set_leave(launch->wire, launch->leave);
         *out = launch;
         return BL_OK;
     }
     free(launch);
+    bl_launch_limit_exit(options->leave, st, BL_LAUNCH_EXIT_S);
     if (info.kind == BL_LAUNCH_MPI && info.local_rank > 0 && st == BL_EUSAGE)
         return leave_text_to_first(st);
     /* A child's own failure: the wire, which names ranks, is not there. */
@@ -249,6 +254,39 @@ static bl_status end_job(const bl_launch *launch, bl_status st, bl_status (*end_
     return bl_error_restore(&own);
 }
 
+typedef struct exit_limit {
+    bl_launch_leave_fn leave;
+    bl_status st;
+    double limit_s;
+} exit_limit;
+
+static void *limit_exit(void *argument)
+{
+    exit_limit limit = *(exit_limit *)argument;
+    double until = bl_now_s() + limit.limit_s;
+
+    free(argument);
+    while (bl_now_s() < until) /* a process that was stopped does not exit at once */
+        nanosleep(&(struct timespec){0, 50 * 1000 * 1000}, NULL);
+    bl_log_warning("this process had done all and hung in its exit for %.0f s; it ends now",
+                   limit.limit_s);
+    limit.leave(limit.st);
+    return NULL;
+}
+
+void bl_launch_limit_exit(bl_launch_leave_fn leave, bl_status st, double limit_s)
+{
+    exit_limit *limit = leave ? malloc(sizeof *limit) : NULL;
+    pthread_t thread;
+
+    if (!limit) return;
+    *limit = (exit_limit){.leave = leave, .st = st, .limit_s = limit_s};
+    if (bl_thread_create(&thread, limit_exit, limit) == 0)
+        pthread_detach(thread);
+    else
+        free(limit);
+}
+
 void bl_launch_leave(bl_launch *launch)
 {
     static atomic_flag is_leaving =
@@ -264,6 +302,7 @@ bl_status bl_launch_close(bl_launch *launch, bl_status st)
 {
     if (!launch) return st;
     st = end_job(launch, st, bl_wire_close);
+    bl_launch_limit_exit(launch->leave, st, BL_LAUNCH_EXIT_S);
     free(launch);
     return st;
 }

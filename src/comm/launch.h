@@ -3,7 +3,8 @@
  *
  * Who starts them:
  *   nobody          one process; its ranks are threads. launch is NULL.
- *   mpirun, srun    a process a rank, connected by MPI; or a process a host, which starts that host's ranks
+ *   mpirun, srun    a process a rank, connected by TCP, for which MPI exchanges addresses; or a process a host, which starts that host's
+ *                   ranks
  *   torchrun        a process a rank, which meet at MASTER_ADDR and are connected by TCP
  *   ballast         a child of bl_launch_run_ranks, which has its connections from its parent
  *
@@ -55,10 +56,21 @@ void bl_launch_read(bl_launch_info *out);
  * configuration. BL_EUSAGE: the variable of a child is not its parent's; BL_ERANK: its parent is gone. */
 bl_status bl_launch_begin(bl_launch_info *out);
 
-/* *out = NULL when this process is alone. `leave` is for bl_launch_leave; NULL: nobody calls that. All processes of the job call it, once,
+typedef struct bl_launch_options {
+    /* For bl_launch_leave, and for an end that has a limit; NULL: nobody calls the one, and the other has none. */
+    bl_launch_leave_fn leave;
+    /* A directory that all processes see, for the secret of those that torchrun has started, unless BALLAST_SECRET has one; NULL: none. Borrowed for the
+     * call. */
+    const char *secret_dir;
+    /* This process knows already that it will close with a failure: others may be of the same mind and come within seconds, or not come. */
+    bool has_failed;
+} bl_launch_options;
+
+/* *out = NULL when this process is alone. All processes of the job call it, once,
  * before they start threads. BL_EUSAGE: mpirun or srun has started several processes, but this is a build without MPI, or the launcher does not know
- * the MPI; the error's text is empty but in the first process of a host, as all find the same. BL_ERANK: a process did not come. */
-bl_status bl_launch_open(bl_launch_leave_fn leave, bl_launch **out);
+ * the MPI; the error's text is empty but in the first process of a host, as all find the same. Also: processes of different builds, or without a common
+ * secret. BL_ERANK: a process did not come. */
+bl_status bl_launch_open(const bl_launch_options *options, bl_launch **out);
 
 int bl_launch_rank(const bl_launch *launch); /* NULL: 0 */
 int bl_launch_size(const bl_launch *launch); /* NULL: 1 */
@@ -80,9 +92,15 @@ bool bl_launch_should_leave(bl_launch *launch);
 void bl_launch_leave(bl_launch *launch);
 
 /* Ends the job: waits until all processes have come here with BL_OK or BL_ESTOPPED, or one has failed. Frees
- * `launch`. Returns the job's status; this thread's error text is empty when the user has been told, by this
+ * `launch`. From then on this process has BL_LAUNCH_EXIT_S to exit, or `leave` is called: files are whole, and what is left may wait for a driver or a
+ * stranger. Returns the job's status; this thread's error text is empty when the user has been told, by this
  * process or another. NULL: returns st. */
 bl_status bl_launch_close(bl_launch *launch, bl_status st);
+
+#define BL_LAUNCH_EXIT_S 60.0 /* pinned memory of hundreds of GB takes seconds to be freed */
+
+/* Calls `leave` with `st` unless the process exits within limit_s. NULL: does nothing. */
+void bl_launch_limit_exit(bl_launch_leave_fn leave, bl_status st, double limit_s);
 
 /* The one line of this thread's error, unless its text is empty: on stderr, or by the parent. For a program's last words. */
 void bl_launch_print_error(bl_status st);

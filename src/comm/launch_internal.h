@@ -4,6 +4,7 @@
 #define BALLAST_COMM_LAUNCH_INTERNAL_H
 
 #include "comm/launch.h"
+#include "comm/tcp/key.h"
 #include "comm/wire/wire.h"
 
 /* What a parent hands to a child, by one variable of its environment; descriptors are the child's from its start. */
@@ -35,6 +36,7 @@ struct bl_launch {
     bl_launch_info info;
     bl_wire *wire;
     bl_launch_leave_fn leave;
+    comm_key key;  /* of the job, where mpirun or srun has started its processes */
     int memory_fd; /* -1: none */
     double
         told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job; and a process that leaves.
- * Built with comm/wire/absent.c. */
+ * Built with comm/tcp/mpi_absent.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,9 +18,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "comm/launch.h"
 #include "comm/launch_internal.h"
+
+static const bl_launch_options no_options = {.leave = NULL};
 
 static const char *const names[] = {"OMPI_COMM_WORLD_SIZE",
                                     "OMPI_COMM_WORLD_RANK",
@@ -253,16 +256,16 @@ static void test_without_mpi(void **state)
 
     (void)state;
     set_environment(&first);
-    assert_int_equal(bl_launch_open(NULL, &launch), BL_EUSAGE);
+    assert_int_equal(bl_launch_open(&no_options, &launch), BL_EUSAGE);
     assert_null(launch);
     assert_non_null(strstr(bl_error_text(), "no MPI"));
     assert_non_null(strstr(bl_error_text(), "2 processes"));
     set_environment(&second); /* once */
-    assert_int_equal(bl_launch_open(NULL, &launch), BL_EUSAGE);
+    assert_int_equal(bl_launch_open(&no_options, &launch), BL_EUSAGE);
     assert_string_equal(bl_error_text(), "");
 
     set_environment(&alone);
-    assert_int_equal(bl_launch_open(NULL, &launch), BL_OK);
+    assert_int_equal(bl_launch_open(&no_options, &launch), BL_OK);
     assert_null(launch);
     assert_int_equal(bl_launch_rank(launch), 0);
     assert_int_equal(bl_launch_size(launch), 1);
@@ -324,7 +327,7 @@ static void be_child_that_leaves(int control_fd)
 
     mallopt(M_PERTURB, 0x5a); /* what is freed, is gone */
     if (putenv(comm_child_format(&child)) != 0) _exit(126);
-    if (bl_launch_open(leave_late, &launch) != BL_OK) _exit(126);
+    if (bl_launch_open(&(bl_launch_options){.leave = leave_late}, &launch) != BL_OK) _exit(126);
     if (pthread_create(&thread, NULL, look_for_ever, launch) != 0) _exit(126);
     (void)BL_FAIL(BL_ECANCELLED, "cancelled");
     bl_launch_leave(launch);
@@ -348,10 +351,40 @@ static void test_leaving_beside_threads(void **state)
     close(control[1]);
 }
 
+/* What a library does at the end of its process may wait without a limit. */
+static void hang(void)
+{
+    pause();
+}
+
+static void leave_with(bl_status st)
+{
+    _exit(40 + bl_status_exit_code(st));
+}
+
+static void test_exit_has_a_limit(void **state)
+{
+    int status;
+
+    (void)state;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (atexit(hang) != 0) _exit(126);
+        bl_log_set_silent(true);
+        bl_launch_limit_exit(leave_with, BL_ENUMERIC, 0.3);
+        exit(6);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 46);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_read),
-                                       cmocka_unit_test(test_without_mpi),
-                                       cmocka_unit_test(test_leaving_beside_threads)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_read), cmocka_unit_test(test_without_mpi),
+        cmocka_unit_test(test_leaving_beside_threads), cmocka_unit_test(test_exit_has_a_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

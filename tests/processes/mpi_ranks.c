@@ -15,7 +15,11 @@ static bl_status run_case(bl_launch *launch, const char *name)
 int main(int argc, char **argv)
 {
     bl_launch *launch = NULL;
-    bl_status st = bl_launch_open(NULL, &launch);
+    bl_launch_info info;
+    bl_status st = bl_launch_begin(&info);
+
+    bl_log_set_silent(false);
+    if (st == BL_OK) st = bl_launch_open(&(bl_launch_options){.leave = NULL}, &launch);
 
     if (st == BL_OK && (!launch || argc != 2))
         st = BL_FAIL(BL_EUSAGE, "run it as: mpirun -n N mpi_ranks CASE");

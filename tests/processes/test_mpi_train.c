@@ -3,10 +3,13 @@
  * byte, and the same metrics but for the times; and goes on where either of them was interrupted. */
 #include "mpi_job.h"
 
+#include <arpa/inet.h>
+#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -143,8 +146,9 @@ static void test_one_process_differs(void **state)
         {"--ranks 2", 2, "error: ranks: 2, but 3 processes were started"},
         {"--rankz 2", 2, "did you mean"},
         {"--save_steps 3", 2,
-         "error: save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size or "
-         "dump_gradients are not the same on rank 0 and on rank 1"},
+         "error: save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size, "
+         "ring_depth or dump_gradients are not the same on rank 0 and on rank 1"},
+        {"--ring_depth 3", 2, "ring_depth or dump_gradients are not the same"},
     };
 
     (void)state;
@@ -409,6 +413,117 @@ static void test_output_dir_is_removed(void **state)
     golden_args_free(&args);
 }
 
+/* ---- strangers at open ports ---- */
+
+enum { MAX_STRANGERS = 64 };
+
+typedef struct strangers {
+    int fds[MAX_STRANGERS], n;
+} strangers;
+
+static bool has_socket(pid_t pid, unsigned long inode)
+{
+    char folder[64], link[64], wanted[64], path[400];
+    bool has = false;
+    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)pid);
+    snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
+    DIR *dir = opendir(folder);
+    for (const struct dirent *entry; dir && !has && (entry = readdir(dir));) {
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        ssize_t n = readlink(path, link, sizeof link - 1);
+        if (n > 0) link[n] = '\0';
+        has = n > 0 && strcmp(link, wanted) == 0;
+    }
+    if (dir) closedir(dir);
+    return has;
+}
+
+static void visit(unsigned port, const char *word, strangers *all)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)port),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_true(fd >= 0 && all->n < MAX_STRANGERS);
+    all->fds[all->n++] = fd;
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0 && word[0])
+        (void)!send(fd, word, strlen(word), MSG_NOSIGNAL);
+}
+
+/* Goes to every TCP port at which the process listens, says `word`, and stays. Returns how many there are. */
+static int visit_all(pid_t pid, const char *word, strangers *all)
+{
+    static const char *const files[] = {"/proc/net/tcp", "/proc/net/tcp6"};
+    char line[512];
+    int n = 0;
+
+    for (size_t f = 0; f < BL_COUNT(files); f++) {
+        FILE *file = fopen(files[f], "r");
+        while (file && fgets(line, sizeof line, file)) {
+            unsigned port, state;
+            unsigned long inode;
+            if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %x %*s %*s %*s %*u %*u %lu", &port, &state,
+                       &inode) != 3 ||
+                state != 0x0A || !has_socket(pid, inode))
+                continue;
+            visit(port, word, all);
+            n++;
+        }
+        if (file) fclose(file);
+    }
+    return n;
+}
+
+/* Somebody says one byte at each port of the ranks, and nothing at each of mpirun's, and stays. The ranks go on, finish and end; mpirun itself may wait
+ * for the stranger. */
+static void test_strangers(void **state)
+{
+    const char *output = runs_path("strangers");
+    golden_args args = {0};
+    runs_child child = {0};
+    strangers all = {.n = 0};
+    pid_t ranks[2];
+
+    (void)state;
+    long_run(&args, output, 2);
+    runs_set(&args, "step_deadline_s", "20");
+    mpi_start_ballast(&child, 2, NULL, "train", &args);
+    for (int i = 0; i < 2; i++) ranks[i] = mpi_process_of(&child, i);
+    mpi_wait_for_steps(&child, output, 5);
+    for (int i = 0; i < 2; i++) assert_int_equal(visit_all(ranks[i], "G", &all), 0);
+    assert_true(visit_all(child.pid, "", &all) > 0);
+    mpi_wait_for_steps(&child, output, LONG_STEPS);
+    mpi_assert_gone(ranks, 2);
+    assert_true(bl_file_exists(runs_path("strangers/adapter_model.safetensors")));
+    for (int i = 0; i < all.n; i++) close(all.fds[i]);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+    mpi_assert_error(&child, NULL);
+    golden_args_free(&args);
+}
+
+/* Two tasks of srun without PMIx: the remedy, at once, in one line. */
+static void test_srun_without_pmix(void **state)
+{
+    static const char *const names[] = {"SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=1(x2)",
+                                        "SLURM_LOCALID=0"};
+    const char *argv[GOLDEN_MAX_ARGS + 16] = {"env", "SLURM_PROCID=0"};
+    golden_args args = {0};
+    runs_child child = {0};
+    int n = 2;
+
+    (void)state;
+    runs_standard(&args, runs_path("srun"), 2);
+    for (size_t i = 0; i < BL_COUNT(names); i++) argv[n++] = names[i];
+    argv[n++] = BALLAST_PROGRAM;
+    argv[n++] = "train";
+    for (int i = 0; i < args.n; i++) argv[n++] = args.text[i];
+    mpi_start_program(&child, argv);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 2);
+    mpi_assert_error(&child, "add --mpi=pmix to srun");
+    golden_args_free(&args);
+}
+
 static void test_eval(void **state)
 {
     golden_args args = {0};
@@ -442,6 +557,8 @@ int main(void)
         cmocka_unit_test(test_a_rank_dies),
         cmocka_unit_test(test_a_rank_hangs),
         cmocka_unit_test(test_output_dir_is_removed),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_srun_without_pmix),
         cmocka_unit_test(test_eval),
     };
     if (!mpi_is_here()) return 77;

@@ -28,8 +28,7 @@ static int *socket_of(const comm_host_links *links, int local, int rank)
     return &links->sockets[(size_t)local * (size_t)links->n_ranks + (size_t)rank];
 }
 
-/* Up to the hard limit; what is missing then, a call that opens one will say. */
-static void allow_descriptors(size_t n)
+void comm_host_allow_descriptors(size_t n)
 {
     enum { OTHERS = 256 };
     struct rlimit limit;
@@ -48,7 +47,7 @@ bl_status comm_host_links_create(int n_ranks, int first_on_host, int n_on_host,
     out->sockets = malloc(n * sizeof *out->sockets);
     if (!out->sockets) return BL_FAIL(BL_ENOMEM, "the connections of %d ranks", n_ranks);
     for (size_t i = 0; i < n; i++) out->sockets[i] = -1;
-    allow_descriptors(n);
+    comm_host_allow_descriptors(n);
     return BL_OK;
 }
 

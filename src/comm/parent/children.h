@@ -29,6 +29,9 @@ typedef struct comm_host_links {
     int *sockets; /* [n_on_host * n_ranks]: of each local rank to each rank of the job; -1: none */
 } comm_host_links;
 
+/* Lets this process open n descriptors and some more: up to the hard limit; what is missing then, a call that opens one reports. */
+void comm_host_allow_descriptors(size_t n);
+
 /* All -1. BL_ENOMEM. Close it after a failure, too. */
 bl_status comm_host_links_create(int n_ranks, int first_on_host, int n_on_host,
                                  comm_host_links *out);

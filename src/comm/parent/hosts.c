@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hosts.c -- the parents of several hosts, which mpirun or srun has started: by their MPI they tell each other how many ranks they have and where these
- * can be reached; then the ranks are connected, before they are started. */
+/* hosts.c -- the parents of several hosts, which mpirun or srun has started: by their connection they tell each other how many ranks they have and where
+ * these can be reached; then the ranks are connected, before they are started. */
 #include "comm/parent/hosts.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "comm/tcp/tcp.h"
@@ -13,20 +12,25 @@
 static const double MEET_S = 300.0, CONNECT_S = 60.0;
 
 typedef struct host_record {
-    uint8_t token[COMM_TOKEN_BYTES]; /* the first one's is the job's */
+    uint8_t salt[COMM_KEY_BYTES]; /* the first one's is the job's */
     comm_place place;
 } host_record;
 
-static bl_status describe_self(const bl_launch *launch, int n_here, int *listen_fd,
+static bl_status describe_self(const bl_launch *launch, int n_here, comm_listener *listener,
                                host_record *own)
 {
+    const bl_launch_info *info = &launch->info;
+    bool is_one_host = info->n_local == info->n_processes, is_chosen;
+
     memset(own, 0, sizeof *own);
-    if (getrandom(own->token, sizeof own->token, 0) != sizeof own->token)
-        return bl_fail_errno(BL_EIO, "getrandom");
-    BL_TRY(comm_place_find_addresses(&own->place));
-    own->place.first_rank = launch->info.rank * n_here;
+    BL_TRY(comm_random(own->salt, sizeof own->salt));
+    BL_TRY(comm_place_describe(is_one_host, &own->place, &is_chosen));
+    own->place.first_rank = info->rank * n_here;
     own->place.n_ranks = n_here;
-    return comm_tcp_listen(&own->place.port, listen_fd);
+    BL_TRY(comm_tcp_listen(own->place.addresses,
+                           is_one_host || is_chosen ? own->place.n_addresses : 0, 0, listener));
+    own->place.port = listener->port;
+    return BL_OK;
 }
 
 /* `bytes` from every process to every process of `launch`. */
@@ -80,16 +84,17 @@ bl_status bl_launch_agree(bl_launch *launch, int n_here)
     return st;
 }
 
-static bl_status connect_hosts(const bl_launch *launch, const host_record *all, int listen_fd,
-                               comm_host_links *links)
+static bl_status connect_hosts(const bl_launch *launch, const host_record *all,
+                               const comm_listener *listener, comm_host_links *links)
 {
     int n_hosts = launch->info.n_processes;
     comm_place *places = calloc((size_t)n_hosts, sizeof *places);
-    comm_mesh mesh = {.token = all[0].token,
+    comm_key key;
+    comm_mesh mesh = {.key = &key,
                       .places = places,
                       .n_places = n_hosts,
                       .own = launch->info.rank,
-                      .listen_fd = listen_fd,
+                      .listener = listener,
                       .limit_s = CONNECT_S};
 
     if (!places) return BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", n_hosts);
@@ -97,32 +102,34 @@ static bl_status connect_hosts(const bl_launch *launch, const host_record *all, 
         places[i] = all[i].place;
         places[i].host[COMM_HOST_BYTES - 1] = '\0';
     }
+    comm_key_derive(&launch->key, all[0].salt, &key);
+    comm_patience_begin(&mesh.patience, &launch->info);
     bl_status st = comm_mesh_connect(&mesh, links);
     free(places);
     return st;
 }
 
-static bl_status meet(bl_launch *launch, int n_here, int *listen_fd, host_record *all,
+static bl_status meet(bl_launch *launch, int n_here, comm_listener *listener, host_record *all,
                       comm_host_links *links)
 {
     const bl_launch_info *info = &launch->info;
     host_record own;
 
-    BL_TRY(describe_self(launch, n_here, listen_fd, &own));
+    BL_TRY(describe_self(launch, n_here, listener, &own));
     BL_TRY(all_gather(launch, "the hosts' addresses", &own, all, sizeof own));
     BL_TRY(comm_host_links_create(info->n_processes * n_here, info->rank * n_here, n_here, links));
-    return connect_hosts(launch, all, *listen_fd, links);
+    return connect_hosts(launch, all, listener, links);
 }
 
 bl_status comm_hosts_meet(bl_launch *launch, int n_here, comm_host_links *links)
 {
     host_record *all = calloc((size_t)launch->info.n_processes, sizeof *all);
-    int listen_fd = -1;
+    comm_listener listener = {.n = 0};
 
     *links = (comm_host_links){0};
-    bl_status st = all ? meet(launch, n_here, &listen_fd, all, links)
+    bl_status st = all ? meet(launch, n_here, &listener, all, links)
                        : BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", launch->info.n_processes);
-    if (listen_fd >= 0) close(listen_fd);
+    comm_tcp_close_listener(&listener);
     free(all);
     return st;
 }

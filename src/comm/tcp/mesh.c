@@ -2,7 +2,7 @@
 /* mesh.c -- the ranks of all places with each other. A place first connects to those before it in the list, then takes the connections of those after
  * it: the first place takes at once, and each one can connect when those before it have, so nobody waits in a circle.
  *
- * Who connects says the job's token, its rank and the rank it wants; who is reached answers with the same. */
+ * Both ends prove that they know the job's key (hello.h). */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,32 +10,16 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/tcp/tcp.h"
+#include "comm/tcp/hello.h"
 
 /* An address that does not answer: at first, so that all of a host's are tried in time, but with time to send a lost SYN again, which
  * takes a second; then, should the network be slow. */
 static const double FIRST_TRY_S = 2.5, TRY_S = 5.0;
 
-typedef struct hello {
-    char magic[8];
-    uint8_t token[COMM_TOKEN_BYTES];
-    int32_t from, to;
-} hello;
-
-static const char MAGIC[8] = "ballast1";
-
-static hello make_hello(const comm_mesh *m, int from, int to)
+static int n_ranks_of(const comm_mesh *m)
 {
-    hello h = {.from = from, .to = to};
-    memcpy(h.magic, MAGIC, sizeof h.magic);
-    memcpy(h.token, m->token, sizeof h.token);
-    return h;
-}
-
-static bool is_of_job(const comm_mesh *m, const hello *h)
-{
-    return memcmp(h->magic, MAGIC, sizeof h->magic) == 0 &&
-           memcmp(h->token, m->token, sizeof h->token) == 0;
+    const comm_place *last = &m->places[m->n_places - 1];
+    return last->first_rank + last->n_ranks;
 }
 
 static int *socket_to(const comm_host_links *links, int from, int to)
@@ -54,13 +38,12 @@ static bool is_in(const comm_place *place, int rank)
 /* True: fd is the connection of the two ranks. */
 static bool introduce(const comm_mesh *m, int fd, int from, int to, double deadline)
 {
-    hello own = make_hello(m, from, to), answer;
-    if (!comm_tcp_send(fd, &own, sizeof own, deadline) ||
-        !comm_tcp_receive(fd, &answer, sizeof answer, deadline))
-        return false;
-    if (is_of_job(m, &answer) && answer.from == to && answer.to == from) return true;
-    errno = EPROTO;
-    return false;
+    comm_hello hello = {.key = m->key,
+                        .greeting = {.n_ranks = n_ranks_of(m), .from = from, .to = to}};
+    uint8_t nothing;
+
+    return comm_hello_claim(fd, &hello, NULL, 0, deadline) &&
+           comm_hello_hear(fd, &hello, &nothing, 0, deadline);
 }
 
 /* An address that both hosts have (a bridge of containers, say) leads from the one to itself. */
@@ -109,8 +92,8 @@ static int try_addresses(const comm_mesh *m, const comm_place *place, int from, 
     return -1;
 }
 
-static bl_status connect_pair(const comm_mesh *m, const comm_place *place, int from, int to,
-                              int *found, double deadline, int *out)
+static bl_status connect_pair(comm_mesh *m, const comm_place *place, int from, int to, int *found,
+                              double deadline, int *out)
 {
     const struct timespec pause = {0, 100 * 1000 * 1000};
     char text[COMM_ADDRESS_TEXT_BYTES] = "";
@@ -126,6 +109,8 @@ static bl_status connect_pair(const comm_mesh *m, const comm_place *place, int f
         code = errno;
         if (bl_now_s() >= deadline) break;
         try_s = TRY_S;
+        comm_patience_log(&m->patience, "rank %d on host %s (port %d): %s", to, place->host,
+                          place->port, strerror(code));
         nanosleep(&pause, NULL);
     }
     if (place->n_addresses > 0) comm_address_format(&place->addresses[*found], text);
@@ -136,7 +121,7 @@ static bl_status connect_pair(const comm_mesh *m, const comm_place *place, int f
                          to, place->host, text, place->port, m->limit_s);
 }
 
-static bl_status connect_to(const comm_mesh *m, const comm_place *place, comm_host_links *links,
+static bl_status connect_to(comm_mesh *m, const comm_place *place, comm_host_links *links,
                             double deadline)
 {
     const comm_place *own = &m->places[m->own];
@@ -158,58 +143,99 @@ static int count_expected(const comm_mesh *m)
     return n;
 }
 
-/* Takes fd, if it is of a rank that is still expected; or closes it. */
-static bool take(const comm_mesh *m, int fd, comm_host_links *links, double deadline)
-{
-    const comm_place *own = &m->places[m->own], *last = &m->places[m->n_places - 1];
-    double try_until = bl_now_s() + COMM_HELLO_S;
-    hello h;
+typedef struct door {
+    const comm_mesh *mesh;
+    comm_host_links *links;
+    int n_left;
+} door;
 
-    if (comm_tcp_receive(fd, &h, sizeof h, try_until < deadline ? try_until : deadline) &&
-        is_of_job(m, &h) && is_in(own, h.to) && h.from >= own->first_rank + own->n_ranks &&
-        h.from < last->first_rank + last->n_ranks && *socket_to(links, h.to, h.from) < 0) {
-        hello answer = make_hello(m, h.to, h.from);
-        if (comm_tcp_send(fd, &answer, sizeof answer, deadline)) {
-            *socket_to(links, h.to, h.from) = fd;
-            return true;
-        }
-    }
-    close(fd);
-    return false;
+static bool expects(void *user, int from, int to)
+{
+    const door *d = user;
+    const comm_place *own = &d->mesh->places[d->mesh->own];
+    return is_in(own, to) && from >= own->first_rank + own->n_ranks && from < n_ranks_of(d->mesh);
 }
 
-static bl_status name_missing(const comm_mesh *m, const comm_host_links *links)
+/* A rank that comes again has not heard the answer: it uses the last connection. */
+static bool admits(void *user, const comm_hello *hello, const void *claim, int fd)
+{
+    static const double ANSWER_S = 1.0; /* a new connection has room for it */
+    door *d = user;
+    int *place = socket_to(d->links, hello->greeting.to, hello->greeting.from);
+
+    (void)claim;
+    if (!comm_hello_answer(fd, hello, NULL, 0, bl_now_s() + ANSWER_S)) return false;
+    if (*place >= 0)
+        close(*place);
+    else
+        d->n_left--;
+    *place = fd;
+    return true;
+}
+
+/* The first rank that has not connected, and its place. */
+static const comm_place *find_missing(const comm_mesh *m, const comm_host_links *links, int *rank)
 {
     const comm_place *own = &m->places[m->own];
 
+    *rank = own->first_rank;
     for (int i = m->own + 1; i < m->n_places; i++) {
         const comm_place *p = &m->places[i];
-        for (int rank = p->first_rank; rank < p->first_rank + p->n_ranks; rank++)
+        for (*rank = p->first_rank; *rank < p->first_rank + p->n_ranks; ++*rank)
             for (int to = own->first_rank; to < own->first_rank + own->n_ranks; to++)
-                if (*socket_to(links, to, rank) < 0)
-                    return BL_FAIL(BL_ERANK,
-                                   "rank %d on host %s did not connect to host %s within %.0f s; "
-                                   "BALLAST_INTERFACE chooses the network",
-                                   rank, p->host, own->host, m->limit_s);
+                if (*socket_to(links, to, *rank) < 0) return p;
     }
-    return BL_FAIL(BL_EINTERNAL, "all ranks are connected");
+    return own;
 }
 
-static bl_status take_expected(const comm_mesh *m, comm_host_links *links, double deadline)
+static bl_status take_expected(comm_mesh *m, comm_host_links *links, double deadline)
 {
-    for (int n = count_expected(m); n > 0;) {
-        int fd;
-        BL_TRY(comm_tcp_accept(m->listen_fd, deadline, &fd));
-        if (fd < 0) return name_missing(m, links);
-        n -= take(m, fd, links, deadline);
+    door d = {.mesh = m, .links = links, .n_left = count_expected(m)};
+    comm_reception r = {.listener = m->listener,
+                        .key = m->key,
+                        .n_ranks = n_ranks_of(m),
+                        .expects = expects,
+                        .admits = admits,
+                        .user = &d};
+    bl_status st = d.n_left > 0 ? comm_reception_open(&r) : BL_OK;
+    int rank;
+
+    while (st == BL_OK && d.n_left > 0) {
+        const comm_place *place = find_missing(m, links, &rank);
+        double now_s = bl_now_s();
+        if (now_s >= deadline) {
+            st = BL_FAIL(BL_ERANK,
+                         "rank %d on host %s did not connect to host %s within %.0f s; "
+                         "BALLAST_INTERFACE chooses the network",
+                         rank, place->host, m->places[m->own].host, m->limit_s);
+            break;
+        }
+        comm_patience_log(&m->patience, "rank %d on host %s to connect to port %d of host %s", rank,
+                          place->host, m->listener->port, m->places[m->own].host);
+        st = comm_reception_wait(&r, now_s + 1.0 < deadline ? now_s + 1.0 : deadline);
     }
-    return BL_OK;
+    comm_reception_close(&r);
+    return st;
 }
 
-bl_status comm_mesh_connect(const comm_mesh *m, comm_host_links *links)
+bl_status comm_mesh_connect(comm_mesh *m, comm_host_links *links)
 {
     double deadline = bl_now_s() + m->limit_s;
 
     for (int i = 0; i < m->own; i++) BL_TRY(connect_to(m, &m->places[i], links, deadline));
     return take_expected(m, links, deadline);
+}
+
+bl_status comm_mesh_connect_ranks(comm_mesh *m, int *sockets)
+{
+    comm_host_links links;
+
+    bl_status st = comm_host_links_create(m->n_places, m->own, 1, &links);
+    if (st == BL_OK) st = comm_mesh_connect(m, &links);
+    for (int i = 0; i < m->n_places && st == BL_OK; i++) {
+        sockets[i] = links.sockets[i];
+        links.sockets[i] = -1;
+    }
+    comm_host_links_close(&links);
+    return st;
 }

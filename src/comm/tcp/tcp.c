@@ -7,15 +7,22 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/build_id.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/sizes.h"
 
 static const char INTERFACE_VARIABLE[] = "BALLAST_INTERFACE";
+static const char ANY_BUILD_VARIABLE[] = "BALLAST_ALLOW_BUILD_MISMATCH";
+
+const comm_address comm_loopback = {.bytes = {IN_LOOPBACKNET, 0, 0, 1}};
 
 /* ---- addresses ---- */
 
@@ -75,15 +82,16 @@ static void add_addresses(const struct ifaddrs *list, const char *name, bool wan
     }
 }
 
-bl_status comm_place_find_addresses(comm_place *place)
+bool comm_address_is_loopback(const comm_address *a)
+{
+    return a->is_v6 ? memcmp(a->bytes, &in6addr_loopback, sizeof a->bytes) == 0
+                    : a->bytes[0] == IN_LOOPBACKNET;
+}
+
+static bl_status find_addresses(const char *name, comm_place *place)
 {
     struct ifaddrs *list = NULL;
-    const char *name = getenv(INTERFACE_VARIABLE);
 
-    if (name && !name[0]) name = NULL;
-    if (gethostname(place->host, sizeof place->host) != 0) strcpy(place->host, "a host");
-    place->host[sizeof place->host - 1] = '\0';
-    place->n_addresses = 0;
     if (getifaddrs(&list) != 0) return bl_fail_errno(BL_EIO, "this host's addresses: getifaddrs");
     add_addresses(list, name, false, place);
     if (!name && place->n_addresses == 0) add_addresses(list, NULL, true, place);
@@ -93,6 +101,42 @@ bl_status comm_place_find_addresses(comm_place *place)
         return BL_FAIL(BL_EUSAGE, "%s: host %s has no interface %s with an address",
                        INTERFACE_VARIABLE, place->host, name);
     return BL_FAIL(BL_EUSAGE, "host %s has no network address", place->host);
+}
+
+bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chosen)
+{
+    const char *name = getenv(INTERFACE_VARIABLE);
+
+    memset(place, 0, sizeof *place);
+    if (gethostname(place->host, sizeof place->host) != 0) strcpy(place->host, "a host");
+    place->host[sizeof place->host - 1] = '\0';
+    snprintf(place->build, sizeof place->build, "%s", bl_build_id());
+    *is_chosen = !is_one_host && name && name[0];
+    if (!is_one_host) return find_addresses(*is_chosen ? name : NULL, place);
+    place->addresses[0] = comm_loopback;
+    place->n_addresses = 1;
+    return BL_OK;
+}
+
+bl_status comm_place_compare_builds(const comm_place *places, int n_places, bool warns)
+{
+    const char *allowed = getenv(ANY_BUILD_VARIABLE);
+
+    for (int i = 1; i < n_places; i++) {
+        if (strncmp(places[i].build, places[0].build, COMM_BUILD_BYTES) == 0) continue;
+        if (!allowed || strcmp(allowed, "1") != 0)
+            return BL_FAIL(
+                BL_EUSAGE,
+                "rank %d on host %s is build %s and rank %d on host %s build %s: results "
+                "may differ; install one build on all hosts, or set %s=1 on all ranks",
+                places[0].first_rank, places[0].host, places[0].build, places[i].first_rank,
+                places[i].host, places[i].build, ANY_BUILD_VARIABLE);
+        if (warns)
+            bl_log_warning("rank %d on host %s is build %s, not %s; %s allows that",
+                           places[i].first_rank, places[i].host, places[i].build, places[0].build,
+                           ANY_BUILD_VARIABLE);
+    }
+    return BL_OK;
 }
 
 bool comm_tcp_own_address(int fd, comm_address *out)
@@ -128,44 +172,88 @@ static bool wait_for(int fd, short events, double deadline)
     }
 }
 
-/* Of IPv6, which takes connections of IPv4 as well, or of IPv4 where the system has no other. */
-static int open_listening(uint16_t port)
+/* Connections to it go through `address` only: of IPv6 those of IPv4 as well, where it is the one for all. -1 with errno. */
+static int open_listening(const comm_address *address, uint16_t port, bool is_for_all)
 {
     struct sockaddr_storage storage;
-    int off = 0, on = 1;
+    int only_v6 = !is_for_all, on = 1;
+    socklen_t n = to_socket_address(address, port, &storage);
+    int fd = socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-    for (int is_v6 = 1; is_v6 >= 0; is_v6--) {
-        int fd = socket(is_v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0) continue;
-        if (is_v6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on,
-                   sizeof on); /* not to wait for a job that has just ended */
-        socklen_t n = to_socket_address(&(comm_address){.is_v6 = is_v6}, port, &storage);
-        if (bind(fd, (struct sockaddr *)&storage, n) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
-        int code = errno;
-        if (is_v6 == 0 || code == EADDRINUSE) return fail_and_close(fd, code);
-        close(fd);
-    }
-    return -1;
+    if (fd < 0) return -1;
+    if (address->is_v6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_v6, sizeof only_v6);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on,
+               sizeof on); /* not to wait for a job that has just ended */
+    if (bind(fd, (struct sockaddr *)&storage, n) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+    return fail_and_close(fd, errno);
 }
 
-bl_status comm_tcp_listen(uint16_t *port, int *fd)
+/* Both kinds have it at the same place. */
+static uint16_t port_of(int fd)
 {
-    struct sockaddr_storage storage;
+    struct sockaddr_storage storage = {0};
     socklen_t n = sizeof storage;
 
-    *fd = open_listening(*port);
-    if (*fd < 0)
-        return bl_fail_errno(comm_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
-                             "listening on TCP port %d", *port);
-    if (getsockname(*fd, (struct sockaddr *)&storage, &n) != 0) {
-        close(*fd);
-        *fd = -1;
-        return bl_fail_errno(BL_EIO, "getsockname");
+    if (getsockname(fd, (struct sockaddr *)&storage, &n) != 0) return 0;
+    return ntohs(((const struct sockaddr_in *)&storage)->sin_port);
+}
+
+/* All addresses: by a socket of IPv6, or of IPv4 where the system has no other. */
+static bool listen_on_all(uint16_t port, comm_listener *out)
+{
+    int fd = open_listening(&(comm_address){.is_v6 = 1}, port, true);
+
+    if (fd < 0 && errno != EADDRINUSE && !comm_tcp_is_limit(errno))
+        fd = open_listening(&(comm_address){.is_v6 = 0}, port, true);
+    if (fd < 0) return false;
+    out->fds[out->n++] = fd;
+    return true;
+}
+
+static bool listen_on_each(const comm_address *addresses, int n_addresses, uint16_t port,
+                           comm_listener *out)
+{
+    int code = EADDRNOTAVAIL;
+
+    for (int i = 0; i < n_addresses; i++) {
+        int fd = open_listening(&addresses[i], out->n ? out->port : port, false);
+        if (fd < 0 && errno == EADDRNOTAVAIL) continue;
+        if (fd < 0) {
+            code = errno;
+            comm_tcp_close_listener(out);
+            errno = code;
+            return false;
+        }
+        out->fds[out->n++] = fd;
+        out->port = port_of(fd);
     }
-    /* Both kinds have it at the same place. */
-    *port = ntohs(((const struct sockaddr_in *)&storage)->sin_port);
+    errno = code;
+    return out->n > 0;
+}
+
+bl_status comm_tcp_listen(const comm_address *addresses, int n_addresses, uint16_t port,
+                          comm_listener *out)
+{
+    enum { TRIES = 16 }; /* a free port of the first address may be another's at the next */
+    bool is_open = false;
+
+    for (int i = 0; i < TRIES && !is_open; i++) {
+        *out = (comm_listener){.n = 0};
+        is_open = n_addresses > 0 ? listen_on_each(addresses, n_addresses, port, out)
+                                  : listen_on_all(port, out);
+        if (!is_open && (port != 0 || errno != EADDRINUSE)) break;
+    }
+    if (!is_open)
+        return bl_fail_errno(comm_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
+                             "listening on TCP port %d", port);
+    out->port = port_of(out->fds[0]);
     return BL_OK;
+}
+
+void comm_tcp_close_listener(comm_listener *listener)
+{
+    for (int i = 0; i < listener->n; i++) close(listener->fds[i]);
+    listener->n = 0;
 }
 
 int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline)
@@ -190,8 +278,7 @@ bool comm_tcp_is_limit(int code)
     return code == EMFILE || code == ENFILE;
 }
 
-/* Of this connection, which is gone then, and not of the listening socket: see accept(2). */
-static bool is_of_peer(int code)
+bool comm_tcp_is_of_peer(int code)
 {
     static const int codes[] = {ECONNABORTED, EINTR,     EAGAIN, ENETDOWN,     EPROTO,
                                 ENOPROTOOPT,  EHOSTDOWN, ENONET, EHOSTUNREACH, EOPNOTSUPP,
@@ -199,22 +286,6 @@ static bool is_of_peer(int code)
     for (size_t i = 0; i < BL_COUNT(codes); i++)
         if (codes[i] == code) return true;
     return false;
-}
-
-bl_status comm_tcp_accept(int listen_fd, double deadline, int *fd)
-{
-    *fd = -1;
-    for (;;) {
-        if (!wait_for(listen_fd, POLLIN, deadline)) {
-            if (errno == ETIMEDOUT) return BL_OK;
-            return bl_fail_errno(BL_EIO, "waiting for connections");
-        }
-        *fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
-        if (*fd >= 0) return BL_OK;
-        if (!is_of_peer(errno))
-            return bl_fail_errno(comm_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
-                                 "taking the connections of other ranks");
-    }
 }
 
 bool comm_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline)
@@ -239,4 +310,32 @@ bool comm_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline)
         if (n > 0) done += (size_t)n;
     }
     return true;
+}
+
+/* ---- waiting ---- */
+
+void comm_patience_begin(comm_patience *patience, const bl_launch_info *info)
+{
+    static const double FIRST_S = 3.0;
+
+    *patience = (comm_patience){
+        .start_s = bl_now_s(), .speaks = info->local_rank == 0, .unmutes = info->rank > 0};
+    patience->next_s = patience->start_s + FIRST_S;
+}
+
+void comm_patience_log(comm_patience *patience, const char *format, ...)
+{
+    static const double AGAIN_S = 30.0;
+    double now_s = bl_now_s();
+    char text[512];
+    va_list args;
+
+    if (!patience->speaks || now_s < patience->next_s) return;
+    patience->next_s = now_s + AGAIN_S;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (patience->unmutes) bl_log_set_silent(false);
+    bl_log_info("waiting for %.0f s for %s", now_s - patience->start_s, text);
+    if (patience->unmutes) bl_log_set_silent(true);
 }

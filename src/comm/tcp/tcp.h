@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tcp.h -- TCP connections between the ranks of a job that have no other: of one host's parent with another's, or of processes that torchrun has started.
+/* tcp.h -- TCP connections between the ranks of a job that have no other: of one host's parent with another's, or of processes that mpirun, srun,
+ * torchrun or a program of the user's has started.
  *
  *   place     where some ranks can be reached: their host's addresses, and a port
- *   token     a random number of the job: who connects without it is turned away
+ *   key       of the job (key.h): who connects without knowing it is rejected (hello.h)
  *
- * Parents tell each other the token by MPI, so they alone know it. torchrun's ranks get it from rank 0, which gives it to whoever first names
- * itself as an expected rank of the job: there it keeps jobs apart, not an attacker out. The connections are plain TCP: whoever can read
- * the network can read the token.
+ * Parents and the tasks of mpirun have a random key, which they exchange by MPI; other processes have theirs of the job's secret. The connections are plain TCP:
+ * who can change packets on the network can change what ranks send.
  *
- * Everything here waits up to a limit, and says then who did not come. */
+ * Everything here waits up to a limit, and then names who did not come. */
 #ifndef BALLAST_COMM_TCP_TCP_H
 #define BALLAST_COMM_TCP_TCP_H
 
@@ -17,9 +17,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/status.h"
 #include "comm/parent/children.h"
+#include "comm/tcp/key.h"
 
-enum { COMM_TOKEN_BYTES = 32, COMM_PLACE_ADDRESSES = 16, COMM_HOST_BYTES = 72 };
+enum { COMM_PLACE_ADDRESSES = 16, COMM_HOST_BYTES = 72, COMM_BUILD_BYTES = 72 };
 
 /* An address of either kind; plain bytes, to be sent between hosts of one byte order. */
 typedef struct comm_address {
@@ -28,7 +30,8 @@ typedef struct comm_address {
 } comm_address;
 
 typedef struct comm_place {
-    char host[COMM_HOST_BYTES]; /* its name, for errors; NUL-terminated */
+    char host[COMM_HOST_BYTES];   /* its name, for errors; NUL-terminated */
+    char build[COMM_BUILD_BYTES]; /* bl_build_id of its program; NUL-terminated */
     int32_t first_rank, n_ranks;
     uint16_t port;
     uint16_t n_addresses;
@@ -37,21 +40,32 @@ typedef struct comm_place {
 
 /* ---- tcp.c ---- */
 
-/* A listening socket on all addresses, on *port or, where that is 0, on a free one, then in *port. The caller's. BL_ELIMIT, BL_EIO. */
-bl_status comm_tcp_listen(uint16_t *port, int *fd);
+/* Sockets that listen at one port of several addresses. */
+typedef struct comm_listener {
+    int fds[COMM_PLACE_ADDRESSES], n;
+    uint16_t port;
+} comm_listener;
 
-/* This host's name and addresses: those of the network interface that the environment variable BALLAST_INTERFACE names; without it all
- * but those of loopback interfaces, unless there are no others. BL_EUSAGE: no such interface, or it has no address. */
-bl_status comm_place_find_addresses(comm_place *place);
+/* On these addresses or, where there are none, on all; on `port` or, where that is 0, on a free one. Addresses that this host does not have are left out
+ * unless it has none. Close it, also after a failure. BL_ELIMIT, BL_EIO. */
+bl_status comm_tcp_listen(const comm_address *addresses, int n_addresses, uint16_t port,
+                          comm_listener *out);
+void comm_tcp_close_listener(comm_listener *listener); /* a zeroed one is fine */
+
+/* This host's name and addresses, and this program's build: of a job of one host the loopback address; else those of the network interface that the
+ * environment variable BALLAST_INTERFACE names (*is_chosen); without it all but those of loopback interfaces, unless there are no
+ * others. BL_EUSAGE: no such interface, or it has no address. */
+bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chosen);
+
+/* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ. */
+bl_status comm_place_compare_builds(const comm_place *places, int n_places, bool warns);
 
 /* Connects, until `deadline` (bl_now_s) at most. -1 with errno. */
 int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline);
-/* The next one to connect; *fd -1: none until the deadline. BL_ELIMIT: no more descriptors; BL_EIO. */
-bl_status comm_tcp_accept(int listen_fd, double deadline, int *fd);
 /* Whether an errno says that there are no more descriptors: to wait does not help. */
 bool comm_tcp_is_limit(int code);
-/* For what an accepted connection says first, which a peer sends at once: a stranger that is silent holds up the others. */
-static const double COMM_HELLO_S = 0.5;
+/* Whether accept's errno concerns one connection, which is gone then, and not the listening socket: see accept(2). */
+bool comm_tcp_is_of_peer(int code);
 
 /* All of it until the deadline, or false. The sockets are blocking. */
 bool comm_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline);
@@ -60,31 +74,84 @@ bool comm_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline);
 /* A connected socket's own address. */
 bool comm_tcp_own_address(int fd, comm_address *out);
 
+extern const comm_address comm_loopback;
+bool comm_address_is_loopback(const comm_address *address);
 /* False for other families, and for link-local addresses of IPv6, which mean nothing on another host. An IPv4 address that a socket of IPv6
  * shows is one of IPv4. */
 bool comm_address_read(const struct sockaddr *in, comm_address *out);
 enum { COMM_ADDRESS_TEXT_BYTES = INET6_ADDRSTRLEN };
 void comm_address_format(const comm_address *address, char text[COMM_ADDRESS_TEXT_BYTES]);
 
+/* When to log that one still waits: some seconds after the start, then every half minute. */
+typedef struct comm_patience {
+    double start_s, next_s;
+    bool speaks;  /* false: another process of the host does */
+    bool unmutes; /* the log of this process is silent otherwise */
+} comm_patience;
+
+void comm_patience_begin(comm_patience *patience, const bl_launch_info *info);
+/* Logs "waiting since 5 s for ...", if it is time to. */
+void comm_patience_log(comm_patience *patience, const char *format, ...) BL_PRINTF(2, 3);
+
 /* ---- mesh.c ---- */
 
 typedef struct comm_mesh {
-    const uint8_t *token;     /* [COMM_TOKEN_BYTES] */
+    const comm_key *key;
     const comm_place *places; /* [n_places], in the order of their ranks */
     int n_places, own;
-    int listen_fd; /* of places[own].port; borrowed */
+    const comm_listener *listener; /* of places[own].port; borrowed */
+    comm_patience patience;
     double limit_s;
 } comm_mesh;
 
 /* Each rank of this place with each rank of each other one: into `links`, whose local ranks are this place's. Collective over the places. BL_ERANK names
  * the place or rank that did not come; BL_ELIMIT: too few descriptors. */
-bl_status comm_mesh_connect(const comm_mesh *mesh, comm_host_links *links);
+bl_status comm_mesh_connect(comm_mesh *mesh, comm_host_links *links);
+
+/* The same of places of one rank each: sockets[n_places], -1 at the own place; the caller's. */
+bl_status comm_mesh_connect_ranks(comm_mesh *mesh, int *sockets);
+
+/* ---- meeting.c ---- */
+
+/* Processes that know where rank 0 listens. */
+typedef struct comm_meeting {
+    const bl_launch_info *info; /* rank, n_processes, local_rank, n_local */
+    const char *address;        /* of rank 0's host: a name or a number */
+    uint16_t port;
+    const char *port_key; /* where the user sets the port, for errors */
+    uint64_t job;         /* a number of the job, the same on all ranks */
+    const char *secret;   /* NULL: from a file in dir */
+    const char *dir;      /* which all ranks see; NULL: none */
+    bool is_quiet;        /* nothing is logged */
+    double limit_s;
+} comm_meeting;
+
+/* Rank 0 listens at the port, each other rank tells it where it can be reached and gets the list of all; then all are connected: sockets[n_processes],
+ * -1 at the own place; the caller's. Collective. BL_EUSAGE: different builds, or no common secret; BL_ERANK names who did not come; BL_ELIMIT: too few
+ * descriptors. */
+bl_status comm_meet(const comm_meeting *meeting, int *sockets);
 
 /* ---- torchrun.c ---- */
 
-/* The processes that torchrun has started meet at MASTER_ADDR, on the port that BALLAST_PORT names, or the one after MASTER_PORT (torchrun's own store
- * has that one), and are connected: sockets[n_processes], -1 at the own place; the caller's. Collective. BL_EUSAGE: a variable that is not as torchrun
- * sets it; BL_ERANK names who did not come; BL_ELIMIT: too few descriptors. */
-bl_status comm_torchrun_meet(const bl_launch_info *info, int *sockets);
+/* comm_meet of the processes that torchrun has started: at MASTER_ADDR, on the port that BALLAST_PORT names, or the one after MASTER_PORT (torchrun's own store
+ * has that one); the secret is BALLAST_SECRET or in `dir`. BL_EUSAGE: a variable that is not as torchrun sets it. */
+bl_status comm_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
+                             int *sockets);
+
+/* ---- launcher.c ---- */
+
+/* The processes that mpirun or srun has started: MPI, which is closed again, carries their addresses and a random key; then they are connected:
+ * sockets as above. *key is the job's. */
+bl_status comm_mpi_meet(const bl_launch_info *info, comm_key *key, int *sockets);
+
+/* ---- mpi.c; mpi_absent.c in a build without MPI ---- */
+
+/* BL_EUSAGE: processes of srun that MPI could not start with, as there is no PMIx; it would end them without a usable error. Opens nothing. */
+bl_status comm_mpi_check(const bl_launch_info *info);
+
+/* all[n_processes * n_bytes] = n_bytes from each process, by MPI, which is started for that and ended. Once. BL_EUSAGE when MPI does not see all
+ * processes, and in a build without it; BL_ERANK: it does not start within the limit. */
+bl_status comm_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
+                          double limit_s);
 
 #endif

@@ -32,6 +32,7 @@ typedef struct crossing {
 typedef struct wire_comm {
     bl_comm base;
     bl_wire *wire;
+    bool owns_wire;
     int *job_ranks; /* [size] */
     crossing collectives, splits;
     size_t chunk_bytes;
@@ -369,11 +370,13 @@ static void crossing_close(crossing *x)
 static void wire_destroy(bl_comm *comm)
 {
     wire_comm *c = (wire_comm *)comm;
+    bl_wire *owned = c->owns_wire ? c->wire : NULL;
     crossing_close(&c->collectives);
     crossing_close(&c->splits);
     free(c->scratch);
     free(c->job_ranks);
     free(c);
+    if (owned) (void)bl_wire_close(owned);
 }
 
 static const bl_comm_backend wire_backend = {
@@ -426,6 +429,11 @@ static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const
 done:
     if (c) wire_destroy(&c->base);
     return st;
+}
+
+void bl_wire_comm_own(bl_comm *comm)
+{
+    ((wire_comm *)comm)->owns_wire = true;
 }
 
 bool bl_wire_comm_is(const bl_comm *comm)

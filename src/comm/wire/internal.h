@@ -3,11 +3,12 @@
  *
  *   wire.c       where the other threads of a process hand their exchanges over
  *   thread.c     the wire's thread: exchanges, deadlines, words of error, the end; the same over any transport
- *   a transport  moves bytes between processes, on the wire's thread: mpi.c, sockets.c */
+ *   a transport  moves bytes between processes, on the wire's thread: sockets.c; tests have others */
 #ifndef BALLAST_COMM_WIRE_INTERNAL_H
 #define BALLAST_COMM_WIRE_INTERNAL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "comm/wire/wire.h"
@@ -40,9 +41,6 @@ typedef struct bl_wire_requests bl_wire_requests;
 /* Called on the wire's thread, except where it says otherwise. A failure of begin, advance or list_finished
  * aborts the job. Messages of a tag from one process to another arrive in the order of their begin. */
 typedef struct bl_wire_transport {
-    /* Whether rest returns as soon as another process has sent something: then it may be long. */
-    bool is_woken_by_peers;
-
     bl_status (*start)(bl_wire *wire); /* sets wire->max_tag */
 
     /* Begins to send or receive a piece of transfer `i`; at most one of a transfer is under way. */
@@ -62,11 +60,11 @@ typedef struct bl_wire_transport {
 
     bl_status (*begin_closing)(bl_wire *wire); /* says that this process has come to its end */
     bool (*have_all_closed)(bl_wire *wire);    /* all the others have said so */
-    /* That one has. NULL: the transport knows it of all together only. */
+    /* That one has. */
     bool (*has_closed)(const bl_wire *wire, int rank);
     void (*end)(bl_wire *wire); /* after that, in good order */
 
-    /* Returns after `most_ns`, or when wake has been called since the last rest. */
+    /* Returns after `most_ns`, when another process has sent something, or when wake has been called since the last rest. */
     void (*rest)(bl_wire *wire, int64_t most_ns);
     void (*wake)(bl_wire *wire); /* any thread, under wire->lock */
 
@@ -80,7 +78,9 @@ struct bl_wire {
     int rank, size, max_tag;
     double deadline_s;
     bl_wire_report report;
+    void (*leave)(bl_status st); /* NULL: none */
     pthread_t thread;
+    atomic_uint_fast64_t n_rounds; /* of the thread: whoever waits for it sees that it goes on */
     const bl_wire_transport *transport;
     void *state; /* the transport's */
 

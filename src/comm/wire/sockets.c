@@ -257,7 +257,6 @@ static void state_free(void *state)
 }
 
 static const bl_wire_transport transport = {
-    .is_woken_by_peers = true,
     .start = sockets_start,
     .begin = sockets_begin,
     .advance = sockets_advance,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wire's thread, over any transport. Exchanges are begun in the order in which they were given, and asked
  * about until they are done. Between two questions the thread rests; a new exchange wakes it, and so do the
- * other processes where the transport can.
+ * other processes.
  *
  * | from      | to        | when |
  * | running   | spreading | a rank here has aborted, a deadline is over, a process died, or a word of error came in |
@@ -26,7 +26,7 @@
 #include "base/sizes.h"
 #include "comm/wire/internal.h"
 
-static const size_t PIECE_BYTES = (size_t)1 << 30; /* MPI counts in int */
+static const size_t PIECE_BYTES = (size_t)1 << 30;
 
 static const double SPREAD_S = 2.0; /* how long the others' words are waited for */
 
@@ -215,7 +215,7 @@ static void describe_end(const bl_wire *w, bl_wait *out)
     rank_list open = {0};
 
     *out = (bl_wait){.call = (uint64_t)BL_WAIT_END};
-    for (int i = 0; w->transport->has_closed && i < w->size; i++)
+    for (int i = 0; i < w->size; i++)
         if (!w->transport->has_closed(w, i)) add_rank(&open, i);
     if (open.n == 0)
         snprintf(out->text, sizeof out->text,
@@ -287,6 +287,7 @@ static bool notice_absence(bl_wire *w)
 {
     double now = bl_now_s();
     bool was_absent = now - w->round_s > SPREAD_S;
+    atomic_fetch_add(&w->n_rounds, 1);
     if (was_absent) {
         w->late_until_s = now + SPREAD_S;
         for (bl_wire_channel *channel = w->active; channel; channel = channel->next)
@@ -314,6 +315,7 @@ static void spread(bl_wire *w)
     w->heard[w->rank] = w->told.speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
     w->transport->send_words(w, &w->told);
     while ((!w->transport->are_words_sent(w) || !all_heard(w)) && bl_now_s() < deadline) {
+        atomic_fetch_add(&w->n_rounds, 1);
         (void)w->transport->advance(w); /* who dies now will not answer, and is marked so */
         if (!hear_word(w, &other)) w->transport->rest(w, PAUSE_NS);
     }
@@ -359,28 +361,15 @@ static void go_down(bl_wire *w)
 
 /* ---- the wire's thread ---- */
 
-/* While bytes are flowing it sleeps hardly at all; while it waits for a rank to arrive longer and longer; and
- * with nothing to do but listen, two milliseconds. Where the others wake it, it looks after the deadlines
- * only. */
+/* After some looks at what moves it sleeps: the others wake it. It looks after the deadlines only. */
 static void rest(bl_wire *w)
 {
-    enum { SPINS = 20, SHORT_NS = 5 * 1000, LONG_NS = 500 * 1000, IDLE_NS = 2 * 1000 * 1000 };
-    enum { LOOK_NS = 50 * 1000 * 1000 };
-    bool moves = false;
-    int64_t ns = IDLE_NS;
+    enum { SPINS = 20, LOOK_NS = 50 * 1000 * 1000 };
 
-    if (++w->quiet_rounds < SPINS && w->active) {
+    if (++w->quiet_rounds < SPINS && w->active)
         sched_yield();
-        return;
-    }
-    for (const bl_wire_channel *channel = w->active; channel; channel = channel->next)
-        moves |= !channel->is_meeting;
-    if (w->transport->is_woken_by_peers)
-        ns = LOOK_NS;
-    else if (w->active)
-        ns = bl_min_i64(moves ? 4 * SHORT_NS : LONG_NS,
-                        (int64_t)SHORT_NS * (1 + w->quiet_rounds / SPINS));
-    w->transport->rest(w, ns);
+    else
+        w->transport->rest(w, LOOK_NS);
 }
 
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */

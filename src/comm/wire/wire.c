@@ -6,9 +6,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/thread.h"
 
-enum { LEAVE_S = 5 }; /* how long a thread that hangs in MPI is waited for after an abort */
+enum { LEAVE_S = 5 }; /* how long a thread that hangs is waited for after an abort */
 
 void bl_wire_note_word(bl_wire *w, const bl_word *what)
 {
@@ -89,6 +90,62 @@ bl_status bl_wire_open(const bl_wire_transport *transport, void *state, int rank
     return BL_OK;
 }
 
+/* ---- whoever waits for the wire's thread watches it ---- */
+
+typedef struct thread_watch {
+    uint_fast64_t n_rounds;
+    double since_s, looked_s;
+} thread_watch;
+
+static void begin_watch(const bl_wire *w, thread_watch *watch)
+{
+    watch->n_rounds = atomic_load(&w->n_rounds);
+    watch->since_s = watch->looked_s = bl_now_s();
+}
+
+/* The thread makes rounds twenty times per second, whatever it waits for. Of a process that was stopped no thread did anything. */
+static bool is_stuck(const bl_wire *w, thread_watch *watch)
+{
+    static const double ABSENT_S = 2.0, SLACK_S = 2.0;
+    double now_s = bl_now_s();
+    uint_fast64_t n_rounds = atomic_load(&w->n_rounds);
+
+    if (n_rounds != watch->n_rounds || now_s - watch->looked_s > ABSENT_S) watch->since_s = now_s;
+    watch->n_rounds = n_rounds;
+    watch->looked_s = now_s;
+    return w->deadline_s > 0 && now_s - watch->since_s > w->deadline_s + SLACK_S;
+}
+
+/* Under the lock, which it gives back meanwhile. */
+static void give_up(bl_wire *w)
+{
+    bool is_first = w->first.error.status == BL_OK;
+
+    if (is_first) {
+        w->first = (bl_word){.origin = w->rank};
+        bl_error_save(
+            &w->first.error,
+            BL_FAIL(BL_ERANK,
+                    "rank %d: the thread that talks to the others has hung for more than %.1f s",
+                    w->rank, w->deadline_s));
+    }
+    bl_error error = w->first.error;
+    pthread_mutex_unlock(&w->lock);
+    if (is_first) w->report(&error); /* or it hangs in that */
+    if (w->leave) w->leave(error.status);
+    pthread_mutex_lock(&w->lock);
+}
+
+/* Waits on the condition for a second at most. Under the lock. */
+static void wait_a_while(bl_wire *w, pthread_cond_t *condition)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec++;
+    (void)pthread_cond_timedwait(condition, &w->lock, &until);
+}
+
 /* By a clock that nobody sets: one that jumps would have the process leave before its word is out. */
 static bool ends_in_time(bl_wire *w)
 {
@@ -104,6 +161,22 @@ static bool ends_in_time(bl_wire *w)
     return is_over;
 }
 
+/* False: the thread hangs. */
+static bool wait_for_end(bl_wire *w)
+{
+    bool hangs = false;
+    thread_watch watch;
+
+    begin_watch(w, &watch);
+    pthread_mutex_lock(&w->lock);
+    while (!w->is_over && !hangs) {
+        wait_a_while(w, &w->ready);
+        if ((hangs = !w->is_over && is_stuck(w, &watch))) give_up(w);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return !hangs;
+}
+
 bl_status bl_wire_end(bl_wire *w)
 {
     pthread_mutex_lock(&w->lock);
@@ -112,7 +185,8 @@ bl_status bl_wire_end(bl_wire *w)
     bl_status first = w->first.error.status;
     pthread_mutex_unlock(&w->lock);
     if (first != BL_OK && !ends_in_time(w))
-        return first; /* it hangs in MPI and still uses the wire; the process is about to exit */
+        return first; /* it hangs and still uses the wire; the process is about to exit */
+    if (!wait_for_end(w)) return BL_ERANK;
     pthread_join(w->thread, NULL);
     w->is_joined = true;
     return w->is_down ? w->verdict.error.status : BL_OK;
@@ -139,6 +213,13 @@ void bl_wire_set_deadline(bl_wire *w, double deadline_s)
 {
     pthread_mutex_lock(&w->lock);
     w->deadline_s = deadline_s;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void bl_wire_set_leave(bl_wire *w, void (*leave)(bl_status st))
+{
+    pthread_mutex_lock(&w->lock);
+    w->leave = leave;
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -225,6 +306,8 @@ bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call 
                                    bool is_meeting, const bl_transfer *transfers, int n_transfers)
 {
     bl_wire *w = channel->wire;
+    bool hangs = false;
+    thread_watch watch;
 
     pthread_mutex_lock(&w->lock);
     bool is_well = w->first.error.status == BL_OK;
@@ -235,12 +318,17 @@ bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call 
         channel->transfers = transfers;
         channel->n_transfers = n_transfers;
         give_exchange(channel);
-        while (channel->is_under_way) pthread_cond_wait(&channel->ended, &w->lock);
+        begin_watch(w, &watch);
+        while (channel->is_under_way && !hangs) {
+            wait_a_while(w, &channel->ended);
+            if ((hangs = channel->is_under_way && is_stuck(w, &watch))) give_up(w);
+        }
         is_well = channel->is_done;
     }
     bl_error first = w->first.error;
     pthread_mutex_unlock(&w->lock);
     if (is_well) return BL_OK;
+    if (hangs) return bl_error_restore(&first);
     if (n_transfers > 0 && channel->error.status != BL_OK) return bl_error_restore(&channel->error);
     return BL_FAIL(BL_ECANCELLED, "cancelled: %s", first.text);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wire.h -- how the processes of a job exchange bytes: what collectives.c builds collectives from. wire.c and
- * thread.c implement it over one of two transports: MPI (mpi.c; absent.c in a build without it), or connected
- * sockets (sockets.c).
+ * thread.c implement it over a transport: connected sockets (sockets.c).
  *
  *   wire   this process's end: one thread, which makes every call of the transport, in the order they were
  *          given
@@ -29,10 +28,6 @@ typedef struct bl_transfer {
 /* Prints a job's error. Called on the wire's thread, which has time for it when others have not, and in one
  * process of the job: the lowest of those that still answer. */
 typedef void (*bl_wire_report)(const bl_error *error);
-
-/* Starts MPI, for processes that mpirun or srun has started, one a rank. BL_EUSAGE when it does not see
- * n_processes, and in a build without MPI. */
-bl_status bl_wire_open_mpi(int rank, int n_processes, bl_wire_report report, bl_wire **out);
 
 /* How a process is connected with the others of its job. */
 typedef struct bl_wire_links {
@@ -67,6 +62,10 @@ int bl_wire_size(const bl_wire *wire);
 /* 0: none. While no exchange is under way. */
 void bl_wire_set_deadline(bl_wire *wire, double deadline_s);
 
+/* Ends the process, should the wire's thread hang itself: in a system call, or where the process has no more processor time. After the deadline those
+ * that wait for it report that, and call `leave`. NULL, as at first: their exchanges fail then. */
+void bl_wire_set_leave(bl_wire *wire, void (*leave)(bl_status st));
+
 void bl_wire_abort(bl_wire *wire, const bl_error *error);
 void bl_wire_first_error(bl_wire *wire, bl_error *out);
 
@@ -90,6 +89,8 @@ bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call 
 
 /* The communicator of all processes (collectives.c). */
 bl_status bl_comm_create_wire(bl_wire *wire, bl_comm **out);
+/* From now on the communicator closes the wire when it is destroyed. */
+void bl_wire_comm_own(bl_comm *comm);
 bool bl_wire_comm_is(const bl_comm *comm); /* whether it is of this kind */
 
 /* On the thread that splits: says n_bytes to each of the ranks `peers` of a wire communicator and hears as many from each, peer i's at

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/tcp/key.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <sodium/crypto_auth_hmacsha256.h>
+#include <sodium/utils.h>
+
+#include "base/files.h"
+
+_Static_assert(COMM_MAC_BYTES == crypto_auth_hmacsha256_BYTES, "HMAC-SHA256");
+_Static_assert(COMM_KEY_BYTES == crypto_auth_hmacsha256_KEYBYTES, "HMAC-SHA256");
+
+enum { SECRET_TEXT_BYTES = 2 * COMM_KEY_BYTES }; /* in hexadecimal */
+
+bl_status comm_random(void *bytes, size_t n_bytes)
+{
+    if (getrandom(bytes, n_bytes, 0) == (ssize_t)n_bytes) return BL_OK;
+    return bl_fail_errno(BL_EIO, "random bytes: getrandom");
+}
+
+void comm_mac_make(const comm_key *key, const char *purpose, const comm_bytes *parts, int n_parts,
+                   comm_mac *out)
+{
+    crypto_auth_hmacsha256_state state;
+
+    crypto_auth_hmacsha256_init(&state, key->bytes, sizeof key->bytes);
+    crypto_auth_hmacsha256_update(&state, (const unsigned char *)purpose, strlen(purpose) + 1);
+    for (int i = 0; i < n_parts; i++)
+        if (parts[i].n > 0) crypto_auth_hmacsha256_update(&state, parts[i].at, parts[i].n);
+    crypto_auth_hmacsha256_final(&state, out->bytes);
+    sodium_memzero(&state, sizeof state);
+}
+
+bool comm_mac_equal(const comm_mac *a, const comm_mac *b)
+{
+    return sodium_memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
+void comm_key_of(const char *secret, comm_key *out)
+{
+    static const comm_key none = {{0}};
+    comm_mac mac;
+
+    comm_mac_make(&none, "ballast secret", &(comm_bytes){secret, strlen(secret)}, 1, &mac);
+    memcpy(out->bytes, mac.bytes, sizeof out->bytes);
+}
+
+void comm_key_derive(const comm_key *key, const uint8_t salt[COMM_KEY_BYTES], comm_key *out)
+{
+    comm_mac mac;
+
+    comm_mac_make(key, "ballast connections", &(comm_bytes){salt, COMM_KEY_BYTES}, 1, &mac);
+    memcpy(out->bytes, mac.bytes, sizeof out->bytes);
+}
+
+/* ---- the file ---- */
+
+static bl_status name_file(const char *dir, uint64_t job, char **path)
+{
+    return bl_text_format(path, "%s/.ballast.secret-%016" PRIx64, dir, job);
+}
+
+static bl_status write_secret(const char *path, comm_key *out)
+{
+    uint8_t bytes[COMM_KEY_BYTES];
+    char text[SECRET_TEXT_BYTES + 1];
+
+    BL_TRY(comm_random(bytes, sizeof bytes));
+    sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
+    comm_key_of(text, out);
+    if (unlink(path) != 0 && errno != ENOENT)
+        return bl_fail_errno(BL_EUSAGE,
+                             "%s: remove this file, which is in the way of the job's secret", path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) return bl_fail_errno(BL_EIO, "%s: creating the job's secret", path);
+    bl_status st = BL_OK;
+    if (fchmod(fd, 0600) != 0 || write(fd, text, SECRET_TEXT_BYTES) != SECRET_TEXT_BYTES ||
+        fsync(fd) != 0)
+        st = bl_fail_errno(BL_EIO, "%s: writing the job's secret", path);
+    close(fd);
+    return st;
+}
+
+bl_status comm_secret_create(const char *dir, uint64_t job, char **path, comm_key *out)
+{
+    *path = NULL;
+    BL_TRY(bl_dir_create(dir));
+    BL_TRY(name_file(dir, job, path));
+    bl_status st = write_secret(*path, out);
+    if (st == BL_OK) return BL_OK;
+    free(*path);
+    *path = NULL;
+    return st;
+}
+
+static bl_status check_owner(int fd, const char *path)
+{
+    struct stat info;
+
+    if (fstat(fd, &info) != 0) return bl_fail_errno(BL_EIO, "%s: fstat", path);
+    if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: the job's secret is not a file of this user that others cannot read; "
+                       "remove it, or set BALLAST_SECRET on all ranks",
+                       path);
+    return BL_OK;
+}
+
+static bl_status read_secret(const char *path, comm_key *out, bool *is_there)
+{
+    char text[SECRET_TEXT_BYTES + 1] = "";
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR || errno == ESTALE)) return BL_OK;
+    if (fd < 0) return bl_fail_errno(BL_EIO, "%s: opening the job's secret", path);
+    bl_status st = check_owner(fd, path);
+    if (st == BL_OK) *is_there = read(fd, text, SECRET_TEXT_BYTES) == SECRET_TEXT_BYTES;
+    close(fd);
+    if (*is_there) comm_key_of(text, out);
+    return st;
+}
+
+bl_status comm_secret_read(const char *dir, uint64_t job, comm_key *out, bool *is_there)
+{
+    char *path = NULL;
+
+    *is_there = false;
+    (void)bl_dir_look_anew(dir);
+    BL_TRY(name_file(dir, job, &path));
+    bl_status st = read_secret(path, out, is_there);
+    free(path);
+    return st;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* key.h -- the secret of a job, and the codes (HMAC-SHA256, libsodium) by which processes prove that they know it. The
+ * secret never goes over a connection.
+ *
+ *   secret        text of BALLAST_SECRET, or of a file that rank 0 creates in a directory that all ranks read
+ *   key           of the secret or, between processes of one start, a random number of the job */
+#ifndef BALLAST_COMM_TCP_KEY_H
+#define BALLAST_COMM_TCP_KEY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+enum { COMM_KEY_BYTES = 32, COMM_MAC_BYTES = 32, COMM_SECRET_MIN_BYTES = 16 };
+
+typedef struct comm_key {
+    uint8_t bytes[COMM_KEY_BYTES];
+} comm_key;
+
+typedef struct comm_mac {
+    uint8_t bytes[COMM_MAC_BYTES];
+} comm_mac;
+
+typedef struct comm_bytes {
+    const void *at;
+    size_t n;
+} comm_bytes;
+
+/* Random bytes of the system. BL_EIO. */
+bl_status comm_random(void *bytes, size_t n_bytes);
+
+/* The code of the parts, one after the other, for one purpose: no code is valid for another. Parts have fixed sizes. */
+void comm_mac_make(const comm_key *key, const char *purpose, const comm_bytes *parts, int n_parts,
+                   comm_mac *out);
+/* In a time that does not depend on the bytes. */
+bool comm_mac_equal(const comm_mac *a, const comm_mac *b);
+
+/* The key of a secret text. */
+void comm_key_of(const char *secret, comm_key *out);
+/* Another key of the same secret, for one connection of all ranks: `salt` is random. */
+void comm_key_derive(const comm_key *key, const uint8_t salt[COMM_KEY_BYTES], comm_key *out);
+
+/* A new secret in `dir`, which is created if need be, for the job of that number: *path is the file, readable by its owner only, the caller's to
+ * remove and free. BL_EUSAGE: a file of that name that is another user's. */
+bl_status comm_secret_create(const char *dir, uint64_t job, char **path, comm_key *out);
+/* What rank 0 has written there; *is_there false: nothing yet. Asks a network file system anew. BL_EUSAGE: the file is another user's, or others may
+ * read it. */
+bl_status comm_secret_read(const char *dir, uint64_t job, comm_key *out, bool *is_there);
+
+#endif

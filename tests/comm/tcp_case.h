@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tcp_case.h -- what the tests of connections have in common. */
+#ifndef BALLAST_TESTS_TCP_CASE_H
+#define BALLAST_TESTS_TCP_CASE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <sys/types.h>
+
+#include "comm/tcp/hello.h"
+
+extern const comm_address tcp_here; /* 127.0.0.1 */
+
+double tcp_soon(void); /* for what must come: a slow machine has time */
+
+comm_listener tcp_listen_here(void); /* at a free port */
+int tcp_accept(const comm_listener *listener);
+int tcp_connect(uint16_t port);
+
+/* A process of its own, which ends with this one. */
+pid_t tcp_start(int (*run)(const void *), const void *argument);
+int tcp_wait_for(pid_t pid); /* its exit code, or 128 and its signal */
+
+#endif
