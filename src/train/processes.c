@@ -93,9 +93,9 @@ enum { PROBE_BYTES = 128 << 20 };
 
 static uint64_t hash_schedule(const bl_train_config *c)
 {
-    const int64_t keys[] = {
-        c->save_steps, (int64_t)c->eval_strategy,     c->eval_steps,
-        c->shard_size, c->per_device_eval_batch_size, c->dump_gradients != NULL};
+    const int64_t keys[] = {c->save_steps, (int64_t)c->eval_strategy,     c->eval_steps,
+                            c->shard_size, c->per_device_eval_batch_size, c->dump_gradients != NULL,
+                            c->ring_depth};
     return XXH3_64bits(keys, sizeof keys);
 }
 
@@ -129,8 +129,8 @@ static bl_status compare_views(const bl_job *job, const view *views)
 {
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, schedule),
-                   "save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size "
-                   "or dump_gradients are"));
+                   "save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size, "
+                   "ring_depth or dump_gradients are"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
     BL_TRY(

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
+#include "base/xxh3.h"
 
 enum {
     CHUNK_BYTES = 256 << 10,
@@ -27,6 +28,36 @@ struct bl_early {
     bl_frame frame;
     unsigned char bytes[BL_SMALL_BYTES];
 };
+
+/* ---- sums ---- */
+
+static uint64_t sum_head(const bl_frame *frame)
+{
+    return XXH3_64bits(frame, offsetof(bl_frame, head_sum));
+}
+
+static bl_frame make_frame(bl_frame_kind kind, int tag, const void *bytes, size_t n_bytes)
+{
+    bl_frame frame = {.kind = (uint32_t)kind, .tag = tag, .n_bytes = n_bytes};
+
+    if (n_bytes > 0) frame.bytes_sum = XXH3_64bits(bytes, n_bytes);
+    frame.head_sum = sum_head(&frame);
+    return frame;
+}
+
+static bl_status fail_damaged(const bl_peer *peer, size_t n_bytes)
+{
+    return BL_FAIL(BL_ERANK,
+                   "what rank %d sent was damaged on its way: the checksum of %zu bytes differs; "
+                   "check the network and the memory of both hosts",
+                   peer->rank, n_bytes);
+}
+
+static bl_status check_bytes(const bl_peer *peer, const bl_frame *frame, const void *bytes)
+{
+    if (frame->n_bytes == 0 || XXH3_64bits(bytes, frame->n_bytes) == frame->bytes_sum) return BL_OK;
+    return fail_damaged(peer, frame->n_bytes);
+}
 
 /* ---- lists ---- */
 
@@ -168,7 +199,7 @@ static void begin_chunk(bl_peer *peer, bl_piece *piece)
     peer->sending = piece;
     peer->chunk_left = n < CHUNK_BYTES ? n : CHUNK_BYTES;
     peer->header =
-        (bl_frame){.kind = BL_FRAME_DATA, .tag = piece->tag, .n_bytes = peer->chunk_left};
+        make_frame(BL_FRAME_DATA, piece->tag, piece->bytes + piece->n_moved, peer->chunk_left);
     peer->header_left = sizeof peer->header;
 }
 
@@ -224,9 +255,8 @@ static bl_status make_room(bl_peer *peer, size_t n_bytes)
 bl_status bl_peer_send_frame(bl_peer *peer, bl_frame_kind kind, int tag, const void *bytes,
                              size_t n_bytes)
 {
-    bl_frame frame = {.kind = (uint32_t)kind, .tag = tag, .n_bytes = n_bytes};
-
     if (peer->fd < 0) return BL_OK;
+    bl_frame frame = make_frame(kind, tag, bytes, n_bytes);
     BL_TRY(make_room(peer, sizeof frame + n_bytes));
     memcpy(peer->out + peer->out_end, &frame, sizeof frame);
     peer->out_end += sizeof frame;
@@ -279,6 +309,7 @@ static bl_status take_frame(bl_peer *peer, const bl_frame *frame, const unsigned
 {
     bl_piece *piece;
 
+    BL_TRY(check_bytes(peer, frame, bytes));
     switch ((bl_frame_kind)frame->kind) {
     case BL_FRAME_MESSAGE:
         piece = find(peer->receives, frame->tag, true);
@@ -322,12 +353,18 @@ static bool is_sensible(const bl_frame *frame)
     }
 }
 
-static void fill(bl_peer *peer, size_t n_bytes)
+static bl_status fill(bl_peer *peer, size_t n_bytes)
 {
     bl_piece *piece = peer->filling;
+
     peer->filling_left -= n_bytes;
-    if (peer->filling_left == 0) peer->filling = NULL;
+    if (peer->filling_left == 0) {
+        const unsigned char *end = piece->bytes + piece->n_moved + n_bytes;
+        peer->filling = NULL;
+        BL_TRY(check_bytes(peer, &peer->filling_frame, end - peer->filling_frame.n_bytes));
+    }
     note_moved(&peer->receives, piece, n_bytes);
+    return BL_OK;
 }
 
 static bl_status begin_filling(bl_peer *peer, const bl_frame *frame)
@@ -336,6 +373,7 @@ static bl_status begin_filling(bl_peer *peer, const bl_frame *frame)
     if (!piece || frame->n_bytes > piece->n_bytes - piece->n_moved) return refuse(peer, frame);
     peer->filling = piece;
     peer->filling_left = frame->n_bytes;
+    peer->filling_frame = *frame;
     return BL_OK;
 }
 
@@ -398,11 +436,12 @@ static bl_status take_inbox(bl_peer *peer)
             if (n > peer->filling_left) n = peer->filling_left;
             memcpy(peer->filling->bytes + peer->filling->n_moved, at, n);
             peer->in_begin += n;
-            fill(peer, n);
+            BL_TRY(fill(peer, n));
             continue;
         }
         if (n < sizeof frame) return BL_OK;
         memcpy(&frame, at, sizeof frame);
+        if (sum_head(&frame) != frame.head_sum) return fail_damaged(peer, sizeof frame);
         if (!is_sensible(&frame)) return refuse(peer, &frame);
         if (frame.kind == BL_FRAME_DATA) {
             peer->in_begin += sizeof frame;
@@ -458,7 +497,7 @@ bl_status bl_peer_read(bl_peer *peer)
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return BL_OK;
         if (n <= 0) return end_of(peer, n < 0 ? errno : 0);
         if (is_direct) {
-            fill(peer, (size_t)n);
+            BL_TRY(fill(peer, (size_t)n));
         } else {
             peer->in_end += (size_t)n;
             BL_TRY(take_inbox(peer));
