@@ -22,6 +22,10 @@
 
 #include "comm/comm.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct bl_host_memory bl_host_memory;
 
 /* fd: the memory file, the same one on all ranks and empty; -1: none. comm: the ranks of this host. Both are
@@ -64,5 +68,9 @@ bl_status bl_host_memory_tell(bl_host_memory *memory, void *bytes, size_t n_byte
  * overwritten: *bytes is the piece, *n_bytes its size. A rank that shares with nobody gets a piece as well. */
 bl_status bl_host_memory_publish(bl_host_memory *memory, const char *what, void **bytes,
                                  size_t *n_bytes);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/processes.h"
+
+#include <stdlib.h>
+
+#include "comm/tcp/tcp.h"
+#include "comm/wire/wire.h"
+
+enum { MAX_RANKS = 1 << 20 };
+
+static const double MEET_S = 300.0;
+
+static void report_nothing(const bl_error *error) /* callers have it from bl_comm_first_error */
+{
+    (void)error;
+}
+
+static bl_status check(const bl_comm_processes *job)
+{
+    if (!job) return BL_FAIL(BL_EUSAGE, "bl_comm_create_processes: job is NULL");
+    if (job->n_ranks < 1 || job->n_ranks > MAX_RANKS || job->rank < 0 || job->rank >= job->n_ranks)
+        return BL_FAIL(BL_EUSAGE, "bl_comm_create_processes: rank %d of %d", job->rank,
+                       job->n_ranks);
+    if (job->port == 0) return BL_FAIL(BL_EUSAGE, "bl_comm_create_processes: port is 0");
+    if (!job->is_one_host && (!job->address || !job->secret))
+        return BL_FAIL(BL_EUSAGE,
+                       "bl_comm_create_processes: ranks of several hosts need address and secret");
+    return BL_OK;
+}
+
+static bl_status meet(const bl_comm_processes *job, int *sockets)
+{
+    bl_launch_info info = {.rank = job->rank,
+                           .n_processes = job->n_ranks,
+                           .local_rank = job->is_one_host ? job->rank : 0,
+                           .n_local = job->is_one_host ? job->n_ranks : 1};
+    comm_meeting meeting = {.info = &info,
+                            .address = job->is_one_host ? "127.0.0.1" : job->address,
+                            .port = job->port,
+                            .port_key = "port",
+                            .job = job->port,
+                            .secret = job->secret,
+                            .is_quiet = true,
+                            .limit_s = job->meet_s > 0 ? job->meet_s : MEET_S};
+
+    if (job->n_ranks > 1) return comm_meet(&meeting, sockets);
+    sockets[0] = -1;
+    return BL_OK;
+}
+
+static bl_status open_wire(const bl_comm_processes *job, int *sockets, bl_wire **wire)
+{
+    BL_TRY(meet(job, sockets));
+    return bl_wire_open_sockets(&(bl_wire_links){.rank = job->rank,
+                                                 .n_processes = job->n_ranks,
+                                                 .sockets = sockets,
+                                                 .first_on_host = job->rank,
+                                                 .n_on_host = 1,
+                                                 .shared_fd = -1},
+                                report_nothing, wire);
+}
+
+bl_status bl_comm_create_processes(const bl_comm_processes *job, bl_comm **out)
+{
+    bl_wire *wire = NULL;
+
+    if (!out) return BL_FAIL(BL_EUSAGE, "bl_comm_create_processes: out is NULL");
+    *out = NULL;
+    BL_TRY(check(job));
+    int *sockets = malloc((size_t)job->n_ranks * sizeof *sockets);
+    if (!sockets) return BL_FAIL(BL_ENOMEM, "connections of %d ranks", job->n_ranks);
+    bl_status st = open_wire(job, sockets, &wire);
+    free(sockets);
+    if (st != BL_OK) return st;
+    bl_wire_set_deadline(wire, job->deadline_s);
+    st = bl_comm_create_wire(wire, out);
+    if (st == BL_OK) {
+        bl_wire_comm_own(*out);
+        return BL_OK;
+    }
+    bl_error error;
+    bl_error_save(&error, st);
+    bl_wire_abort(wire, &error);
+    (void)bl_wire_close(wire);
+    return bl_error_restore(&error);
+}
