@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/files.h"
+#include "base/hub.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
@@ -323,6 +324,7 @@ static bl_status inspect(const char *path, bool as_json)
 
     bl_json_watch_memory();
     json_t *report = json_object();
+    BL_TRY_GOTO(st, done, bl_hub_check_path(path));
     if (stat(path, &info) != 0) {
         st = bl_fail_errno(BL_EINPUT, "%s", path);
         goto done;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/files.h"
+#include "base/hub.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "llama/config_internal.h"
@@ -211,7 +212,7 @@ bl_status bl_llama_config_load(const char *path, bl_llama_config *out)
     json_t *root = NULL;
     bl_llama_config config = {0};
 
-    BL_TRY(bl_path_is_dir(path, &is_folder));
+    BL_TRY(bl_hub_check_json(path, "config.json", &is_folder));
     if (is_folder)
         BL_TRY(bl_path_join(path, "config.json", &file));
     else

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/files.h"
+#include "base/hub.h"
 #include "base/sizes.h"
 #include "store/hf_internal.h"
 
@@ -212,6 +213,7 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
 
     *out = NULL;
     if (!model) return BL_FAIL(BL_ENOMEM, "%s: opening the model", dir);
+    BL_TRY_GOTO(st, done, bl_hub_check_dir(dir));
     BL_TRY_GOTO(st, done, bl_text_format(&model->dir, "%s", dir));
     BL_TRY_GOTO(st, done, bl_path_join(dir, single_name, &single_path));
     BL_TRY_GOTO(st, done, bl_path_join(dir, "model.safetensors.index.json", &index_path));

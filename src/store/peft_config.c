@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/files.h"
+#include "base/hub.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "store/peft_internal.h"
@@ -131,6 +132,7 @@ bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config 
     char *file = NULL;
     json_t *root = NULL;
 
+    BL_TRY(bl_hub_check_dir(dir));
     BL_TRY(bl_path_join(dir, CONFIG_NAME, &file));
     BL_TRY_GOTO(st, done, bl_json_load(file, MAX_CONFIG_BYTES, &root));
     BL_TRY_GOTO(st, done, bl_json_check_object(file, root));

@@ -7,6 +7,7 @@
 #include <utf8proc.h>
 
 #include "base/files.h"
+#include "base/hub.h"
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 
@@ -354,7 +355,7 @@ static bl_status find_files(const char *path, char **folder, char **file)
 {
     bool is_folder;
 
-    BL_TRY(bl_path_is_dir(path, &is_folder));
+    BL_TRY(bl_hub_check_json(path, "tokenizer.json", &is_folder));
     if (is_folder) {
         BL_TRY(duplicate(path, folder));
         return bl_path_join(path, "tokenizer.json", file);

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/hub.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/files.h"
+
+enum { OWNER_MAX_BYTES = 96 }; /* the Hub's limit for owner and name together */
+
+static bool is_absent(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) != 0 && errno == ENOENT;
+}
+
+/* Whether `path` is "owner/name" as the Hub allows it; owner[OWNER_MAX_BYTES + 1]. */
+static bool is_hub_name(const char *path, char *owner)
+{
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+    size_t n_owner = strspn(path, letters);
+    const char *name = path + n_owner + 1;
+
+    if (n_owner == 0 || n_owner > OWNER_MAX_BYTES || path[n_owner] != '/') return false;
+    if (path[0] == '.' || name[0] == '.' || name[0] == '\0') return false;
+    snprintf(owner, OWNER_MAX_BYTES + 1, "%.*s", (int)n_owner, path);
+    return name[strspn(name, letters)] == '\0';
+}
+
+bl_status bl_hub_check_path(const char *path)
+{
+    char owner[OWNER_MAX_BYTES + 1];
+
+    if (!is_hub_name(path, owner) || !is_absent(path) || !is_absent(owner)) return BL_OK;
+    const char *name = strrchr(path, '/') + 1;
+    return BL_FAIL(BL_EINPUT,
+                   "%s: no such directory; to download it from the Hugging Face Hub: hf download "
+                   "%s --local-dir %s, then give %s",
+                   path, path, name, name);
+}
+
+bl_status bl_hub_check_dir(const char *path)
+{
+    struct stat info;
+
+    BL_TRY(bl_hub_check_path(path));
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "%s: is a file; give the directory it is in", path);
+}
+
+bl_status bl_hub_check_json(const char *path, const char *name, bool *is_dir)
+{
+    static const char suffix[] = ".json";
+    size_t n_bytes = strlen(path), n_suffix = sizeof suffix - 1;
+
+    *is_dir = false;
+    BL_TRY(bl_hub_check_path(path));
+    BL_TRY(bl_path_is_dir(path, is_dir));
+    bool is_json = n_bytes > n_suffix && strcmp(path + n_bytes - n_suffix, suffix) == 0;
+    if (*is_dir || is_json) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "%s: is a file; give a model's directory or its %s", path, name);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* hub.h -- model directories, and paths that are names on the Hugging Face Hub instead. */
+#ifndef BALLAST_BASE_HUB_H
+#define BALLAST_BASE_HUB_H
+
+#include <stdbool.h>
+
+#include "base/status.h"
+
+/* BL_EINPUT, with the command that downloads it: nothing is at `path`, which has the form "owner/name", nor at "owner". */
+bl_status bl_hub_check_path(const char *path);
+
+/* The same for a directory; also BL_EINPUT: a file is there. */
+bl_status bl_hub_check_dir(const char *path);
+
+/* The same for a model's directory or its JSON file `name`; also BL_EINPUT: another file is there. *is_dir: which. */
+bl_status bl_hub_check_json(const char *path, const char *name, bool *is_dir);
+
+#endif
