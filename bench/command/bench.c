@@ -32,7 +32,9 @@ static const bl_bench *find_bench(const char *name)
     }
     const char *nearest = name ? bl_text_nearest(name, names, BL_COUNT(names)) : NULL;
     if (nearest)
-        BL_FAIL(BL_EUSAGE, "bench: %s: no such measurement; did you mean %s?", name, nearest);
+        BL_FAIL(BL_EUSAGE, "bench: %s: unknown benchmark; did you mean %s?", name, nearest);
+    else if (name)
+        BL_FAIL(BL_EUSAGE, "bench: %s: unknown benchmark; one of %s", name, list);
     else
         BL_FAIL(BL_EUSAGE, "bench: missing benchmark name; one of %s", list);
     return NULL;

@@ -262,6 +262,12 @@ static const char *gpu_remedies(const bl_plan_input *in, const bl_plan *plan)
                                  : "";
 }
 
+/* Advice to those that share a memory. */
+static const char *fewer_ranks(int n_ranks)
+{
+    return n_ranks > 1 ? ", or fewer ranks" : "";
+}
+
 static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
 {
     const bl_memory_ledger *m = &plan->memory;
@@ -272,9 +278,9 @@ static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
     return BL_FAIL(BL_ENOMEM,
                    "this run needs about %.1f MiB of GPU memory, %.1f MiB are available, and %.1f "
                    "MiB of host memory, %.1f MiB are available; less GPU memory is needed with a "
-                   "smaller per_device_train_batch_size, max_seq_length or visit_tokens, or fewer "
-                   "ranks%s",
-                   mib(needed), mib(gpu), mib(m->total), mib(host), gpu_remedies(in, plan));
+                   "smaller per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
+                   mib(needed), mib(gpu), mib(m->total), mib(host),
+                   fewer_ranks(in->topology.n_here), gpu_remedies(in, plan));
 }
 
 static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
@@ -287,9 +293,9 @@ static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
     return BL_FAIL(BL_ENOMEM,
                    "this run needs about %.1f MiB of %s, %.1f MiB are available; less are "
                    "needed with a smaller "
-                   "per_device_train_batch_size, max_seq_length or visit_tokens, or fewer ranks%s",
+                   "per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
                    mib(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
-                   mib(available),
+                   mib(available), fewer_ranks(in->topology.n_on_host),
                    is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
                        ? ""
                        : ", or with the frozen base on disk (offload_tier disk, offload_dir, "
