@@ -126,6 +126,11 @@ void bl_log_error(const char *text)
     funlockfile(stderr);
 }
 
+void bl_log_problem(const char *text)
+{
+    if (!atomic_load_explicit(&is_silent, memory_order_relaxed)) bl_log_error(text);
+}
+
 void bl_log_error_at_exit(const char *text)
 {
     char line[BL_ERROR_TEXT_BYTES + 32] = "";

@@ -28,7 +28,10 @@ void bl_log_finish_progress(void);
 
 /* The one line that a failure prints: "ballast: error: " and the text, whatever bytes it contains. */
 void bl_log_error(const char *text);
-/* The same from a signal handler. */
+/* One of several failures that are known at once, before the line of bl_log_error; nothing where only errors are logged,
+ * since another process of the job prints it. */
+void bl_log_problem(const char *text);
+/* bl_log_error from a signal handler. */
 void bl_log_error_at_exit(const char *text);
 
 /* Whether nothing but errors is logged from now on: in all processes of a job but the first. */

@@ -14,7 +14,7 @@
 _Static_assert(sizeof(bl_data_format) == sizeof(int) && sizeof(bl_adapter_dtype) == sizeof(int),
                "enums are ints");
 
-static bl_options bind(bl_config_command command, const bl_train_config *config)
+bl_options config_bind(bl_config_command command, const bl_train_config *config)
 {
     return (bl_options){.table = bl_train_options,
                         .n_options = bl_train_n_options,
@@ -58,29 +58,78 @@ static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *
     return BL_OK;
 }
 
-/* What is given, in a file and on the line. */
-static bl_status read_given(bl_config_command command, const char *yaml_path, int argc,
-                            char *const *argv, bl_train_config *config)
+/* All that is wrong with a file at once: a line each, of which the last is the failure. */
+static bl_status report_rejected(const bl_options *options, const char *path, bl_status st)
+{
+    bl_string_list *rejected = &options->report->rejected;
+
+    if (rejected->n_items == 0 || (st != BL_OK && st != BL_EUSAGE)) return st;
+    if (st == BL_EUSAGE) BL_TRY(bl_string_list_add(rejected, bl_error_text()));
+    if (rejected->n_items == 1) return BL_FAIL(BL_EUSAGE, "%s", rejected->items[0]);
+    for (int64_t i = 0; i < rejected->n_items; i++) bl_log_problem(rejected->items[i]);
+    return BL_FAIL(BL_EUSAGE, "%s: %lld problems, listed above", path,
+                   (long long)rejected->n_items);
+}
+
+/* One line, however many there are. */
+static bl_status warn_of_ignored(const bl_string_list *ignored)
+{
+    char *text;
+    size_t n_bytes;
+    FILE *out = open_memstream(&text, &n_bytes);
+
+    if (!out) return BL_FAIL(BL_ENOMEM, "list of keys");
+    for (int64_t i = 0; i < ignored->n_items; i++)
+        fprintf(out, "%s%s", i ? ", " : "", ignored->items[i]);
+    if (fclose(out)) return BL_FAIL(BL_ENOMEM, "list of keys");
+    if (ignored->n_items > 0) bl_log_warning("keys of other programs, no effect here: %s", text);
+    free(text);
+    return BL_OK;
+}
+
+static bl_status read_words(bl_options *options, const char *yaml_path, int argc, char *const *argv,
+                            bl_train_config *config)
 {
     const char *word = NULL;
     int n_words = 0;
-    bl_options options = bind(command, config);
 
-    BL_TRY(bl_options_init(&options));
-    BL_TRY(bl_options_read_line(&options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
+    BL_TRY(bl_options_read_line(options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
     if (n_words == 1) yaml_path = word;
-    if (!yaml_path) return BL_OK;
-    BL_TRY(bl_options_read_yaml(&options, yaml_path));
-    config->config_file = strdup(yaml_path);
-    return config->config_file ? BL_OK : BL_FAIL(BL_ENOMEM, "the path %s", yaml_path);
+    if (yaml_path) {
+        bl_status st = bl_options_read_yaml(options, yaml_path);
+        BL_TRY(report_rejected(options, yaml_path, st));
+        config->config_file = strdup(yaml_path);
+        if (!config->config_file) return BL_FAIL(BL_ENOMEM, "path %s", yaml_path);
+    }
+    return warn_of_ignored(&options->report->ignored);
+}
+
+/* What is given, in a file and on the line. needs_all: with all keys that the command requires. */
+static bl_status read_given(bl_config_command command, bool needs_all, const char *yaml_path,
+                            int argc, char *const *argv, bl_train_config *config)
+{
+    bl_options options = config_bind(command, config);
+    bl_options_report report = {.keys = {0}};
+
+    options.report = &report;
+    bl_status st = bl_options_init(&options);
+    if (st == BL_OK) st = read_words(&options, yaml_path, argc, argv, config);
+    bl_options_report_clear(&report);
+    if (st != BL_OK || !needs_all) return st;
+    if (argc == 0 && !config->config_file)
+        return BL_FAIL(BL_EUSAGE,
+                       "missing configuration; usage: ballast %s; `ballast %s --help` lists the "
+                       "keys, `ballast config` converts other programs' files",
+                       command == BL_CONFIG_TRAIN ? "train CONFIG.yaml [--key value ...]"
+                                                  : "eval --model DIR --validation_file FILE",
+                       command == BL_CONFIG_TRAIN ? "train" : "eval");
+    return bl_options_check_required(&options);
 }
 
 static bl_status load(bl_config_command command, const bl_config_machine *machine,
                       const char *yaml_path, int argc, char *const *argv, bl_train_config *config)
 {
-    BL_TRY(read_given(command, yaml_path, argc, argv, config));
-    bl_options options = bind(command, config);
-    if (!machine) BL_TRY(bl_options_check_required(&options));
+    BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, config));
     BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
     return bl_train_config_validate(command, config);
 }
@@ -91,7 +140,7 @@ static bl_status create(bl_config_command command, const bl_config_machine *mach
     bl_train_config *config = calloc(1, sizeof *config);
 
     *out = NULL;
-    if (!config) return BL_FAIL(BL_ENOMEM, "the configuration: %zu bytes", sizeof *config);
+    if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
     bl_status st = load(command, machine, yaml_path, argc, argv, config);
     if (st == BL_OK)
         *out = config;
@@ -117,8 +166,8 @@ bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out
     bl_train_config *config = calloc(1, sizeof *config);
 
     *out = NULL;
-    if (!config) return BL_FAIL(BL_ENOMEM, "the configuration: %zu bytes", sizeof *config);
-    bl_status st = read_given(BL_CONFIG_TRAIN, yaml_path, 0, NULL, config);
+    if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
+    bl_status st = read_given(BL_CONFIG_TRAIN, false, yaml_path, 0, NULL, config);
     if (st == BL_OK)
         *out = config;
     else
@@ -129,7 +178,7 @@ bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out
 void bl_train_config_free(bl_train_config *config)
 {
     if (!config) return;
-    bl_options options = bind(BL_CONFIG_TRAIN, config);
+    bl_options options = config_bind(BL_CONFIG_TRAIN, config);
     bl_options_clear(&options);
     free(config->config_file);
     free(config);
@@ -155,15 +204,16 @@ static bl_status validate_targets(const bl_string_list *targets)
             bl_peft_target_parse(name, &module, &layer) || strcmp(name, "all-linear") == 0;
         if (!is_known) {
             const char *nearest = bl_text_nearest(name, known, BL_COUNT(known));
-            return BL_FAIL(BL_EUSAGE,
-                           "lora_target_modules: '%s' is none of q_proj, k_proj, v_proj, o_proj, "
-                           "gate_proj, up_proj, "
-                           "down_proj, all-linear%s%s%s",
-                           name, nearest ? "; did you mean " : "", nearest ? nearest : "",
-                           nearest ? "?" : "");
+            return BL_FAIL(
+                BL_EUSAGE,
+                "lora_target_modules: '%s' is not one of q_proj, k_proj, v_proj, o_proj, "
+                "gate_proj, up_proj, "
+                "down_proj, all-linear%s%s%s",
+                name, nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
         }
         if (strcmp(name, "all-linear") == 0 && targets->n_items > 1) {
-            return BL_FAIL(BL_EUSAGE, "lora_target_modules: all-linear stands alone");
+            return BL_FAIL(BL_EUSAGE,
+                           "lora_target_modules: all-linear cannot be combined with other names");
         }
         for (int64_t k = 0; k < i; k++) {
             if (strcmp(name, targets->items[k]) == 0) {
@@ -217,14 +267,14 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
     }
     if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
         return BL_FAIL(BL_EUSAGE,
-                       "offload_tier disk needs offload_dir, a folder on a fast local disk");
+                       "offload_tier disk needs offload_dir, a directory on a fast local disk");
     BL_TRY(config_check_modules(&config->compute_bf16_modules));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 
 bool bl_train_config_given(const bl_train_config *config, const char *key)
 {
-    const bl_options options = bind(BL_CONFIG_TRAIN, config);
+    const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
     return bl_options_origin(&options, key) != BL_FROM_DEFAULT;
 }
 
@@ -237,7 +287,7 @@ bl_resume bl_train_config_resume(const bl_train_config *config)
 
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path)
 {
-    const bl_options options = bind(BL_CONFIG_TRAIN, config);
+    const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
     return bl_options_write_yaml(&options, path,
                                  "Every key of this run; `ballast train` reads it back.");
 }
@@ -273,7 +323,7 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
     size_t n_bytes;
     FILE *out = open_memstream(text, &n_bytes);
 
-    if (!out) return BL_FAIL(BL_ENOMEM, "the differences of two configurations");
+    if (!out) return BL_FAIL(BL_ENOMEM, "differences of two configurations");
     for (size_t i = 0; i < bl_train_n_options && st == BL_OK; i++) {
         const bl_option *option = &bl_train_options[i];
         char *old_text = NULL, *new_text = NULL;
@@ -286,8 +336,7 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
         free(old_text);
         free(new_text);
     }
-    if (fclose(out) && st == BL_OK)
-        st = BL_FAIL(BL_ENOMEM, "the differences of two configurations");
+    if (fclose(out) && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "differences of two configurations");
     if (st == BL_OK) return BL_OK;
     free(*text);
     *text = NULL;
@@ -297,13 +346,13 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
 void bl_train_config_print_help(bl_config_command command, FILE *out)
 {
     static const bl_train_config none;
-    const bl_options options = bind(command, &none);
+    const bl_options options = config_bind(command, &none);
     bl_options_print_help(&options, out);
 }
 
 void bl_train_config_print_markdown(FILE *out)
 {
     static const bl_train_config none;
-    const bl_options options = bind(BL_CONFIG_TRAIN | BL_CONFIG_EVAL, &none);
+    const bl_options options = config_bind(BL_CONFIG_TRAIN | BL_CONFIG_EVAL, &none);
     bl_options_print_markdown(&options, out);
 }

@@ -196,6 +196,12 @@ bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect e
 bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now,
                                bl_option_effect effect, char **text);
 
+/* Writes the configuration of another program as Ballast's YAML: what has a counterpart, that program's defaults
+ * where they differ, and comments on the rest, of which what changes training is logged as warnings, too. `tool`:
+ * axolotl, llamafactory, trl, torchtune; NULL: detected by the keys. BL_EUSAGE: it cannot be, or the file is not
+ * YAML. */
+bl_status bl_train_config_convert(const char *path, const char *tool, FILE *out);
+
 /* The options of one command for --help, and all of them for docs/options.md. */
 void bl_train_config_print_help(bl_config_command command, FILE *out);
 void bl_train_config_print_markdown(FILE *out);

@@ -104,6 +104,18 @@ static bl_status choose_device(bl_config_device *device, bl_gpu_info *gpu)
     return BL_OK;
 }
 
+/* What a CPU computes in, fp32. */
+static bl_status compute_on_cpu(bl_compute_dtype *dtype)
+{
+    if (*dtype == BL_COMPUTE_FP8)
+        return BL_FAIL(BL_EUSAGE,
+                       "compute_dtype fp8: device cpu computes in fp32; use auto or fp32");
+    if (*dtype == BL_COMPUTE_BF16)
+        bl_log_warning("compute_dtype bf16: device cpu computes in fp32, which is used");
+    *dtype = BL_COMPUTE_FP32;
+    return BL_OK;
+}
+
 /* What FP8 products are asked of a GPU without them: below Hopper the run ends; behind it, where they may come, bf16. */
 static bl_status do_without_fp8(const char *gpu, int capability, bl_compute_dtype *dtype)
 {
@@ -124,10 +136,8 @@ bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capa
     bool is_cuda = device == BL_CONFIG_DEVICE_CUDA;
 
     if (*dtype == BL_COMPUTE_AUTO) *dtype = is_cuda ? BL_COMPUTE_BF16 : BL_COMPUTE_FP32;
-    if (!is_cuda && *dtype != BL_COMPUTE_FP32)
-        return BL_FAIL(BL_EUSAGE, "compute_dtype %s: device cpu computes in fp32; use auto or fp32",
-                       *dtype == BL_COMPUTE_BF16 ? "bf16" : "fp8");
-    if (is_cuda && *dtype == BL_COMPUTE_FP32)
+    if (!is_cuda) return compute_on_cpu(dtype);
+    if (*dtype == BL_COMPUTE_FP32)
         return BL_FAIL(BL_EUSAGE,
                        "compute_dtype fp32: device cuda computes in bf16 or fp8; use auto, bf16 or "
                        "fp8");

@@ -5,6 +5,9 @@
 
 #include "config/config.h"
 
+/* config.c: the tables and the struct they fill. */
+bl_options config_bind(bl_config_command command, const bl_train_config *config);
+
 /* device.c. BL_EUSAGE: an item that names no projection and no layer. */
 bl_status config_check_modules(const bl_string_list *bf16_modules);
 

@@ -56,8 +56,9 @@ const bl_option bl_train_options[] = {
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
      .help = "format of the rows; auto detects it from the first row"},
     {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate",
-     .default_text = "none",
-     .help = "none: one sample per sequence; pack: several samples per sequence, kept apart; "
+     .default_text = "none", .true_name = "pack",
+     .help = "none: one sample per sequence; pack, or true: several samples per sequence, kept "
+             "apart; "
              "concatenate: one stream, cut into sequences"},
     {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH, .default_text = "2048",
      .help = "maximum tokens per sequence"},
@@ -92,8 +93,8 @@ const bl_option bl_train_options[] = {
 #undef GROUP
 
 #define GROUP "Optimization"
-    {KEY(learning_rate, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "5e-5",
-     .help = "peak learning rate of AdamW"},
+    {KEY(learning_rate, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "2e-4",
+     .help = "peak learning rate of AdamW; the default suits LoRA, not full fine-tuning"},
     {KEY(weight_decay, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "decoupled weight decay"},
     {KEY(adam_beta1, REAL), RANGE(0, 0.999999), RESULT, .commands = TRAIN, .default_text = "0.9",
@@ -110,7 +111,8 @@ const bl_option bl_train_options[] = {
     {KEY(warmup_ratio, REAL), RANGE(0, 1), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "warm-up fraction of all steps, rounded up to whole steps"},
     {KEY(warmup_steps, INT), RANGE(0, NO_MAX), RESULT, .commands = TRAIN, .default_text = "0",
-     .help = "warm-up steps"},
+     .fraction_key = "warmup_ratio",
+     .help = "warm-up steps; between 0 and 1, as in transformers 5: the warmup_ratio"},
     {KEY(num_train_epochs, REAL), RANGE(0, 1e6), RESULT, .commands = TRAIN, .default_text = "3",
      .help = "passes over the training data"},
     {KEY(max_steps, INT), RANGE(-1, NO_MAX), RESULT, .commands = TRAIN, .default_text = "-1",
@@ -152,7 +154,7 @@ const bl_option bl_train_options[] = {
     {KEY(compute_dtype, ENUM), RESULT, .commands = BOTH, .names = "auto|fp32|bf16|fp8",
      .default_text = "auto",
      .help = "arithmetic of products with the frozen projections: fp32 on the CPU; bf16 or fp8 "
-             "on a GPU; auto: fp32 or bf16"},
+             "on a GPU; auto: fp32 or bf16; bf16 on a CPU: fp32, with a warning"},
     {KEY(compute_bf16_modules, LIST), RESULT, .commands = BOTH,
      .help = "exceptions from compute_dtype fp8: projections (down_proj), layers (layers.0) or "
              "projections of a layer (layers.0.mlp.down_proj); those that share a fused matrix "
@@ -196,7 +198,8 @@ const bl_option bl_train_options[] = {
      .help = "engine for reading the model's files; auto: io_uring, or pread where it is "
              "refused"},
     {KEY(activation_checkpointing, ENUM), .commands = TRAIN, .names = "none|selective|full|auto",
-     .default_text = "auto", .help = "activations to save; the rest are recomputed"},
+     .default_text = "auto", .true_name = "full",
+     .help = "activations to save; the rest are recomputed; true: full"},
     {KEY(activation_offload, BOOL), .commands = TRAIN, .default_text = "false",
      .help = "keep saved activations in host memory"},
     {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH,

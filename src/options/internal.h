@@ -5,7 +5,7 @@
 
 #include "options/options.h"
 
-enum { BL_OPTION_KEY_BYTES = 128, BL_OPTION_NOTHING = -1 };
+enum { BL_OPTION_KEY_BYTES = 128, BL_OPTION_MAX_TRANSLATED = 32, BL_OPTION_NOTHING = -1 };
 
 /* A value as the user wrote it: one text, or a YAML sequence of texts. */
 typedef struct bl_option_value {
@@ -13,24 +13,37 @@ typedef struct bl_option_value {
     size_t n_items;
     bool is_sequence;
     bool is_null;
+    bool is_nested; /* has mappings, which are not kept */
+    bool joins;     /* adds to a list */
 } bl_option_value;
 
 /* dst = name with dashes turned into underscores; cut when longer than any key. */
 void bl_option_normalise(const char *name, char dst[BL_OPTION_KEY_BYTES]);
 
+/* The row of the aliases that this name has in the program that the options are read for; NULL: it is a key or
+ * unknown. */
 const bl_option_alias *bl_options_find_alias(const bl_options *options, const char *key);
 
-/* An alias may replace the value by another text, which lies here. */
-typedef struct bl_option_translation {
-    char text[BL_OPTION_KEY_BYTES];
-    const char *item;
-} bl_option_translation;
+/* Whether names that begin with "key." are known. */
+bool bl_options_has_children(const bl_options *options, const char *key);
 
-/* The row that `name` means, and by an alias another value for it, which borrows *translation. *index =
- * BL_OPTION_NOTHING: accepted, nothing to set. `where` begins the errors: "FILE:LINE: " or "--". */
+/* What a name and a value mean. */
+typedef struct bl_option_meaning {
+    const bl_option_alias *alias; /* NULL: the name is a key */
+    int64_t index;                /* of the row; BL_OPTION_NOTHING: accepted, nothing to set */
+    bool is_ignored; /* of another program: asks for nothing, or nothing that is here */
+    /* An alias may replace the items of the value by others, which are here. */
+    const char *items[BL_OPTION_MAX_TRANSLATED];
+    char texts[BL_OPTION_MAX_TRANSLATED][BL_OPTION_KEY_BYTES];
+} bl_option_meaning;
+
+/* The row that `name` means, and by an alias another value for it, which borrows *meaning. `where` begins the
+ * errors: "FILE:LINE: " or "--". */
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,
-                             bl_option_value *value, bl_option_translation *translation,
-                             int64_t *index);
+                             bl_option_value *value, bl_option_meaning *meaning);
+
+/* A decimal number; neither infinite nor rounded to zero. */
+bool bl_option_parse_real(const char *text, double *value);
 
 /* Parses the value into the field and notes the origin. What came from the line stays when the origin is the
  * file. */

@@ -69,7 +69,7 @@ static bool parse_int(const char *text, int64_t *value)
     return errno == 0;
 }
 
-static bool parse_real(const char *text, double *value)
+bool bl_option_parse_real(const char *text, double *value)
 {
     const char *at = text + (*text == '-' || *text == '+');
     const char *fraction = skip_digits(at);
@@ -192,6 +192,23 @@ static void *field(const bl_option *option, const void *values)
     return (char *)values + option->offset;
 }
 
+bl_status bl_string_list_add(bl_string_list *list, const char *text)
+{
+    char **items = realloc(list->items, ((size_t)list->n_items + 1) * sizeof *items);
+    if (items) list->items = items;
+    char *copy = items ? strdup(text) : NULL;
+    if (!copy) return BL_FAIL(BL_ENOMEM, "list of texts");
+    list->items[list->n_items++] = copy;
+    return BL_OK;
+}
+
+void bl_string_list_clear(bl_string_list *list)
+{
+    for (int64_t i = 0; i < list->n_items; i++) free(list->items[i]);
+    free(list->items);
+    *list = (bl_string_list){0};
+}
+
 static void free_field(const bl_option *option, void *values)
 {
     if (option->type == BL_OPTION_STRING || option->type == BL_OPTION_PATH) {
@@ -199,10 +216,7 @@ static void free_field(const bl_option *option, void *values)
         free(*text);
         *text = NULL;
     } else if (option->type == BL_OPTION_LIST) {
-        bl_string_list *list = field(option, values);
-        for (int64_t i = 0; i < list->n_items; i++) free(list->items[i]);
-        free(list->items);
-        *list = (bl_string_list){0};
+        bl_string_list_clear(field(option, values));
     }
 }
 
@@ -224,13 +238,12 @@ static bl_status add_item(bl_string_list *list, const char *where, const bl_opti
     for (; n_bytes > 0 && text[0] == ' '; n_bytes--) text++;
     while (n_bytes > 0 && text[n_bytes - 1] == ' ') n_bytes--;
     if (n_bytes == 0) return BL_FAIL(BL_EUSAGE, "%s%s: a name is empty", where, option->key);
-    char **items = realloc(list->items, ((size_t)list->n_items + 1) * sizeof *items);
-    if (items) list->items = items;
-    char *copy = items ? strndup(text, n_bytes) : NULL;
-    if (!copy) return BL_FAIL(BL_ENOMEM, "%s%s: a list of names", where, option->key);
-    list->items[list->n_items++] = copy;
-    if (!is_utf8(copy)) return BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
-    return BL_OK;
+    char *name = strndup(text, n_bytes);
+    if (!name) return BL_FAIL(BL_ENOMEM, "%s%s: list of names", where, option->key);
+    bl_status st = is_utf8(name) ? bl_string_list_add(list, name)
+                                 : BL_FAIL(BL_EUSAGE, "%s%s: not valid UTF-8", where, option->key);
+    free(name);
+    return st;
 }
 
 static bl_status set_list(const bl_option *option, void *values, const char *where,
@@ -238,7 +251,7 @@ static bl_status set_list(const bl_option *option, void *values, const char *whe
 {
     bl_string_list *list = field(option, values);
 
-    free_field(option, values);
+    if (!value->joins) free_field(option, values);
     for (size_t i = 0; i < value->n_items; i++) {
         const char *text = value->items[i];
         size_t length = value->is_sequence ? strlen(text) : strcspn(text, ",");
@@ -259,7 +272,7 @@ static bl_status set_number(const bl_option *option, void *values, const char *w
     double real = BL_OPTION_AUTO;
 
     if (!option->has_auto || strcasecmp(text, "auto") != 0) {
-        if (is_int ? !parse_int(text, &integer) : !parse_real(text, &real))
+        if (is_int ? !parse_int(text, &integer) : !bl_option_parse_real(text, &real))
             return fail_text(option, where, text);
         bool fits = is_int ? integer >= (int64_t)option->min && integer <= (int64_t)option->max
                            : real >= option->min && real <= option->max;
@@ -294,6 +307,9 @@ static bl_status set_field(const bl_option *option, void *values, const char *wh
     }
     case BL_OPTION_ENUM: {
         int number;
+        bool truth;
+        if (option->true_name && bl_text_parse_bool(text, &truth) && truth)
+            text = option->true_name;
         if (!parse_enum(option->names, text, &number)) return fail_text(option, where, text);
         memcpy(field(option, values), &number, sizeof number);
         return BL_OK;
@@ -367,7 +383,9 @@ bl_status bl_options_assign(const bl_options *options, const char *where, int64_
         if (is_line) options->origins[index] = BL_FROM_LINE;
         return set_default(option, options->values);
     }
-    BL_TRY(set_field(option, options->values, where, value));
+    bl_option_value own = *value;
+    own.joins = value->joins && options->origins[index] == origin;
+    BL_TRY(set_field(option, options->values, where, &own));
     BL_TRY(check_available(option, options->values, where));
     options->origins[index] = (uint8_t)origin;
     return BL_OK;
@@ -394,11 +412,20 @@ void bl_options_clear(const bl_options *options)
 
 bl_status bl_options_check_required(const bl_options *options)
 {
+    char names[512] = "", *last = names;
+    size_t used = 0;
+    int n = 0;
+
     for (size_t i = 0; i < options->n_options; i++) {
         const bl_option *option = &options->table[i];
-        if ((option->required_by & options->command) && !*(char **)field(option, options->values)) {
-            return BL_FAIL(BL_EUSAGE, "%s is not given", option->key);
-        }
+        if (!(option->required_by & options->command) || *(char **)field(option, options->values))
+            continue;
+        last = names + used;
+        used += (size_t)snprintf(last, sizeof names - used, "%s%s", n ? ", " : "", option->key);
+        if (used >= sizeof names) break;
+        n++;
     }
-    return BL_OK;
+    if (n == 0) return BL_OK;
+    if (n == 1) return BL_FAIL(BL_EUSAGE, "%s is not given", names);
+    return BL_FAIL(BL_EUSAGE, "%.*s and %s are not given", (int)(last - names), names, last + 2);
 }

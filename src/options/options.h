@@ -70,20 +70,42 @@ typedef struct bl_option {
     unsigned commands;    /* bits: the commands it belongs to */
     unsigned required_by; /* bits: the commands that refuse to run without it */
     bool has_auto;
+    const char *true_name; /* enum: the name that true means; NULL: none */
+    const char
+        *fraction_key; /* int: the key that a value between 0 and 1 sets instead; NULL: none */
 } bl_option;
 
 /* A name that people paste from another program. With a key it is read as that option; without one it is
- * refused with the hint. `values` ("true=full false=none") translates values; "word=" accepts the value and
- * does nothing, and "*" at the end passes on all others, which are refused with the hint otherwise. NULL
- * passes on everything. A hint is the key to use, or, with "!" before it, why there is none. */
+ * rejected with the hint. A hint is the key to use or, with "!" before it, why there is none.
+ *
+ * Nested keys have dots: "optimizer.lr"; the items of a sequence of mappings do not count: "datasets.path". A
+ * name that ends in "*" is that of all names that begin so, and has no key.
+ *
+ * `values` are rules, separated by blanks, of which the first that fits the value holds; no rule fits: the
+ * value is rejected with the hint. NULL accepts every value. Patterns are those of fnmatch.
+ *   pattern=text  becomes that text; nothing after the sign: accepted, sets nothing
+ *   pattern       accepted as it is
+ *   !pattern      rejected
+ *   x100          a number in [0, 1), times 100 */
 typedef struct bl_option_alias {
     const char *name;
     const char *key;
     const char *values;
     const char *hint;
+    const char
+        *tool; /* only in a file of this program; it hides a key of that name. NULL: anywhere */
+    const char *needs; /* a key that must be given, too; NULL: none */
+    bool joins;        /* several such names add to one list */
 } bl_option_alias;
 
 typedef enum bl_option_origin { BL_FROM_DEFAULT, BL_FROM_FILE, BL_FROM_LINE } bl_option_origin;
+
+/* What reading found. Zero-initialized; bl_options_report_clear frees it. */
+typedef struct bl_options_report {
+    bl_string_list keys;     /* every name in the file, nested ones with dots */
+    bl_string_list rejected; /* of the file: "PATH:LINE: key: reason" */
+    bl_string_list ignored;  /* names of other programs that set nothing */
+} bl_options_report;
 
 /* A table and the struct it fills. Plain data, borrowed: the caller keeps all of it alive. */
 typedef struct bl_options {
@@ -91,21 +113,25 @@ typedef struct bl_options {
     size_t n_options;
     const bl_option_alias *aliases; /* may be NULL */
     size_t n_aliases;
+    const char *tool;          /* the program whose file is read; NULL: Ballast's own */
+    bl_options_report *report; /* bl_options_read_yaml needs it */
     /* The bit of the command that reads: an option of other commands is refused on its command line. */
     unsigned command;
     void *values;     /* the struct */
     uint8_t *origins; /* [n_options] bl_option_origin */
 } bl_options;
 
-/* Fills the struct with the defaults. `values` need not be initialised; bl_options_clear it, also after a
+/* Fills the struct with the defaults. `values` need not be initialized; bl_options_clear it, also after a
  * failure. */
 bl_status bl_options_init(const bl_options *options);
 /* Frees strings and lists and sets them to NULL. */
 void bl_options_clear(const bl_options *options);
 
-/* Reads a flat YAML mapping. Keys of other commands are checked and kept: one file serves every command.
- * Errors read "PATH:LINE: key: reason". */
+/* Reads a YAML mapping. Keys of other commands are checked and kept: one file serves every command. Keys that
+ * cannot be used are listed in the report, and the others are read. BL_EUSAGE: the file cannot be read to its
+ * end. */
 bl_status bl_options_read_yaml(const bl_options *options, const char *path);
+void bl_options_report_clear(bl_options_report *report);
 
 /* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command name. Other
  * words go to words[*n_words < max_words] (borrowed from argv); one too many is an error. After "--"
@@ -113,7 +139,7 @@ bl_status bl_options_read_yaml(const bl_options *options, const char *path);
 bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv,
                                int max_words, const char **words, int *n_words);
 
-/* Refuses a struct that lacks an option that its command requires. */
+/* Rejects a struct that lacks options that its command requires; names all of them. */
 bl_status bl_options_check_required(const bl_options *options);
 
 /* The row of that key; NULL: none. */
@@ -133,11 +159,15 @@ void bl_options_print_help(const bl_options *options, FILE *out);
 /* The same for a reference page: a Markdown table a group, and one of the aliases; headings "### Group". */
 void bl_options_print_markdown(const bl_options *options, FILE *out);
 
+/* Adds a copy of the text. BL_ENOMEM. */
+bl_status bl_string_list_add(bl_string_list *list, const char *text);
+void bl_string_list_clear(bl_string_list *list);
+
 /* true, yes, on or false, no, off in any case; false: none of them. */
 bool bl_text_parse_bool(const char *text, bool *value);
 
-/* The name nearest to `word` by edit distance, if it is near enough to be a misspelling; NULL otherwise.
- * names[n_names]. */
+/* The name nearest to `word`, if it is near enough to be a misspelling: at most one letter in eight is wrong,
+ * missing, added or swapped with the next one, or one in all. NULL otherwise. names[n_names]. */
 const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names);
 
 #endif

@@ -10,15 +10,24 @@
 #include "options/options.h"
 #include "options/internal.h"
 
-enum { FILE_MAX_BYTES = 1 << 20, WHERE_BYTES = 512 };
+enum { FILE_MAX_BYTES = 1 << 20, WHERE_BYTES = 512, MAX_REJECTED = 64 };
 
 typedef struct reader {
     const bl_options *options;
     const char *path;
     yaml_parser_t parser;
     yaml_event_t event; /* the latest; owned */
+    int depth;          /* of the mappings and sequences that are open */
+    bool took_value;    /* the current pair's value has begun */
     int64_t *lines;     /* of note_given, in this file */
 } reader;
+
+void bl_options_report_clear(bl_options_report *report)
+{
+    bl_string_list_clear(&report->keys);
+    bl_string_list_clear(&report->rejected);
+    bl_string_list_clear(&report->ignored);
+}
 
 /* ---- what is given once ---- */
 
@@ -29,25 +38,41 @@ static int64_t *create_lines(const bl_options *options)
     return calloc(options->n_options + options->n_aliases, sizeof(int64_t));
 }
 
-/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere. */
-static int64_t note_given(const bl_options *options, int64_t *lines, const char *name,
-                          int64_t index, int64_t line)
+/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere, or it may be again. */
+static int64_t note_given(const bl_options *options, int64_t *lines,
+                          const bl_option_meaning *meaning, int64_t line)
 {
-    char key[BL_OPTION_KEY_BYTES];
+    const bl_option_alias *alias = meaning->alias;
     int64_t before = 0;
 
-    bl_option_normalise(name, key);
-    const bl_option_alias *alias =
-        bl_options_find(options, key) ? NULL : bl_options_find_alias(options, key);
+    if (alias && (alias->joins || strpbrk(alias->name, alias->key ? "*" : ".*"))) return 0;
     if (alias) {
         int64_t *at = &lines[options->n_options + (size_t)(alias - options->aliases)];
         before = *at;
         *at = line;
     }
-    if (index == BL_OPTION_NOTHING) return before;
-    if (!before) before = lines[index];
-    lines[index] = line;
+    if (meaning->index == BL_OPTION_NOTHING) return before;
+    if (!before) before = lines[meaning->index];
+    lines[meaning->index] = line;
     return before;
+}
+
+/* A name that needs another: in a file of Ballast's own, and on a line. BL_EUSAGE: that one is missing. */
+static bl_status check_needs(const bl_options *options, const int64_t *lines, const char *path)
+{
+    for (size_t i = 0; !options->tool && i < options->n_aliases; i++) {
+        const bl_option_alias *alias = &options->aliases[i];
+        int64_t line = lines[options->n_options + i];
+        if (!alias->needs || line == 0) continue;
+        const bl_option *needed = bl_options_find(options, alias->needs);
+        if (lines[needed - options->table] || bl_options_origin(options, needed->key)) continue;
+        if (path)
+            return BL_FAIL(BL_EUSAGE, "%s:%lld: %s: give %s, too: %s", path, (long long)line,
+                           alias->name, needed->key, alias->hint);
+        return BL_FAIL(BL_EUSAGE, "--%s: give --%s, too: %s", alias->name, needed->key,
+                       alias->hint);
+    }
+    return BL_OK;
 }
 
 /* ---- a YAML file ---- */
@@ -56,7 +81,12 @@ static bl_status next_event(reader *r)
 {
     yaml_event_delete(&r->event);
     memset(&r->event, 0, sizeof r->event);
-    if (yaml_parser_parse(&r->parser, &r->event)) return BL_OK;
+    if (yaml_parser_parse(&r->parser, &r->event)) {
+        yaml_event_type_t type = r->event.type;
+        r->depth += type == YAML_MAPPING_START_EVENT || type == YAML_SEQUENCE_START_EVENT;
+        r->depth -= type == YAML_MAPPING_END_EVENT || type == YAML_SEQUENCE_END_EVENT;
+        return BL_OK;
+    }
     const yaml_parser_t *p = &r->parser;
     const char *problem = p->problem ? p->problem : "not YAML";
     if (p->error == YAML_MEMORY_ERROR) return BL_FAIL(BL_ENOMEM, "%s: reading YAML", r->path);
@@ -85,14 +115,18 @@ static bl_status take_scalar(const reader *r, const char *where, char **text, bo
     return *text ? BL_OK : BL_FAIL(BL_ENOMEM, "%s%zu bytes", where, n_bytes);
 }
 
+static bl_status skip_to_depth(reader *r, int depth)
+{
+    while (r->depth > depth) BL_TRY(next_event(r));
+    return BL_OK;
+}
+
 /* Adds the current event, which must be a scalar, to the value. items is owned by the caller. */
 static bl_status take_item(const reader *r, const char *where, char ***items, size_t *n_items,
                            bool *is_null)
 {
     if (r->event.type == YAML_ALIAS_EVENT)
         return BL_FAIL(BL_EUSAGE, "%sYAML aliases are not supported", where);
-    if (r->event.type != YAML_SCALAR_EVENT)
-        return BL_FAIL(BL_EUSAGE, "%skeys are flat: no nesting", where);
     char **grown = realloc(*items, (*n_items + 1) * sizeof *grown);
     if (!grown) return BL_FAIL(BL_ENOMEM, "%s%zu items", where, *n_items + 1);
     *items = grown;
@@ -102,59 +136,156 @@ static bl_status take_item(const reader *r, const char *where, char ***items, si
     return BL_OK;
 }
 
-/* The value after a key: a scalar or a sequence of scalars. */
-static bl_status take_value(reader *r, const char *where, char ***items, bl_option_value *value)
-{
-    bool is_null = false;
+static bl_status read_mapping(reader *r, const char *prefix);
 
-    BL_TRY(next_event(r));
-    value->is_sequence = r->event.type == YAML_SEQUENCE_START_EVENT;
-    if (!value->is_sequence) {
-        BL_TRY(take_item(r, where, items, &value->n_items, &value->is_null));
-    } else {
-        for (;;) {
-            BL_TRY(next_event(r));
-            if (r->event.type == YAML_SEQUENCE_END_EVENT) break;
-            BL_TRY(take_item(r, where, items, &value->n_items, &is_null));
-            if (is_null) return BL_FAIL(BL_EUSAGE, "%sa null in a sequence", where);
-        }
+/* A mapping or a sequence inside the value of `name`: keys below it are read, where some are known. */
+static bl_status take_nested(reader *r, const char *where, const char *name, bl_option_value *value)
+{
+    char key[BL_OPTION_KEY_BYTES], *prefix = NULL;
+    int outside = r->depth - 1;
+
+    bl_option_normalise(name, key);
+    bool is_known =
+        r->event.type == YAML_MAPPING_START_EVENT && bl_options_has_children(r->options, key);
+    if (!is_known) {
+        value->is_nested = true;
+        return skip_to_depth(r, outside);
     }
+    if (asprintf(&prefix, "%s.", key) < 0) return BL_FAIL(BL_ENOMEM, "%skey", where);
+    bl_status st = read_mapping(r, prefix);
+    free(prefix);
+    return st;
+}
+
+/* The value after a key: a scalar, a sequence, or keys of their own. */
+static bl_status take_value(reader *r, const char *where, const char *name, char ***items,
+                            bl_option_value *value, bool *has_keys)
+{
+    bool is_null = false, is_scalar;
+    int outside = r->depth;
+
+    do {
+        BL_TRY(next_event(r));
+        r->took_value = true;
+        if (r->event.type == YAML_SEQUENCE_END_EVENT) break;
+        if (r->event.type == YAML_SEQUENCE_START_EVENT && r->depth == outside + 1) {
+            value->is_sequence = true;
+            continue;
+        }
+        is_scalar =
+            r->event.type != YAML_MAPPING_START_EVENT && r->event.type != YAML_SEQUENCE_START_EVENT;
+        if (!is_scalar) {
+            BL_TRY(take_nested(r, where, name, value));
+            *has_keys |= !value->is_nested;
+            continue;
+        }
+        BL_TRY(take_item(r, where, items, &value->n_items, &is_null));
+        if (value->is_sequence && is_null)
+            return BL_FAIL(BL_EUSAGE, "%sa null in a sequence", where);
+    } while (r->depth > outside);
+    value->is_null = is_null;
     value->items = (const char *const *)*items;
     return BL_OK;
 }
 
+static bl_status fail_given(const reader *r, const char *where, const char *name,
+                            const bl_option_meaning *meaning, int64_t before)
+{
+    const bl_option_alias *alias = meaning->alias;
+    bool is_row = meaning->index != BL_OPTION_NOTHING;
+    const char *hint = is_row && alias && !alias->values && alias->hint ? alias->hint : NULL;
+
+    return BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld%s%s", where, name,
+                   is_row ? r->options->table[meaning->index].key : name, (long long)before,
+                   hint ? "; " : "", hint ? hint : "");
+}
+
+/* Sets what a name and its value mean. */
+static bl_status set_value(reader *r, const char *where, const char *name, int64_t line,
+                           bl_option_value *value)
+{
+    bl_option_meaning meaning;
+
+    BL_TRY(bl_options_resolve(r->options, where, name, value, &meaning));
+    if (meaning.is_ignored) BL_TRY(bl_string_list_add(&r->options->report->ignored, name));
+    int64_t before = note_given(r->options, r->lines, &meaning, line);
+    if (before) return fail_given(r, where, name, &meaning, before);
+    if (meaning.index == BL_OPTION_NOTHING) return BL_OK;
+    return bl_options_assign(r->options, where, meaning.index, value, BL_FROM_FILE);
+}
+
+/* The value of a key, which the current event is. */
+static bl_status read_value(reader *r, const char *where, const char *name, int64_t line)
+{
+    char with_key[WHERE_BYTES + BL_OPTION_KEY_BYTES];
+    char **items = NULL;
+    bl_option_value value = {0};
+    bool has_keys = false;
+
+    snprintf(with_key, sizeof with_key, "%s%.*s: ", where, BL_OPTION_KEY_BYTES - 3, name);
+    bl_status st = take_value(r, with_key, name, &items, &value, &has_keys);
+    size_t n_items = value.n_items;
+    if (st == BL_OK && !has_keys) st = set_value(r, where, name, line, &value);
+    for (size_t i = 0; i < n_items; i++) free(items[i]);
+    free(items);
+    return st;
+}
+
 /* The current event is a key. */
-static bl_status read_pair(reader *r)
+static bl_status read_pair(reader *r, const char *prefix)
 {
     bl_status st;
-    char where[WHERE_BYTES], with_key[WHERE_BYTES + BL_OPTION_KEY_BYTES];
-    char *name = NULL, **items = NULL;
-    bl_option_value value = {0};
-    bl_option_translation translation;
+    char where[WHERE_BYTES];
+    char *own = NULL, *name = NULL;
     bool is_null;
-    int64_t index, line = event_line(r);
+    int64_t line = event_line(r);
 
     snprintf(where, sizeof where, "%s:%lld: ", r->path, (long long)line);
     if (r->event.type != YAML_SCALAR_EVENT) return BL_FAIL(BL_EUSAGE, "%sexpected a key", where);
-    BL_TRY_GOTO(st, done, take_scalar(r, where, &name, &is_null));
-    snprintf(with_key, sizeof with_key, "%s%.*s: ", where, BL_OPTION_KEY_BYTES - 3, name);
-    BL_TRY_GOTO(st, done, take_value(r, with_key, &items, &value));
-    BL_TRY_GOTO(st, done,
-                bl_options_resolve(r->options, where, name, &value, &translation, &index));
-    int64_t before = note_given(r->options, r->lines, name, index, line);
-    if (before) {
-        st = BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld", where, name,
-                     index == BL_OPTION_NOTHING ? name : r->options->table[index].key,
-                     (long long)before);
+    BL_TRY_GOTO(st, done, take_scalar(r, where, &own, &is_null));
+    if (asprintf(&name, "%s%s", prefix, own) < 0) {
+        name = NULL;
+        st = BL_FAIL(BL_ENOMEM, "%skey", where);
         goto done;
     }
-    if (index != BL_OPTION_NOTHING)
-        st = bl_options_assign(r->options, where, index, &value, BL_FROM_FILE);
+    BL_TRY_GOTO(st, done, bl_string_list_add(&r->options->report->keys, name));
+    st = read_value(r, where, name, line);
 done:
-    for (size_t i = 0; i < value.n_items; i++) free(items[i]);
-    free(items);
+    free(own);
     free(name);
     return st;
+}
+
+static bl_status note_rejected(reader *r)
+{
+    bl_string_list *rejected = &r->options->report->rejected;
+
+    BL_TRY(bl_string_list_add(rejected, bl_error_text()));
+    if (rejected->n_items <= MAX_REJECTED) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "%s: more than %d keys cannot be used; the rest is not read", r->path,
+                   MAX_REJECTED);
+}
+
+/* The pairs of the mapping that the current event begins. A pair that cannot be used is noted, and passed over. */
+static bl_status read_mapping(reader *r, const char *prefix)
+{
+    int inside = r->depth;
+
+    for (;;) {
+        BL_TRY(next_event(r));
+        if (r->event.type == YAML_MAPPING_END_EVENT) break;
+        r->took_value = false;
+        bl_status st = read_pair(r, prefix);
+        if (st == BL_OK) continue;
+        if (st != BL_EUSAGE || r->parser.error != YAML_NO_ERROR) return st;
+        BL_TRY(note_rejected(r));
+        BL_TRY(skip_to_depth(r, inside));
+        if (r->took_value) continue;
+        BL_TRY(next_event(r));
+        BL_TRY(skip_to_depth(r, inside));
+    }
+    r->took_value = true; /* it was the value of a pair further out */
+    return BL_OK;
 }
 
 static bl_status read_document(reader *r)
@@ -168,11 +299,7 @@ static bl_status read_document(reader *r)
         return BL_FAIL(BL_EUSAGE, "%s:%lld: expected lines of \"key: value\"", r->path,
                        (long long)event_line(r));
     }
-    while (!is_empty) {
-        BL_TRY(next_event(r));
-        if (r->event.type == YAML_MAPPING_END_EVENT) break;
-        BL_TRY(read_pair(r));
-    }
+    if (!is_empty) BL_TRY(read_mapping(r, ""));
     BL_TRY(next_event(r)); /* the document's end */
     BL_TRY(next_event(r));
     if (r->event.type == YAML_STREAM_END_EVENT) return BL_OK;
@@ -202,6 +329,7 @@ bl_status bl_options_read_yaml(const bl_options *options, const char *path)
     yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, n_bytes);
     st = read_document(&r);
+    if (st == BL_OK && check_needs(options, r.lines, path) != BL_OK) st = note_rejected(&r);
     yaml_event_delete(&r.event);
     yaml_parser_delete(&r.parser);
 done:
@@ -228,6 +356,20 @@ static bool is_switch(const bl_options *options, const char *name)
     return alias->key && bl_options_find(options, alias->key)->type == BL_OPTION_BOOL;
 }
 
+/* `before` is the word that gave the option first. */
+static bl_status fail_twice(const bl_options *options, const char *name, const char *before,
+                            const bl_option_meaning *meaning)
+{
+    bool is_row = meaning->index != BL_OPTION_NOTHING;
+    const char *key = is_row ? options->table[meaning->index].key : name;
+    int n_before = (int)strcspn(before, "=");
+    bool is_same = strncmp(before + 2, name, (size_t)n_before - 2) == 0 && !name[n_before - 2];
+
+    if (!meaning->alias || is_same) return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name, key);
+    return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice, as %.*s and as --%s", name, key, n_before,
+                   before, name);
+}
+
 static bl_status read_option(const bl_options *options, int argc, char *const *argv, int *at,
                              int64_t *lines)
 {
@@ -239,8 +381,8 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
     const char *next = *at + 1 < argc ? argv[*at + 1] : NULL;
     char *name = strndup(word, equals ? (size_t)(equals - word) : strlen(word));
     bl_option_value value = {.items = &text, .n_items = 1};
-    bl_option_translation translation;
-    int64_t index;
+    bl_option_meaning meaning;
+    int64_t place = *at + 1;
 
     if (!name) return BL_FAIL(BL_ENOMEM, "%s", argv[*at]);
     if (equals) {
@@ -254,18 +396,20 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
         *at += text != NULL;
     }
     value.is_null = !text || strcmp(text, "null") == 0;
-    BL_TRY_GOTO(st, done, bl_options_resolve(options, "--", name, &value, &translation, &index));
+    BL_TRY_GOTO(st, done, bl_options_resolve(options, "--", name, &value, &meaning));
     if (!text) {
         st = BL_FAIL(BL_EUSAGE, "--%s: a value is missing", name);
         goto done;
     }
-    if (note_given(options, lines, name, index, 1)) {
-        st = BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name,
-                     index == BL_OPTION_NOTHING ? name : options->table[index].key);
+    if (meaning.is_ignored && options->report)
+        BL_TRY_GOTO(st, done, bl_string_list_add(&options->report->ignored, name));
+    int64_t before = note_given(options, lines, &meaning, place);
+    if (before) {
+        st = fail_twice(options, name, argv[before - 1], &meaning);
         goto done;
     }
-    if (index != BL_OPTION_NOTHING)
-        st = bl_options_assign(options, "--", index, &value, BL_FROM_LINE);
+    if (meaning.index != BL_OPTION_NOTHING)
+        st = bl_options_assign(options, "--", meaning.index, &value, BL_FROM_LINE);
 done:
     free(name);
     return st;
@@ -293,6 +437,7 @@ bl_status bl_options_read_line(const bl_options *options, int argc, char *const 
             words[(*n_words)++] = argv[i];
         }
     }
+    if (st == BL_OK) st = check_needs(options, lines, NULL);
     free(lines);
     return st;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names of options: which row of the table a name means, what an alias makes of it, and what may have been
  * meant. */
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,39 +37,69 @@ bl_option_origin bl_options_origin(const bl_options *options, const char *key)
     return (bl_option_origin)options->origins[bl_options_find(options, key) - options->table];
 }
 
-const bl_option_alias *bl_options_find_alias(const bl_options *options, const char *key)
+static bool names(const bl_option_alias *alias, const char *key)
 {
-    for (size_t i = 0; i < options->n_aliases; i++) {
-        if (strcmp(options->aliases[i].name, key) == 0) return &options->aliases[i];
-    }
-    return NULL;
+    size_t n_bytes = strlen(alias->name);
+
+    if (alias->name[n_bytes - 1] == '*') return strncmp(alias->name, key, n_bytes - 1) == 0;
+    return strcmp(alias->name, key) == 0;
 }
 
+const bl_option_alias *bl_options_find_alias(const bl_options *options, const char *key)
+{
+    const bl_option_alias *found = NULL;
+
+    for (size_t i = 0; i < options->n_aliases; i++) {
+        const bl_option_alias *alias = &options->aliases[i];
+        if (!names(alias, key)) continue;
+        bool is_of_tool = alias->tool && options->tool && strcmp(alias->tool, options->tool) == 0;
+        if (is_of_tool) return alias;
+        if (!alias->tool && !found) found = alias;
+    }
+    return bl_options_find(options, key) ? NULL : found;
+}
+
+bool bl_options_has_children(const bl_options *options, const char *key)
+{
+    size_t n_bytes = strlen(key);
+
+    for (size_t i = 0; i < options->n_aliases; i++) {
+        const char *name = options->aliases[i].name;
+        if (strncmp(name, key, n_bytes) == 0 && name[n_bytes] == '.') return true;
+    }
+    return false;
+}
+
+/* Of the words' edit distances, the one in which a swap of two neighbors is one edit, too. */
 static size_t edit_distance(const char *a, const char *b)
 {
-    size_t row[BL_OPTION_KEY_BYTES];
+    size_t rows[3][BL_OPTION_KEY_BYTES], *above = rows[0], *row = rows[1], *next = rows[2];
     size_t n_b = strlen(b);
 
     if (n_b >= BL_OPTION_KEY_BYTES) return SIZE_MAX;
     for (size_t j = 0; j <= n_b; j++) row[j] = j;
     for (size_t i = 1; a[i - 1]; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
+        next[0] = i;
         for (size_t j = 1; j <= n_b; j++) {
-            size_t best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
+            bool is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            next[j] = row[j - 1] + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < next[j]) next[j] = row[j] + 1;
+            if (next[j - 1] + 1 < next[j]) next[j] = next[j - 1] + 1;
+            if (is_swap && above[j - 2] + 1 < next[j]) next[j] = above[j - 2] + 1;
         }
+        size_t *last = above;
+        above = row;
+        row = next;
+        next = last;
     }
     return row[n_b];
 }
 
 const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names)
 {
+    const size_t LETTERS_PER_ERROR = 8;
     const char *nearest = NULL;
-    size_t least = SIZE_MAX;
+    size_t least = SIZE_MAX, n_letters = strlen(word);
 
     for (size_t i = 0; i < n_names; i++) {
         size_t distance = edit_distance(word, names[i]);
@@ -77,8 +108,7 @@ const char *bl_text_nearest(const char *word, const char *const *names, size_t n
             nearest = names[i];
         }
     }
-    size_t length = strlen(word);
-    size_t limit = length < 4 ? 1 : length / 3 + 1;
+    size_t limit = n_letters < LETTERS_PER_ERROR ? 1 : n_letters / LETTERS_PER_ERROR;
     return least <= limit ? nearest : NULL;
 }
 
@@ -95,7 +125,8 @@ static bl_status fail_unknown(const bl_options *options, const char *where, cons
                 names[n_names++] = options->table[i].key;
         }
         for (size_t i = 0; i < options->n_aliases; i++) {
-            if (options->aliases[i].key) names[n_names++] = options->aliases[i].name;
+            if (options->aliases[i].key && !options->aliases[i].tool)
+                names[n_names++] = options->aliases[i].name;
         }
         suggestion = bl_text_nearest(key, names, n_names);
     }
@@ -111,32 +142,48 @@ static bl_status fail_unknown(const bl_options *options, const char *where, cons
     return BL_FAIL(BL_EUSAGE, "%s%s: unknown %s", where, name, kind);
 }
 
-/* "true=full false=none *": what `text` becomes in *out; false: not accepted. */
-static bool translate(const char *values, const char *text, char out[BL_OPTION_KEY_BYTES],
-                      bool *keep)
+/* "0.05" as "5"; false: not in [0, 1). */
+static bool to_percent(const char *text, char out[BL_OPTION_KEY_BYTES])
 {
-    bool truth_of_text = false, truth_of_word;
-    bool text_is_bool = bl_text_parse_bool(text, &truth_of_text);
+    double fraction;
 
-    *keep = false;
-    while (*values) {
-        size_t length = strcspn(values, " ");
-        char word[BL_OPTION_KEY_BYTES];
-        snprintf(word, sizeof word, "%.*s", (int)length, values);
-        values += length + (values[length] == ' ');
-        if (strcmp(word, "*") == 0) {
-            *keep = true;
-            return true;
+    if (!bl_option_parse_real(text, &fraction) || fraction < 0 || fraction >= 1) return false;
+    snprintf(out, BL_OPTION_KEY_BYTES, "%.12g", fraction * 100);
+    return true;
+}
+
+static bool fits(const char *pattern, const char *text)
+{
+    bool truth, truth_of_pattern;
+
+    if (fnmatch(pattern, text, FNM_CASEFOLD) == 0) return true;
+    return bl_text_parse_bool(text, &truth) && bl_text_parse_bool(pattern, &truth_of_pattern) &&
+           truth == truth_of_pattern;
+}
+
+/* What `text` becomes by the rules of an alias: *out, which is `text` or in `buffer`; "": nothing to set. False: rejected. */
+static bool translate(const char *values, const char *text, char buffer[BL_OPTION_KEY_BYTES],
+                      const char **out)
+{
+    for (size_t length; *values; values += length + (values[length] == ' ')) {
+        char rule[BL_OPTION_KEY_BYTES];
+        length = strcspn(values, " ");
+        snprintf(rule, sizeof rule, "%.*s", (int)length, values);
+        char *equals = strchr(rule, '=');
+        *out = equals ? buffer : text;
+        if (rule[0] == '!') {
+            if (fits(rule + 1, text)) return false;
+            continue;
         }
-        char *equals = strchr(word, '=');
-        *equals = '\0';
-        bool same = strcasecmp(word, text) == 0;
-        if (!same && text_is_bool && bl_text_parse_bool(word, &truth_of_word))
-            same = truth_of_word == truth_of_text;
-        if (same) {
-            snprintf(out, BL_OPTION_KEY_BYTES, "%s", equals + 1);
-            return true;
+        if (strcmp(rule, "x100") == 0) {
+            *out = buffer;
+            if (to_percent(text, buffer)) return true;
+            continue;
         }
+        if (equals) *equals = '\0';
+        if (!fits(rule, text)) continue;
+        if (equals) snprintf(buffer, BL_OPTION_KEY_BYTES, "%s", equals + 1);
+        return true;
     }
     return false;
 }
@@ -145,41 +192,86 @@ static bl_status fail_alias(const char *where, const char *name, const bl_option
                             const char *text)
 {
     const char *hint = alias->hint ? alias->hint : alias->key;
-    const char *use = hint[0] == '!' ? "unsupported: " : "use ";
-    const char *why = hint + (hint[0] == '!');
+    bool is_why = hint[0] == '!';
+
     if (alias->values)
-        return BL_FAIL(BL_EUSAGE, "%s%s: '%s' is not known here; %s%s", where, name, text, use,
-                       why);
-    return BL_FAIL(BL_EUSAGE, "%s%s: not a key of Ballast; %s%s", where, name, use, why);
+        return BL_FAIL(BL_EUSAGE, "%s%s: '%s' is not supported%s%s", where, name, text,
+                       is_why ? ": " : "; use ", hint + is_why);
+    return BL_FAIL(BL_EUSAGE, "%s%s: %s%s", where, name,
+                   is_why ? "not supported: " : "not a key of Ballast; use ", hint + is_why);
+}
+
+/* Replaces the items of the value; drops those that set nothing. */
+static bl_status apply_rules(const char *where, const char *name, bl_option_value *value,
+                             bl_option_meaning *meaning)
+{
+    const bl_option_alias *alias = meaning->alias;
+    size_t n = 0;
+
+    if (alias->key && value->is_nested)
+        return BL_FAIL(BL_EUSAGE, "%s%s: nested keys are not supported; %s is one value", where,
+                       name, alias->key);
+    if (!alias->values) return BL_OK;
+    if (strcmp(alias->values, "*=") == 0) {
+        value->n_items = 0;
+        return BL_OK;
+    }
+    if (value->is_nested) return fail_alias(where, name, alias, "a nested value");
+    if (value->n_items > BL_OPTION_MAX_TRANSLATED)
+        return BL_FAIL(BL_EUSAGE, "%s%s: more than %d items", where, name,
+                       BL_OPTION_MAX_TRANSLATED);
+    for (size_t i = 0; i < value->n_items; i++) {
+        if (!translate(alias->values, value->items[i], meaning->texts[i], &meaning->items[n]))
+            return fail_alias(where, name, alias, value->items[i]);
+        n += meaning->items[n][0] != '\0';
+    }
+    value->items = meaning->items;
+    value->n_items = n;
+    return BL_OK;
+}
+
+/* 0.03 for a number of steps is the part of all steps in other programs. */
+static bool is_fraction(const bl_option *option, const bl_option_value *value)
+{
+    double number;
+
+    return option->fraction_key && !value->is_sequence && value->n_items == 1 &&
+           bl_option_parse_real(value->items[0], &number) && number > 0 && number < 1;
+}
+
+/* Null, false, an empty list, or a name that changes nothing with any value. */
+static bool asks_nothing(const bl_option_alias *alias, const bl_option_value *value)
+{
+    bool truth;
+
+    if (value->is_null || (alias->values && strcmp(alias->values, "*=") == 0)) return true;
+    if (value->is_nested || value->n_items > 1) return false;
+    return value->n_items == 0 || (bl_text_parse_bool(value->items[0], &truth) && !truth);
 }
 
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,
-                             bl_option_value *value, bl_option_translation *translation,
-                             int64_t *index)
+                             bl_option_value *value, bl_option_meaning *meaning)
 {
     char key[BL_OPTION_KEY_BYTES];
     bl_option_normalise(name, key);
-    *index = BL_OPTION_NOTHING;
 
-    const bl_option *option = bl_options_find(options, key);
-    const bl_option_alias *alias = option ? NULL : bl_options_find_alias(options, key);
+    const bl_option_alias *alias = bl_options_find_alias(options, key);
+    const bl_option *option = bl_options_find(options, alias && alias->key ? alias->key : key);
+    meaning->alias = alias;
+    meaning->index = BL_OPTION_NOTHING;
+    meaning->is_ignored = alias && !alias->key && asks_nothing(alias, value);
+    if (!alias && value->is_nested)
+        return BL_FAIL(BL_EUSAGE,
+                       "%s%s: nested keys are not supported; write keys at the top level", where,
+                       name);
     if (!option && !alias) return fail_unknown(options, where, name, key);
-    if (alias && value->is_null) return BL_OK;
-    if (alias && alias->values) {
-        bool keep;
-        if (value->is_sequence || value->n_items != 1)
-            return fail_alias(where, name, alias, "a sequence");
-        if (!translate(alias->values, value->items[0], translation->text, &keep)) {
-            return fail_alias(where, name, alias, value->items[0]);
-        }
-        if (!keep) {
-            if (!translation->text[0]) return BL_OK;
-            translation->item = translation->text;
-            value->items = &translation->item;
-        }
-    }
+    bool is_empty = value->n_items == 0 && !value->is_nested;
+    if (alias && (value->is_null || (is_empty && !alias->key))) return BL_OK;
+    if (alias) BL_TRY(apply_rules(where, name, value, meaning));
+    if (alias && alias->values && value->n_items == 0) return BL_OK;
     if (alias && !alias->key) return fail_alias(where, name, alias, "");
-    if (alias) option = bl_options_find(options, alias->key);
-    *index = option - options->table;
+    value->joins = alias && alias->joins;
+    if (is_fraction(option, value)) option = bl_options_find(options, option->fraction_key);
+    meaning->index = option - options->table;
     return BL_OK;
 }

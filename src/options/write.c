@@ -251,6 +251,22 @@ void bl_options_print_help(const bl_options *options, FILE *out)
     }
 }
 
+static void print_alias(const bl_option_alias *alias, FILE *out)
+{
+    bool is_ignored = alias->values && strcmp(alias->values, "*=") == 0;
+    const char *why = alias->hint ? alias->hint : "";
+
+    if (alias->key)
+        fprintf(out, "`%s`", alias->key);
+    else if (is_ignored)
+        fputs("accepted, no effect", out);
+    else
+        fprintf(out, why[0] == '!' ? "rejected: %s" : "rejected: use %s", why + (why[0] == '!'));
+    if (alias->values && !is_ignored) fprintf(out, " (values: `%s`)", alias->values);
+    if (alias->needs) fprintf(out, "; needs `%s`: %s", alias->needs, why);
+    if (alias->tool) fprintf(out, "; in files of %s", alias->tool);
+}
+
 static void print_aliases(const bl_options *options, FILE *out)
 {
     fputs("\n### Names from other programs\n\n| name | read as, or use instead |\n| --- | --- |\n",
@@ -258,12 +274,7 @@ static void print_aliases(const bl_options *options, FILE *out)
     for (size_t i = 0; i < options->n_aliases; i++) {
         const bl_option_alias *alias = &options->aliases[i];
         fprintf(out, "| `%s` | ", alias->name);
-        if (alias->key)
-            fprintf(out, "`%s`", alias->key);
-        else
-            fprintf(out, alias->hint[0] == '!' ? "unsupported: %s" : "rejected: use %s",
-                    alias->hint + (alias->hint[0] == '!'));
-        if (alias->values) fprintf(out, " (values: `%s`)", alias->values);
+        print_alias(alias, out);
         fputs(" |\n", out);
     }
 }

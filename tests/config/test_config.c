@@ -39,13 +39,13 @@ static void expect_error(const char *yaml, const char *line, const char *error)
     assert_string_equal(bl_error_text(), error);
 }
 
-static void test_defaults_are_hugging_faces(void **state)
+static void test_defaults(void **state)
 {
     bl_train_config *c;
     (void)state;
     assert_int_equal(load(REQUIRED, "", &c), BL_OK);
     assert_string_equal(c->model_name_or_path, "m");
-    assert_true(c->learning_rate == 5e-5 && c->weight_decay == 0 && c->adam_beta1 == 0.9 &&
+    assert_true(c->learning_rate == 2e-4 && c->weight_decay == 0 && c->adam_beta1 == 0.9 &&
                 c->adam_beta2 == 0.999);
     assert_true(c->adam_epsilon == 1e-8 && c->max_grad_norm == 1 && c->num_train_epochs == 3);
     assert_true(c->lr_scheduler_type == BL_LR_LINEAR && c->warmup_ratio == 0 &&
@@ -141,7 +141,7 @@ static void test_file_errors(void **state)
         {"lora_rnk: 4\n", "c.yaml:1: lora_rnk: unknown key; did you mean lora_r?"},
         {"qwertz: 4\n", "c.yaml:1: qwertz: unknown key"},
         {"seed: 1\nseed: 2\n", "c.yaml:2: seed: seed is already set in line 1"},
-        {"lora_r: 2\nlora_rank: 2\n", "c.yaml:2: lora_rank: lora_r is already set in line 1"},
+        {"lora_r: 2\nr: 2\n", "c.yaml:2: r: lora_r is already set in line 1"},
         {"bf16: false\nseed: 1\nbf16: false\n", "c.yaml:3: bf16: bf16 is already set in line 1"},
         {"lora_r: 0\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '0'"},
         {"lora_r: 1025\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '1025'"},
@@ -176,9 +176,10 @@ static void test_file_errors(void **state)
         {"lora_target_modules: q_proj,,v_proj\n", "c.yaml:1: lora_target_modules: a name is empty"},
         {"lora_target_modules: [q_proj, ~]\n",
          "c.yaml:1: lora_target_modules: a null in a sequence"},
-        {"lora:\n  r: 8\n", "c.yaml:1: lora: keys are flat: no nesting"},
-        {"lora_target_modules: [[q_proj]]\n",
-         "c.yaml:1: lora_target_modules: keys are flat: no nesting"},
+        {"lora:\n  r: 8\n",
+         "c.yaml:1: lora: nested keys are not supported; write keys at the top level"},
+        {"lora_target_modules: [[q_proj]]\n", "c.yaml:1: lora_target_modules: nested keys are not "
+                                              "supported; write keys at the top level"},
         {"seed: &a 1\nlora_r: *a\n", "c.yaml:2: lora_r: YAML aliases are not supported"},
         {"seed: !!int 1\n", "c.yaml:1: seed: tags are not supported"},
         {"output_dir: \"a\\0b\"\n", "c.yaml:1: output_dir: a NUL in a text"},
@@ -199,7 +200,7 @@ static void test_file_errors(void **state)
     assert_non_null(strstr(bl_error_text(), "no-such-file.yaml"));
     assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, ".", 0, NULL, &config), BL_EUSAGE);
     for (const char *empty = "# nothing\n"; empty; empty = *empty ? "" : NULL) {
-        expect_error(empty, "", "model_name_or_path is not given");
+        expect_error(empty, "", "model_name_or_path, output_dir and train_file are not given");
     }
 }
 
@@ -220,7 +221,12 @@ static void test_line_errors(void **state)
         {"--train_file=a --train-file a", "--train-file: train_file is given twice"},
         {"--seed null --seed 1", "--seed: seed is given twice"},
         {"--shuffle --shuffle false", "--shuffle: shuffle is given twice"},
-        {"--lora_r 2 --lora_rank 2", "--lora_rank: lora_r is given twice"},
+        {"--lora_r 2 --r=2", "--r: lora_r is given twice, as --lora_r and as --r"},
+        {"--model=a --base_model b",
+         "--base_model: model_name_or_path is given twice, as --model and as --base_model"},
+        {"--r 2 --r=2", "--r: lora_r is given twice"},
+        {"--lora_rank 16", "--lora_rank: give --lora_alpha, too: LLaMA-Factory's default is 2 x "
+                           "lora_rank, Ballast's is 8"},
         {"--fp16 false --fp16 false", "--fp16: fp16 is given twice"},
         {"--lora_target_modules q_proj --lora_target_modules v_proj",
          "--lora_target_modules: lora_target_modules is given twice"},
@@ -239,7 +245,7 @@ static void test_not_in_this_version(void **state)
     bl_train_config *c;
     (void)state;
     expect_error(REQUIRED, "--offload_tier disk",
-                 "offload_tier disk needs offload_dir, a folder on a fast local disk");
+                 "offload_tier disk needs offload_dir, a directory on a fast local disk");
     assert_int_equal(load(REQUIRED, "--offload_dir /x", &c), BL_OK); /* not used, and said so */
     bl_train_config_free(c);
     assert_int_equal(load(REQUIRED
@@ -269,15 +275,16 @@ static void test_combinations(void **state)
          "overwrite_output_dir: false)"},
         {"--ranks 4 --shard_size 3", "shard_size 3 does not divide ranks 4"},
         {"--lora_target_modules q_proj,qproj",
-         "lora_target_modules: 'qproj' is none of q_proj, k_proj, "
+         "lora_target_modules: 'qproj' is not one of q_proj, k_proj, "
          "v_proj, o_proj, gate_proj, up_proj, down_proj, "
          "all-linear; did you mean q_proj?"},
         {"--lora_target_modules model.layers.x.self_attn.q_proj",
-         "lora_target_modules: 'model.layers.x.self_attn.q_proj' is none of q_proj, k_proj, "
+         "lora_target_modules: 'model.layers.x.self_attn.q_proj' is not one of q_proj, k_proj, "
          "v_proj, o_proj, "
          "gate_proj, "
          "up_proj, down_proj, all-linear"},
-        {"--lora_target_modules q_proj,all-linear", "lora_target_modules: all-linear stands alone"},
+        {"--lora_target_modules q_proj,all-linear",
+         "lora_target_modules: all-linear cannot be combined with other names"},
         {"--lora_target_modules q_proj,q_proj", "lora_target_modules: 'q_proj' is named twice"},
     };
     (void)state;
@@ -290,7 +297,7 @@ static void test_aliases(void **state)
     bl_train_config *c;
     (void)state;
     assert_int_equal(
-        load("model_name: m\nout_dir: o\ndataset_path: t\nlora_rank: 4\nmax_seq_len: 64\n"
+        load("model_name: m\nout_dir: o\ndataset_path: t\nlora_rank: 4\nalpha: 8\nmax_seq_len: 64\n"
              "evaluation_strategy: \"no\"\ngradient_checkpointing: true\nlr: 0.001\nepochs: 2\n"
              "micro_batch_size: 3\ngas: 5\nbf16: false\nsave_strategy: no\nsample_packing: false\n"
              "optim: adamw_torch\nload_in_8bit: false\nlora_target_linear: true\nadapter: lora\n"
@@ -319,35 +326,52 @@ static void test_aliases(void **state)
     assert_int_equal(c->save_total_limit, 2);
     bl_train_config_free(c);
 
-    expect_error(REQUIRED, "--fp16", "--fp16: 'true' is not known here; use compute_dtype");
+    expect_error(
+        REQUIRED, "--fp16",
+        "--fp16: 'true' is not supported; use compute_dtype: bf16 or fp8 on a GPU, fp32 on a CPU");
     expect_error(REQUIRED "batch_size: 4\n", "",
                  "c.yaml:4: batch_size: not a key of Ballast; use per_device_train_batch_size and "
                  "gradient_accumulation_steps (a step takes their product x ranks sequences)");
     expect_error(REQUIRED, "--save_strategy epoch",
-                 "--save_strategy: 'epoch' is not known here; use save_steps");
-    expect_error(REQUIRED, "--load_in_4bit true",
-                 "--load_in_4bit: 'true' is not known here; use base_format");
-    expect_error(REQUIRED, "--bf16 --device cpu",
-                 "compute_dtype bf16: device cpu computes in fp32; use auto or fp32");
-    expect_error(REQUIRED "deepspeed: ds.json\n", "",
-                 "c.yaml:4: deepspeed: not a key of Ballast; use shard_size and offload_ratio");
+                 "--save_strategy: 'epoch' is not supported; use save_steps");
+    expect_error(
+        REQUIRED, "--load_in_4bit true",
+        "--load_in_4bit: 'true' is not supported: there is no 4-bit format; the smallest is "
+        "base_format fp8_row, 8 bits per weight");
+    expect_error(
+        REQUIRED "deepspeed: ds.json\n", "",
+        "c.yaml:4: deepspeed: 'ds.json' is not supported; use shard_size and offload_ratio");
 }
 
 /* Each alias must lead to a key that exists, and none may hide a key. */
 static void test_tables_fit(void **state)
 {
     bl_train_config config;
-    const bl_options options = {bl_train_options,   bl_train_n_options, bl_train_aliases,
-                                bl_train_n_aliases, BL_CONFIG_TRAIN,    &config,
-                                config.origins};
+    const bl_options options = {.table = bl_train_options,
+                                .n_options = bl_train_n_options,
+                                .aliases = bl_train_aliases,
+                                .n_aliases = bl_train_n_aliases,
+                                .command = BL_CONFIG_TRAIN,
+                                .values = &config,
+                                .origins = config.origins};
     (void)state;
     for (size_t i = 0; i < bl_train_n_aliases; i++) {
         const bl_option_alias *alias = &bl_train_aliases[i];
-        assert_null(bl_options_find(&options, alias->name));
+        bool is_ignored = alias->values && strcmp(alias->values, "*=") == 0;
+        assert_true(alias->tool || !bl_options_find(&options, alias->name));
         assert_true(!alias->key || bl_options_find(&options, alias->key));
-        assert_true(alias->key || alias->hint);
+        assert_true(!alias->needs || (alias->hint && bl_options_find(&options, alias->needs)));
+        assert_true(alias->key || alias->hint || is_ignored);
+        assert_false(alias->key && strchr(alias->name, '*'));
         for (size_t k = 0; k < i; k++)
-            assert_string_not_equal(alias->name, bl_train_aliases[k].name);
+            assert_true(strcmp(alias->name, bl_train_aliases[k].name) != 0 ||
+                        (bl_train_aliases[k].tool && !alias->tool));
+        /* None is hidden by a name with a star that is listed before it. */
+        for (size_t k = 0; k < i; k++) {
+            const char *star = strchr(bl_train_aliases[k].name, '*');
+            size_t n = star ? (size_t)(star - bl_train_aliases[k].name) : 0;
+            assert_false(star && strncmp(alias->name, bl_train_aliases[k].name, n) == 0);
+        }
     }
     for (size_t i = 0; i < bl_train_n_options; i++) {
         for (size_t k = 0; k < i; k++)
@@ -494,7 +518,7 @@ static void test_differences_by_effect(void **state)
              &now),
         BL_OK);
     assert_int_equal(bl_train_config_diff(before, now, BL_EFFECT_RESULT, &text), BL_OK);
-    assert_string_equal(text, "lora_r: 8 -> 16\nlearning_rate: 5.0e-05 -> 0.0001\n");
+    assert_string_equal(text, "lora_r: 8 -> 16\nlearning_rate: 0.0002 -> 0.0001\n");
     free(text);
     assert_int_equal(bl_train_config_diff(before, now, BL_EFFECT_SOURCE, &text), BL_OK);
     assert_string_equal(text, "train_file: 't' -> 'u'\n");
@@ -550,7 +574,7 @@ static int remove_temporary_folder(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_are_hugging_faces),
+        cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_yaml_scalars),
         cmocka_unit_test(test_line_wins),
         cmocka_unit_test(test_byte_order_mark),

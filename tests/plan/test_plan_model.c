@@ -134,7 +134,10 @@ static void test_described_machine(void **state)
     bl_train_config_free(c);
     assert_int_equal(load(&gpus, "--device", "cpu", &c), BL_EUSAGE);
     assert_int_equal(load(&cpu, "--device", "cuda", &c), BL_EUSAGE);
-    assert_int_equal(load(&cpu, "--compute_dtype", "bf16", &c), BL_EUSAGE);
+    assert_int_equal(load(&cpu, "--compute_dtype", "bf16", &c), BL_OK); /* with a warning */
+    assert_int_equal(c->compute_dtype, BL_COMPUTE_FP32);
+    bl_train_config_free(c);
+    assert_int_equal(load(&cpu, "--compute_dtype", "fp8", &c), BL_EUSAGE);
     assert_int_equal(load(&gpus, "--compute_dtype", "fp32", &c), BL_EUSAGE);
     assert_int_equal(load(&gpus, "--shard_size", "3", &c), BL_EUSAGE);
 }
