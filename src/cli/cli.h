@@ -31,6 +31,7 @@ extern const bl_command bl_command_inspect;
 extern const bl_command bl_command_quantize;
 extern const bl_command bl_command_plan;
 extern const bl_command bl_command_bench;
+extern const bl_command bl_command_config;
 
 /* The options of a command with a small table of its own, whose rows have .commands = BL_CLI_ANY. */
 enum { BL_CLI_ANY = 1 };
