@@ -16,7 +16,7 @@ bl_status config_check_modules(const bl_string_list *bf16_modules);
 bl_status config_place_ranks(bl_train_config *config, int n_gpus);
 
 /* device.c. Puts in place of auto what the device computes in, and checks that it can: of this machine, and of one that is described. gpu: its
- * name; capability: 10 x major + minor. FP8 becomes bf16, with a warning, on a GPU later than Hopper. BL_EUSAGE: the device does not
+ * name; capability: 10 x major + minor. With a warning, FP8 becomes bf16 on a GPU later than Hopper, and bf16 becomes fp32 on a CPU. BL_EUSAGE: the device does not
  * compute in it; BL_ELIMIT: FP8 on a GPU before Hopper. */
 bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capability,
                               bl_compute_dtype *dtype);
