@@ -197,23 +197,52 @@ static bl_status check_all(const bl_chat_template *chat, const bl_chat_message *
     return BL_OK;
 }
 
+static bl_status add_messages(writer *w, const bl_chat_message *messages, size_t n_messages)
+{
+    size_t first;
+
+    BL_TRY(check_all(w->chat, messages, n_messages));
+    BL_TRY(add_start(w, messages, &first));
+    for (size_t i = first; i < n_messages; i++) {
+        bool learned = messages[i].role == BL_CHAT_ASSISTANT;
+        BL_TRY(learned ? add_learned(w, &messages[i]) : add_listened(w, &messages[i], NULL));
+    }
+    return BL_OK;
+}
+
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
                                   size_t n_messages, bool train_on_inputs, bl_ids *ids,
                                   bl_ids *labels)
 {
     writer w = {.chat = chat, .train_on_inputs = train_on_inputs, .ids = ids, .labels = labels};
-    size_t first;
-    bl_status st;
 
-    BL_TRY(check_all(chat, messages, n_messages));
-    BL_TRY_GOTO(st, done, add_start(&w, messages, &first));
-    for (size_t i = first; i < n_messages; i++) {
-        bool learned = messages[i].role == BL_CHAT_ASSISTANT;
-        BL_TRY_GOTO(st, done,
-                    learned ? add_learned(&w, &messages[i]) : add_listened(&w, &messages[i], NULL));
-    }
-    st = set_border(&w, false);
-done:
+    bl_status st = add_messages(&w, messages, n_messages);
+    if (st == BL_OK) st = set_border(&w, false);
     bl_bytes_free(&w.text);
     return st;
+}
+
+bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
+                                         const bl_chat_message *messages, size_t n_messages,
+                                         bl_ids *ids)
+{
+    bl_ids labels = {0};
+    writer w = {.chat = chat, .ids = ids, .labels = &labels};
+
+    if (n_messages > 0 && messages[n_messages - 1].role != BL_CHAT_USER)
+        return BL_FAIL(BL_EINPUT, "message %zu: the last message must be the user's, not the %s's",
+                       n_messages - 1, bl_chat_role_names[messages[n_messages - 1].role]);
+    bl_status st = add_messages(&w, messages, n_messages);
+    if (st == BL_OK) st = add_text(&w, &chat->prefix[BL_CHAT_ASSISTANT]);
+    if (st == BL_OK) st = flush(&w);
+    bl_bytes_free(&w.text);
+    bl_ids_free(&labels);
+    return st;
+}
+
+int32_t bl_chat_template_end(const bl_chat_template *chat)
+{
+    for (size_t i = 0; i < chat->answer_end.n; i++)
+        if (chat->answer_end.piece[i].id >= 0) return chat->answer_end.piece[i].id;
+    return -1;
 }

@@ -73,4 +73,13 @@ bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_me
                                   size_t n_messages, bool train_on_inputs, bl_ids *ids,
                                   bl_ids *labels);
 
+/* Appends what the model is given to answer the last message, of a user: the conversation and what precedes
+ * an assistant's content. Errors as above; an assistant's message at the end is BL_EINPUT. */
+bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
+                                         const bl_chat_message *messages, size_t n_messages,
+                                         bl_ids *ids);
+
+/* The special token that ends an assistant's turn; -1: it ends in text. */
+int32_t bl_chat_template_end(const bl_chat_template *chat);
+
 #endif

@@ -1,24 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast generate: continue a prompt. */
+/* ballast generate: continue a prompt, or answer messages. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/cores.h"
+#include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "cli/generate_prompt.h"
 #include "config/config.h"
 #include "model/generate.h"
 #include "model/lora_io.h"
 #include "tokenizer/tokenizer.h"
 
 typedef struct generate_options {
-    char *model, *adapter, *prompt;
+    char *model, *adapter, *prompt, *prompt_file, *messages, *input_ids, *chat_template,
+        *template_date;
     int64_t max_new_tokens, threads, seed;
     double temperature, top_p;
     bl_base_format base_format;
     bl_config_device device;
-    bool parse_special_tokens;
+    bool parse_special_tokens, json;
 } generate_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -28,7 +33,17 @@ typedef struct generate_options {
 static const bl_option table[] = {
     {OPTION(model, PATH), .required_by = BL_CLI_ANY, .help = "a Hugging Face model directory"},
     {OPTION(adapter, PATH), .help = "a PEFT adapter directory"},
-    {OPTION(prompt, STRING), .required_by = BL_CLI_ANY, .help = "the text to continue"},
+    {OPTION(prompt, STRING), .help = "the text to continue"},
+    {OPTION(prompt_file, PATH),
+     .help = "a file of it, UTF-8; a newline at its end does not belong to it"},
+    {OPTION(messages, STRING),
+     .help = "messages to answer: a JSON list of role and content, or a file of it"},
+    {OPTION(input_ids, STRING), .help = "token ids to continue: 1,2,3"},
+    {OPTION(chat_template, STRING),
+     .help =
+         "of messages: llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if "
+         "it is one of these"},
+    {OPTION(template_date, STRING), .help = "the date that llama3.1 and llama3.2 write"},
     {OPTION(max_new_tokens, INT), .default_text = "128", .min = 0, .max = 1 << 20,
      .help = "tokens to add at most"},
     {OPTION(temperature, REAL), .default_text = "0", .min = 0, .max = 100,
@@ -45,12 +60,14 @@ static const bl_option table[] = {
      .help = "CPU threads"},
     {OPTION(parse_special_tokens, BOOL), .default_text = "false",
      .help = "a special token spelled out in the prompt becomes that token"},
+    {OPTION(json, BOOL), .default_text = "false",
+     .help = "one JSON object: prompt_ids, ids, text, finish_reason, stop_id, seconds"},
 };
 
 /* What is open while a prompt is continued. */
 typedef struct session {
     const generate_options *options;
-    bl_tokenizer *tokenizer;
+    bl_tokenizer *tokenizer; /* NULL: ids in and out */
     bl_llama_model *model;
     bl_comm *comm;
     bl_device *device;
@@ -62,7 +79,15 @@ typedef struct session {
     bl_generator *generator;
     /* The prompt and what was added: decoded together, so that spaces come out as in one text. */
     bl_ids ids;
+    size_t n_prompt; /* of them */
+    int32_t end;     /* of an answer to messages; -1: none */
 } session;
+
+/* How it ended. */
+typedef struct outcome {
+    int32_t stop_id; /* the end token that was chosen; -1: max_new_tokens were */
+    double prompt_s, answer_s;
+} outcome;
 
 static void print_options(FILE *out, bool as_markdown)
 {
@@ -101,20 +126,52 @@ static bl_status create_device(session *s)
     return bl_device_start_workers(s->device, n_threads);
 }
 
+/* Ids need no tokenizer where the model has none and JSON is asked for. */
+static bl_status load_tokenizer(session *s)
+{
+    const generate_options *o = s->options;
+    bool exists = true;
+    char *path;
+
+    if (o->input_ids && o->json) {
+        BL_TRY(bl_path_join(o->model, "tokenizer.json", &path));
+        bl_status st = bl_path_exists(path, &exists);
+        free(path);
+        BL_TRY(st);
+    }
+    return exists ? bl_tokenizer_load(o->model, &s->tokenizer) : BL_OK;
+}
+
+static bl_status read_prompt(session *s)
+{
+    const generate_options *o = s->options;
+    const bl_generate_prompt prompt = {.prompt = o->prompt,
+                                       .prompt_file = o->prompt_file,
+                                       .messages = o->messages,
+                                       .input_ids = o->input_ids,
+                                       .chat_template = o->chat_template,
+                                       .template_date = o->template_date,
+                                       .parse_special_tokens = o->parse_special_tokens};
+
+    BL_TRY(bl_generate_prompt_check(&prompt));
+    BL_TRY(load_tokenizer(s));
+    BL_TRY(bl_generate_prompt_read(&prompt, s->tokenizer, &s->ids, &s->end));
+    if (s->ids.n == 0) return BL_FAIL(BL_EUSAGE, "the prompt has no tokens");
+    s->n_prompt = s->ids.n;
+    return BL_OK;
+}
+
 static bl_status open_session(session *s)
 {
     const generate_options *o = s->options;
-    unsigned flags = BL_ADD_SPECIAL | (o->parse_special_tokens ? BL_PARSE_SPECIAL : 0u);
 
-    BL_TRY(bl_tokenizer_load(o->model, &s->tokenizer));
-    BL_TRY(bl_tokenizer_encode(s->tokenizer, o->prompt, strlen(o->prompt), flags, &s->ids));
-    if (s->ids.n == 0) return BL_FAIL(BL_EUSAGE, "the prompt has no tokens");
+    BL_TRY(read_prompt(s));
     int64_t capacity = (int64_t)s->ids.n + o->max_new_tokens;
     BL_TRY(bl_llama_model_open(o->model, o->base_format, capacity, &s->model));
     for (size_t i = 0; i < s->ids.n; i++)
         if (s->ids.id[i] >= s->model->config.vocab_size)
-            return BL_FAIL(BL_EINPUT, "%s: the tokenizer gives token %d, the model has %lld",
-                           o->model, s->ids.id[i], (long long)s->model->config.vocab_size);
+            return BL_FAIL(BL_EINPUT, "%s: the prompt has token %d, the model has %lld", o->model,
+                           s->ids.id[i], (long long)s->model->config.vocab_size);
     BL_TRY(bl_comm_create_local(1, 0.0, &s->comm));
     BL_TRY(create_device(s));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
@@ -143,8 +200,10 @@ static void close_session(session *s)
 
 static bool is_end(const session *s, int32_t id)
 {
+    if (id == s->end) return true;
     for (int i = 0; i < s->model->config.n_eos_token_ids; i++)
         if (s->model->config.eos_token_ids[i] == id) return true;
+    if (!s->tokenizer) return false;
     size_t n;
     const int32_t *ends = bl_tokenizer_eos(s->tokenizer, &n);
     for (size_t i = 0; i < n; i++)
@@ -168,25 +227,94 @@ static bl_status print_growth(session *s, size_t *printed, bool last)
     return BL_OK;
 }
 
-static bl_status generate(session *s)
+/* The bytes of the text before which nothing is printed: messages are no part of an answer. */
+static bl_status begin_text(session *s, size_t *printed)
+{
+    char *text;
+
+    *printed = 0;
+    if (s->options->messages) {
+        BL_TRY(bl_tokenizer_decode(s->tokenizer, s->ids.id, s->n_prompt, true, &text, printed));
+        free(text);
+        return BL_OK;
+    }
+    return s->options->json ? BL_OK : print_growth(s, printed, false);
+}
+
+static bl_status generate(session *s, outcome *out)
 {
     const generate_options *o = s->options;
     const float *logits;
-    size_t printed = 0;
-    int64_t n_prompt = (int64_t)s->ids.n;
+    size_t printed;
+    double begun_s = bl_now_s();
 
-    BL_TRY(print_growth(s, &printed, false));
-    BL_TRY(bl_generator_extend(s->generator, s->ids.id, n_prompt, &logits));
+    *out = (outcome){.stop_id = -1};
+    BL_TRY(begin_text(s, &printed));
+    BL_TRY(bl_generator_extend(s->generator, s->ids.id, (int64_t)s->n_prompt, &logits));
+    double answer_s = bl_now_s();
+    out->prompt_s = answer_s - begun_s;
     for (int64_t i = 0; i < o->max_new_tokens; i++) {
         int32_t id = bl_generator_choose(logits, s->model->config.vocab_size, o->temperature,
-                                         o->top_p, (uint64_t)o->seed, n_prompt + i);
-        if (is_end(s, id)) break;
+                                         o->top_p, (uint64_t)o->seed, (int64_t)s->n_prompt + i);
+        if (is_end(s, id)) {
+            out->stop_id = id;
+            break;
+        }
         BL_TRY(bl_ids_push(&s->ids, id));
-        BL_TRY(print_growth(s, &printed, false));
+        if (!o->json) BL_TRY(print_growth(s, &printed, false));
         if (i + 1 < o->max_new_tokens) BL_TRY(bl_generator_extend(s->generator, &id, 1, &logits));
     }
+    out->answer_s = bl_now_s() - answer_s;
+    if (o->json) return BL_OK;
     BL_TRY(print_growth(s, &printed, true));
     putchar('\n');
+    return BL_OK;
+}
+
+static json_t *list_ids(const int32_t *ids, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+/* What was added, as the decoding of all has it behind the prompt's; null without a tokenizer. */
+static bl_status decode_answer(const session *s, json_t **out)
+{
+    char *whole, *prompt;
+    size_t n_whole, n_prompt;
+
+    *out = json_null();
+    if (!s->tokenizer) return BL_OK;
+    BL_TRY(bl_tokenizer_decode(s->tokenizer, s->ids.id, s->n_prompt, true, &prompt, &n_prompt));
+    free(prompt);
+    BL_TRY(bl_tokenizer_decode(s->tokenizer, s->ids.id, s->ids.n, true, &whole, &n_whole));
+    /* A prompt that ends inside a character has a replacement there, which may be shorter. */
+    n_prompt = n_prompt < n_whole ? n_prompt : n_whole;
+    *out = json_stringn(whole + n_prompt, n_whole - n_prompt);
+    if (!*out) *out = json_stringn_nocheck(whole + n_prompt, 0);
+    free(whole);
+    return BL_OK;
+}
+
+static bl_status print_json(const session *s, const outcome *o)
+{
+    size_t n_new = s->ids.n - s->n_prompt;
+    json_t *text, *stop = o->stop_id < 0 ? json_null() : json_integer(o->stop_id);
+
+    BL_TRY(decode_answer(s, &text));
+    json_t *root = json_pack(
+        "{s:o, s:o, s:o, s:s, s:o, s:f, s:f, s:f}", "prompt_ids", list_ids(s->ids.id, s->n_prompt),
+        "ids", list_ids(s->ids.id + s->n_prompt, n_new), "text", text, "finish_reason",
+        o->stop_id < 0 ? "length" : "stop", "stop_id", stop, "prompt_s", o->prompt_s, "answer_s",
+        o->answer_s, "tokens_per_s", o->answer_s > 0 ? (double)n_new / o->answer_s : 0.0);
+    if (!root || bl_json_ran_out()) {
+        json_decref(root);
+        return BL_FAIL(BL_ENOMEM, "the answer");
+    }
+    json_dumpf(root, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    json_decref(root);
     return BL_OK;
 }
 
@@ -197,11 +325,13 @@ static bl_status run(int argc, char *const *argv)
     uint8_t origins[BL_COUNT(table)];
     int n_words;
     session s = {.options = &values};
+    outcome out;
     const bl_options options = BL_CLI_OPTIONS(table, &values, origins);
 
     BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 0, NULL, &n_words));
     BL_TRY_GOTO(st, done, open_session(&s));
-    st = generate(&s);
+    BL_TRY_GOTO(st, done, generate(&s, &out));
+    if (values.json) st = print_json(&s, &out);
 done:
     close_session(&s);
     bl_options_clear(&options);
@@ -210,11 +340,18 @@ done:
 
 const bl_command bl_command_generate = {
     .name = "generate",
-    .arguments = "--model DIR [--adapter DIR] --prompt TEXT [--max_new_tokens N]",
-    .summary = "continue a prompt",
+    .arguments = "--model DIR [--adapter DIR] --prompt TEXT | --prompt_file FILE | --messages "
+                 "JSON|FILE | --input_ids IDS [--key value ...]",
+    .summary = "continue a prompt, or answer messages",
     .details =
-        "Prints the prompt and its continuation, up to an end-of-text token. Greedy unless a "
-        "temperature is given.\n",
+        "Prints the prompt and its continuation, up to an end-of-text token; of messages the "
+        "answer "
+        "only, with the model's chat\n"
+        "template around them, up to the token that ends a turn. Greedy unless a temperature is "
+        "given. With --json prints one\n"
+        "object: prompt_ids, ids and text of what was added, finish_reason (stop, length), stop_id "
+        "(the end token or null),\n"
+        "prompt_s, answer_s, tokens_per_s. With --json, --input_ids needs no tokenizer.\n",
     .print_options = print_options,
     .run = run,
 };

@@ -21,6 +21,7 @@
 #ifndef BALLAST_DATA_DATASET_H
 #define BALLAST_DATA_DATASET_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -148,5 +149,10 @@ int64_t bl_dataset_index_bytes(const bl_dataset *dataset);
  * optimum-habana's validation_split_percentage takes them, before shuffling. BL_EUSAGE: not in [0, 100), or
  * one of the two parts is empty though the percentage is not 0. */
 bl_status bl_dataset_split(int64_t n_rows, double percentage, int64_t *n_validation);
+
+/* The messages of {"messages": [{"role", "content"}]}, a row or not: *out, of *n, is the caller's to free; its
+ * texts are borrowed from `object`. `place` goes before errors. BL_EINPUT as for a row; BL_ENOMEM. */
+bl_status bl_messages_read(const char *place, const json_t *object, bl_chat_message **out,
+                           size_t *n);
 
 #endif

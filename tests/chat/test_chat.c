@@ -111,8 +111,33 @@ static void check_list(const json_t *expected, const int32_t *got, size_t n, con
     }
 }
 
+/* What precedes the last answer in training is what a model is given to answer. */
+static bool check_prompt(const bl_chat_template *chat, const json_t *entry,
+                         const bl_chat_message *messages, size_t n, size_t number)
+{
+    const json_t *labels = json_object_get(entry, "labels");
+    size_t begin = json_array_size(labels);
+    bl_ids ids = {0};
+
+    if (n < 2 || messages[n - 1].role != BL_CHAT_ASSISTANT || messages[n - 2].role != BL_CHAT_USER)
+        return false;
+    while (json_integer_value(json_array_get(labels, begin - 1)) == M) begin--;
+    while (json_integer_value(json_array_get(labels, begin - 1)) != M) begin--;
+    if (bl_chat_template_encode_prompt(chat, messages, n - 1, &ids) != BL_OK)
+        fail_msg("case %zu: %s", number, bl_error_text());
+    json_t *expected = json_array();
+    for (size_t i = 0; i < begin; i++)
+        json_array_append(expected, json_array_get(json_object_get(entry, "ids"), i));
+    check_list(expected, ids.id, ids.n, "prompt", number);
+    json_decref(expected);
+    bl_ids_free(&ids);
+    assert_int_equal(bl_chat_template_encode_prompt(chat, messages, n, &ids), BL_EINPUT);
+    return bl_chat_template_end(chat) >= 0;
+}
+
 static void test_handmade_conversations(void **state)
 {
+    size_t n_prompts = 0;
     size_t number;
     const json_t *entry;
     (void)state;
@@ -133,9 +158,10 @@ static void test_handmade_conversations(void **state)
             bl_ids_free(&ids);
             bl_ids_free(&labels);
         }
+        n_prompts += check_prompt(chat, entry, messages, n, number);
         bl_chat_template_destroy(chat);
     }
-    assert_true(number > 60);
+    assert_true(number > 60 && n_prompts > 30);
 }
 
 static uint64_t fnv1a(const int32_t *values, int64_t n, uint64_t hash)

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/generate_prompt.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "data/dataset.h"
+
+enum { MAX_PROMPT_BYTES = 1 << 28 /* the tokenizer's limit */ };
+
+bl_status bl_generate_prompt_check(const bl_generate_prompt *p)
+{
+    const char *const given[] = {p->prompt, p->prompt_file, p->messages, p->input_ids};
+    int n = 0;
+
+    for (size_t i = 0; i < BL_COUNT(given); i++) n += given[i] != NULL;
+    if (n == 0)
+        return BL_FAIL(BL_EUSAGE, "prompt is not given, nor prompt_file, messages or input_ids");
+    if (n > 1) return BL_FAIL(BL_EUSAGE, "give one of prompt, prompt_file, messages and input_ids");
+    if (!p->messages && (p->chat_template || p->template_date))
+        return BL_FAIL(BL_EUSAGE, "--%s: only with --messages",
+                       p->chat_template ? "chat_template" : "template_date");
+    if (p->parse_special_tokens && !p->prompt && !p->prompt_file)
+        return BL_FAIL(BL_EUSAGE, "--parse_special_tokens: only with --prompt or --prompt_file");
+    return BL_OK;
+}
+
+static bl_status encode_text(const bl_generate_prompt *p, const bl_tokenizer *tokenizer,
+                             const char *text, size_t n_bytes, bl_ids *ids)
+{
+    unsigned flags = BL_ADD_SPECIAL | (p->parse_special_tokens ? BL_PARSE_SPECIAL : 0u);
+    return bl_tokenizer_encode(tokenizer, text, n_bytes, flags, ids);
+}
+
+/* Without the newline that editors put at the end. */
+static bl_status encode_file(const bl_generate_prompt *p, const bl_tokenizer *tokenizer,
+                             bl_ids *ids)
+{
+    void *bytes;
+    size_t n_bytes;
+
+    BL_TRY(bl_file_read_all(p->prompt_file, MAX_PROMPT_BYTES, &bytes, &n_bytes));
+    const char *text = bytes;
+    bl_status st = bl_text_skip_mark(p->prompt_file, &text, &n_bytes);
+    if (st == BL_OK) {
+        if (n_bytes > 0 && text[n_bytes - 1] == '\n') n_bytes--;
+        st = encode_text(p, tokenizer, text, n_bytes, ids);
+        if (st != BL_OK) bl_error_prefix(st, "%s", p->prompt_file);
+    }
+    free(bytes);
+    return st;
+}
+
+/* A list of messages is {"messages": list}. */
+static bl_status load_messages(const char *text, const char *place, json_t **out)
+{
+    char first = text[strspn(text, " \t\r\n")];
+
+    if (first == '[' || first == '{')
+        BL_TRY(bl_json_parse(place, 1, text, strlen(text), out));
+    else
+        BL_TRY(bl_json_load(text, MAX_PROMPT_BYTES, out));
+    if (!json_is_array(*out)) return BL_OK;
+    json_t *object = json_pack("{s:o}", "messages", *out);
+    if (!object) json_decref(*out);
+    *out = object;
+    return object ? BL_OK : BL_FAIL(BL_ENOMEM, "messages");
+}
+
+static bl_status encode_messages(const bl_generate_prompt *p, const bl_tokenizer *tokenizer,
+                                 bl_ids *ids, int32_t *end)
+{
+    static const char place[] = "--messages";
+    bl_chat_template *chat = NULL;
+    bl_chat_message *messages = NULL;
+    json_t *object = NULL;
+    size_t n;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, load_messages(p->messages, place, &object));
+    BL_TRY_GOTO(st, done, bl_json_check_object(place, object));
+    BL_TRY_GOTO(st, done, bl_messages_read(place, object, &messages, &n));
+    BL_TRY_GOTO(st, done,
+                bl_chat_template_load(p->chat_template, p->template_date, tokenizer, &chat));
+    st = bl_chat_template_encode_prompt(chat, messages, n, ids);
+    if (st != BL_OK) bl_error_prefix(st, "%s", place);
+    *end = bl_chat_template_end(chat);
+done:
+    bl_chat_template_destroy(chat);
+    free(messages);
+    json_decref(object);
+    return st;
+}
+
+/* "1, 2, 3", "1 2 3" or "[1, 2, 3]". */
+static bl_status read_ids(const char *text, bl_ids *ids)
+{
+    const char *at = text + strspn(text, " [");
+
+    while (*at && *at != ']') {
+        char *end;
+        errno = 0;
+        long id = strtol(at, &end, 10);
+        if (end == at || errno || id < 0 || id > INT32_MAX || !strchr(", ]", *end))
+            return BL_FAIL(BL_EUSAGE, "--input_ids: expected ids, as in 1,2,3, got \"%.40s\"", at);
+        BL_TRY(bl_ids_push(ids, (int32_t)id));
+        at = end + strspn(end, ", ");
+    }
+    if (at[strspn(at, "] ")])
+        return BL_FAIL(BL_EUSAGE, "--input_ids: expected ids, as in 1,2,3, got \"%.40s\"", at);
+    return BL_OK;
+}
+
+bl_status bl_generate_prompt_read(const bl_generate_prompt *p, const bl_tokenizer *tokenizer,
+                                  bl_ids *ids, int32_t *end)
+{
+    *end = -1;
+    if (p->prompt) return encode_text(p, tokenizer, p->prompt, strlen(p->prompt), ids);
+    if (p->prompt_file) return encode_file(p, tokenizer, ids);
+    if (p->messages) return encode_messages(p, tokenizer, ids, end);
+    return read_ids(p->input_ids, ids);
+}

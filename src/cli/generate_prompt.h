@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate_prompt.h -- what `ballast generate` continues: a text, a file, messages or ids. */
+#ifndef BALLAST_CLI_GENERATE_PROMPT_H
+#define BALLAST_CLI_GENERATE_PROMPT_H
+
+#include "tokenizer/tokenizer.h"
+
+/* Exactly one of the first four is not NULL. */
+typedef struct bl_generate_prompt {
+    const char *prompt, *prompt_file;
+    const char *messages; /* JSON, or the path of a file of it */
+    const char *input_ids;
+    const char *chat_template, *template_date; /* of messages: chat/template.h */
+    bool parse_special_tokens;                 /* of prompt and prompt_file */
+} bl_generate_prompt;
+
+/* BL_EUSAGE unless exactly one is given, with what belongs to it. */
+bl_status bl_generate_prompt_check(const bl_generate_prompt *prompt);
+
+/* Appends the ids. *end: the token that ends an answer to messages; -1: none but the model's. The tokenizer may be NULL with
+ * input_ids. BL_EUSAGE, BL_EINPUT, BL_EIO, BL_ENOMEM. */
+bl_status bl_generate_prompt_read(const bl_generate_prompt *prompt, const bl_tokenizer *tokenizer,
+                                  bl_ids *ids, int32_t *end);
+
+#endif
