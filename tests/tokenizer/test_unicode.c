@@ -35,6 +35,13 @@ static size_t put_char(char *out, uint32_t code)
     return n;
 }
 
+/* Sanitizers are slow: a part of the blocks, and one normal form. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { STRIDE = 16 };
+#else
+enum { STRIDE = 1 };
+#endif
+
 /* ---- tokenizers ---- */
 
 /* GPT-2's bytes_to_unicode. */
@@ -176,7 +183,8 @@ static void check_category(const char *name, const form *f)
     snprintf(regex, sizeof regex, f->format, name);
     bl_tokenizer *tokenizer = make_tokenizer(regex, NULL, NULL);
     for (uint32_t first = 0; first < N_CODES; first += SMALL)
-        if (first / SMALL % 16 == 0 || !is_uniform(first, first + SMALL))
+        if (first / SMALL % 16 == 0 ||
+            (first / SMALL % STRIDE == 0 && !is_uniform(first, first + SMALL)))
             check_block(tokenizer, name, f, first, first + SMALL);
     bl_tokenizer_destroy(tokenizer);
 }
@@ -236,6 +244,7 @@ static void test_regexes(void **state)
             make_tokenizer(json_string_value(json_object_get(entry, "regex")), NULL, NULL);
         for (uint32_t k = 0; k < N_CODES / BLOCK; k++) {
             if (k * BLOCK >= ASSIGNED && k % json_array_size(regexes) != i) continue;
+            if (k % STRIDE != 0) continue;
             char found[17];
             bl_ids ids =
                 encode_codes(tokenizer, ". X", "a", k * BLOCK, (k + 1) * BLOCK, UINT32_MAX);
@@ -327,6 +336,7 @@ static void test_normalizations(void **state)
     (void)state;
     json_object_foreach(json_object_get(golden, "normalized"), name, expected)
     {
+        if (STRIDE > 1 && strcmp(name, "NFKC") != 0) continue;
         bl_tokenizer *tokenizer = make_tokenizer(NULL, name, NULL);
         uint64_t hash = 0xcbf29ce484222325u;
         char found[17];
