@@ -17,6 +17,7 @@ typedef enum explanation { NOTHING, PUBLISHED } explanation;
 typedef struct plan_options {
     char *hardware, *svg, *what_if;
     explanation explain;
+    bl_plan_objective objective;
     bool json, details, ladder;
     bl_string_list family, lengths;
     int64_t tokens;
@@ -37,6 +38,9 @@ static const bl_option table[] = {
      .help = "tokens of the training, for its time, energy and price"},
     {OPTION(price_per_hour, REAL), .default_text = "0", .min = 0, .max = 1e9,
      .help = "of all hosts together, in any currency: prints the price of the training; 0: none"},
+    {OPTION(objective, ENUM), .names = "speed|memory", .default_text = "speed",
+     .help = "speed: the fastest that fits, or what takes less host memory and is at most 5 % "
+             "slower; memory: the least GPU memory, then the least host memory"},
     {OPTION(details, BOOL), .default_text = "false",
      .help = "print memory by item, disk space, time by phase, and the rates with their sources"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print one JSON document"},
@@ -187,7 +191,7 @@ static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
     unsigned free_keys =
         c->config->config_file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
 
-    BL_TRY(bl_plan_search(&c->input, free_keys, &choice));
+    BL_TRY(bl_plan_search(&c->input, free_keys, o->objective, &choice));
     if (choice.n_fit == 0) return refuse(c, free_keys, &choice);
     return tell(&(bl_plan_report){.c = c,
                                   .config = &choice.best.config,
@@ -253,6 +257,9 @@ static bl_status choose_kind(const bl_plan_case *c, const plan_options *o)
     if ((o->ladder || o->family.n_items > 0) && !is_gpu)
         return BL_FAIL(BL_EUSAGE, "--%s needs --hardware with GPUs, as 8xh100",
                        o->ladder ? "ladder" : "family");
+    if (o->objective == BL_PLAN_BY_MEMORY && !is_gpu)
+        return BL_FAIL(BL_EUSAGE, "--objective memory needs --hardware with GPUs; on a CPU give "
+                                  "--activation_checkpointing full");
     if (o->family.n_items > 0) return tell_family(c, o);
     if (o->ladder) return tell_ladder(c, o);
     return is_gpu ? plan_fastest(c, o) : plan_as_configured(c, o);
@@ -262,6 +269,7 @@ static bl_status tell_what_if(const plan_options *o, int argc, char *const *argv
 {
     bl_what_if_case c = {.hardware = o->hardware,
                          .row_tokens = o->tokens == BL_OPTION_AUTO ? 0 : o->tokens,
+                         .objective = o->objective,
                          .argc = argc,
                          .argv = argv};
     bl_what_if *w = malloc(sizeof *w);

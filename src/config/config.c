@@ -268,6 +268,11 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
     if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
         return BL_FAIL(BL_EUSAGE,
                        "offload_tier disk needs offload_dir, a directory on a fast local disk");
+    if (config->offload_tier == BL_OFFLOAD_HOST && config->offload_host_part > 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "offload_host_part %g: offload_tier host has all of it in host "
+                       "memory; give offload_tier disk, or leave the key out",
+                       config->offload_host_part);
     BL_TRY(config_check_modules(&config->compute_bf16_modules));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }

@@ -113,6 +113,7 @@ typedef struct bl_train_config {
     bl_rank_processes rank_processes; /* TRUE: a rank is a process */
     double offload_ratio;             /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;
+    double offload_host_part; /* with BL_OFFLOAD_DISK */
     char *offload_dir;
     bl_verify_base verify_base;
     int64_t ring_depth;

@@ -185,6 +185,9 @@ const bl_option bl_train_options[] = {
              "fastest that fits, otherwise as little as memory requires"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "tier of that fraction: pinned host memory, or page files in offload_dir"},
+    {KEY(offload_host_part, REAL), RANGE(0, 1), .commands = BOTH, .default_text = "0",
+     .help = "with offload_tier disk: the part of that fraction in pinned host memory; the rest is "
+             "in page files"},
     {KEY(offload_dir, PATH), .commands = BOTH,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},

@@ -19,7 +19,10 @@ bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement 
     if (!n_bytes) return BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
     for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
         n_bytes[w.index] = w.part->shard_bytes;
-    bl_tier_spread(n_bytes, n_pages, placement->ratio, placement->tier, tiers);
+    if (placement->tier == BL_TIER_DISK)
+        bl_tier_spread_two(n_bytes, n_pages, placement->ratio, placement->host_part, tiers);
+    else
+        bl_tier_spread(n_bytes, n_pages, placement->ratio, placement->tier, tiers);
     free(n_bytes);
     return BL_OK;
 }

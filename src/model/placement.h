@@ -6,12 +6,13 @@
 #include "linear/base.h"
 #include "offload/pages.h"
 
-/* ratio: the part of the base's bytes that lies in `tier`, 0..1; the rest is in device memory. */
+/* ratio: the part of the base's bytes that is in `tier`, 0..1; the rest is in device memory. */
 typedef struct bl_llama_placement {
     double ratio;
     bl_tier tier;
-    const char *dir;        /* of page files; for BL_TIER_DISK */
-    bool pin;               /* the host tier's memory */
+    double host_part; /* with BL_TIER_DISK: of that part, what is in host memory after all; 0..1 */
+    const char *dir;  /* of page files; for BL_TIER_DISK */
+    bool pin;         /* the host tier's memory */
     const char *gpu_bus_id; /* of the rank's GPU, whose NUMA node is the rank's; NULL: none */
     int index,
         n; /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */

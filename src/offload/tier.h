@@ -24,6 +24,11 @@ const char *bl_tier_name(bl_tier tier); /* "device", "host", "disk" */
 void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier,
                     bl_tier *tiers);
 
+/* The same over two tiers: of the pieces chosen, those that hold `host_part` (0..1) of their bytes are BL_TIER_HOST, spread evenly over
+ * them, and the others BL_TIER_DISK. */
+void bl_tier_spread_two(const size_t *n_bytes, int64_t n_pieces, double ratio, double host_part,
+                        bl_tier *tiers);
+
 #ifdef __cplusplus
 }
 #endif

@@ -112,6 +112,7 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
     plan->placement = (bl_llama_placement){
         .ratio = is_auto ? 0.0 : c->offload_ratio,
         .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
+        .host_part = c->offload_host_part,
         .dir = c->offload_dir,
         .pin = true,
         .n = in->topology.n_on_host};
@@ -185,7 +186,7 @@ static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
         add_shared_gathers(in, &here);
         with_rates.hardware = &here;
     }
-    BL_TRY(bl_plan_search(&with_rates, free_keys, &choice));
+    BL_TRY(bl_plan_search(&with_rates, free_keys, BL_PLAN_BY_SPEED, &choice));
     *out = choice.best.plan;
     room r = room_of(in, out);
     if (free_keys & BL_FREE_RATIO)
@@ -287,7 +288,8 @@ static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
 {
     const bl_memory_ledger *m = &plan->memory;
     int64_t available = bl_plan_available_bytes(in), n_processes = processes_on_host(in);
-    bool is_on_disk = plan->placement.tier == BL_TIER_DISK && plan->placement.ratio >= 1.0;
+    bool is_on_disk = plan->placement.tier == BL_TIER_DISK && plan->placement.ratio >= 1.0 &&
+                      plan->placement.host_part == 0;
 
     if (available < 0 || m->total <= available / n_processes) return BL_OK;
     return BL_FAIL(BL_ENOMEM,

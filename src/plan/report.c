@@ -228,6 +228,8 @@ static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
     l.column = fprintf(out, "Keys     ");
     plan_list_add(&l, "--offload_ratio %.2f", plan->placement.ratio);
     plan_list_add(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
+    if (plan->placement.tier == BL_TIER_DISK)
+        plan_list_add(&l, "--offload_host_part %.2f", plan->placement.host_part);
     plan_list_add(&l, "--activation_checkpointing %s", bl_plan_save_name(plan->pass.save));
     plan_list_add(&l, "--activation_offload %s", plan->pass.offload_activations ? "true" : "false");
     plan_list_add(&l, "--per_device_train_batch_size %lld",
@@ -251,6 +253,8 @@ static void print_difference(const bl_plan_option *a, const bl_plan_option *b, p
         plan_list_add(l, "offload_ratio %.2f", y->offload_ratio);
     if (x->offload_tier != y->offload_tier)
         plan_list_add(l, "offload_tier %s", y->offload_tier == BL_OFFLOAD_DISK ? "disk" : "host");
+    if (x->offload_host_part != y->offload_host_part)
+        plan_list_add(l, "offload_host_part %.2f", y->offload_host_part);
     if (a->plan.pass.save != b->plan.pass.save)
         plan_list_add(l, "activation_checkpointing %s", bl_plan_save_name(b->plan.pass.save));
     if (x->activation_offload != y->activation_offload)
@@ -287,7 +291,8 @@ static void print_second(const bl_plan_report *r, FILE *out)
 static void print_notes(const bl_plan_report *r, FILE *out)
 {
     enum { LONG_S = 1000 * 3600 };
-    static const double DOUBTFUL_MFU = 0.6;
+    static const double DOUBTFUL_MFU = 0.6, IDLE_HOST = 0.3;
+    char a[PLAN_NUMBER_BYTES];
     const bl_hardware *h = &r->c->hardware;
 
     if (bl_plan_report_seconds(r) > LONG_S)
@@ -295,6 +300,12 @@ static void print_notes(const bl_plan_report *r, FILE *out)
             "Note     impractical: thousands of hours; use more devices, a smaller model or fewer "
             "tokens\n",
             out);
+    double idle = h->host_memory_bytes.value - host_bytes(r, &r->plan->memory);
+    if (bl_time_bound(r->time) == BL_LANE_DISK && idle > IDLE_HOST * h->host_memory_bytes.value)
+        fprintf(out,
+                "Note     %s GB of host memory are unused while the disk binds; "
+                "offload_host_part uses it\n",
+                plan_gb(idle, a));
     if (r->time->mfu > DOUBTFUL_MFU && h->kind == BL_DEVICE_CUDA)
         fprintf(out, "Note     doubtful: few programs reach an MFU above %.0f %%\n",
                 100 * DOUBTFUL_MFU);

@@ -51,16 +51,17 @@ static json_t *describe_time(const bl_plan_report *r)
 
 static json_t *describe_keys(const bl_train_config *c, const bl_plan *plan)
 {
-    return json_pack("{s:f, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "offload_ratio",
+    return json_pack("{s:f, s:s, s:f, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "offload_ratio",
                      plan->placement.ratio, "offload_tier",
-                     plan->placement.tier == BL_TIER_DISK ? "disk" : "host",
-                     "activation_checkpointing", bl_plan_save_name(plan->pass.save),
-                     "activation_offload", plan->pass.offload_activations,
-                     "per_device_train_batch_size", (json_int_t)c->per_device_train_batch_size,
-                     "gradient_accumulation_steps", (json_int_t)c->gradient_accumulation_steps,
-                     "visit_tokens", (json_int_t)(plan->pass.max_group * plan->pass.T_max),
-                     "ring_depth", (json_int_t)c->ring_depth, "shard_size",
-                     (json_int_t)c->shard_size, "ranks", (json_int_t)c->ranks);
+                     plan->placement.tier == BL_TIER_DISK ? "disk" : "host", "offload_host_part",
+                     plan->placement.host_part, "activation_checkpointing",
+                     bl_plan_save_name(plan->pass.save), "activation_offload",
+                     plan->pass.offload_activations, "per_device_train_batch_size",
+                     (json_int_t)c->per_device_train_batch_size, "gradient_accumulation_steps",
+                     (json_int_t)c->gradient_accumulation_steps, "visit_tokens",
+                     (json_int_t)(plan->pass.max_group * plan->pass.T_max), "ring_depth",
+                     (json_int_t)c->ring_depth, "shard_size", (json_int_t)c->shard_size, "ranks",
+                     (json_int_t)c->ranks);
 }
 
 static json_t *describe_second(const bl_plan_choice *choice)

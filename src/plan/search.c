@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/search.h"
+#include "plan/choice_internal.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,6 +28,7 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
         unsigned freedom;
     } keys[] = {{"offload_ratio", BL_FREE_RATIO},
                 {"offload_tier", BL_FREE_TIER},
+                {"offload_host_part", BL_FREE_HOST_PART},
                 {"activation_checkpointing", BL_FREE_SAVE},
                 {"activation_offload", BL_FREE_ACTIVATION_OFFLOAD},
                 {"visit_tokens", BL_FREE_VISIT},
@@ -38,6 +38,8 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
 
     for (size_t i = 0; i < BL_COUNT(keys); i++)
         if (!bl_train_config_given(c, keys[i].key)) left |= keys[i].freedom;
+    if (bl_train_config_given(c, "offload_tier") && c->offload_tier == BL_OFFLOAD_HOST)
+        left &= ~(unsigned)BL_FREE_HOST_PART;
     if (!bl_train_config_given(c, "per_device_train_batch_size") ||
         !bl_train_config_given(c, "gradient_accumulation_steps"))
         left |= BL_FREE_MICRO_BATCH;
@@ -87,6 +89,7 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
         .group = plan->pass.max_group,
         .offload_ratio = plan->placement.ratio,
         .tier = plan->placement.tier,
+        .host_part = plan->placement.host_part,
         .offload_activations = plan->pass.offload_activations,
         .writes_device = plan->pass.kind == BL_DEVICE_CPU,
         .habits.decodes_each_use = bl_plan_uses_prepared(in, &plan->pass) &&
@@ -114,11 +117,13 @@ bl_status bl_plan_estimate(const bl_plan_input *in, const bl_plan *plan, bl_time
 typedef struct search {
     const bl_plan_input *input;
     unsigned free_keys;
+    bl_plan_objective objective;
     bool is_of_memory;             /* whether anything fits is all that is asked */
     int64_t gpu_limit, host_limit; /* of a process; INT64_MAX: not known */
     double disk_limit;             /* of a rank */
     bl_linear_prepared prepared;   /* of a layer: the same for all options */
-    bl_plan_option *top;           /* [N_TOP], the fastest first; n_top of them */
+    plan_frontier frontier;
+    bl_plan_option *top; /* [N_TOP], the fastest first; n_top of them */
     int n_top;
     bl_plan_choice *choice;
 } search;
@@ -136,6 +141,7 @@ static bl_status predict(const search *s, bl_plan_option *o)
     o->plan.placement = (bl_llama_placement){
         .ratio = o->config.offload_ratio,
         .tier = o->config.offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
+        .host_part = o->config.offload_host_part,
         .dir = o->config.offload_dir,
         .pin = true,
         .n = in.topology.n_on_host};
@@ -174,6 +180,7 @@ static bl_status least_ratio(const search *s, bl_plan_option *o, bool *fits)
         *fits = fits_gpu(s, o);
         return BL_OK;
     }
+    if (s->objective == BL_PLAN_BY_MEMORY) return try_ratio(s, o, N_RATIOS, fits);
     BL_TRY(try_ratio(s, o, 0, fits));
     if (*fits) return BL_OK;
     BL_TRY(try_ratio(s, o, N_RATIOS, fits));
@@ -187,54 +194,6 @@ static bl_status least_ratio(const search *s, bl_plan_option *o, bool *fits)
             low = middle + 1;
     }
     return try_ratio(s, o, high, fits);
-}
-
-static bool is_less(const bl_plan_option *a, const bl_plan_option *b)
-{
-    return a->plan.memory.device < b->plan.memory.device ||
-           (a->plan.memory.device == b->plan.memory.device &&
-            a->plan.memory.total < b->plan.memory.total);
-}
-
-/* In steps of a thousandth: the model is not better than that. */
-static long speed_step(const bl_plan_option *o)
-{
-    return o->time.tokens_per_s > 0 ? lround(1000 * log(o->time.tokens_per_s)) : LONG_MIN;
-}
-
-/* Of GPU and host together. */
-static int64_t bytes_taken(const bl_plan_option *o)
-{
-    return bl_memory_sum(&o->plan.memory, 0, BL_MEMORY_ITEMS - 1) + o->plan.memory.disk;
-}
-
-static bool is_better(const bl_plan_option *a, const bl_plan_option *b)
-{
-    if (speed_step(a) != speed_step(b)) return speed_step(a) > speed_step(b);
-    if (a->config.offload_ratio != b->config.offload_ratio)
-        return a->config.offload_ratio < b->config.offload_ratio;
-    return bytes_taken(a) < bytes_taken(b);
-}
-
-/* They differ in nothing but how much is offloaded, the ring, and how a step is divided. */
-static bool is_alike(const bl_train_config *a, const bl_train_config *b)
-{
-    return a->offload_tier == b->offload_tier && a->shard_size == b->shard_size &&
-           a->activation_checkpointing == b->activation_checkpointing &&
-           a->activation_offload == b->activation_offload;
-}
-
-static void keep(bl_plan_choice *c, const bl_plan_option *o)
-{
-    if (c->n_fit++ == 0) {
-        c->best = *o;
-    } else if (is_better(o, &c->best)) {
-        if (!is_alike(&o->config, &c->best.config)) c->second = c->best;
-        c->best = *o;
-    } else if (!is_alike(&o->config, &c->best.config) &&
-               (c->second.time.tokens_per_s == 0 || is_better(o, &c->second))) {
-        c->second = *o;
-    }
 }
 
 static void keep_top(search *s, const bl_plan_option *o)
@@ -252,8 +211,28 @@ static bl_status weigh(search *s, bl_plan_option *o)
 
     in.config = &o->config;
     if (!s->is_of_memory) BL_TRY(bl_plan_estimate(&in, &o->plan, &o->time));
-    keep(s->choice, o);
-    return BL_OK;
+    return plan_choice_keep(s->objective, &s->frontier, o, s->choice);
+}
+
+/* The most of what is offloaded that host memory has room for; the rest stays on disk. */
+static bl_status fill_host(const search *s, bl_plan_option *o)
+{
+    int low = 0, high = N_RATIOS - 1; /* low fits, if anything does */
+
+    if (!(s->free_keys & BL_FREE_HOST_PART) || o->config.offload_tier != BL_OFFLOAD_DISK ||
+        !fits_host(s, o))
+        return BL_OK;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        o->config.offload_host_part = (double)middle / N_RATIOS;
+        BL_TRY(predict(s, o));
+        if (fits_gpu(s, o) && fits_host(s, o))
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    o->config.offload_host_part = (double)low / N_RATIOS;
+    return predict(s, o);
 }
 
 /* A larger part of the base in host memory: where that takes less of what binds, of the fastest options. */
@@ -266,7 +245,9 @@ static bl_status try_other_ratios(search *s)
         for (int i = first; i <= N_RATIOS; i++) {
             bl_plan_option o = s->top[t];
             s->choice->n_options++;
+            if (s->free_keys & BL_FREE_HOST_PART) o.config.offload_host_part = 0;
             BL_TRY(try_ratio(s, &o, i, &fits));
+            if (fits) BL_TRY(fill_host(s, &o));
             if (fits && fits_host(s, &o)) BL_TRY(weigh(s, &o));
         }
     }
@@ -285,9 +266,11 @@ static bl_status try_option(search *s, bl_plan_option *o)
         BL_TRY(predict(s, o));
         fits = fits_gpu(s, o);
     }
+    if (fits) BL_TRY(fill_host(s, o));
     if (!fits || !fits_host(s, o)) {
         o->time = (bl_time_estimate){0};
-        if (s->choice->n_fit == 0 && (s->choice->n_options == 1 || is_less(o, &s->choice->best)))
+        if (s->choice->n_fit == 0 &&
+            (s->choice->n_options == 1 || plan_option_is_less(o, &s->choice->best)))
             s->choice->best = *o;
         return BL_OK;
     }
@@ -373,11 +356,11 @@ static bl_status each_micro_batch(search *s, const bl_train_config *base)
 static bl_status each_shard_size(search *s, const bl_train_config *base)
 {
     const bl_topology *t = &s->input->topology;
-    int64_t sizes[] = {t->n_ranks, t->n_on_host};
+    int64_t sizes[] = {t->n_ranks, t->n_on_host, 1};
 
     if (!(s->free_keys & BL_FREE_SHARDS)) return each_micro_batch(s, base);
-    for (size_t i = 0; i < (t->n_on_host < t->n_ranks ? BL_COUNT(sizes) : 1); i++) {
-        if (t->n_ranks % sizes[i] != 0) continue;
+    for (size_t i = 0; i < BL_COUNT(sizes); i++) {
+        if ((i > 0 && sizes[i] == sizes[i - 1]) || t->n_ranks % sizes[i] != 0) continue;
         bl_train_config c = *base;
         c.shard_size = sizes[i];
         BL_TRY(each_micro_batch(s, &c));
@@ -385,14 +368,21 @@ static bl_status each_shard_size(search *s, const bl_train_config *base)
     return BL_OK;
 }
 
-static bl_status run(const bl_plan_input *in, unsigned free_keys, bool is_of_memory,
-                     bl_plan_choice *out)
+/* Of which a process may take nine tenths; 0: not known. */
+static int64_t host_bytes(const search *s)
+{
+    return s->host_limit < INT64_MAX ? s->host_limit : 0;
+}
+
+static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_objective objective,
+                     bool is_of_memory, bl_plan_choice *out)
 {
     bl_train_config base = *in->config;
     int64_t n_processes = bl_ceil_div(in->topology.n_on_host, in->topology.n_here);
     double disk = in->hardware ? in->hardware->disk_bytes.value : 0;
     search s = {.input = in,
                 .free_keys = free_keys,
+                .objective = objective,
                 .is_of_memory = is_of_memory,
                 .gpu_limit = nine_tenths(bl_plan_gpu_available_bytes(in)),
                 .host_limit = nine_tenths(bl_plan_available_bytes(in)),
@@ -407,14 +397,19 @@ static bl_status run(const bl_plan_input *in, unsigned free_keys, bool is_of_mem
     s.top = calloc(N_TOP, sizeof *s.top);
     if (!s.top) return BL_FAIL(BL_ENOMEM, "the plan's options");
     bl_status st = each_shard_size(&s, &base);
-    if (st == BL_OK && (free_keys & BL_FREE_RATIO) && !is_of_memory) st = try_other_ratios(&s);
+    bool is_by_time = objective == BL_PLAN_BY_SPEED && !is_of_memory;
+    if (st == BL_OK && (free_keys & BL_FREE_RATIO) && is_by_time) st = try_other_ratios(&s);
+    if (st == BL_OK && out->n_fit > 0 && is_by_time)
+        plan_choice_finish(&s.frontier, host_bytes(&s), out);
+    free(s.frontier.option);
     free(s.top);
     return st;
 }
 
-bl_status bl_plan_search(const bl_plan_input *in, unsigned free_keys, bl_plan_choice *out)
+bl_status bl_plan_search(const bl_plan_input *in, unsigned free_keys, bl_plan_objective objective,
+                         bl_plan_choice *out)
 {
-    return run(in, free_keys, false, out);
+    return run(in, free_keys, objective, false, out);
 }
 
 /* ---- what would help ---- */
@@ -447,7 +442,7 @@ static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned 
     const bl_train_config *c = &choice.best.config;
 
     if (free_keys & freedom) return BL_OK;
-    BL_TRY(run(in, free_keys | freedom, true, &choice));
+    BL_TRY(run(in, free_keys | freedom, BL_PLAN_BY_SPEED, true, &choice));
     if (choice.n_fit == 0) return BL_OK;
     if (freedom == BL_FREE_RATIO) add(r, "offload_ratio %.2f", c->offload_ratio);
     if (freedom == BL_FREE_SAVE)
@@ -474,7 +469,7 @@ static bl_status shorten_rows(const bl_plan_input *in, unsigned free_keys, remed
         bl_plan_input shorter = *in;
         shorter.longest_train_row = middle * STEP;
         shorter.longest_validation_row = bl_min_i64(in->longest_validation_row, middle * STEP);
-        BL_TRY(run(&shorter, free_keys, true, &choice));
+        BL_TRY(run(&shorter, free_keys, BL_PLAN_BY_SPEED, true, &choice));
         if (choice.n_fit > 0)
             low = middle;
         else
@@ -498,7 +493,7 @@ static bl_status add_hosts(const bl_plan_input *in, unsigned free_keys, remedies
         more.config = &c;
         more.topology.n_ranks = n * in->topology.n_on_host;
         c.ranks = c.shard_size = more.topology.n_ranks;
-        BL_TRY(run(&more, free_keys & ~(unsigned)BL_FREE_SHARDS, true, &choice));
+        BL_TRY(run(&more, free_keys & ~(unsigned)BL_FREE_SHARDS, BL_PLAN_BY_SPEED, true, &choice));
         if (choice.n_fit == 0) continue;
         add(r, "%d hosts of this kind, %d ranks", n, more.topology.n_ranks);
         return BL_OK;

@@ -163,7 +163,10 @@ static bl_status place_layers(const bl_time_input *in, const plan_amounts *amoun
                        .item[i % BL_LAYER_MATRICES]
                        .shard_bytes;
     if (has_head) bytes[n - 1] = (size_t)amounts->head_item.shard_bytes;
-    bl_tier_spread(bytes, n, in->offload_ratio, in->tier, layers->tiers);
+    if (in->tier == BL_TIER_DISK)
+        bl_tier_spread_two(bytes, n, in->offload_ratio, in->host_part, layers->tiers);
+    else
+        bl_tier_spread(bytes, n, in->offload_ratio, in->tier, layers->tiers);
     free(bytes);
     return BL_OK;
 }

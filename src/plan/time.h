@@ -91,7 +91,8 @@ typedef struct bl_time_input {
     int group;              /* of them visited together */
 
     double offload_ratio;
-    bl_tier tier; /* HOST or DISK: where that part lies */
+    bl_tier tier;     /* HOST or DISK: where that part is */
+    double host_part; /* DISK: of it, what is in host memory */
     bool offload_activations;
     bool writes_device; /* the host reads the disk straight into device memory: a CPU */
     bl_time_habits habits;

@@ -27,6 +27,7 @@ typedef struct plan_segments {
 typedef struct plan_item {
     int64_t shard_bytes;
     plan_work read, copy, gather; /* read: from disk; gather: own shard in device memory or not */
+    plan_work copy_read;          /* of what was read */
     plan_work gather_resident;    /* the same where the own shard is copied to its place first */
 } plan_item;
 

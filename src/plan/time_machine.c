@@ -131,8 +131,9 @@ static bl_status queue_source(machine *m, int64_t unit, slot_events *events)
         BL_TRY(
             add_span(m, PLAN_COPY, lane_of(m, unit, i), "shard", unit, i, item->shard_bytes, NULL));
         int span = plan_simulation_last(m->sim);
-        if (tier_of(m, unit, i) == BL_TIER_DISK) BL_TRY(add_wait(m, PLAN_COPY, read[i]));
-        BL_TRY(add_work(m, PLAN_COPY, BL_LANE_COPY, &item->copy, 1));
+        bool is_read = tier_of(m, unit, i) == BL_TIER_DISK;
+        if (is_read) BL_TRY(add_wait(m, PLAN_COPY, read[i]));
+        BL_TRY(add_work(m, PLAN_COPY, BL_LANE_COPY, is_read ? &item->copy_read : &item->copy, 1));
         m->sim->ops[span].span_end = events->brought[i] = plan_simulation_last(m->sim);
     }
     return BL_OK;

@@ -400,6 +400,18 @@ static plan_work copy_work(const bl_time_input *in, double bytes, bool is_in)
     return w;
 }
 
+/* Without a core. */
+static void pace(const bl_time_input *in, double bytes, plan_work *copy)
+{
+    if (in->rates.pace_bytes_per_s > 0) {
+        double paused = copy->seconds + bytes / in->rates.pace_bytes_per_s;
+        copy->use[PLAN_CORES] *= copy->seconds / paused;
+        copy->seconds = paused;
+    }
+    if (in->habits.copy_back_bytes_per_s > 0)
+        copy->seconds += bytes / in->habits.copy_back_bytes_per_s;
+}
+
 /* Shards lie where the pager has them; with gathers_decoded a rank gathers what it has decoded. */
 static plan_item item_of(const bl_time_input *in, double rows, double cols, double stored_bytes)
 {
@@ -411,14 +423,9 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
         item.read = transfer(in, bytes / r->disk_bytes_per_s);
         item.read.use[PLAN_HOST_MEMORY] = r->disk_bytes_per_s;
     }
-    if (in->tier == BL_TIER_DISK && in->writes_device) item.copy = (plan_work){.seconds = 0};
-    if (r->pace_bytes_per_s > 0) { /* without a core */
-        double paused = item.copy.seconds + bytes / r->pace_bytes_per_s;
-        item.copy.use[PLAN_CORES] *= item.copy.seconds / paused;
-        item.copy.seconds = paused;
-    }
-    if (in->habits.copy_back_bytes_per_s > 0)
-        item.copy.seconds += bytes / in->habits.copy_back_bytes_per_s;
+    item.copy_read = in->writes_device ? (plan_work){.seconds = 0} : item.copy;
+    pace(in, bytes, &item.copy);
+    pace(in, bytes, &item.copy_read);
     if (in->habits.gathers_decoded) gathered = 2 * ceil(rows / size) * cols;
     item.gather = item.gather_resident = exchange(in, size, gathered, false);
     if (in->habits.gathers_decoded && is_cuda(in)) {

@@ -125,13 +125,14 @@ static void fill_row(const bl_plan_case *c, const bl_plan *plan, const bl_time_e
     row->host_bytes = (double)plan->memory.total * (double)bl_plan_processes_on_host(t);
 }
 
-static bl_status fill_chosen_row(const bl_plan_case *c, bl_what_if_row *row)
+static bl_status fill_chosen_row(const bl_plan_case *c, bl_plan_objective objective,
+                                 bl_what_if_row *row)
 {
     bl_plan_choice choice;
     unsigned free_keys =
         c->config->config_file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
 
-    BL_TRY(bl_plan_search(&c->input, free_keys, &choice));
+    BL_TRY(bl_plan_search(&c->input, free_keys, objective, &choice));
     fill_row(c, &choice.best.plan, &choice.best.time, row);
     row->fits = choice.n_fit > 0;
     return BL_OK;
@@ -156,7 +157,7 @@ bl_status bl_what_if_run(const bl_what_if_case *c, const char *spec, bl_what_if 
         bl_what_if_row *row = &out->rows[i];
         bl_status st = open_case(c, out->key, row->value, &one);
         if (st == BL_OK)
-            st = one.hardware.kind == BL_DEVICE_CUDA ? fill_chosen_row(&one, row)
+            st = one.hardware.kind == BL_DEVICE_CUDA ? fill_chosen_row(&one, c->objective, row)
                                                      : fill_configured_row(&one, row);
         if (st == BL_OK && i == 0)
             snprintf(out->title, sizeof out->title, "%.60s%s%.60s", one.model.name,

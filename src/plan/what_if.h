@@ -15,6 +15,7 @@ enum { BL_WHAT_IF_VALUES = 32, BL_WHAT_IF_VALUE_BYTES = 64 };
 typedef struct bl_what_if_case {
     const char *hardware; /* as bl_plan_case_open takes them */
     int64_t row_tokens;
+    bl_plan_objective objective; /* on GPUs */
     int argc;
     char *const *argv;
 } bl_what_if_case;

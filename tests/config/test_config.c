@@ -244,6 +244,9 @@ static void test_not_in_this_version(void **state)
 {
     bl_train_config *c;
     (void)state;
+    expect_error(REQUIRED, "--offload_host_part 0.5",
+                 "offload_host_part 0.5: offload_tier host has all of it in host memory; give "
+                 "offload_tier disk, or leave the key out");
     expect_error(REQUIRED, "--offload_tier disk",
                  "offload_tier disk needs offload_dir, a directory on a fast local disk");
     assert_int_equal(load(REQUIRED, "--offload_dir /x", &c), BL_OK); /* not used, and said so */

@@ -83,6 +83,33 @@ static void test_spread(void **state)
     }
 }
 
+/* Two tiers: together as one would be, and the host's part is spread over them. */
+static void test_two_tiers(void **state)
+{
+    static size_t n_bytes[MAX_PIECES], n_chosen_bytes[MAX_PIECES];
+    static bl_tier one[MAX_PIECES], two[MAX_PIECES], chosen[MAX_PIECES];
+    uint64_t random = 3;
+
+    (void)state;
+    for (int round = 0; round < N_ROUNDS; round++) {
+        int64_t n_pieces = 1 + (int64_t)(next_random(&random) % MAX_PIECES), n = 0;
+        double ratio = (double)(next_random(&random) >> 11) * 0x1p-53,
+               host_part =
+                   round % 4 ? (double)(next_random(&random) >> 11) * 0x1p-53 : round / 4 % 2;
+
+        make_sizes(&random, n_bytes, n_pieces);
+        bl_tier_spread(n_bytes, n_pieces, ratio, BL_TIER_DISK, one);
+        bl_tier_spread_two(n_bytes, n_pieces, ratio, host_part, two);
+        for (int64_t i = 0; i < n_pieces; i++) {
+            assert_int_equal(one[i] == BL_TIER_DEVICE, two[i] == BL_TIER_DEVICE);
+            if (one[i] == BL_TIER_DEVICE) continue;
+            n_chosen_bytes[n] = n_bytes[i];
+            chosen[n++] = two[i] == BL_TIER_HOST ? BL_TIER_HOST : BL_TIER_DEVICE;
+        }
+        check_prefixes(n_chosen_bytes, n, host_part, BL_TIER_HOST, chosen);
+    }
+}
+
 static void test_none_and_all(void **state)
 {
     static size_t n_bytes[MAX_PIECES];
@@ -148,9 +175,8 @@ static void test_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spread),
-        cmocka_unit_test(test_none_and_all),
-        cmocka_unit_test(test_layers_alternate),
+        cmocka_unit_test(test_spread),       cmocka_unit_test(test_two_tiers),
+        cmocka_unit_test(test_none_and_all), cmocka_unit_test(test_layers_alternate),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

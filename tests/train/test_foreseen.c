@@ -16,7 +16,7 @@ typedef struct job {
     bool is_untied; /* another model: two layers and a head of its own */
     bool is_cuda;
     int ranks, depth, n_micro;
-    const char *ratio, *tier, *checkpointing;
+    const char *ratio, *tier, *host_part, *checkpointing; /* host_part NULL: none */
     unsigned save;
     bool offloads_activations;
 } job;
@@ -87,6 +87,7 @@ static void train(const job *j, spans *out)
     runs_set(&args, "ring_depth", "%d", j->depth);
     runs_set(&args, "offload_ratio", "%s", j->ratio);
     runs_set(&args, "offload_tier", "%s", j->tier);
+    if (j->host_part) runs_set(&args, "offload_host_part", "%s", j->host_part);
     if (strcmp(j->tier, "disk") == 0) runs_set(&args, "offload_dir", "%s", runs_path("pages"));
     runs_set(&args, "activation_checkpointing", "%s", j->checkpointing);
     runs_set(&args, "activation_offload", "%s", j->offloads_activations ? "true" : "false");
@@ -152,6 +153,7 @@ static void foresee(const job *j, spans *out)
                            .group = j->n_micro,
                            .offload_ratio = strtod(j->ratio, NULL),
                            .tier = strcmp(j->tier, "disk") == 0 ? BL_TIER_DISK : BL_TIER_HOST,
+                           .host_part = j->host_part ? strtod(j->host_part, NULL) : 0,
                            .offload_activations = j->offloads_activations,
                            .writes_device = !j->is_cuda};
     for (int step = 0; step < STEPS; step++)
@@ -198,6 +200,20 @@ static void an_offloaded_base(void **state)
                        .n_micro = 1 + i % 3,
                        .ratio = ratios[i % 2],
                        .tier = tiers[i / 2 % 2],
+                       .checkpointing = "full"});
+}
+
+/* Device, host and disk at once. */
+static void three_tiers(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++)
+        compare(&(job){.ranks = ranks,
+                       .depth = 2,
+                       .n_micro = 2,
+                       .ratio = "0.8",
+                       .tier = "disk",
+                       .host_part = "0.4",
                        .checkpointing = "full"});
 }
 
@@ -266,11 +282,9 @@ static int set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_resident_base),
-        cmocka_unit_test(an_offloaded_base),
-        cmocka_unit_test(spilled_activations),
-        cmocka_unit_test(a_head_of_its_own),
-        cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_resident_base),   cmocka_unit_test(an_offloaded_base),
+        cmocka_unit_test(three_tiers),       cmocka_unit_test(spilled_activations),
+        cmocka_unit_test(a_head_of_its_own), cmocka_unit_test(a_gpu),
     };
     return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
 }

@@ -97,7 +97,7 @@ static const char *plain_run(int ranks)
 
 typedef struct placement_case {
     int ranks, depth;
-    double ratio;
+    double ratio, host_part;
     const char *tier, *engine;
     bool is_disturbed, is_synchronous, bounces;
 } placement_case;
@@ -115,6 +115,7 @@ static void place(golden_args *args, const placement_case *c)
     runs_set(args, "offload_tier", "%s", c->tier);
     runs_set(args, "ring_depth", "%d", c->depth);
     if (strcmp(c->tier, "disk") == 0) runs_set(args, "offload_dir", "%s", pages_dir(c->ranks));
+    if (c->host_part > 0) runs_set(args, "offload_host_part", "%g", c->host_part);
     if (c->engine) runs_set(args, "io_engine", "%s", c->engine);
 }
 
@@ -162,6 +163,7 @@ static void test_no_placement_changes_a_bit(void **state)
                                                    .depth = depths[d],
                                                    .ratio = ratios[(r + w + d) % 3],
                                                    .tier = ways[w].tier,
+                                                   .host_part = w == 2 ? 0.4 : 0,
                                                    .engine = ways[w].engine,
                                                    .is_disturbed = (r / 2 + w + d) % 2,
                                                    .bounces = (r + d) % 2});
