@@ -293,8 +293,7 @@ bl_resume bl_train_config_resume(const bl_train_config *config)
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path)
 {
     const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
-    return bl_options_write_yaml(&options, path,
-                                 "Every key of this run; `ballast train` reads it back.");
+    return bl_options_write_yaml(&options, path, BL_RESOLVED_COMMENT);
 }
 
 bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect,

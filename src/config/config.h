@@ -184,6 +184,9 @@ typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_res
 /* PATH: config->resume_from_checkpoint. */
 bl_resume bl_train_config_resume(const bl_train_config *config);
 
+/* The comment that the file begins with. */
+#define BL_RESOLVED_COMMENT "Every key of this run; `ballast train` reads it back."
+
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);
 

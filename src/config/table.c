@@ -33,10 +33,10 @@ const bl_option bl_train_options[] = {
     {KEY(output_dir, PATH), .commands = TRAIN, .required_by = TRAIN,
      .help = "directory for the adapter, metrics and checkpoints"},
     {KEY(overwrite_output_dir, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "start over in an output_dir that contains a run"},
+     .help = "delete the run in output_dir, which its .ballast-files lists, and start over"},
     {KEY(resume_from_checkpoint, STRING), .commands = TRAIN, .default_text = "false",
      .help = "true: resume the newest valid checkpoint of output_dir, or start if there is "
-             "none; a path: resume that one"},
+             "neither a checkpoint nor an adapter; a path: resume that one"},
     {KEY(allow_resume_mismatch, BOOL), .commands = TRAIN, .default_text = "false",
      .help = "resume although configuration, model, data or rank count differ; not "
              "bit-identical"},

@@ -15,17 +15,12 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
+#include "store/checkpoint_internal.h"
 
-enum {
-    MAX_MANIFEST_BYTES = 64 << 20,
-    HASH_PIECE_BYTES = 1 << 20,
-    HASH_TEXT_BYTES = 17,
-    MIN_KEPT = 2
-};
+enum { MAX_MANIFEST_BYTES = 64 << 20, HASH_PIECE_BYTES = 1 << 20, HASH_TEXT_BYTES = 17 };
 
 static const char MANIFEST_NAME[] = "manifest.json";
 static const char MANIFEST_FORMAT[] = "ballast-checkpoint-1";
-static const char TMP_SUFFIX[] = ".tmp", ASIDE_SUFFIX[] = ".old.tmp";
 
 struct bl_checkpoint {
     char *dir;
@@ -82,14 +77,14 @@ static bl_status hash_manifest(const json_t *manifest, const char *path, char te
 
 /* ---- saving ---- */
 
-static bl_status step_path(const char *dir, int64_t step, char **path)
+bl_status store_checkpoint_step_path(const char *dir, int64_t step, char **path)
 {
     return bl_text_format(path, "%s/step-%" PRId64, dir, step);
 }
 
 bl_status bl_checkpoint_step_tmp_path(const char *dir, int64_t step, char **path)
 {
-    return bl_text_format(path, "%s/step-%" PRId64 "%s", dir, step, TMP_SUFFIX);
+    return bl_text_format(path, "%s/step-%" PRId64 "%s", dir, step, BL_CHECKPOINT_TMP);
 }
 
 static void checkpoint_free(bl_checkpoint *checkpoint)
@@ -128,7 +123,7 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
-    BL_TRY_GOTO(st, done, step_path(dir, step, &checkpoint->path));
+    BL_TRY_GOTO(st, done, store_checkpoint_step_path(dir, step, &checkpoint->path));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
     if ((st = bl_dir_create(dir)) !=
         BL_OK) { /* a run's own folder, which was there: not its input's fault */
@@ -279,7 +274,7 @@ static bl_status publish(const bl_checkpoint *checkpoint)
     char *path = checkpoint->path, *tmp_path = checkpoint->tmp_path, *aside = NULL;
     bool exists;
 
-    BL_TRY(bl_text_format(&aside, "%s%s", path, ASIDE_SUFFIX));
+    BL_TRY(bl_text_format(&aside, "%s%s", path, BL_CHECKPOINT_ASIDE));
     BL_TRY_GOTO(st, done, bl_path_exists(path, &exists));
     if (exists && renameat2(AT_FDCWD, tmp_path, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
         BL_TRY_GOTO(st, done, bl_dir_sync(checkpoint->dir));
@@ -402,7 +397,7 @@ static bl_status check_manifest(const char *path, json_t *manifest, int64_t *ste
     return bl_json_get_object(path, manifest, "state", BL_JSON_REQUIRED, state);
 }
 
-static bl_status check_checkpoint(const char *dir, bool read_content, int64_t *step, json_t **state)
+bl_status store_checkpoint_check(const char *dir, bool read_content, int64_t *step, json_t **state)
 {
     bl_status st = BL_OK;
     int64_t found_step = 0;
@@ -428,7 +423,7 @@ done:
 bl_status bl_checkpoint_verify(const char *path, int64_t *step, json_t **state)
 {
     if (state) *state = NULL;
-    return check_checkpoint(path, true, step, state);
+    return store_checkpoint_check(path, true, step, state);
 }
 
 static int compare_steps_descending(const void *a, const void *b)
@@ -439,7 +434,7 @@ static int compare_steps_descending(const void *a, const void *b)
 
 /* N of exactly "step-N"; "step-07" or a number that does not fit would not find its way back to the folder.
  */
-static bool parse_step(const char *name, int64_t *step)
+bool store_checkpoint_parse_step(const char *name, int64_t *step)
 {
     char canonical[32];
 
@@ -462,7 +457,8 @@ bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps)
     BL_TRY(bl_dir_list(dir, &names, &n_names));
     int64_t *list = calloc(n_names + 1, sizeof *list);
     size_t n = 0;
-    for (size_t i = 0; list && i < n_names; i++) n += parse_step(names[i], &list[n]);
+    for (size_t i = 0; list && i < n_names; i++)
+        n += store_checkpoint_parse_step(names[i], &list[n]);
     bl_names_free(names, n_names);
     if (!list) return BL_FAIL(BL_ENOMEM, "%s: %zu names", dir, n_names);
     qsort(list, n, sizeof *list, compare_steps_descending);
@@ -481,7 +477,7 @@ bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json
     if (state) *state = NULL;
     BL_TRY(bl_checkpoint_list(dir, &steps, &n_steps));
     for (size_t i = 0; i < n_steps && !*path && st == BL_OK; i++) {
-        BL_TRY_GOTO(st, done, step_path(dir, steps[i], path));
+        BL_TRY_GOTO(st, done, store_checkpoint_step_path(dir, steps[i], path));
         st = bl_checkpoint_verify(*path, step, state);
         if (st == BL_OK) break;
         free(*path);
@@ -492,109 +488,5 @@ bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json
     }
 done:
     free(steps);
-    return st;
-}
-
-/* ---- tidying ---- */
-
-/* Out of sight first: a crash in the middle must not leave half a checkpoint under a checkpoint's name. */
-static bl_status remove_step(const char *dir, int64_t step)
-{
-    bl_status st = BL_OK;
-    char *path = NULL, *tmp_path = NULL;
-
-    BL_TRY_GOTO(st, done, step_path(dir, step, &path));
-    BL_TRY_GOTO(st, done, bl_text_format(&tmp_path, "%s%s", path, TMP_SUFFIX));
-    BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
-    if (rename(path, tmp_path) == 0)
-        st = bl_tree_remove(tmp_path);
-    else if (errno != ENOENT) /* somebody else may have removed it */
-        st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", path, tmp_path);
-done:
-    free(path);
-    free(tmp_path);
-    return st;
-}
-
-/* Reads back what this process has just saved: what is gone by now is no damaged checkpoint. */
-static bl_status verify_saved(const char *dir, int64_t step)
-{
-    char *path = NULL;
-    bool exists;
-
-    BL_TRY(step_path(dir, step, &path));
-    bl_status st = bl_path_exists(path, &exists);
-    if (st == BL_OK && !exists) st = BL_FAIL(BL_EIO, "%s: saved a moment ago, is gone", path);
-    if (st == BL_OK) st = bl_checkpoint_verify(path, NULL, NULL);
-    free(path);
-    return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "saved a moment ago") : st;
-}
-
-bl_status bl_checkpoint_prune(const char *dir, int64_t saved_step, int64_t limit)
-{
-    bl_status st = BL_OK;
-    int64_t *steps = NULL, n_whole = 0;
-    size_t n_steps = 0, n_newer = 0, n_kept = 0;
-
-    if (limit <= 0) return BL_OK;
-    BL_TRY(verify_saved(dir, saved_step));
-    BL_TRY_GOTO(st, done, bl_checkpoint_list(dir, &steps, &n_steps));
-    while (n_newer < n_steps && steps[n_newer] > saved_step) n_newer++;
-    /* Keep `limit` from the saved one on, and further ones until two are whole. The content of older ones was
-     * read when they were saved. */
-    for (; n_newer + n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit);
-         n_kept++) {
-        char *path = NULL;
-        BL_TRY_GOTO(st, done, step_path(dir, steps[n_newer + n_kept], &path));
-        st = check_checkpoint(path, false, NULL, NULL);
-        free(path);
-        if (st != BL_OK && st != BL_ECHECKPOINT) goto done;
-        n_whole += st == BL_OK;
-        st = BL_OK;
-    }
-    for (size_t i = 0; i < n_steps; i++)
-        if (i < n_newer || i >= n_newer + n_kept) BL_TRY_GOTO(st, done, remove_step(dir, steps[i]));
-done:
-    free(steps);
-    return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "checkpoints of this run") : st;
-}
-
-static bool ends_with(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), end = strlen(suffix);
-    return n >= end && !strcmp(name + n - end, suffix);
-}
-
-/* `path` ends with TMP_SUFFIX: it goes, unless it is a step that stepped aside for one that never came. */
-static bl_status clean_path(const char *path)
-{
-    if (ends_with(path, ASIDE_SUFFIX)) {
-        char *step;
-        BL_TRY(bl_text_format(&step, "%.*s", (int)(strlen(path) - strlen(ASIDE_SUFFIX)), path));
-        bool is_back = !bl_file_exists(step) && rename(path, step) == 0;
-        free(step);
-        if (is_back) return BL_OK;
-    }
-    return bl_tree_remove(path);
-}
-
-bl_status bl_checkpoint_clean(const char *dir)
-{
-    bl_status st = BL_OK;
-    char **names = NULL;
-    size_t n_names = 0;
-    bool exists;
-
-    BL_TRY(bl_path_exists(dir, &exists));
-    if (!exists) return BL_OK;
-    BL_TRY(bl_dir_list(dir, &names, &n_names));
-    for (size_t i = 0; i < n_names && st == BL_OK; i++) {
-        char *path = NULL;
-        if (strncmp(names[i], "step-", 5) != 0 || !ends_with(names[i], TMP_SUFFIX)) continue;
-        st = bl_path_join(dir, names[i], &path);
-        if (st == BL_OK) st = clean_path(path);
-        free(path);
-    }
-    bl_names_free(names, n_names);
     return st;
 }

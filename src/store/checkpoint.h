@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/file_list.h"
 #include "base/status.h"
 
 /* ---- saving ---- */
@@ -71,15 +72,28 @@ bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps);
  * to free, NULL when there is none. step and state may be NULL. */
 bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json_t **state);
 
-/* ---- tidying ---- */
+/* ---- tidying ----
+ *
+ * Only steps whose DIR/step-N `files` lists are the caller's: others are never removed. NULL: all of DIR are. */
+
+/* As bl_checkpoint_list, the caller's steps only. */
+bl_status bl_checkpoint_list_owned(const char *dir, const bl_file_list *files, int64_t **steps,
+                                   size_t *n_steps);
+
+/* BL_EUSAGE: a step-N, or the name of one under construction, is there with N > `after`, and is not the caller's. */
+bl_status bl_checkpoint_check_others(const char *dir, const bl_file_list *files, int64_t after);
+
+/* Removes DIR/step-N and its step-N.tmp, whole or not at all under its name. */
+bl_status bl_checkpoint_remove(const char *dir, int64_t step);
 
 /* After saved_step was saved: reads it back, and only then removes checkpoints of higher steps, which the run
  * has left behind by starting before them, and old ones so that `limit` remain, and never fewer than two whole
  * ones while there are such. saved_step itself always stays; other steps may be damaged. When it is damaged nothing is
  * removed and its error returned, BL_EIO when it is gone. limit <= 0 keeps all. */
-bl_status bl_checkpoint_prune(const char *dir, int64_t saved_step, int64_t limit);
+bl_status bl_checkpoint_prune(const char *dir, const bl_file_list *files, int64_t saved_step,
+                              int64_t limit);
 
-/* Removes what crashed saves left behind (step-*.tmp). A step-N.old.tmp becomes step-N again where there is none. */
-bl_status bl_checkpoint_clean(const char *dir);
+/* Removes what crashed saves left behind (step-N.tmp). A step-N.old.tmp becomes step-N again where there is none. */
+bl_status bl_checkpoint_clean(const char *dir, const bl_file_list *files);
 
 #endif

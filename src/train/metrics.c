@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/metrics.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdbool.h>
@@ -22,6 +23,52 @@ struct bl_metrics {
     double mean_step_s; /* smoothed, for the time left */
 };
 
+static bl_status copy_bytes(int from, const char *path, int64_t n_bytes, bl_writer *to)
+{
+    char piece[1 << 14];
+
+    for (int64_t at = 0; at < n_bytes;) {
+        size_t n = (size_t)bl_min_i64((int64_t)sizeof piece, n_bytes - at);
+        BL_TRY(bl_file_read_full(from, path, piece, n, at));
+        BL_TRY(bl_writer_append(to, piece, n));
+        at += (int64_t)n;
+    }
+    return BL_OK;
+}
+
+/* A log with a second name (cp -al) is another run's as well: a copy takes the name here. */
+static bl_status unshare(const char *path)
+{
+    struct stat info;
+    bl_writer *writer;
+    int fd;
+
+    if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink == 1) return BL_OK;
+    BL_TRY(bl_file_open(path, &fd, NULL));
+    bl_status st = bl_writer_open(path, &writer);
+    if (st == BL_OK) {
+        st = copy_bytes(fd, path, info.st_size, writer);
+        if (st == BL_OK)
+            st = bl_writer_commit(writer);
+        else
+            bl_writer_abort(writer);
+    }
+    close(fd);
+    return st;
+}
+
+/* A link is never followed: it may lead out of output_dir. */
+static bl_status open_log(bl_metrics *m)
+{
+    BL_TRY(bl_file_check_output(m->path)); /* a FIFO would block */
+    BL_TRY(unshare(m->path));
+    m->fd = open(m->path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (m->fd >= 0) return BL_OK;
+    if (errno == ELOOP)
+        return BL_FAIL(BL_EUSAGE, "%s: is a symbolic link, not a metrics log: remove it", m->path);
+    return bl_fail_errno(BL_EIO, "open %s", m->path);
+}
+
 bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps,
                           bl_metrics **out)
 {
@@ -35,9 +82,7 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     m->fd = -1;
     m->logging_steps = logging_steps;
     m->bytes = keep_bytes;
-    bl_status st = bl_file_check_output(path); /* a FIFO would block */
-    if (st == BL_OK) m->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (st == BL_OK) st = m->fd < 0 ? bl_fail_errno(BL_EIO, "open %s", path) : BL_OK;
+    bl_status st = open_log(m);
     struct stat info;
     if (st == BL_OK && fstat(m->fd, &info) != 0) st = bl_fail_errno(BL_EIO, "stat %s", path);
     if (st == BL_OK && info.st_size < keep_bytes) {

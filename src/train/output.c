@@ -1,12 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* output.c -- the lock of output_dir, and what is under way in it. */
+/* output.c -- output_dir: its lock, the list of what runs wrote there, and what is under construction in it. */
+#include <stdlib.h>
+
+#include "base/sizes.h"
 #include "train/training.h"
+
+static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG, BL_OUTPUT_README,
+                                    BL_OUTPUT_METRICS, BL_OUTPUT_CONFIG};
+
+const char *bl_output_name(size_t index)
+{
+    return index < BL_COUNT(names) ? names[index] : NULL;
+}
+
+static bl_status check_names(const char *dir, const bl_file_list *files)
+{
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        char *path;
+        BL_TRY(bl_path_join(dir, names[i], &path));
+        bl_status st = bl_file_list_check(files, path);
+        free(path);
+        BL_TRY(st);
+    }
+    return BL_OK;
+}
+
+static bl_status open_list(const char *dir, bl_output *output)
+{
+    BL_TRY(bl_file_list_open(dir, &output->files));
+    if (!bl_file_list_was_there(output->files)) BL_TRY(bl_output_adopt(dir, output->files));
+    return check_names(dir, output->files);
+}
 
 bl_status bl_output_open(const char *dir, bl_output *output)
 {
     bl_status st = bl_dir_create(dir);
     if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "output_dir");
-    return bl_dir_lock_acquire(dir, &output->lock);
+    BL_TRY(bl_dir_lock_acquire(dir, &output->lock));
+    st = open_list(dir, output);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
+}
+
+bl_status bl_output_list(const char *dir, bl_output *output, const char *const *added, size_t n)
+{
+    char *paths[BL_COUNT(names)] = {NULL};
+    bl_status st = BL_OK;
+
+    for (size_t i = 0; i < n && st == BL_OK; i++) st = bl_path_join(dir, added[i], &paths[i]);
+    if (st == BL_OK) st = bl_file_list_add(output->files, (const char *const *)paths, n);
+    for (size_t i = 0; i < n; i++) free(paths[i]);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
 }
 
 bl_status bl_output_check_lock(const bl_output *output)
@@ -39,5 +82,6 @@ void bl_output_close(bl_output *output)
 {
     bl_metrics_close(output->metrics);
     bl_output_abort_saving(output);
+    bl_file_list_close(output->files);
     bl_dir_lock_release(output->lock);
 }

@@ -31,16 +31,10 @@ typedef struct places {
 } places;
 
 static const char OUTPUT_KEY[] = "output_dir", CONFIG_KEY[] = "the configuration",
-                  CHECKPOINTS[] = "checkpoints", RESOLVED[] = "config.resolved.yaml",
                   RESUME_KEY[] = "resume_from_checkpoint";
 
-/* What a run writes into output_dir. */
-static const char *const outputs[] = {"adapter_model.safetensors",
-                                      "adapter_config.json",
-                                      "README.md",
-                                      "metrics.jsonl",
-                                      RESOLVED,
-                                      ".ballast.lock"};
+/* Beside those of bl_output_name. */
+static const char *const kept[] = {".ballast.lock", ".ballast-files"};
 
 /* ---- places ---- */
 
@@ -185,15 +179,21 @@ static bl_status add_output(places *list, const char *key, char *path, how writt
     return st;
 }
 
+static bl_status add_in_output(places *list, const char *dir, const char *name)
+{
+    char *path;
+    BL_TRY(bl_path_join(dir, name, &path));
+    return add_output(list, OUTPUT_KEY, path, RENAMED);
+}
+
 static bl_status list_outputs(const bl_training *training, places *list)
 {
     const bl_train_config *c = training->job.config;
     char *path = NULL;
 
-    for (size_t i = 0; i < BL_COUNT(outputs); i++) {
-        BL_TRY(bl_path_join(c->output_dir, outputs[i], &path));
-        BL_TRY(add_output(list, OUTPUT_KEY, path, RENAMED));
-    }
+    for (size_t i = 0; bl_output_name(i); i++)
+        BL_TRY(add_in_output(list, c->output_dir, bl_output_name(i)));
+    for (size_t i = 0; i < BL_COUNT(kept); i++) BL_TRY(add_in_output(list, c->output_dir, kept[i]));
     if (c->dump_gradients) {
         BL_TRY(bl_text_format(&path, "%s", c->dump_gradients));
         BL_TRY(add_output(list, "dump_gradients", path, RENAMED));
@@ -209,7 +209,7 @@ static bool is_record_of_itself(const place *output, const place *input)
 {
     const char *name = strrchr(output->path, '/');
     return input->key == CONFIG_KEY && output->key == OUTPUT_KEY && name &&
-           strcmp(name + 1, RESOLVED) == 0;
+           strcmp(name + 1, BL_OUTPUT_CONFIG) == 0;
 }
 
 static bl_status compare_with_inputs(const places *written, const places *read)
@@ -280,11 +280,17 @@ static bl_status check_folders(const bl_train_config *c, const places *read, pla
         if (is_same(&output.item[0], &read->item[i]))
             st = BL_FAIL(BL_EUSAGE, "output_dir: %s is the folder of %s (%s)", c->output_dir,
                          read->item[i].key, read->item[i].path);
-    if (st == BL_OK) st = add_in(checkpoints, OUTPUT_KEY, c->output_dir, CHECKPOINTS, "");
+    if (st == BL_OK) st = add_in(checkpoints, OUTPUT_KEY, c->output_dir, BL_OUTPUT_CHECKPOINTS, "");
     if (st == BL_OK && checkpoints->item[0].exists)
         st = bl_path_is_dir(checkpoints->item[0].path, &is_dir);
     if (st == BL_OK && !is_dir)
         st = BL_FAIL(BL_EUSAGE, "output_dir: %s: is not a folder", checkpoints->item[0].path);
+    /* Steps there may be another run's, which save_total_limit would remove. */
+    struct stat info;
+    if (st == BL_OK && lstat(checkpoints->item[0].path, &info) == 0 && S_ISLNK(info.st_mode))
+        st = BL_FAIL(BL_EUSAGE,
+                     "output_dir: %s: is a symbolic link: remove it, or make output_dir the link",
+                     checkpoints->item[0].path);
     places_free(&output);
     return st;
 }

@@ -311,6 +311,16 @@ static bl_status after_step(bl_trainer *t, int64_t step)
     return saves ? bl_trainer_save(t, step) : BL_OK;
 }
 
+/* Before the files appear. README.md follows when the ranks have ended. */
+static bl_status list_adapter(bl_trainer *t)
+{
+    static const char *const added[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG,
+                                        BL_OUTPUT_README};
+
+    BL_TRY(bl_output_check_lock(t->output));
+    return bl_output_list(t->training->job.config->output_dir, t->output, added, BL_COUNT(added));
+}
+
 bl_status bl_trainer_run(bl_trainer *t)
 {
     const bl_training *training = t->training;
@@ -344,7 +354,7 @@ bl_status bl_trainer_run(bl_trainer *t)
         /* A step's collectives, and what came before them, have been the same on all ranks. */
         if (step == start->step) BL_TRY(bl_comm_trust_order(t->rank->world));
     }
-    if (t->output) BL_TRY(bl_output_check_lock(t->output));
+    if (t->output) BL_TRY(list_adapter(t));
     bl_status st = bl_adapter_state_write_peft(
         t->rank->state, &job->model->config, job->config->output_dir,
         job->config->model_name_or_path, job->config->adapter_dtype == BL_ADAPTER_BF16);

@@ -131,7 +131,7 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
                                (long long)training->total_steps, (long long)bl_train_batch_rows(c),
                                (long long)job->lora.options.r, job->lora.options.alpha, targets,
                                losses, base, use));
-    BL_TRY_GOTO(st, done, bl_path_join(dir, "README.md", &path));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, BL_OUTPUT_README, &path));
     st = bl_file_write_atomic(path, text, strlen(text));
 done:
     free(path);

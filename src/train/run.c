@@ -6,6 +6,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/sizes.h"
 #include "plan/lora.h"
 #include "ops/gemm.h"
 #include "train/sampler.h"
@@ -33,12 +34,15 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     const bl_train_config *c = job->config;
     char *path = NULL;
 
-    BL_TRY(bl_training_start_over(training));
-    BL_TRY(bl_path_join(c->output_dir, "config.resolved.yaml", &path));
+    static const char *const added[] = {BL_OUTPUT_CONFIG, BL_OUTPUT_METRICS};
+
+    BL_TRY(bl_training_start_over(training, output));
+    BL_TRY(bl_output_list(c->output_dir, output, added, BL_COUNT(added)));
+    BL_TRY(bl_path_join(c->output_dir, BL_OUTPUT_CONFIG, &path));
     bl_status st = bl_train_config_write_resolved(c, path);
     free(path);
     if (st != BL_OK) return st;
-    BL_TRY(bl_path_join(c->output_dir, "metrics.jsonl", &path));
+    BL_TRY(bl_path_join(c->output_dir, BL_OUTPUT_METRICS, &path));
     st = bl_metrics_open(path, training->start.metrics_bytes, c->logging_steps, &output->metrics);
     free(path);
     return st;
@@ -87,7 +91,7 @@ static bl_status prepare_output(bl_training *training, bl_output *output)
     bl_job *job = &training->job;
 
     BL_TRY(bl_output_check_lock(output));
-    BL_TRY(bl_output_failure(output, bl_training_prepare_resume(training, &output->outcome)));
+    BL_TRY(bl_output_failure(output, bl_training_prepare_resume(training, output)));
     training->total_steps = bl_train_total_steps(job->config, job->data.train.n);
     BL_TRY(open_trace(training));
     /* Whatever refuses the run on any rank has done so: now that which it overwrites goes. */

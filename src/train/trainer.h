@@ -66,7 +66,7 @@ bl_status bl_trainer_run(bl_trainer *trainer);
  * with others, and allow_resume_mismatch is off; else a warning. */
 bl_status bl_trainer_check_weights(bl_trainer *trainer);
 
-/* resume.c */
+/* save.c */
 
 /* Writes checkpoint step-`step`; collective over the ranks of the job. */
 bl_status bl_trainer_save(bl_trainer *trainer, int64_t step);

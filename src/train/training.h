@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "base/file_list.h"
 #include "base/files.h"
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
@@ -41,10 +42,19 @@ typedef struct bl_outcome {
     bl_eval_result stored;        /* of the adapter on the base as stored; rows 0: not measured */
 } bl_outcome;
 
+/* Names in output_dir. */
+#define BL_OUTPUT_ADAPTER        "adapter_model.safetensors"
+#define BL_OUTPUT_ADAPTER_CONFIG "adapter_config.json"
+#define BL_OUTPUT_README         "README.md"
+#define BL_OUTPUT_METRICS        "metrics.jsonl"
+#define BL_OUTPUT_CONFIG         "config.resolved.yaml"
+#define BL_OUTPUT_CHECKPOINTS    "checkpoints"
+
 /* What is written into output_dir, and for it. Rank 0's alone while the ranks run, its process's
  * before and after; in other processes all zero but the lock, which is only looked at. */
 typedef struct bl_output {
     bl_dir_lock *lock;
+    bl_file_list *files; /* what runs wrote there */
     /* The checkpoint under construction: all ranks add files to it between two barriers. */
     bl_checkpoint *saving;
     bl_metrics *metrics;
@@ -53,8 +63,15 @@ typedef struct bl_output {
 
 /* output.c */
 
-/* Makes config->output_dir and locks it. BL_EUSAGE: another run holds it, or it is not a directory. */
+/* The files of a run in output_dir, without checkpoints, lock and list; NULL from the last on. */
+const char *bl_output_name(size_t index);
+/* Makes config->output_dir, locks it and reads the list of what runs wrote there. BL_EUSAGE: another run holds it, it is
+ * not a directory, or one of bl_output_name is there and not of a run. */
 bl_status bl_output_open(const char *dir, bl_output *output);
+/* Lists names of bl_output_name before their files are written. BL_EUSAGE: one appeared since, of somebody else. */
+bl_status bl_output_list(const char *dir, bl_output *output, const char *const *added, size_t n);
+/* adopt.c: lists what runs wrote that kept no list. */
+bl_status bl_output_adopt(const char *dir, bl_file_list *files);
 /* BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into it. */
 bl_status bl_output_check_lock(const bl_output *output);
 /* What became of writing there, or of reading back what this run wrote. When the folder was taken away meanwhile, that is
@@ -74,13 +91,15 @@ bl_status bl_training_check_paths(const bl_training *training);
 /* run.c: of this process's trace; config->trace is set. */
 bl_status bl_training_trace_path(const bl_training *training, char **path);
 
-/* resume.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
- * takes what the checkpoint has of `outcome`. Refuses an output_dir that holds a run, a checkpoint
+/* start.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
+ * takes what the checkpoint has of output->outcome. Refuses an output_dir that holds a run, a checkpoint
  * of another configuration, data set or model, and a disk that could not take the first checkpoint.
  * A run that is to be overwritten is there until bl_training_start_over. */
-bl_status bl_training_prepare_resume(bl_training *training, bl_outcome *outcome);
-/* resume.c: removes the run in output_dir where training->start.starts_over. In rank 0's process. */
-bl_status bl_training_start_over(const bl_training *training);
+bl_status bl_training_prepare_resume(bl_training *training, bl_output *output);
+/* start.c: removes the run in output_dir where training->start.starts_over. In rank 0's process. */
+bl_status bl_training_start_over(const bl_training *training, const bl_output *output);
+/* save.c: bytes of one checkpoint, at most. */
+int64_t bl_job_checkpoint_bytes(const bl_job *job);
 
 /* processes.c: gives the other processes what rank 0's has chosen. Collective over the processes. */
 bl_status bl_job_share_start(const bl_job *job, bl_start *start);

@@ -167,7 +167,7 @@ static void test_round_trip(void **state)
     (void)state;
     assert_latest(dir, -1);
     assert_steps(dir, NULL, 0);
-    assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+    assert_int_equal(bl_checkpoint_clean(dir, NULL), BL_OK);
     assert_int_equal(save(dir, 7, 100), BL_OK);
     assert_int_equal(save(dir, 12, 0), BL_OK);
     assert_latest(dir, 12);
@@ -370,26 +370,26 @@ static void test_prune_keeps_what_is_needed(void **state)
 
     (void)state;
     for (int64_t step = 10; step <= 50; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
-    assert_int_equal(bl_checkpoint_prune(dir, 50, 0), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 0), BL_OK);
     assert_steps(dir, all, 5);
-    assert_int_equal(bl_checkpoint_prune(dir, 50, 9), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 9), BL_OK);
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 50, 2),
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 2),
                      BL_ECHECKPOINT); /* what was saved is damaged: touch nothing */
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 50, 4), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 4), BL_OK);
     assert_steps(dir, all, 4);
     assert_int_equal(truncate(tmp_path("prune/step-40/weights"), 1), 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 50, 1), BL_OK); /* 40 is no second: 30 stays */
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 1), BL_OK); /* 40 is no second: 30 stays */
     assert_steps(dir, two_whole, 3);
     assert_latest(dir, 50);
 
     put_text("prune/step-60.tmp", "");
     tmp_subdir("prune/step-70.tmp");
     tmp_subdir("prune/step-70.tmp.d");
-    assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+    assert_int_equal(bl_checkpoint_clean(dir, NULL), BL_OK);
     assert_false(bl_file_exists(tmp_path("prune/step-60.tmp")));
     assert_false(bl_file_exists(tmp_path("prune/step-70.tmp")));
     assert_true(bl_file_exists(tmp_path("prune/step-70.tmp.d")));
@@ -407,18 +407,18 @@ static void test_prune_after_an_older_start(void **state)
     for (int64_t step = 10; step <= 60; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
     flip("branch/step-60/weights", 0);
     flip("branch/step-40/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 40, 2), BL_ECHECKPOINT);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 40, 2), BL_ECHECKPOINT);
     assert_error_has("step-40/weights: checksum mismatch");
     assert_steps(dir, all, 6);
     flip("branch/step-40/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, 40, 2), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 40, 2), BL_OK);
     assert_steps(dir, kept, 2);
-    assert_int_equal(bl_checkpoint_prune(dir, 45, 2), BL_EIO);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 45, 2), BL_EIO);
     assert_error_has("step-45");
     assert_steps(dir, kept, 2);
     assert_int_equal(save(dir, 10, 10), BL_OK);
     is_taken_away = true;
-    assert_int_equal(bl_checkpoint_prune(dir, 10, 2), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 10, 2), BL_OK);
     is_taken_away = false;
     assert_steps(dir, only, 1);
 }
@@ -451,7 +451,7 @@ static void test_a_replaced_checkpoint_never_vanishes(void **state)
     for (int with_exchange = 0; with_exchange < 2; with_exchange++) {
         assert_int_equal(save(dir, 7, 100), BL_OK);
         replace_and_die(dir, with_exchange);
-        assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+        assert_int_equal(bl_checkpoint_clean(dir, NULL), BL_OK);
         assert_steps(dir, one, 1);
         assert_latest(dir, 7);
         assert_false(bl_file_exists(tmp_path("replaced/step-7.tmp")));
@@ -466,7 +466,7 @@ static void test_a_replaced_checkpoint_never_vanishes(void **state)
     no_exchange = false;
     assert_latest(dir, 7);
     tmp_subdir("replaced/step-7.old.tmp");
-    assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+    assert_int_equal(bl_checkpoint_clean(dir, NULL), BL_OK);
     assert_false(bl_file_exists(tmp_path("replaced/step-7.old.tmp")));
     assert_latest(dir, 7);
 }
@@ -476,7 +476,7 @@ static void save_forever(const char *dir, int64_t step, int told)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed assertion must not leave it behind */
     for (;; step++) {
-        if (save(dir, step, 200000) != BL_OK || bl_checkpoint_prune(dir, step, 2) != BL_OK)
+        if (save(dir, step, 200000) != BL_OK || bl_checkpoint_prune(dir, NULL, step, 2) != BL_OK)
             _exit(1);
         if (write(told, &step, sizeof step) != sizeof step) _exit(1);
     }
@@ -515,7 +515,7 @@ static void test_sigkill_in_the_middle_of_saves(void **state)
         assert_non_null(path);
         assert_true(latest == last_told || latest == last_told + 1);
         free(path);
-        assert_int_equal(bl_checkpoint_clean(dir), BL_OK);
+        assert_int_equal(bl_checkpoint_clean(dir, NULL), BL_OK);
         last_told = latest;
     }
 }

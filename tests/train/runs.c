@@ -240,6 +240,36 @@ static bool same_metrics(const char *a, const char *b)
     return same && i == n;
 }
 
+static void assert_names_listed(const char *dir, const char *prefix, const char *list)
+{
+    char **names, line[GOLDEN_PATH_BYTES];
+    size_t n_names;
+
+    if (!bl_file_exists(dir)) return;
+    assert_int_equal(bl_dir_list(dir, &names, &n_names), BL_OK);
+    for (size_t i = 0; i < n_names; i++) {
+        size_t length = strlen(names[i]);
+        if (names[i][0] == '.' || strcmp(names[i], "checkpoints") == 0) continue;
+        if (length > 4 && strcmp(names[i] + length - 4, ".tmp") == 0) length -= 4;
+        if (length > 4 && strncmp(names[i] + length - 4, ".old", 4) == 0) length -= 4;
+        snprintf(line, sizeof line, "\n%s%.*s\n", prefix, (int)length, names[i]);
+        if (!strstr(list, line)) fail_msg("%s/%s is not listed in: %s", dir, names[i], list);
+    }
+    bl_names_free(names, n_names);
+}
+
+void runs_assert_listed(const char *output)
+{
+    char path[GOLDEN_PATH_BYTES];
+
+    snprintf(path, sizeof path, "%s/.ballast-files", output);
+    char *list = bl_file_exists(path) ? runs_read(path, NULL) : strdup("");
+    assert_names_listed(output, "", list);
+    snprintf(path, sizeof path, "%s/checkpoints", output);
+    assert_names_listed(path, "checkpoints/", list);
+    free(list);
+}
+
 bool runs_are_same(const char *output_a, const char *output_b)
 {
     size_t n_a, n_b;

@@ -48,6 +48,9 @@ const char *runs_overflowing_model(void);
 /* Lines of output/metrics.jsonl that belong to steps; 0 when there is no such file. */
 int64_t runs_logged_steps(const char *output);
 
+/* Fails unless .ballast-files lists each file of a run and each checkpoint in it, whole or not. */
+void runs_assert_listed(const char *output);
+
 /* Whether both runs have the same adapter, byte for byte, and the same metrics but for the times. */
 bool runs_are_same(const char *output_a, const char *output_b);
 

@@ -50,14 +50,15 @@ static int set_up(void **state)
     return 0;
 }
 
-/* Names, sizes, times and kinds of all that is in the scratch folder. */
+/* Names, sizes, times and kinds of all that is in the scratch folder, but for locks. */
 static char *snapshot(void)
 {
     char command[2 * GOLDEN_PATH_BYTES], path[GOLDEN_PATH_BYTES];
 
     snprintf(path, sizeof path, "%s", runs_path("../snapshot-%d", (int)getpid()));
     snprintf(command, sizeof command,
-             "find '%s' -printf '%%P %%y %%s %%T@ %%i %%l\\n' | LC_ALL=C sort >'%s'",
+             "find '%s' ! -name .ballast.lock -printf '%%P %%y %%s %%T@ %%i %%l\\n' | LC_ALL=C "
+             "sort >'%s'",
              runs_path("."), path);
     assert_int_equal(system(command), 0);
     char *text = runs_read(path, NULL);
@@ -223,6 +224,188 @@ static void test_trace_to_a_device(void **state)
     golden_args_free(&args);
 }
 
+/* ---- what others wrote into output_dir ---- */
+
+/* The standard run of one step; `key` is set to "true", unless it is NULL. */
+static void one_step(golden_args *args, const char *output, const char *key)
+{
+    input_keys(args, output);
+    if (key) runs_set(args, key, "true");
+}
+
+/* A start with the key ends with `status`. */
+static void start_with(const char *output, const char *key, bl_status status)
+{
+    golden_args args = {0};
+    one_step(&args, output, key);
+    assert_int_equal(golden_train(&args), status);
+    golden_args_free(&args);
+}
+
+/* No key makes a run replace a file that has one of its names and that no run wrote. */
+static void test_names_that_are_taken(void **state)
+{
+    static const struct {
+        const char *dir, *name, *link; /* link: what it leads to; NULL: it is a file */
+    } taken[] = {{"", "README.md", NULL},
+                 {"", "config.resolved.yaml", NULL},
+                 {"", "adapter_config.json", NULL},
+                 {"", "adapter_model.safetensors.tmp", NULL},
+                 {"", "metrics.jsonl", NULL},
+                 {"", "metrics.jsonl", "nothing"},
+                 {"", "metrics.jsonl", "../in/model/README.md"},
+                 {"", ".ballast-files", NULL},
+                 {"checkpoints/step-1", "optimizer.pt", NULL},
+                 {"checkpoints/step-1.tmp", "notes", NULL}};
+    static const char *const keys[] = {NULL, "resume_from_checkpoint", "overwrite_output_dir"};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(taken); i++) {
+        const char *dir = runs_path("occupied-%zu/%s", i, taken[i].dir),
+                   *path = runs_path("occupied-%zu/%s/%s", i, taken[i].dir, taken[i].name);
+        assert_int_equal(bl_dir_create(dir), BL_OK);
+        if (taken[i].link)
+            assert_int_equal(symlink(taken[i].link, path), 0);
+        else
+            runs_write(path, "precious");
+        runs_write(runs_path("occupied-%zu/.ballast.lock", i), "");
+        for (size_t k = 0; k < BL_COUNT(keys); k++) {
+            golden_args args = {0};
+            one_step(&args, runs_path("occupied-%zu", i), keys[k]);
+            assert_refused(&args, "output_dir: ", taken[i].dir[0] ? taken[i].dir : taken[i].name);
+            golden_args_free(&args);
+        }
+    }
+}
+
+/* What else lies in output_dir and in its checkpoints stays, whatever the keys. */
+static void test_files_of_others_stay(void **state)
+{
+    static const char *const theirs[] = {"notes.txt",
+                                         "checkpoints/checkpoint-500/optimizer.pt",
+                                         "checkpoints/llama-ft-final/x",
+                                         "checkpoints/step-best/x",
+                                         "checkpoints/step-best.tmp/x",
+                                         "checkpoints/step-01.tmp/x"};
+    static const char *const keys[] = {"resume_from_checkpoint", "overwrite_output_dir"};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(theirs); i++) {
+        const char *path = runs_path("shared/%s", theirs[i]);
+        char *dir = strndup(path, (size_t)(strrchr(path, '/') - path));
+        assert_int_equal(bl_dir_create(dir), BL_OK);
+        free(dir);
+        runs_write(path, "precious");
+    }
+    for (size_t k = 0; k < BL_COUNT(keys); k++) {
+        start_with(runs_path("shared"), keys[k], BL_OK);
+        assert_true(bl_file_exists(runs_path("shared/checkpoints/step-1/manifest.json")));
+        for (size_t i = 0; i < BL_COUNT(theirs); i++) {
+            char *text = runs_read(runs_path("shared/%s", theirs[i]), NULL);
+            assert_string_equal(text, "precious");
+            free(text);
+        }
+    }
+}
+
+/* Removes what a run leaves after its first checkpoint; the adapter, too. */
+static void forget(const char *name, bool adapter)
+{
+    static const char *const end[] = {"adapter_model.safetensors", "adapter_config.json",
+                                      "README.md"};
+    assert_int_equal(bl_tree_remove(runs_path("%s/checkpoints", name)), BL_OK);
+    for (size_t i = 0; adapter && i < BL_COUNT(end); i++)
+        assert_int_equal(unlink(runs_path("%s/%s", name, end[i])), 0);
+}
+
+/* resume_from_checkpoint true without a checkpoint: a run that was killed before its first one starts over, a
+ * finished adapter is not deleted. */
+static void test_resume_without_a_checkpoint(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    one_step(&args, runs_path("tidied"), "resume_from_checkpoint");
+    assert_int_equal(golden_train(&args), BL_OK);
+    runs_copy(runs_path("tidied"), runs_path("killed"));
+    forget("tidied", false);
+    assert_refused(&args, "tidied holds an adapter", "overwrite_output_dir: true");
+    golden_args_free(&args);
+    start_with(runs_path("tidied"), "overwrite_output_dir", BL_OK);
+
+    forget("killed", true);
+    start_with(runs_path("killed"), NULL, BL_EUSAGE);
+    start_with(runs_path("killed"), "resume_from_checkpoint", BL_OK);
+    assert_true(runs_are_same(runs_path("tidied"), runs_path("killed")));
+}
+
+/* Runs of an earlier version kept no list: their files are recognized by what is in them. */
+static void test_a_run_without_a_list(void **state)
+{
+    (void)state;
+    start_with(runs_path("listed"), NULL, BL_OK);
+    assert_int_equal(unlink(runs_path("listed/.ballast-files")), 0);
+    assert_int_equal(bl_dir_create(runs_path("listed/checkpoints/step-9.tmp")), BL_OK);
+    runs_copy(runs_path("listed"), runs_path("mixed"));
+    start_with(runs_path("listed"), NULL, BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "holds a run already"));
+    start_with(runs_path("listed"), "resume_from_checkpoint", BL_OK);
+    assert_false(bl_file_exists(runs_path("listed/checkpoints/step-9.tmp")));
+    assert_int_equal(unlink(runs_path("listed/.ballast-files")), 0);
+    start_with(runs_path("listed"), "overwrite_output_dir", BL_OK);
+
+    runs_write(runs_path("mixed/README.md"), "my model card");
+    start_with(runs_path("mixed"), "overwrite_output_dir", BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "mixed/adapter_model.safetensors: exists"));
+    runs_write(runs_path("mixed/checkpoints/step-1/optimizer.pt"), "x");
+    forget("mixed", true);
+    assert_int_equal(bl_dir_create(runs_path("mixed/checkpoints/step-1")), BL_OK);
+    runs_write(runs_path("mixed/checkpoints/step-1/optimizer.pt"), "x");
+    start_with(runs_path("mixed"), "overwrite_output_dir", BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "mixed/checkpoints/step-1: exists"));
+}
+
+/* A directory whose checkpoints are another run's: its save_total_limit would remove them. */
+static void test_checkpoints_is_a_link(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    assert_int_equal(bl_dir_create(runs_path("linking")), BL_OK);
+    assert_int_equal(bl_dir_create(runs_path("target/step-1")), BL_OK);
+    assert_int_equal(symlink("../target", runs_path("linking/checkpoints")), 0);
+    one_step(&args, runs_path("linking"), "overwrite_output_dir");
+    assert_refused(&args, "output_dir: ", "linking/checkpoints: is a symbolic link");
+    golden_args_free(&args);
+}
+
+/* A run that is continued from a copy of hard links (cp -al) leaves the original's log alone. */
+static void test_a_log_with_two_names(void **state)
+{
+    char command[3 * GOLDEN_PATH_BYTES];
+    golden_args args = {0};
+
+    (void)state;
+    start_with(runs_path("original"), NULL, BL_OK);
+    char *before = runs_read(runs_path("original/metrics.jsonl"), NULL);
+    snprintf(command, sizeof command, "cp -al '%s' '%s'", runs_path("original"),
+             runs_path("linked-copy"));
+    assert_int_equal(system(command), 0);
+    assert_int_equal(unlink(runs_path("linked-copy/.ballast.lock")), 0);
+    one_step(&args, runs_path("linked-copy"), "resume_from_checkpoint");
+    runs_set(&args, "max_steps", "2");
+    runs_set(&args, "lr_scheduler_type", "constant");
+    runs_set(&args, "warmup_steps", "0");
+    runs_set(&args, "allow_resume_mismatch", "true");
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    assert_int_equal(runs_logged_steps(runs_path("linked-copy")), 2);
+    char *after = runs_read(runs_path("original/metrics.jsonl"), NULL);
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+}
+
 /* ---- offload_dir ---- */
 
 /* Made for the disk tier, with its parents; the host tier has no use for it, says so and makes none. */
@@ -351,6 +534,12 @@ int main(void)
         cmocka_unit_test(test_configuration),
         cmocka_unit_test(test_what_cannot_be_written),
         cmocka_unit_test(test_trace_to_a_device),
+        cmocka_unit_test(test_names_that_are_taken),
+        cmocka_unit_test(test_files_of_others_stay),
+        cmocka_unit_test(test_resume_without_a_checkpoint),
+        cmocka_unit_test(test_a_run_without_a_list),
+        cmocka_unit_test(test_checkpoints_is_a_link),
+        cmocka_unit_test(test_a_log_with_two_names),
         cmocka_unit_test(test_offload_dir_is_made),
         cmocka_unit_test(test_removed_and_made_again),
         cmocka_unit_test(test_removed),

@@ -275,7 +275,7 @@ static void test_nothing_to_resume(void **state)
     runs_start(&child, "train", &args);
     assert_int_equal(runs_wait(&child, 60), 0);
     char *log = runs_read(child.log, NULL);
-    assert_non_null(strstr(log, "no checkpoint to resume: starting over"));
+    assert_non_null(strstr(log, "no checkpoint to resume: starting at step 0"));
     free(log);
     assert_true(runs_are_same(whole_run(1), runs_path("nothing")));
     golden_args_free(&args);

@@ -379,8 +379,7 @@ static void wait_for_save(const runs_child *child, const char *output, int n)
     runs_sleep_s(random_s(0.03));
 }
 
-/* At most one interval is lost: the newest whole checkpoint is of the last save that a later step proves
- * finished. */
+/* At most one interval is lost: that after the last save which a later step proves finished. */
 static void check_newest(const char *output)
 {
     char checkpoints[GOLDEN_PATH_BYTES + 16], *path;
@@ -413,6 +412,7 @@ static void kill_often(int ranks, int n_kills)
         if (code == -SIGKILL) {
             n_in_save += save_is_under_way(output);
             check_newest(output);
+            runs_assert_listed(output);
             n++;
             continue;
         }

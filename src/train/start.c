@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* start.c -- where a training starts, and what of output_dir may go.
+ *
+ * A name that the run will write, and that is there although no run in output_dir wrote it (base/file_list.h), is
+ * exit 2 whatever the keys are: output.c for files, here for checkpoints/step-N that are not before the start.
+ * Otherwise, by what runs in output_dir wrote:
+ *
+ *   output_dir holds              (neither key)   resume_from_checkpoint true   overwrite_output_dir true
+ *   nothing, or an empty log      start           start                         start
+ *   a log, nothing else           exit 2          start over                    start over
+ *   an adapter, no checkpoint     exit 2          exit 2                        start over
+ *   a whole checkpoint            exit 2          resume the newest whole one   start over
+ *   damaged checkpoints only      exit 2          exit 5                        start over
+ *
+ * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes what runs in output_dir
+ * wrote and nothing else: checkpoints one by one, never a directory that may hold more. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/training.h"
+
+/* ---- what runs in output_dir left ---- */
+
+typedef struct traces {
+    bool has_log, has_adapter, has_checkpoints; /* has_log: steps in it */
+} traces;
+
+static bl_status look_at(const bl_output *output, const bl_train_config *c, const char *name,
+                         bool *found)
+{
+    struct stat info;
+    char *path;
+
+    BL_TRY(bl_path_join(c->output_dir, name, &path));
+    *found = bl_file_list_has(output->files, path) && lstat(path, &info) == 0 && info.st_size > 0;
+    free(path);
+    return BL_OK;
+}
+
+static bl_status find_traces(const bl_training *training, const bl_output *output, traces *out)
+{
+    const bl_train_config *c = training->job.config;
+    int64_t *steps;
+    size_t n_steps;
+
+    BL_TRY(look_at(output, c, BL_OUTPUT_METRICS, &out->has_log));
+    BL_TRY(look_at(output, c, BL_OUTPUT_ADAPTER, &out->has_adapter));
+    BL_TRY(bl_checkpoint_list_owned(training->checkpoint_dir, output->files, &steps, &n_steps));
+    free(steps);
+    out->has_checkpoints = n_steps > 0;
+    return BL_OK;
+}
+
+/* Without the checkpoints: removed, or measured where `n_bytes` is given. */
+static bl_status visit_files(const bl_train_config *c, const bl_output *output, int64_t *n_bytes)
+{
+    for (size_t i = 0; bl_output_name(i); i++) {
+        char *path;
+        bl_status st = BL_OK;
+        /* It is replaced: this run may have been started from it. */
+        if (strcmp(bl_output_name(i), BL_OUTPUT_CONFIG) == 0) continue;
+        BL_TRY(bl_path_join(c->output_dir, bl_output_name(i), &path));
+        if (bl_file_list_has(output->files, path)) {
+            if (n_bytes)
+                *n_bytes += bl_tree_bytes(path);
+            else
+                st = bl_tree_remove(path);
+        }
+        free(path);
+        BL_TRY(st);
+    }
+    return BL_OK;
+}
+
+static bl_status measure_step(const char *dir, int64_t step, int64_t *n_bytes)
+{
+    char *path;
+    BL_TRY(bl_text_format(&path, "%s/step-%" PRId64, dir, step));
+    *n_bytes += bl_tree_bytes(path);
+    free(path);
+    return BL_OK;
+}
+
+/* What the runs wrote: removed, or measured where `n_bytes` is given. Newest checkpoints first: a crash leaves older ones. */
+static bl_status visit_old_run(const bl_training *training, const bl_output *output,
+                               int64_t *n_bytes)
+{
+    const char *dir = training->checkpoint_dir;
+    int64_t *steps;
+    size_t n_steps;
+
+    BL_TRY(bl_checkpoint_list_owned(dir, output->files, &steps, &n_steps));
+    bl_status st = BL_OK;
+    for (size_t i = 0; i < n_steps && st == BL_OK; i++)
+        st = n_bytes ? measure_step(dir, steps[i], n_bytes) : bl_checkpoint_remove(dir, steps[i]);
+    free(steps);
+    return st == BL_OK ? visit_files(training->job.config, output, n_bytes) : st;
+}
+
+bl_status bl_training_start_over(const bl_training *training, const bl_output *output)
+{
+    return training->start.starts_over ? visit_old_run(training, output, NULL) : BL_OK;
+}
+
+/* Checkpoints of others that a save of this run would replace. */
+static bl_status check_later_steps(const bl_training *training, const bl_output *output)
+{
+    const bl_start *start = &training->start;
+    bl_status st = bl_checkpoint_check_others(training->checkpoint_dir, output->files,
+                                              start->dir ? start->step : -1);
+    return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
+}
+
+/* ---- a checkpoint to resume ---- */
+
+/* The keys, the data and the model that differ from the checkpoint's; "" when none. */
+static bl_status list_differences(bl_training *training, const json_t *state, char **text)
+{
+    bl_train_config *before = NULL;
+    char *path = NULL, *keys = NULL;
+    size_t n_bytes = 0;
+    bl_status st = BL_OK;
+
+    BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
+    BL_TRY_GOTO(st, done, bl_train_config_read_back(path, &before));
+    BL_TRY_GOTO(st, done,
+                bl_train_config_diff(before, training->job.config, BL_EFFECT_RESULT, &keys));
+    FILE *out = open_memstream(text, &n_bytes);
+    if (!out) {
+        st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
+        goto done;
+    }
+    for (const char *c = keys; *c; c++)
+        if (*c != '\n')
+            fputc(*c, out);
+        else
+            fputs("; ", out);
+    st = bl_job_list_identity(&training->job, state, &training->start, out);
+    if (fclose(out) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
+    if (st == BL_OK && n_bytes > 0) (*text)[n_bytes - 2] = '\0';
+done:
+    bl_train_config_free(before);
+    free(keys);
+    free(path);
+    return st;
+}
+
+static bl_status check_state(bl_training *training, const json_t *state, bl_outcome *outcome)
+{
+    const bl_job *job = &training->job;
+    bl_start *start = &training->start;
+    int64_t ranks, layers, floats;
+    char *differences = NULL;
+
+    BL_TRY(bl_json_get_int(start->dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
+    BL_TRY(bl_json_get_int(start->dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX, &layers));
+    BL_TRY(bl_json_get_int(start->dir, state, "floats_per_layer", BL_JSON_REQUIRED, 1, INT64_MAX,
+                           &floats));
+    BL_TRY(bl_json_get_int(start->dir, state, "metrics_bytes", BL_JSON_REQUIRED, 0, INT64_MAX,
+                           &start->metrics_bytes));
+    BL_TRY(bl_json_get_int(start->dir, state, "evaluated_step", BL_JSON_REQUIRED, -1, INT64_MAX,
+                           &start->evaluated_step));
+    BL_TRY(bl_json_get_real(start->dir, state, "first_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->first_loss));
+    BL_TRY(bl_json_get_real(start->dir, state, "last_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->last_loss));
+    BL_TRY(bl_json_get_real(start->dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->base.loss));
+    BL_TRY(bl_json_get_real(start->dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300,
+                            &outcome->trained.loss));
+    start->n_ranks = (int)ranks;
+    if (layers != job->model->config.n_layers || floats != job->lora.n_floats)
+        return BL_FAIL(BL_ECHECKPOINT,
+                       "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
+                       start->dir, (long long)layers, (long long)floats,
+                       (long long)job->model->config.n_layers, (long long)job->lora.n_floats);
+    BL_TRY(list_differences(training, state, &differences));
+    bl_status st = BL_OK;
+    if (differences[0] != '\0') {
+        start->is_saved = false;
+        if (job->config->allow_resume_mismatch)
+            bl_log_warning("resuming %s although this run differs, so not bit-identical: %s",
+                           start->dir, differences);
+        else
+            st = BL_FAIL(BL_ECHECKPOINT,
+                         "%s was made by another run: %s (allow_resume_mismatch true resumes it, "
+                         "not bit-identically)",
+                         start->dir, differences);
+    }
+    free(differences);
+    return st;
+}
+
+static bl_status find_checkpoint(bl_training *training, const bl_output *output, json_t **state)
+{
+    const bl_train_config *c = training->job.config;
+    const char *folder = training->checkpoint_dir;
+    bl_start *start = &training->start;
+
+    if (bl_train_config_resume(c) == BL_RESUME_PATH) {
+        start->dir = strdup(c->resume_from_checkpoint);
+        if (!start->dir) return BL_FAIL(BL_ENOMEM, "a path");
+        return bl_checkpoint_verify(start->dir, &start->step, state);
+    }
+    BL_TRY(bl_checkpoint_latest(folder, &start->dir, &start->step, state));
+    start->is_saved = start->dir != NULL;
+    if (start->dir) return BL_OK;
+    int64_t *steps;
+    size_t n_steps;
+    bl_error reason; /* why the last of them was passed over */
+    bl_error_save(&reason, BL_ECHECKPOINT);
+    BL_TRY(bl_checkpoint_list_owned(folder, output->files, &steps, &n_steps));
+    free(steps);
+    if (n_steps == 0) return BL_OK;
+    return BL_FAIL(BL_ECHECKPOINT,
+                   "%s: all %zu checkpoints are damaged (%.600s); overwrite_output_dir true "
+                   "starts over and deletes them",
+                   folder, n_steps, reason.text);
+}
+
+/* Of an explicit older checkpoint: what becomes of those after it. */
+static bl_status warn_of_newer(const bl_training *training)
+{
+    const bl_start *start = &training->start;
+    int64_t *steps, n_newer = 0;
+    size_t n_steps;
+
+    BL_TRY(bl_checkpoint_list(training->checkpoint_dir, &steps, &n_steps));
+    while ((size_t)n_newer < n_steps && steps[n_newer] > start->step) n_newer++;
+    if (n_newer > 0 && training->job.config->save_total_limit > 0)
+        bl_log_warning(
+            "%s: the next save removes the checkpoints after step %lld, step-%lld to step-%lld",
+            training->checkpoint_dir, (long long)start->step, (long long)steps[n_newer - 1],
+            (long long)steps[0]);
+    else if (n_newer > 0)
+        bl_log_warning("%s: the checkpoints after step %lld, step-%lld to step-%lld, stay "
+                       "(save_total_limit 0): resume_from_checkpoint true takes the highest step",
+                       training->checkpoint_dir, (long long)start->step,
+                       (long long)steps[n_newer - 1], (long long)steps[0]);
+    free(steps);
+    return BL_OK;
+}
+
+static bl_status resume(bl_training *training, bl_output *output, const traces *found)
+{
+    const bl_train_config *c = training->job.config;
+    bl_start *start = &training->start;
+    json_t *state = NULL;
+
+    bl_status st = find_checkpoint(training, output, &state);
+    bool is_found = st == BL_OK && start->dir;
+    if (is_found) st = check_state(training, state, &output->outcome);
+    /* What a key of another version of Ballast, or a missing one, is here. */
+    if (is_found && (st == BL_EUSAGE || st == BL_EINPUT))
+        st = bl_error_prefix(BL_ECHECKPOINT, "checkpoint");
+    if (st == BL_OK && start->dir) st = bl_machine_compare(&training->job, start->dir, state);
+    json_decref(state);
+    if (st != BL_OK) return st;
+    if (start->dir) {
+        bl_log_info("resuming %s after step %lld", start->dir, (long long)start->step);
+        return bl_train_config_resume(c) == BL_RESUME_PATH ? warn_of_newer(training) : BL_OK;
+    }
+    if (found->has_adapter)
+        return BL_FAIL(BL_EUSAGE,
+                       "output_dir %s holds an adapter and no checkpoint to resume: use another "
+                       "output_dir, or overwrite_output_dir: true to delete the adapter",
+                       c->output_dir);
+    bl_log_info("%s has no checkpoint to resume: starting at step 0", c->output_dir);
+    start->step = 0;
+    start->starts_over = true;
+    return BL_OK;
+}
+
+static bl_status choose_start(bl_training *training, bl_output *output)
+{
+    const bl_train_config *c = training->job.config;
+    bl_start *start = &training->start;
+    traces found;
+
+    BL_TRY(find_traces(training, output, &found));
+    if (bl_train_config_resume(c) != BL_RESUME_NO) return resume(training, output, &found);
+    start->starts_over = found.has_log || found.has_adapter || found.has_checkpoints;
+    if (start->starts_over && !c->overwrite_output_dir)
+        return BL_FAIL(BL_EUSAGE,
+                       "output_dir %s holds a run already: set resume_from_checkpoint: true to "
+                       "resume it, or overwrite_output_dir: true to delete it",
+                       c->output_dir);
+    return BL_OK;
+}
+
+/* In the process of rank 0: others neither look into output_dir nor change it. */
+static bl_status prepare_folder(bl_training *training, bl_output *output)
+{
+    const bl_job *job = &training->job;
+    int64_t free_bytes, needed = bl_job_checkpoint_bytes(job);
+
+    BL_TRY(bl_checkpoint_clean(training->checkpoint_dir, output->files));
+    BL_TRY(choose_start(training, output));
+    BL_TRY(check_later_steps(training, output));
+    BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
+    if (training->start.starts_over) BL_TRY(visit_old_run(training, output, &free_bytes));
+    if (free_bytes >= needed) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld",
+                   job->config->output_dir, (long long)needed, (long long)free_bytes);
+}
+
+bl_status bl_training_prepare_resume(bl_training *training, bl_output *output)
+{
+    bl_job *job = &training->job;
+
+    training->start.evaluated_step = -1;
+    BL_TRY(bl_path_join(job->config->output_dir, BL_OUTPUT_CHECKPOINTS, &training->checkpoint_dir));
+    if (job->topology.first_here == 0) BL_TRY(prepare_folder(training, output));
+    return job->launch ? bl_job_share_start(job, &training->start) : BL_OK;
+}
