@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""summarize.py DIR: what examples/real-model/run left in DIR, as a table in Markdown; losses for tools/plot in DIR/loss.tsv."""
+"""summarize.py DIR: what examples/real-model/run left in DIR, as a table in Markdown.
+
+For tools/plot: losses in DIR/loss.tsv; relative differences from PEFT's in DIR/difference.tsv, where the run compared them.
+"""
 import hashlib
 import json
 import os
@@ -20,9 +23,13 @@ def mean_of_last(losses):
     return statistics.fmean(losses[-MEAN_OF:])
 
 
+def points_size(steps):
+    """The steps of a point: of a short run, one."""
+    return MEAN_OF if len(steps) >= 4 * MEAN_OF else 1
+
+
 def curve(label, steps):
-    """A point per MEAN_OF steps, or per step of a short run."""
-    size = MEAN_OF if len(steps) >= 4 * MEAN_OF else 1
+    size = points_size(steps)
     for first in range(0, len(steps) - size + 1, size):
         part = steps[first:first + size]
         yield '%s\t%g\t%.9f\n' % (label, statistics.fmean(s['step'] for s in part), statistics.fmean(s['loss'] for s in part))
@@ -39,12 +46,12 @@ def sha256(directory, way):
         return hashlib.sha256(file.read()).hexdigest()[:16]
 
 
-def column(directory, base_format, tsv):
+def column(directory, base_format, loss_points, difference_points):
     lines = read_lines(os.path.join(directory, base_format, 'metrics.jsonl'))
     steps = [line for line in lines if 'loss' in line]
     losses = [step['loss'] for step in steps]
     evals = [line['eval_loss'] for line in lines if 'eval_loss' in line and line.get('base_format', base_format) == base_format]
-    tsv.writelines(curve('%s: Ballast' % base_format, steps))
+    loss_points.writelines(curve('%s: Ballast' % base_format, steps))
     cells = {
         'validation loss, base': '%.4f' % evals[0],
         'validation loss, with the adapter': '%.4f' % evals[-1],
@@ -57,16 +64,19 @@ def column(directory, base_format, tsv):
     peft = os.path.join(directory, 'peft-%s.jsonl' % base_format)
     if os.path.exists(peft):
         theirs = read_lines(peft)
-        tsv.writelines(curve('%s: PEFT in fp32' % base_format, theirs))
-        cells['loss per step, largest relative difference from PEFT'] = '%.1e' % max(
-            abs(a['loss'] / b['loss'] - 1) for a, b in zip(steps, theirs))
+        loss_points.writelines(curve('%s: PEFT in fp32' % base_format, theirs))
+        differences = [abs(a['loss'] / b['loss'] - 1) for a, b in zip(steps, theirs)]
+        size = points_size(steps)
+        difference_points.writelines('%s: largest of %d steps\t%d\t%.3g\n' % (base_format, size, i + size, max(differences[i:i + size]))
+                                     for i in range(0, len(differences) - size + 1, size))
+        cells['loss per step, largest relative difference from PEFT'] = '%.1e' % max(differences)
     return cells
 
 
 def main():
     directory = sys.argv[1]
-    with open(os.path.join(directory, 'loss.tsv'), 'w') as tsv:
-        columns = [column(directory, base_format, tsv) for base_format in FORMATS]
+    with open(os.path.join(directory, 'loss.tsv'), 'w') as losses, open(os.path.join(directory, 'difference.tsv'), 'w') as differences:
+        columns = [column(directory, base_format, losses, differences) for base_format in FORMATS]
     print('| | %s |\n|---|%s' % (' | '.join(FORMATS), '---|' * len(FORMATS)))
     for name in columns[0]:
         print('| %s | %s |' % (name, ' | '.join(cells[name] for cells in columns)))
