@@ -7,6 +7,7 @@
 #include "base/sizes.h"
 #include "device/staging.h"
 #include "model/feed.h"
+#include "model/pass_size.h"
 #include "model/schedule.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
@@ -14,9 +15,7 @@
 #include "ops/norm.h"
 
 enum {
-    OFFLOAD_SLOTS = 2,     /* offload/spill.h: transfers have the time of a visit */
-    ALIGNMENT_BYTES = 256, /* where tensors begin */
-    RUN_AHEAD = 2          /* visits that are queued and have not ended */
+    RUN_AHEAD = 2 /* visits that are queued and have not ended */
 };
 
 struct bl_llama_pass {
@@ -51,103 +50,7 @@ struct bl_llama_pass {
     bl_block_workspace workspace;
 };
 
-typedef struct stack_size {
-    int64_t n_entries, n_slots, n_host, entry_bytes;
-} stack_size;
-
-typedef struct pass_size {
-    stack_size inputs, saved;
-    bl_feed_size feed;
-    int64_t d, logits, block, workspace; /* bytes; workspace: block's, then prepared weights */
-} pass_size;
-
-/* Without the tables. */
-static bl_block_dims dims_of(const bl_llama_config *config, const bl_pass_options *o)
-{
-    bl_block_dims dims = bl_block_dims_of(config, o->kind);
-
-    dims.mode = o->mode;
-    dims.is_dense = o->is_dense;
-    for (int m = 0; m < BL_LAYER_MATRICES; m++)
-        dims.prepared_bytes[m] = o->prepared.matrix[m].memory_bytes;
-    return dims;
-}
-
-static pass_size measure(const bl_llama_config *config, const bl_pass_options *o)
-{
-    bl_block_dims dims = dims_of(config, o);
-    int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
-    int64_t boundary_bytes = rows * dims.hidden * (int64_t)bl_dtype_bytes(dims.act);
-    size_t logits = bl_loss_head_scratch_bytes(o->kind, T, config->hidden_size, config->vocab_size);
-    pass_size m = {.inputs = {.n_entries = L + 1, .n_slots = 2, .entry_bytes = boundary_bytes}};
-
-    m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
-    m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
-    m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
-    m.feed = bl_feed_measure(&dims, o->T_max, o->max_group);
-    if (!o->training) return m;
-    m.d = boundary_bytes;
-    m.saved = (stack_size){
-        .n_entries = L, .n_slots = L, .entry_bytes = rows * bl_block_saved_bytes(&dims, o->save)};
-    m.inputs.n_slots = L + 1;
-    if (o->offload_activations) {
-        m.inputs.n_slots = bl_min_i64(OFFLOAD_SLOTS, L + 1);
-        m.inputs.n_host = L + 1; /* all: find_bad looks at them */
-        m.saved.n_slots = bl_min_i64(OFFLOAD_SLOTS, L);
-        m.saved.n_host = L - m.saved.n_slots;
-    }
-    return m;
-}
-
-static int64_t slot_bytes(const stack_size *s)
-{
-    return s->n_slots * s->entry_bytes;
-}
-
-static int64_t stack_host_bytes(const stack_size *s)
-{
-    return s->n_host * s->entry_bytes;
-}
-
-static int64_t device_bytes(const pass_size *m)
-{
-    return slot_bytes(&m->inputs) + m->d + slot_bytes(&m->saved) + m->logits +
-           m->feed.device_bytes + m->workspace;
-}
-
-/* Of the arena. */
-static int64_t stacks_host_bytes(const pass_size *m)
-{
-    return stack_host_bytes(&m->inputs) + stack_host_bytes(&m->saved);
-}
-
-int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options)
-{
-    pass_size m = measure(config, options);
-    return device_bytes(&m);
-}
-
-int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options)
-{
-    pass_size m = measure(config, options);
-    return (int64_t)bl_arena_piece_bytes((size_t)stacks_host_bytes(&m)) + m.feed.host_bytes;
-}
-
-bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options)
-{
-    pass_size m = measure(config, options);
-    return (bl_pass_bytes){.inputs = slot_bytes(&m.inputs),
-                           .saved = slot_bytes(&m.saved),
-                           .boundary = m.d,
-                           .logits = m.logits,
-                           .workspace = m.workspace,
-                           .feed = m.feed.device_bytes,
-                           .host_inputs = stack_host_bytes(&m.inputs),
-                           .host_saved = stack_host_bytes(&m.saved),
-                           .host_embeddings = m.feed.host_bytes};
-}
-
-static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size, int item,
+static bl_status create_stack(const bl_llama_pass *pass, const model_stack_size *size, int item,
                               void *slots, void *host, bl_spill **out)
 {
     return bl_spill_create(&(bl_spill_options){.device = pass->device,
@@ -165,14 +68,14 @@ static bl_status create_stack(const bl_llama_pass *pass, const stack_size *size,
 }
 
 /* All memory and the stacks in it. */
-static bl_status place(bl_llama_pass *pass, const pass_size *m)
+static bl_status place(bl_llama_pass *pass, const model_pass_size *m)
 {
     const bl_pass_options *o = &pass->options;
-    size_t n_host = (size_t)stacks_host_bytes(m);
+    size_t n_host = (size_t)model_pass_stacks_host_bytes(m);
     char *host = NULL;
 
-    BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)device_bytes(m), "activations",
-                           (void **)&pass->memory));
+    BL_TRY(bl_device_alloc(pass->device, BL_SPACE_DEVICE, (size_t)model_pass_device_bytes(m),
+                           "activations", (void **)&pass->memory));
     if (n_host > 0) {
         bl_arena_options arena = {.device = pass->device,
                                   .size_bytes = bl_arena_piece_bytes(n_host),
@@ -183,8 +86,8 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
         host = bl_arena_take(pass->arena, n_host);
     }
     const bl_block_dims *dims = &pass->dims;
-    char *d = pass->memory + slot_bytes(&m->inputs), *saved = d + m->d,
-         *logits = saved + slot_bytes(&m->saved), *feed = logits + m->logits;
+    char *d = pass->memory + model_stack_bytes(&m->inputs), *saved = d + m->d,
+         *logits = saved + model_stack_bytes(&m->saved), *feed = logits + m->logits;
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
@@ -195,7 +98,7 @@ static bl_status place(bl_llama_pass *pass, const pass_size *m)
     BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
     return create_stack(pass, &m->saved, 1, saved,
-                        host ? host + stack_host_bytes(&m->inputs) : NULL, &pass->saved);
+                        host ? host + model_stack_host_bytes(&m->inputs) : NULL, &pass->saved);
 }
 
 bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
@@ -208,7 +111,7 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
     *out = NULL;
     o.kind = bl_device_get_kind(device);
     o.is_dense = bl_llama_base_is_bf16(weights->model->formats, config->n_layers);
-    pass_size m = measure(config, &o);
+    model_pass_size m = model_pass_measure(config, &o);
     bl_llama_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
     size_t n_max = (size_t)options->max_group;
@@ -219,7 +122,7 @@ bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weight
                             .options = o,
                             .n_layers = config->n_layers,
                             .hidden = config->hidden_size,
-                            .dims = dims_of(config, &o),
+                            .dims = model_pass_dims(config, &o),
                             .first_row = calloc(n_max + 1, sizeof *pass->first_row),
                             .batches = calloc(n_max, sizeof *pass->batches),
                             .adapters = calloc(n_max, sizeof *pass->adapters),

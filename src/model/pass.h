@@ -100,6 +100,11 @@ typedef struct bl_pass_bytes {
 } bl_pass_bytes;
 bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options);
 
+/* What of it is touched where pages take memory when they are first written, on a CPU: by micro-batches with
+ * gradients of at most T_train tokens, and evaluations of at most T_evaluation; 0: there are none. */
+bl_pass_bytes bl_llama_pass_touched(const bl_llama_config *config, const bl_pass_options *options,
+                                    int64_t T_train, int64_t T_evaluation);
+
 /* Borrowed for the call; the device memory behind it until the streams have run. */
 typedef struct bl_pass_input {
     int n_micro; /* <= max_group */

@@ -9,6 +9,16 @@
 #include "plan/hardware.h"
 #include "plan/topology.h"
 
+/* The micro-batches that the data and the order of its rows give the ranks in a run; all 0: not known, each is
+ * taken to be full. */
+typedef struct bl_plan_rows {
+    int64_t n_micro;        /* micro-batches that were counted, of all ranks */
+    int64_t largest;        /* tokens of the largest of them */
+    double mean;            /* tokens of one */
+    double document_tokens; /* sum of squares of documents' lengths / sum of lengths */
+    double label_part;      /* of the tokens that carry loss: 0..1 */
+} bl_plan_rows;
+
 /* Borrowed: what the pointers point to outlives the input and the plan. */
 typedef struct bl_plan_input {
     const bl_train_config *config; /* resolved and valid */
@@ -27,6 +37,8 @@ typedef struct bl_plan_input {
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */
     int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
     int64_t data_bytes;                                /* of the data sets' index; 0: not known */
+    int64_t tokenizer_bytes; /* of a process, with what reading the data left there; 0: none */
+    bl_plan_rows rows;
 
     /* Memory of the host that the plan is for, bytes; -1: not known. 0: what is available on this
      * one, asked when a choice depends on it. */

@@ -208,6 +208,15 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
     return (n_train + n_evaluation) * bl_plan_micro_batch_bytes(T_max);
 }
 
+/* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and evaluations reach. */
+static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *pass,
+                                int64_t T_train)
+{
+    return pass->kind == BL_DEVICE_CPU
+               ? bl_llama_pass_touched(in->model, pass, T_train, evaluation_tokens(in))
+               : bl_llama_pass_measure(in->model, pass);
+}
+
 static bl_status add_base(const bl_plan_input *in, const bl_llama_placement *placement,
                           bl_memory_ledger *out, int64_t *writing)
 {
@@ -246,10 +255,13 @@ static void add_adapter(const bl_plan_input *in, bl_device_kind kind, bl_memory_
     out->item[BL_MEMORY_STAGING].host = n.staging;
 }
 
-static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, bl_memory_ledger *out)
+static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64_t T_train,
+                     bl_memory_ledger *out)
 {
-    bl_pass_bytes n = bl_llama_pass_measure(in->model, pass);
-    int64_t tokens = batch_bytes(in, pass->T_max);
+    bl_pass_bytes n = pass_bytes(in, pass, T_train);
+    bool is_cpu = pass->kind == BL_DEVICE_CPU;
+    int64_t T = is_cpu ? bl_max_i64(T_train, evaluation_tokens(in)) : pass->T_max,
+            tokens = batch_bytes(in, T);
 
     out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs, n.host_inputs};
     out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};
@@ -281,11 +293,12 @@ static int64_t loading_bytes(const bl_plan_input *in, bool is_cpu, int64_t writi
     if (is_cpu)
         held += m->item[BL_MEMORY_BASE].device + m->item[BL_MEMORY_SCALES].device +
                 m->item[BL_MEMORY_NORMS].device;
-    return held + m->item[BL_MEMORY_WORKERS].host + in->load_bytes + writing;
+    return held + in->config->threads * (int64_t)BL_POOL_SCRATCH_BYTES + in->load_bytes + writing;
 }
 
-bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placement *placement,
-                                 const bl_pass_options *pass, bl_memory_ledger *out)
+/* T_train: tokens of the largest micro-batch with gradients. */
+static bl_status predict(const bl_plan_input *in, const bl_llama_placement *placement,
+                         const bl_pass_options *pass, int64_t T_train, bl_memory_ledger *out)
 {
     const bl_llama_config *m = in->model;
     bool is_cpu = pass->kind == BL_DEVICE_CPU;
@@ -295,21 +308,36 @@ bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placeme
     *out = (bl_memory_ledger){.embedding = m->vocab_size * m->hidden_size *
                                            (int64_t)bl_dtype_bytes(in->embedding_dtype),
                               .data = in->data_bytes,
-                              .process = PROCESS_BYTES};
+                              .process = PROCESS_BYTES,
+                              .tokenizer = in->tokenizer_bytes};
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
     add_adapter(in, pass->kind, out);
-    add_pass(in, pass, out);
+    add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {
         out->device += out->item[i].device;
         host += out->item[i].host;
     }
     if (is_cpu) host += out->device;
-    int64_t around = out->process + (out->shared > 0 ? shared_part(out, &in->topology)
-                                                     : out->embedding + out->data);
+    int64_t around =
+        out->process + out->tokenizer +
+        (out->shared > 0 ? shared_part(out, &in->topology) : out->embedding + out->data);
     /* With little of the rest, loading is the peak. */
     out->loading = loading_bytes(in, is_cpu, writing, out) * n_here + around;
     out->total = bl_max_i64(host * n_here + around, out->loading);
     return BL_OK;
+}
+
+bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placement *placement,
+                                 const bl_pass_options *pass, bl_memory_ledger *out)
+{
+    return predict(in, placement, pass, train_tokens(in), out);
+}
+
+bl_status bl_plan_expect_memory(const bl_plan_input *in, const bl_llama_placement *placement,
+                                const bl_pass_options *pass, bl_memory_ledger *out)
+{
+    return predict(in, placement, pass, in->rows.largest > 0 ? in->rows.largest : train_tokens(in),
+                   out);
 }

@@ -46,6 +46,7 @@ typedef struct bl_memory_ledger {
     int64_t disk;            /* page files of the frozen base */
     int64_t embedding, data; /* host memory: one of each process, or of the host */
     int64_t process;         /* of a process, host memory */
+    int64_t tokenizer;       /* likewise */
     /* Of a host, what its processes share (topology.shares_memory): embedding and data; else 0. */
     int64_t shared;
     /* Of a process with its ranks, host memory, its part of `shared` included: at the peak while it loads;
@@ -53,9 +54,13 @@ typedef struct bl_memory_ledger {
     int64_t loading, total;
 } bl_memory_ledger;
 
-/* With the base placed and the pass's sizes as given. BL_ENOMEM. */
+/* With the base placed and the pass's sizes as given: the bound, as if micro-batches were all full. BL_ENOMEM. */
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_llama_placement *placement,
                                  const bl_pass_options *pass, bl_memory_ledger *out);
+/* What is expected with the micro-batches of input->rows. Pages of a CPU that no row reaches take no memory; a GPU's
+ * are allocated: there it is the bound, as without known rows. */
+bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_llama_placement *placement,
+                                const bl_pass_options *pass, bl_memory_ledger *out);
 
 /* Of `total` what is the process's own, as the system counts it (RssAnon): without its part of `shared`. */
 int64_t bl_memory_own_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory that `ballast train` predicts is the memory that it takes: on three grown models, of 284 M parameters, of
- * few wide layers and of many narrow ones, and rows of one length, which max_seq_length may exceed, RssAnon at its
+ * few wide layers and of many narrow ones and of 84 M, and rows of one length, which max_seq_length may exceed, RssAnon at its
  * peak is within 5 % of the prediction, whatever the ranks, the format of the base, what layers keep, and what of
  * both is offloaded.
  *
@@ -26,7 +26,7 @@ enum { VOCABULARY = 512, N_ROWS = 8, PATH_BYTES = 256, COMMAND_BYTES = 2048 };
 
 static bool all_tiers;
 
-typedef enum model { M284, WIDE, DEEP, MODELS } model;
+typedef enum model { M284, WIDE, DEEP, SMALL, MODELS } model;
 
 static const struct {
     const char *dir, *shape;
@@ -37,6 +37,8 @@ static const struct {
               "--hidden 2048 --inter 6144 --layers 5 --heads 16 --kv 4 --head-dim 128"},
     [DEEP] = {"/tmp/ballast-test-memory-deep",
               "--hidden 512 --inter 1536 --layers 48 --heads 8 --kv 4 --head-dim 64"},
+    [SMALL] = {"/tmp/ballast-test-memory-small",
+               "--hidden 896 --inter 2560 --layers 9 --heads 14 --kv 7 --head-dim 64"},
 };
 
 static void run(const char *command)
@@ -95,6 +97,7 @@ typedef struct memory_case {
     double offload_ratio;
     bool offloads_activations;
     int max_seq_length; /* 0: the rows' length */
+    int rows_per_batch; /* 0: one */
 } memory_case;
 
 /* The keys of what is offloaded, and the end of the command; page files lie in `dir`. */
@@ -124,12 +127,13 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
         command, sizeof command,
         BALLAST_PROGRAM
         " train --model_name_or_path %s --train_file %s --data_format tokens --output_dir %s/out "
-        "--overwrite_output_dir true --max_seq_length %d --per_device_train_batch_size 1 --ranks "
+        "--overwrite_output_dir true --max_seq_length %d --per_device_train_batch_size %d --ranks "
         "%d "
         "--threads %d "
         "--base_format %s --activation_checkpointing %s --lora_r 16 --max_steps 2",
         models[c->model].dir, rows, dir, c->max_seq_length ? c->max_seq_length : c->length,
-        c->ranks, c->threads, c->base_format, c->checkpointing);
+        c->rows_per_batch ? c->rows_per_batch : 1, c->ranks, c->threads, c->base_format,
+        c->checkpointing);
     end_command(dir, c, command);
     FILE *output = popen(command, "r");
     assert_non_null(output);
@@ -157,24 +161,37 @@ static void check(const char *dir, const memory_case *c)
 static void test_prediction(void **state)
 {
     static const memory_case cases[] = {
-        {M284, 1, 2, 512, "fp8_row", "full", NULL, 0, false, 0},
-        {M284, 2, 1, 256, "fp8_row", "full", NULL, 0, false, 0},
-        {M284, 4, 1, 512, "fp8_row", "full", NULL, 0, false, 0},
-        {M284, 1, 2, 256, "stored", "full", NULL, 0, false, 0},
-        {M284, 2, 1, 512, "stored", "full", NULL, 0, false, 0},
-        {M284, 4, 1, 256, "stored", "full", NULL, 0, false, 0},
-        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, false, 0},
-        {M284, 2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0},
-        {M284, 1, 1, 512, "fp8_row", "full", "disk", 1, false, 0},
-        {M284, 2, 1, 512, "fp8_row", "full", "disk", 1, false,
+        {M284, 1, 2, 512, "fp8_row", "full", NULL, 0, false, 0, 0},
+        {M284, 2, 1, 256, "fp8_row", "full", NULL, 0, false, 0, 0},
+        {M284, 4, 1, 512, "fp8_row", "full", NULL, 0, false, 0, 0},
+        {M284, 1, 2, 256, "stored", "full", NULL, 0, false, 0, 0},
+        {M284, 2, 1, 512, "stored", "full", NULL, 0, false, 0, 0},
+        {M284, 4, 1, 256, "stored", "full", NULL, 0, false, 0, 0},
+        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, false, 0, 0},
+        {M284, 2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0, 0},
+        {M284, 1, 1, 512, "fp8_row", "full", "disk", 1, false, 0, 0},
+        {M284, 2, 1, 512, "fp8_row", "full", "disk", 1, false, 0,
          0}, /* writes the page files that the next one finds */
-        {M284, 2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0},
-        {M284, 2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0},
-        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, true, 0},
-        {M284, 2, 1, 512, "stored", "selective", "disk", 1, true, 0},
-        {M284, 1, 2, 64, "fp8_row", "none", NULL, 0, false,
-         4096}, /* many times that if rows were of that length */
-        {M284, 2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096},
+        {M284, 2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0, 0},
+        {M284, 2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0, 0},
+        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, true, 0, 0},
+        {M284, 2, 1, 512, "stored", "selective", "disk", 1, true, 0, 0},
+        {M284, 1, 2, 64, "fp8_row", "none", NULL, 0, false, 4096,
+         0}, /* many times that if rows were of that length */
+        {M284, 2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096, 0},
+    };
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
+}
+
+/* All tensors of a layer are kept, so that the workspace's places of them and most of the logits' are never touched:
+ * 8 and 4 MiB of 300. */
+static void test_small_model_keeps_all(void **state)
+{
+    static const memory_case cases[] = {
+        {SMALL, 1, 2, 64, "fp8_row", "auto", "host", 0, false, 0, 8},
+        {SMALL, 1, 2, 64, "fp8_row", "auto", "host", 1, false, 0, 8},
+        {SMALL, 1, 2, 64, "stored", "none", NULL, 0, false, 0, 4},
     };
 
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
@@ -191,12 +208,12 @@ static void test_tiers(void **state)
     static const int lengths[] = {32, 512};
     int n = 0;
 
-    for (int m = 0; m < MODELS; m++)
+    for (int m = 0; m < SMALL; m++)
         for (size_t l = 0; l < BL_COUNT(lengths); l++)
             for (size_t t = 0; t < BL_COUNT(tiers); t++) {
                 memory_case c = {
-                    m,     1,   2, lengths[l], "fp8_row", "full", tiers[t].name, tiers[t].ratio,
-                    false, 2048};
+                    m,     1,    2, lengths[l], "fp8_row", "full", tiers[t].name, tiers[t].ratio,
+                    false, 2048, 0};
                 if (all_tiers || n % 3 == 0) check(*state, &c);
                 n++;
             }
@@ -218,7 +235,8 @@ static int tear_down(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_prediction),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_small_model_keeps_all),
+                                       cmocka_unit_test(test_prediction),
                                        cmocka_unit_test(test_tiers)};
     all_tiers = argc > 1 && strcmp(argv[1], "all") == 0;
     if (!have_models()) return 77;

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pass_size.c -- the memory of a pass: what it takes, and what of that is touched. */
+#include "model/pass_size.h"
+
+#include "base/sizes.h"
+#include "offload/arena.h"
+#include "ops/loss_head.h"
+
+enum {
+    OFFLOAD_SLOTS = 2,     /* offload/spill.h: transfers have the time of a visit */
+    ALIGNMENT_BYTES = 256, /* where tensors begin */
+};
+
+bl_block_dims model_pass_dims(const bl_llama_config *config, const bl_pass_options *o)
+{
+    bl_block_dims dims = bl_block_dims_of(config, o->kind);
+
+    dims.mode = o->mode;
+    dims.is_dense = o->is_dense;
+    for (int m = 0; m < BL_LAYER_MATRICES; m++)
+        dims.prepared_bytes[m] = o->prepared.matrix[m].memory_bytes;
+    return dims;
+}
+
+model_pass_size model_pass_measure(const bl_llama_config *config, const bl_pass_options *o)
+{
+    bl_block_dims dims = model_pass_dims(config, o);
+    int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
+    int64_t boundary_bytes = rows * dims.hidden * (int64_t)bl_dtype_bytes(dims.act);
+    size_t logits = bl_loss_head_scratch_bytes(o->kind, T, config->hidden_size, config->vocab_size);
+    model_pass_size m = {
+        .inputs = {.n_entries = L + 1, .n_slots = 2, .entry_bytes = boundary_bytes}};
+
+    m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
+    m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
+    m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
+    m.feed = bl_feed_measure(&dims, o->T_max, o->max_group);
+    if (!o->training) return m;
+    m.d = boundary_bytes;
+    m.saved = (model_stack_size){
+        .n_entries = L, .n_slots = L, .entry_bytes = rows * bl_block_saved_bytes(&dims, o->save)};
+    m.inputs.n_slots = L + 1;
+    if (o->offload_activations) {
+        m.inputs.n_slots = bl_min_i64(OFFLOAD_SLOTS, L + 1);
+        m.inputs.n_host = L + 1; /* all: find_bad looks at them */
+        m.saved.n_slots = bl_min_i64(OFFLOAD_SLOTS, L);
+        m.saved.n_host = L - m.saved.n_slots;
+    }
+    return m;
+}
+
+int64_t model_stack_bytes(const model_stack_size *s)
+{
+    return s->n_slots * s->entry_bytes;
+}
+
+int64_t model_stack_host_bytes(const model_stack_size *s)
+{
+    return s->n_host * s->entry_bytes;
+}
+
+int64_t model_pass_device_bytes(const model_pass_size *m)
+{
+    return model_stack_bytes(&m->inputs) + m->d + model_stack_bytes(&m->saved) + m->logits +
+           m->feed.device_bytes + m->workspace;
+}
+
+int64_t model_pass_stacks_host_bytes(const model_pass_size *m)
+{
+    return model_stack_host_bytes(&m->inputs) + model_stack_host_bytes(&m->saved);
+}
+
+int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options)
+{
+    model_pass_size m = model_pass_measure(config, options);
+    return model_pass_device_bytes(&m);
+}
+
+int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options)
+{
+    model_pass_size m = model_pass_measure(config, options);
+    return (int64_t)bl_arena_piece_bytes((size_t)model_pass_stacks_host_bytes(&m)) +
+           m.feed.host_bytes;
+}
+
+bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options)
+{
+    model_pass_size m = model_pass_measure(config, options);
+    return (bl_pass_bytes){.inputs = model_stack_bytes(&m.inputs),
+                           .saved = model_stack_bytes(&m.saved),
+                           .boundary = m.d,
+                           .logits = m.logits,
+                           .workspace = m.workspace,
+                           .feed = m.feed.device_bytes,
+                           .host_inputs = model_stack_host_bytes(&m.inputs),
+                           .host_saved = model_stack_host_bytes(&m.saved),
+                           .host_embeddings = m.feed.host_bytes};
+}
+
+/* Rows of micro-batches lie one behind the other from the beginning of each buffer. The workspace has room for
+ * every tensor of a layer; those that are kept for backward are used there by evaluations alone. The arena of
+ * host memory is touched when it is made. */
+bl_pass_bytes bl_llama_pass_touched(const bl_llama_config *config, const bl_pass_options *options,
+                                    int64_t T_train, int64_t T_evaluation)
+{
+    bl_block_dims dims = model_pass_dims(config, options);
+    bl_pass_options of_train = *options, of_evaluation = *options;
+    int64_t T = bl_max_i64(T_train, T_evaluation), n_unused = 0;
+
+    of_train.T_max = T_train;
+    of_evaluation.T_max = T_evaluation;
+    of_evaluation.max_group = 1;
+    model_pass_size train = model_pass_measure(config, &of_train),
+                    evaluation = model_pass_measure(config, &of_evaluation);
+    if (options->training) n_unused = bl_block_rows(&dims, T) - bl_block_rows(&dims, T_evaluation);
+    int64_t float_bytes = (int64_t)sizeof(float),
+            n_logits = config->vocab_size + config->hidden_size;
+    bl_pass_bytes all = bl_llama_pass_measure(config, options);
+
+    all.inputs =
+        bl_max_i64(model_stack_bytes(&train.inputs), model_stack_bytes(&evaluation.inputs));
+    all.saved = model_stack_bytes(&train.saved);
+    all.boundary = train.d;
+    all.workspace = (T_train > T_evaluation ? train : evaluation).workspace -
+                    n_unused * bl_block_saved_bytes(&dims, options->save);
+    all.logits = bl_min_i64(all.logits, T * n_logits * float_bytes);
+    return all;
+}
