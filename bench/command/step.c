@@ -166,7 +166,8 @@ static bl_status open_job(step_bench *b)
                                  .n_here = 1,
                                  .n_on_host = 1},
                     .model = b->model};
-    BL_TRY(bl_run_data_open_training(b->config, b->model, NULL, (int)b->config->ranks, &job->data));
+    BL_TRY(bl_run_data_open_training(b->config, &b->model->config, NULL, (int)b->config->ranks,
+                                     &job->data));
     BL_TRY(bl_plan_choose_lora(b->config, &b->model->config, true, &job->lora));
     bl_plan_input input = bl_job_plan_input(job);
     input.is_training = true;

@@ -2,6 +2,8 @@
 #include "base/memory.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/cgroup_internal.h"
 #include "base/sizes.h"
@@ -53,6 +55,20 @@ int64_t bl_memory_available_bytes_of(const char *root)
 int64_t bl_memory_available_bytes(void)
 {
     return bl_memory_available_bytes_of("");
+}
+
+int64_t bl_memory_touched_page_bytes(void)
+{
+    enum { HUGE_PAGE_BYTES = 2 << 20 };
+    char text[64] = "";
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+
+    if (file) {
+        if (!fgets(text, sizeof text, file)) text[0] = '\0';
+        fclose(file);
+    }
+    bool grants = strstr(text, "[always]") || strstr(text, "[madvise]");
+    return grants ? HUGE_PAGE_BYTES : (int64_t)sysconf(_SC_PAGESIZE);
 }
 
 int64_t bl_memory_anonymous_bytes(void)

@@ -14,6 +14,10 @@ int64_t bl_memory_available_bytes(void);
 /* The same of a system whose /proc and /sys lie below `root`, for tests; "" is this one. */
 int64_t bl_memory_available_bytes_of(const char *root);
 
+/* In which large allocations take memory when they are touched: 2 MiB where the system grants huge pages to who asks, else
+ * the page size. */
+int64_t bl_memory_touched_page_bytes(void);
+
 /* RssAnon and VmLck of this process: anonymous memory that is resident, and memory locked by mlock. 0 where
  * the system does not tell. */
 int64_t bl_memory_anonymous_bytes(void);

@@ -7,6 +7,8 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
+#include "cli/plan_data.h"
+#include "plan/expect.h"
 #include "plan/ladder_report.h"
 #include "plan/published.h"
 #include "plan/report.h"
@@ -139,14 +141,28 @@ done:
 
 static bl_status tell(const bl_plan_report *report, const plan_options *o)
 {
+    const bl_plan_case *c = report->c;
+    bool knows_rows = c->input.rows.n_micro > 0;
+    bl_plan_input input = c->input;
+    bl_plan_expectation expected;
+
+    input.config = report->config;
+    if (knows_rows) BL_TRY(bl_plan_expect(&input, report->plan, &expected));
     if (o->svg) BL_TRY(draw(report, o->svg));
     if (!o->json) {
         bl_plan_report_print(report, o->details, stdout);
+        if (knows_rows)
+            bl_plan_expectation_print(&input, report->plan, report->time, &expected, stdout);
         return BL_OK;
     }
-    json_t *document;
+    json_t *document, *part = NULL;
     BL_TRY(bl_plan_report_describe(report, &document));
-    return print_document(document);
+    bl_status st = knows_rows ? bl_plan_expectation_describe(&input, &expected, &part) : BL_OK;
+    if (part && json_object_set_new(document, "expected", part) != 0)
+        st = BL_FAIL(BL_ENOMEM, "out of memory: the plan's document");
+    if (st == BL_OK) return print_document(document);
+    json_decref(document);
+    return st;
 }
 
 /* As a training chooses; the time is told beside it. */
@@ -306,6 +322,8 @@ static bl_status plan(const plan_options *o, int argc, char **argv)
     }
     bl_status st =
         bl_plan_case_open(o->hardware, o->tokens == BL_OPTION_AUTO ? 0 : o->tokens, argc, argv, &c);
+    if (st == BL_OK && o->tokens == BL_OPTION_AUTO && o->family.n_items == 0)
+        st = bl_cli_plan_read_data(&c);
     if (st == BL_OK) st = choose_kind(&c, o);
     bl_plan_case_close(&c);
     return st;

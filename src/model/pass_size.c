@@ -2,6 +2,7 @@
 /* pass_size.c -- the memory of a pass: what it takes, and what of that is touched. */
 #include "model/pass_size.h"
 
+#include "base/memory.h"
 #include "base/sizes.h"
 #include "offload/arena.h"
 #include "ops/loss_head.h"
@@ -97,6 +98,14 @@ bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass
                            .host_embeddings = m.feed.host_bytes};
 }
 
+/* Of n buffers of `size` bytes each, of which the first `used` are written: where they begin in a page is chance, and so
+ * they reach a page more. */
+static int64_t touched(int64_t n, int64_t size, int64_t used)
+{
+    if (used <= 0) return 0;
+    return n * bl_min_i64(size, used + bl_memory_touched_page_bytes());
+}
+
 /* Rows of micro-batches lie one behind the other from the beginning of each buffer. The workspace has room for
  * every tensor of a layer; those that are kept for backward are used there by evaluations alone. The arena of
  * host memory is touched when it is made. */
@@ -113,16 +122,21 @@ bl_pass_bytes bl_llama_pass_touched(const bl_llama_config *config, const bl_pass
     model_pass_size train = model_pass_measure(config, &of_train),
                     evaluation = model_pass_measure(config, &of_evaluation);
     if (options->training) n_unused = bl_block_rows(&dims, T) - bl_block_rows(&dims, T_evaluation);
+    enum { WORKSPACE_BUFFERS = 7 }; /* llama/block.c: place_workspace */
+    model_pass_size full = model_pass_measure(config, options),
+                    *longer = T_train > T_evaluation ? &train : &evaluation;
+    int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, options->save);
     int64_t float_bytes = (int64_t)sizeof(float),
             n_logits = config->vocab_size + config->hidden_size;
     bl_pass_bytes all = bl_llama_pass_measure(config, options);
 
-    all.inputs =
-        bl_max_i64(model_stack_bytes(&train.inputs), model_stack_bytes(&evaluation.inputs));
-    all.saved = model_stack_bytes(&train.saved);
-    all.boundary = train.d;
-    all.workspace = (T_train > T_evaluation ? train : evaluation).workspace -
-                    n_unused * bl_block_saved_bytes(&dims, options->save);
+    all.inputs = touched(full.inputs.n_slots, full.inputs.entry_bytes,
+                         bl_max_i64(train.inputs.entry_bytes, evaluation.inputs.entry_bytes));
+    all.saved = touched(full.saved.n_slots, full.saved.entry_bytes, train.saved.entry_bytes);
+    all.boundary = touched(1, full.d, train.d);
+    all.workspace = bl_min_i64(
+        all.workspace, touched(WORKSPACE_BUFFERS, full.workspace, workspace / WORKSPACE_BUFFERS));
+    if (longer->workspace == full.workspace) all.workspace = workspace;
     all.logits = bl_min_i64(all.logits, T * n_logits * float_bytes);
     return all;
 }

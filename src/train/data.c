@@ -5,14 +5,17 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/sizes.h"
+#include "train/sampler.h"
 
 typedef struct opening {
     const bl_train_config *config;
-    const bl_llama_model *model;
+    const bl_llama_config *model;
     bl_host_memory *host;
     int n_here;
     bl_run_data *data;
+    int64_t before_bytes; /* anonymous memory */
 } opening;
 
 static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
@@ -27,7 +30,7 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     options.overlong = c->overlong;
     options.train_on_inputs = c->train_on_inputs;
     options.skip_bad = c->skip_bad;
-    options.vocab_size = (int32_t)o->model->config.vocab_size;
+    options.vocab_size = (int32_t)o->model->vocab_size;
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
     options.no_tokenizer = data->tokenizer_error.status == BL_OK ? NULL : &data->tokenizer_error;
@@ -64,20 +67,37 @@ static bl_status open_tokenizer(const opening *o)
     }
     BL_TRY(st);
     int64_t tokens = bl_tokenizer_vocab_size(data->tokenizer);
-    if (tokens > o->model->config.vocab_size && c->data_format != BL_DATA_TOKENS)
+    if (tokens > o->model->vocab_size && c->data_format != BL_DATA_TOKENS)
         bl_log_warning("the tokenizer has %lld tokens, the model's embedding %lld rows",
-                       (long long)tokens, (long long)o->model->config.vocab_size);
+                       (long long)tokens, (long long)o->model->vocab_size);
     return BL_OK;
+}
+
+/* The longest is what buffers are sized by: max_seq_length may be far above what the data have. */
+static void measure(bl_rows *rows)
+{
+    double sum = 0, squares = 0;
+
+    for (int64_t row = rows->first; rows->set && row < rows->first + rows->n; row++) {
+        int64_t n = bl_dataset_n_tokens(rows->set, row);
+        rows->longest = bl_max_i64(rows->longest, n);
+        sum += (double)n;
+        squares += (double)n * (double)n;
+    }
+    if (rows->document_tokens == 0 && sum > 0) rows->document_tokens = squares / sum;
 }
 
 /* Of the rows alone that are used: a split was made before, of samples. */
 static bl_status pack(const bl_train_config *c, bl_rows *rows)
 {
     bl_dataset *packed;
+    bl_rows samples = *rows;
 
+    measure(&samples); /* with pack they stay documents of their own */
     BL_TRY(
         bl_dataset_pack(rows->set, c->packing, c->max_seq_length, rows->first, rows->n, &packed));
     *rows = (bl_rows){.set = packed, .n = bl_dataset_count(packed)};
+    if (c->packing == BL_PACKING_PACK) rows->document_tokens = samples.document_tokens;
     return BL_OK;
 }
 
@@ -97,11 +117,33 @@ static bl_status pack_data(const bl_train_config *c, bl_run_data *data)
     return BL_OK;
 }
 
-/* What buffers are sized by: max_seq_length may be far above what the data have. */
-static void measure(bl_rows *rows)
+/* Micro-batches are the rows' sequence in pieces. That of a long run is much like its beginning. */
+bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *data)
 {
-    for (int64_t row = rows->first; rows->set && row < rows->first + rows->n; row++)
-        rows->longest = bl_max_i64(rows->longest, bl_dataset_n_tokens(rows->set, row));
+    enum { MAX_ROWS = 1 << 22 };
+    const bl_rows *rows = &data->train;
+    bl_sampler sampler = {rows->n, (uint64_t)c->seed, c->shuffle};
+    bl_plan_rows out = {0};
+    int64_t n_in_one = c->per_device_train_batch_size, n_tokens = 0;
+
+    if (rows->n < 1) return out;
+    int64_t n_rows =
+        bl_min_i64(bl_train_total_steps(c, rows->n) * bl_train_batch_rows(c), MAX_ROWS);
+    out.n_micro = bl_max_i64(1, n_rows / n_in_one);
+    for (int64_t m = 0; m < out.n_micro; m++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < n_in_one; i++)
+            n += bl_dataset_n_tokens(rows->set,
+                                     rows->first + bl_sampler_row(&sampler, m * n_in_one + i));
+        out.largest = bl_max_i64(out.largest, n);
+        n_tokens += n;
+    }
+    bl_dataset_stats stats;
+    bl_dataset_get_stats(rows->set, &stats);
+    out.mean = (double)n_tokens / (double)out.n_micro;
+    out.document_tokens = rows->document_tokens;
+    if (stats.n_tokens > 0) out.label_part = (double)stats.n_label_tokens / (double)stats.n_tokens;
+    return out;
 }
 
 static bl_status finish(const opening *o)
@@ -113,6 +155,9 @@ static bl_status finish(const opening *o)
     if (o->config->packing != BL_PACKING_NONE) BL_TRY(pack_data(o->config, data));
     measure(&data->train);
     measure(&data->validation);
+    int64_t own_bytes = o->host ? 0 : bl_run_data_bytes(data);
+    data->tokenizer_bytes =
+        bl_max_i64(0, bl_memory_anonymous_bytes() - o->before_bytes - own_bytes);
     return BL_OK;
 }
 
@@ -128,10 +173,10 @@ static bl_status split(const bl_train_config *c, bl_run_data *data)
     return BL_OK;
 }
 
-bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_model *model,
+bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_config *model,
                                     bl_host_memory *host, int n_here, bl_run_data *data)
 {
-    opening o = {c, model, host, n_here, data};
+    opening o = {c, model, host, n_here, data, bl_memory_anonymous_bytes()};
 
     BL_TRY(open_tokenizer(&o));
     if (c->train_file) BL_TRY(open_dataset(&o, c->train_file, &data->train));
@@ -142,10 +187,10 @@ bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_mod
     return finish(&o);
 }
 
-bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_model *model,
+bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_config *model,
                                       bl_host_memory *host, int n_here, bl_run_data *data)
 {
-    opening o = {c, model, host, n_here, data};
+    opening o = {c, model, host, n_here, data, bl_memory_anonymous_bytes()};
 
     BL_TRY(open_tokenizer(&o));
     if (c->validation_file) BL_TRY(open_dataset(&o, c->validation_file, &data->validation));

@@ -36,8 +36,9 @@ typedef struct bl_job {
     bl_lora_layout lora; /* n_floats 0: no adapter */
     bl_identity identity;
     bl_plan plan;
-    uint8_t *bf16_matrices; /* plan.pass's: compute_bf16_modules by layer; owned */
-    bl_trace *trace;        /* NULL: none; ranks write to it as they please */
+    bl_memory_ledger expected; /* by it: with the micro-batches that a training's rows make */
+    uint8_t *bf16_matrices;    /* plan.pass's: compute_bf16_modules by layer; owned */
+    bl_trace *trace;           /* NULL: none; ranks write to it as they please */
 } bl_job;
 
 /* open.c. Close after any failure, too. */

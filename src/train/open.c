@@ -93,6 +93,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .lora = &job->lora,
         .topology = job->topology,
         .data_bytes = bl_run_data_bytes(&job->data),
+        .tokenizer_bytes = job->data.tokenizer_bytes,
         .longest_train_row = job->data.train.longest,
         .longest_validation_row = job->data.validation.longest};
 }

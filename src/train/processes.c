@@ -283,6 +283,7 @@ done:
 
 typedef struct room {
     int64_t host, gpu; /* bytes; -1: not known */
+    int64_t tokenizer; /* bytes */
     char name[64];     /* of the host */
 } room;
 
@@ -356,6 +357,7 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
     BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
     room *own = &rooms[job->topology.first_here];
     own->host = bl_plan_available_bytes(input);
+    own->tokenizer = input->tokenizer_bytes;
     own->gpu = has_gpu ? bl_plan_gpu_available_bytes(input) : -1;
     (void)gethostname(own->name, sizeof own->name - 1);
     st = bl_talk_gather(&t, rooms, sizeof *rooms);
@@ -364,6 +366,8 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
         warn_of_least_gpu(rooms, n_ranks);
         warn_of_least_host(rooms, n_ranks);
     }
+    for (int i = 0; i < n_ranks; i++) /* measured: processes must plan alike */
+        input->tokenizer_bytes = bl_max_i64(input->tokenizer_bytes, rooms[i].tokenizer);
     input->available_bytes = least(rooms, n_ranks, offsetof(room, host));
     input->gpu_available_bytes = least(rooms, n_ranks, offsetof(room, gpu));
 done:

@@ -168,7 +168,7 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_job_open_model(job));
-    BL_TRY(bl_run_data_open_training(c, job->model, job->host_memory, job->topology.n_here,
+    BL_TRY(bl_run_data_open_training(c, &job->model->config, job->host_memory, job->topology.n_here,
                                      &job->data));
     bl_job_measure_rows(job);
     BL_TRY(bl_plan_choose_lora(c, &job->model->config, true, &job->lora));
@@ -176,21 +176,37 @@ static bl_status open_job(bl_job *job)
     return BL_OK;
 }
 
+/* The plan has room for micro-batches as long as the longest row allows. */
+static void print_expected(const bl_job *job, const bl_plan_rows *rows)
+{
+    const double MIB = 1 << 20;
+    int64_t bound = job->plan.memory.total, expected = job->expected.total;
+
+    if (rows->n_micro > 0 && expected < bound / 100 * 99)
+        bl_log_info("memory expected with these rows: %.1f MiB; micro-batches have %.0f tokens on "
+                    "average, %lld at most, of %lld",
+                    (double)expected / MIB, rows->mean, (long long)rows->largest,
+                    (long long)job->plan.pass.T_max);
+}
+
 static bl_status plan(bl_job *job)
 {
     bl_plan_input input = bl_job_plan_input(job);
 
     input.is_training = true;
+    input.rows = bl_run_data_measure(job->config, &job->data);
     BL_TRY(bl_job_choose_plan(job, &input));
+    BL_TRY(bl_plan_expect_memory(&input, &job->plan.placement, &job->plan.pass, &job->expected));
     BL_TRY(print_model(job));
     bl_plan_print(&input, &job->plan);
+    print_expected(job, &input.rows);
     return bl_plan_check(&input, &job->plan);
 }
 
 static void print_memory(const bl_job *job, const bl_peak_memory *peak)
 {
     const double MIB = 1 << 20;
-    const bl_memory_ledger *m = &job->plan.memory;
+    const bl_memory_ledger *m = &job->expected;
     int64_t gpu = bl_memory_gpu_bytes(m, job->topology.n_here),
             shared = bl_host_memory_bytes(job->host_memory);
 

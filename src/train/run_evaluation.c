@@ -42,8 +42,8 @@ static bl_status open_job(bl_job *job)
     const bl_train_config *c = job->config;
 
     BL_TRY(bl_job_open_model(job));
-    BL_TRY(bl_run_data_open_evaluation(c, job->model, job->host_memory, job->topology.n_here,
-                                       &job->data));
+    BL_TRY(bl_run_data_open_evaluation(c, &job->model->config, job->host_memory,
+                                       job->topology.n_here, &job->data));
     bl_job_measure_rows(job);
     BL_TRY(bl_plan_choose_lora(c, &job->model->config, false, &job->lora));
     bl_job_print_base_formats(job, "memory");

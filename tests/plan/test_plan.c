@@ -324,6 +324,50 @@ static void test_check_by_a_gpus_memory(void **state)
     close_case(&p);
 }
 
+static int64_t predicted(const bl_plan_input *in, unsigned save, bool expects, bl_memory_ledger *m)
+{
+    bl_llama_placement placement = {.n = 1};
+    bl_pass_options pass = bl_plan_pass_options(in, save);
+
+    assert_int_equal(expects ? bl_plan_expect_memory(in, &placement, &pass, m)
+                             : bl_plan_predict_memory(in, &placement, &pass, m),
+                     BL_OK);
+    return m->total;
+}
+
+/* Known rows make an expectation below the bound; the tokenizer is in both; memory that nothing touches is in neither: the
+ * workspace has no tensors that a training keeps, but an evaluation uses them. */
+static void test_expected_memory(void **state)
+{
+    bl_memory_ledger m;
+    plan_case p;
+
+    (void)state;
+    open_case(&p, "none");
+    bl_plan_input *in = &p.input;
+    in->longest_train_row = 512;
+    in->longest_validation_row = 0;
+    int64_t tokens = p.config->per_device_train_batch_size * 512,
+            bound = predicted(in, BL_SAVE_S4, false, &m),
+            workspace = m.item[BL_MEMORY_WORKSPACE].device;
+    assert_int_equal(predicted(in, BL_SAVE_S4, true, &m), bound);
+    in->rows = (bl_plan_rows){.n_micro = 1, .largest = tokens, .mean = (double)tokens};
+    assert_int_equal(predicted(in, BL_SAVE_S4, true, &m), bound);
+    in->rows.largest = tokens / 8;
+    assert_int_equal(predicted(in, BL_SAVE_S4, false, &m), bound);
+    assert_true(predicted(in, BL_SAVE_S4, true, &m) < bound / 4 * 3);
+    in->tokenizer_bytes = 1 << 26;
+    assert_int_equal(predicted(in, BL_SAVE_S4, false, &m), bound + (1 << 26));
+    bl_block_dims dims = bl_block_dims_of(&p.model, BL_DEVICE_CPU);
+    int64_t tensors = tokens * bl_block_saved_bytes(&dims, BL_SAVE_S4);
+    predicted(in, BL_SAVE_S0, false, &m);
+    assert_int_equal(m.item[BL_MEMORY_WORKSPACE].device, workspace + tensors);
+    in->longest_validation_row = 512;
+    predicted(in, BL_SAVE_S4, false, &m);
+    assert_true(m.item[BL_MEMORY_WORKSPACE].device >= workspace + tensors);
+    close_case(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -335,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_saving_by_a_gpus_memory),
         cmocka_unit_test(test_prepared_by_a_gpus_memory),
         cmocka_unit_test(test_check_by_a_gpus_memory),
+        cmocka_unit_test(test_expected_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/plan_data.h"
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/data.h"
+
+/* Rows of tokens need no tokenizer; all others need the model's directory. */
+static bl_status is_readable(const bl_train_config *c, bool *out)
+{
+    bool has_data = false, has_model = false;
+
+    if (c->train_file) BL_TRY(bl_path_exists(c->train_file, &has_data));
+    BL_TRY(bl_path_exists(c->model_name_or_path, &has_model));
+    *out = has_data && (has_model || c->data_format == BL_DATA_TOKENS);
+    if (c->train_file && !*out)
+        bl_log_info("rows are taken to be full: %s is not here",
+                    has_data ? c->model_name_or_path : c->train_file);
+    return BL_OK;
+}
+
+bl_status bl_cli_plan_read_data(bl_plan_case *c)
+{
+    bl_plan_input *in = &c->input;
+    bl_run_data data = {0};
+    bool readable;
+
+    BL_TRY(is_readable(c->config, &readable));
+    if (!readable) return BL_OK;
+    bl_status st = bl_run_data_open_training(c->config, &c->model.config, NULL, 1, &data);
+    if (st == BL_OK) {
+        in->longest_train_row = data.train.longest;
+        in->longest_validation_row = data.validation.longest;
+        in->n_positions = bl_max_i64(1, bl_max_i64(data.train.longest, data.validation.longest));
+        in->data_bytes = bl_run_data_bytes(&data);
+        in->tokenizer_bytes = data.tokenizer_bytes;
+        in->rows = bl_run_data_measure(c->config, &data);
+    }
+    bl_run_data_close(&data);
+    return st;
+}

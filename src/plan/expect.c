@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/expect.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "base/sizes.h"
+#include "plan/search.h"
+
+static const double GB = 1e9;
+
+bl_status bl_plan_expect(const bl_plan_input *in, const bl_plan *plan, bl_plan_expectation *out)
+{
+    const bl_plan_rows *rows = &in->rows;
+    bl_time_input input;
+
+    BL_TRY(bl_plan_expect_memory(in, &plan->placement, &plan->pass, &out->memory));
+    bl_time_run *runs = calloc((size_t)in->model->n_layers, sizeof *runs);
+    if (!runs)
+        return BL_FAIL(BL_ENOMEM, "out of memory: runs of %lld layers",
+                       (long long)in->model->n_layers);
+    bl_plan_time_input(in, plan, runs, &input);
+    input.micro_tokens = bl_max_i64(1, (int64_t)llround(rows->mean));
+    input.document_tokens = rows->document_tokens;
+    input.label_part = rows->label_part;
+    bl_status st = bl_time_predict(&input, &out->time);
+    free(runs);
+    return st;
+}
+
+static double host_gb(const bl_plan_input *in, const bl_memory_ledger *m)
+{
+    return (double)m->total * (double)bl_plan_processes_on_host(&in->topology) / GB;
+}
+
+void bl_plan_expectation_print(const bl_plan_input *in, const bl_plan *plan,
+                               const bl_time_estimate *bound, const bl_plan_expectation *e,
+                               FILE *out)
+{
+    const bl_plan_rows *rows = &in->rows;
+    long long full = (long long)(in->config->per_device_train_batch_size * in->longest_train_row);
+    bool is_gpu = plan->pass.kind == BL_DEVICE_CUDA;
+
+    fprintf(out,
+            "Data     micro-batches of %.0f tokens on average, %lld at most; the bound has %lld\n",
+            rows->mean, (long long)rows->largest, full);
+    fprintf(out, "         expected: %.0f tokens/s, %.3f s per step, %.2f GB of memory per host\n",
+            e->time.tokens_per_s, e->time.step_s, host_gb(in, &e->memory));
+    fprintf(out, "         bound:    %.0f tokens/s, %.3f s per step, %.2f GB%s\n",
+            bound->tokens_per_s, bound->step_s, host_gb(in, &plan->memory),
+            is_gpu ? "; GPU memory is allocated for the bound" : "");
+}
+
+bl_status bl_plan_expectation_describe(const bl_plan_input *in, const bl_plan_expectation *e,
+                                       json_t **out)
+{
+    const bl_plan_rows *rows = &in->rows;
+
+    bl_json_watch_memory();
+    *out = json_pack("{s:f, s:I, s:f, s:f, s:f, s:f, s:I}", "micro_batch_tokens", rows->mean,
+                     "largest_micro_batch_tokens", (json_int_t)rows->largest, "document_tokens",
+                     rows->document_tokens, "label_part", rows->label_part, "tokens_per_s",
+                     e->time.tokens_per_s, "step_s", e->time.step_s, "memory_bytes_per_process",
+                     (json_int_t)e->memory.total);
+    if (*out && !bl_json_ran_out()) return BL_OK;
+    json_decref(*out);
+    *out = NULL;
+    return BL_FAIL(BL_ENOMEM, "out of memory: the expectation of a plan");
+}
