@@ -18,7 +18,7 @@
 enum { N_CODES = 0x110000, BLOCK = 16384, ASSIGNED = 0x40000, ADDED = 256 };
 
 static json_t *golden;
-static char scratch[] = "/tmp/ballast-unicode-XXXXXX";
+static char scratch[] = "/tmp/ballast-unicode-XXXXXX.json";
 /* Of each code point, the index of its category in golden's "categories". */
 static unsigned char category[N_CODES];
 
@@ -371,7 +371,7 @@ static int read_golden(void **state)
                 category[code] = (unsigned char)n_categories;
         }
     }
-    int fd = mkstemp(scratch);
+    int fd = mkstemps(scratch, (int)strlen(".json"));
     return fd < 0 ? -1 : close(fd);
 }
 
