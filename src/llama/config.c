@@ -330,17 +330,28 @@ static const struct {
     {"llama3.3-70b", LLAMA3(8192, 28672, 80, 64, 128, 131072, LONG_ROPE(8))},
 };
 
+/* Both spellings are common: llama3.1-8b, llama-3.1-8b. */
+static bool is_preset(const char *preset, const char *name)
+{
+    static const char family[] = "llama";
+    size_t n_bytes = sizeof family - 1;
+
+    if (strcmp(preset, name) == 0) return true;
+    return strncmp(name, "llama-", n_bytes + 1) == 0 &&
+           strcmp(preset + n_bytes, name + n_bytes + 1) == 0;
+}
+
 bl_status bl_llama_config_preset(const char *name, bl_llama_config *out)
 {
     char known[512] = "";
 
     for (size_t i = 0; i < BL_COUNT(presets); i++) {
-        if (!strcmp(name, presets[i].name)) {
+        if (is_preset(presets[i].name, name)) {
             *out = presets[i].config;
             return BL_OK;
         }
         size_t length = strlen(known);
         snprintf(known + length, sizeof known - length, "%s%s", i ? ", " : "", presets[i].name);
     }
-    return BL_FAIL(BL_EUSAGE, "no model preset is called %.64s; there are %s", name, known);
+    return BL_FAIL(BL_EUSAGE, "unknown model preset %.64s; one of %s", name, known);
 }

@@ -42,7 +42,7 @@ typedef struct bl_llama_config {
 bl_status bl_llama_config_load(const char *path, bl_llama_config *out);
 
 /* A known model's shape: llama2-7b, -13b, -70b; llama3-8b, -70b; llama3.1-8b, -70b, -405b; llama3.2-1b, -3b;
- * llama3.3-70b. BL_EUSAGE for another name, listing them. */
+ * llama3.3-70b; or llama-3.1-8b. BL_EUSAGE for another name, listing them. */
 bl_status bl_llama_config_preset(const char *name, bl_llama_config *out);
 
 /* Old 405B files say num_key_value_heads 16 over weights of 8, or the reverse: k_proj of layer 0 decides.

@@ -277,6 +277,9 @@ static void test_presets(void **state)
     assert_int_equal(c.head_dim, 128);
     assert_int_equal(bl_llama_config_preset("llama3.2-1b", &c), BL_OK);
     assert_true(c.tie_word_embeddings && c.rope_factor == 32);
+    assert_int_equal(bl_llama_config_preset("llama-3.2-1b", &c), BL_OK);
+    assert_true(c.tie_word_embeddings && c.rope_factor == 32);
+    assert_int_equal(bl_llama_config_preset("llama-9", &c), BL_EUSAGE);
     assert_int_equal(bl_llama_config_preset("llama9", &c), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "llama3.1-405b, "));
 }
