@@ -31,11 +31,11 @@ typedef struct gather_options {
 
 static const bl_option table[] = {
     {OPTION(bytes, LIST), .default_text = "1MiB,16MiB,64MiB",
-     .help = "sizes of what all ranks have in the end"},
+     .help = "gathered sizes: all ranks together"},
     {OPTION(ranks, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 4096,
      .help = "auto: the GPUs, or two on a CPU; or what mpirun, srun or torchrun have started"},
     {OPTION(device, ENUM), .names = "auto|cpu|cuda", .default_text = "auto",
-     .help = "whose memory is gathered; auto: GPUs, if this build and machine have some"},
+     .help = "device of the gathered memory; auto: GPUs, if this build and machine have some"},
     {OPTION(processes, BOOL), .default_text = "true",
      .help = "a process per rank; false: threads of one process, all on GPU 0"},
     {OPTION(runs, INT), .default_text = "10", .min = 1, .max = BL_BENCH_MAX_RUNS,
@@ -348,8 +348,7 @@ const bl_bench bl_bench_gather = {
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(gather_options),
     .details =
-        "How fast ranks gather, in place, what each has a part of, as they do with the base: the\n"
-        "slowest rank's time. Bytes are verified first. bus GB/s is what comes to a rank from the\n"
-        "others, as nccl-tests counts it.\n",
+        "Measures an all-gather in place, as of the base: the slowest rank's time. Verifies the\n"
+        "bytes first. bus GB/s counts the bytes that a rank receives, as nccl-tests does.\n",
     .run_ranks = run,
 };

@@ -28,17 +28,17 @@ typedef struct hardware_options {
     .offset = offsetof(hardware_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(output, PATH), .help = "write the results there, as hardware.json"},
+    {OPTION(output, PATH), .help = "file for the results, for example hardware.json"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print that JSON document, not a table"},
     {OPTION(dir, PATH),
-     .help = "a folder of the disk to measure: a file is made there, and taken away again"},
-    {OPTION(disk_size, STRING), .default_text = "1GiB", .help = "of that file"},
+     .help = "directory on the disk to measure; a temporary file is written there"},
+    {OPTION(disk_size, STRING), .default_text = "1GiB", .help = "size of that file"},
     {OPTION(memory_size, STRING), .default_text = "256MiB",
-     .help = "of what is copied; well above the size of the processor's caches"},
+     .help = "size of the copied block; well above the processor's caches"},
     {OPTION(matrix_size, INT), .default_text = "2048", .min = 128, .max = 32768,
      .help = "rows and columns of the matrices that are multiplied and converted"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
-     .help = "the most CPU threads to use; auto: the cores at hand"},
+     .help = "maximum CPU threads; auto: the usable cores"},
     {OPTION(runs, INT), .default_text = "5", .min = 1, .max = BL_BENCH_MAX_RUNS,
      .help = "timed runs of each"},
 };

@@ -29,13 +29,13 @@ typedef struct io_options {
 static const bl_option table[] = {
     {OPTION(file, PATH), .help = "the file to read"},
     {OPTION(dir, PATH),
-     .help = "or: the folder where a file of random bytes is made, and taken away again"},
-    {OPTION(size, STRING), .default_text = "4GiB", .help = "of the file that is made"},
+     .help = "directory for a temporary file of random bytes, instead of --file"},
+    {OPTION(size, STRING), .default_text = "4GiB", .help = "size of the temporary file"},
     {OPTION(io_engine, ENUM), .names = "auto|uring|pread", .default_text = "auto",
-     .help = "which engine to measure; auto: each"},
+     .help = "engine to measure; auto: each"},
     {OPTION(queue_depth, INT), .default_text = "32", .min = 1, .max = 1024,
-     .help = "requests in the kernel at a time"},
-    {OPTION(chunk, STRING), .default_text = "4MiB", .help = "bytes of a request"},
+     .help = "requests in flight"},
+    {OPTION(chunk, STRING), .default_text = "4MiB", .help = "bytes per request"},
     {OPTION(runs, INT), .default_text = "5", .min = 1, .max = BL_BENCH_MAX_RUNS,
      .help = "rounds, in which the contenders take turns"},
     {OPTION(fio, BOOL), .default_text = "true", .help = "measure fio, too, where it is installed"},
@@ -222,9 +222,8 @@ const bl_bench bl_bench_io = {
                "at the same "
                "depth "
                "and size of\n"
-               "request; a first round verifies the bytes. 10^9 bytes a second: the best round's "
-               "and the median. "
+               "request; a first round verifies the bytes. GB/s of the best round and the median. "
                "The ratios to fio\n"
-               "are of the best rounds and the median of the rounds' own.\n",
+               "are those of the best rounds, and the median of each round's.\n",
     .run = run,
 };

@@ -30,8 +30,8 @@ typedef struct bench_options {
 static const bl_option table[] = {
     {OPTION(device, ENUM), .default_text = "cpu", .names = "cpu|cuda",
      .help = "cpu, or cuda for the first GPU"},
-    {OPTION(model, STRING), .default_text = "llama3.2-1b",
-     .help = "whose shapes: a name as in llama3.1-8b"},
+    {OPTION(model, STRING), .default_text = "llama-3.2-1b",
+     .help = "model with the shapes: llama-3.1-8b, ..."},
     {OPTION(matrices, LIST), .default_text = "qkv,o,gate_up,down",
      .help = "the fused matrices to measure"},
     {OPTION(formats, LIST), .default_text = "fp8_row,fp8_block,bf16,f32",
@@ -45,7 +45,7 @@ static const bl_option table[] = {
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
      .help = "CPU threads per rank"},
     {OPTION(runs, INT), .default_text = "5", .min = 1, .max = 1000,
-     .help = "timed runs, each beside a run of the plain GEMM"},
+     .help = "timed runs, each next to a run of the plain GEMM"},
     {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 64,
      .help = "ranks of this process, each with its own tokens"},
     {OPTION(shard_size, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 64,
@@ -216,16 +216,17 @@ const bl_bench bl_bench_linear = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(bench_options),
-    .details = "A JSON line for each matrix, format and pass: a pass over `layers` layers with "
-               "LoRA, beside\n"
-               "fp32 GEMMs of their shape and, when sharded or offloaded, beside the same layers "
-               "resident,\n"
-               "taking turns in one run. seconds is the median of --runs, percentages are medians "
-               "of the runs' own.\n"
-               "Backward is dx, dA and dB; its GEMM is dx's alone. Sharded and resident outputs "
-               "are compared.\n"
-               "On a GPU FP8 formats are measured decoded and as FP8, beside the fastest bf16 and "
-               "FP8 GEMMs that\n"
-               "cuBLASLt offers; docs/gpu.md explains the fields.\n",
+    .details =
+        "A JSON line for each matrix, format and pass: a pass over `layers` layers with "
+        "LoRA, against\n"
+        "fp32 GEMMs of their shape and, when sharded or offloaded, against the same layers "
+        "resident,\n"
+        "taking turns in one run. seconds is the median of --runs; percentages are medians "
+        "of those of each run.\n"
+        "Backward is dx, dA and dB; its GEMM is dx's alone. Sharded and resident outputs "
+        "are compared.\n"
+        "On a GPU FP8 formats are measured dequantized and as FP8, against the fastest bf16 and "
+        "FP8 GEMMs that\n"
+        "cuBLASLt offers; docs/gpu.md explains the fields.\n",
     .run = run,
 };

@@ -36,32 +36,34 @@ typedef struct pager_options {
 
 static const bl_option table[] = {
     {OPTION(question, ENUM), .names = "overlap|stall|ratio", .default_text = "overlap",
-     .help = "overlap: step times beside those without offloading; stall: seconds that "
+     .help = "overlap: step times against those without offloading; stall: seconds that "
              "micro-batches wait when 1 to 8 of them share a "
              "visit; ratio: tokens per second for offload_ratio 0 to 1"},
     {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host",
-     .help = "where offloaded pages lie: host or disk"},
+     .help = "tier of offloaded pages: host or disk"},
     {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
      .help = "copy time of a visit of one micro-batch, as a fraction of its compute time"},
     {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 16,
      .help = "ranks, which share each base"},
-    {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads a rank"},
+    {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256,
+     .help = "CPU threads per rank"},
     {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64,
      .help = "layers of the base held at once"},
-    {OPTION(layers, INT), .default_text = "16", .min = 2, .max = 1024, .help = "of the model"},
+    {OPTION(layers, INT), .default_text = "16", .min = 2, .max = 1024,
+     .help = "layers of the model"},
     {OPTION(hidden, INT), .default_text = "256", .min = 64, .max = 16384,
-     .help = "of the model, a multiple of 64"},
+     .help = "hidden size of the model, a multiple of 64"},
     {OPTION(tokens, INT), .default_text = "256", .min = 2, .max = 65536,
-     .help = "of a micro-batch"},
+     .help = "tokens per micro-batch"},
     {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 64,
-     .help = "of a step (stall: 8)"},
+     .help = "micro-batches per step (stall: 8)"},
     {OPTION(steps, INT), .default_text = "8", .min = 3, .max = 10000,
-     .help = "of a training; the first two do not count"},
+     .help = "steps per run; the first two do not count"},
     {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100,
-     .help = "how often the contenders take turns"},
+     .help = "rounds, in which the contenders take turns"},
     {OPTION(device, STRING), .default_text = "auto", .help = "auto, cpu or cuda"},
     {OPTION(dir, PATH), .default_text = "/tmp",
-     .help = "where a scratch folder is made, and removed again"},
+     .help = "directory for a scratch directory, removed at the end"},
 };
 
 enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_VALUES = 4096 };
@@ -367,10 +369,10 @@ const bl_bench bl_bench_pager = {
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(pager_options),
     .details = "Trains a random model in three ways that take turns: all in device memory; "
-               "offloaded and brought ahead of time;\n"
-               "offloaded and brought when wanted. Tiers are paced to the compute measured in the "
+               "offloaded and prefetched;\n"
+               "offloaded and loaded on demand. Tiers are paced to the compute measured in the "
                "same run. JSON lines;\n"
                "overlapped and synchronous are step times (question ratio: tokens per second) "
-               "beside the first way's.\n",
+               "relative to the first way's.\n",
     .run = run,
 };

@@ -32,19 +32,20 @@ typedef struct plan_options {
     .offset = offsetof(plan_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(layers, INT), .default_text = "8", .min = 2, .max = 1024, .help = "of the model"},
+    {OPTION(layers, INT), .default_text = "8", .min = 2, .max = 1024,
+     .help = "layers of the model"},
     {OPTION(hidden, INT), .default_text = "512", .min = 64, .max = 16384,
-     .help = "of the model, a multiple of 64"},
+     .help = "hidden size of the model, a multiple of 64"},
     {OPTION(tokens, INT), .default_text = "256", .min = 2, .max = 65536,
-     .help = "of a micro-batch"},
+     .help = "tokens per micro-batch"},
     {OPTION(lora_r, INT), .default_text = "16", .min = 1, .max = 1024, .help = "LoRA rank"},
     {OPTION(steps, INT), .default_text = "5", .min = 3, .max = 10000,
-     .help = "of a training; the first two do not count"},
+     .help = "steps per run; the first two do not count"},
     {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100,
-     .help = "how often each way is measured and predicted"},
+     .help = "rounds, in which each way is measured and predicted"},
     {OPTION(only, STRING), .help = "one way alone, by its name"},
     {OPTION(dir, PATH), .default_text = "/tmp",
-     .help = "where a scratch folder is made, and removed again"},
+     .help = "directory for a scratch directory, removed at the end"},
 };
 
 enum { N_WARM = 2, PATH_BYTES = 512, RATE_RUNS = 5 };
@@ -365,6 +366,6 @@ const bl_bench bl_bench_plan = {
     .values_bytes = sizeof(plan_options),
     .details = "Trains a random model on the CPU in ten ways, and predicts each step from rates "
                "measured just before and after it.\n"
-               "One JSON line a way: medians of the rounds, and predicted over measured.\n",
+               "One JSON line per way: medians of the rounds, and predicted over measured.\n",
     .run = run,
 };

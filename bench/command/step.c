@@ -27,27 +27,28 @@
 
 static const bl_option table[] = {
     {OPTION(model, PATH), .default_text = "llama-3.2-1b",
-     .help = "a model's name, as llama-3.1-405b, or a folder with config.json"},
+     .help = "model: a name (llama-3.1-405b) or a directory with config.json"},
     {OPTION(layers, INT), .default_text = "0", .min = 0, .max = 4096,
-     .help = "of the model; 0: all it has"},
+     .help = "layers of the model; 0: all"},
     {OPTION(distinct_layers, INT), .default_text = "0", .min = 0, .max = 4096,
-     .help = "whose weights are in memory, the others repeat them; 0: all"},
+     .help = "layers with weights in memory, which the others repeat; 0: all"},
     {OPTION(as_rank, STRING), .default_text = "0/1",
-     .help = "RANK/RANKS: which of how many ranks share the base; the others are not there"},
+     .help = "RANK/RANKS: this rank, and the ranks that share the base; the others are simulated"},
     {OPTION(link_gb_per_s, REAL), .default_text = "0", .min = 0, .max = 1e6,
-     .help = "GB/s that a rank receives from the others; 0: as fast as the device copies"},
+     .help = "simulated GB/s received per rank; 0: as fast as the device copies"},
     {OPTION(tokens, INT), .default_text = "1024", .min = 1, .max = 1 << 20,
-     .help = "of a micro-batch: one sequence"},
-    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 4096, .help = "of a step"},
+     .help = "tokens per micro-batch, which is one sequence"},
+    {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 4096,
+     .help = "micro-batches per step"},
     {OPTION(visit_tokens, INT), .default_text = "0", .min = 0, .max = INT64_C(1) << 30,
-     .help = "that share a visit of a layer; 0: the step's"},
+     .help = "tokens per gather of a layer; 0: the step's"},
     {OPTION(lora_r, INT), .default_text = "16", .min = 1, .max = 4096, .help = "LoRA rank"},
     {OPTION(base_format, ENUM), .names = "auto|fp8_row|fp8_block|stored", .default_text = "fp8_row",
-     .help = "of the frozen base; stored: bf16"},
+     .help = "format of the frozen base; stored: bf16"},
     {OPTION(device, STRING), .default_text = "auto", .help = "auto, cpu or cuda"},
     {OPTION(compute_dtype, STRING), .default_text = "auto", .help = "auto, fp32, bf16 or fp8"},
     {OPTION(offload_ratio, REAL), .default_text = "0", .min = 0, .max = 1,
-     .help = "part of the base in pinned host memory"},
+     .help = "fraction of the base in pinned host memory"},
     {OPTION(activation_checkpointing, STRING), .default_text = "full",
      .help = "none, selective or full"},
     {OPTION(activation_offload, BOOL), .default_text = "false",
@@ -56,9 +57,9 @@ static const bl_option table[] = {
      .help = "layers of the base held at once"},
     {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads"},
     {OPTION(steps, INT), .default_text = "3", .min = 1, .max = 10000,
-     .help = "that are measured, after one that is not"},
+     .help = "measured steps, after one that is not"},
     {OPTION(dir, PATH), .default_text = "/tmp",
-     .help = "where a scratch folder is made, and removed again"},
+     .help = "directory for a scratch directory, removed at the end"},
     {OPTION(plan_for, STRING), .help = "print the memory needed on this GPU (h100, h200, ...; "
                                        "here: this machine's), run nothing"},
     {OPTION(plan_host_gb, REAL), .default_text = "0", .min = 0, .max = 1e6,
@@ -404,9 +405,9 @@ const bl_bench bl_bench_step = {
     .table = table,
     .n_options = BL_COUNT(table),
     .values_bytes = sizeof(step_options),
-    .details = "Takes training steps as one rank of several, on random weights and without the "
-               "other ranks: what they would\n"
-               "send is copied on the device. tokens_per_s is of all ranks together. JSON lines, "
-               "one a step.\n",
+    .details = "Runs training steps as one rank of several, on random weights; the other ranks are "
+               "simulated: their\n"
+               "data is copied on the device. tokens_per_s counts all ranks. JSON lines, "
+               "one per step.\n",
     .run = run,
 };

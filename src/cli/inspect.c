@@ -365,7 +365,7 @@ static bl_status run(int argc, char *const *argv)
 
     BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 1, &path, &n_words));
     if (!path) {
-        st = BL_FAIL(BL_EUSAGE, "inspect: no file or folder is given");
+        st = BL_FAIL(BL_EUSAGE, "inspect: missing path; usage: ballast inspect FILE|DIR");
         goto done;
     }
     st = inspect(path, values.json);

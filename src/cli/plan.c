@@ -35,11 +35,12 @@ static const bl_option table[] = {
      .help = "the machine: 8xh100, 2x8xh100 (hosts), 1xgh200, cpu, ..., or a hardware.json; none: "
              "this one"},
     {OPTION(tokens, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1048576,
-     .help = "of a row of the data; auto: max_seq_length"},
+     .help = "tokens per row of the data; auto: max_seq_length"},
     {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
      .help = "tokens of the training, for its time, energy and price"},
     {OPTION(price_per_hour, REAL), .default_text = "0", .min = 0, .max = 1e9,
-     .help = "of all hosts together, in any currency: prints the price of the training; 0: none"},
+     .help =
+         "price of all hosts together, in any currency: prints the cost of the training; 0: none"},
     {OPTION(objective, ENUM), .names = "speed|memory", .default_text = "speed",
      .help = "speed: the fastest that fits, or what takes less host memory and is at most 5 % "
              "slower; memory: the least GPU memory, then the least host memory"},
@@ -47,19 +48,19 @@ static const bl_option table[] = {
      .help = "print memory by item, disk space, time by phase, and the rates with their sources"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print one JSON document"},
     {OPTION(svg, PATH),
-     .help = "a folder for pictures: memory.svg and streams.svg, ladder.svg, what_if.svg"},
+     .help = "directory for pictures: memory.svg and streams.svg, ladder.svg, what_if.svg"},
     {OPTION(what_if, STRING),
      .help = "KEY=a,b,c: the plan with each value of a key of a training, of a figure of the "
              "machine (copy_in_bytes_per_s), of hardware or tokens"},
     {OPTION(explain, ENUM), .names = "nothing|published", .default_text = "nothing",
      .help = "published: another system's speeds, and what each of its choices costs"},
     {OPTION(ladder, BOOL), .default_text = "false",
-     .help = "what classical strategies would take instead: ZeRO's stages, LoRA, FP8, sharding, "
+     .help = "needs of classical strategies: ZeRO's stages, LoRA, FP8, sharding, "
              "offloading"},
     {OPTION(family, LIST),
      .help = "names of models: the fastest of ZeRO's stages with LoRA that fits, by lengths"},
     {OPTION(lengths, LIST), .default_text = "256,512,1024,2048,4096",
-     .help = "of sequences, in tokens, for --family"},
+     .help = "sequence lengths for --family, in tokens"},
 };
 
 static void print_options(FILE *out, bool as_markdown)
@@ -351,13 +352,13 @@ done:
 const bl_command bl_command_plan = {
     .name = "plan",
     .arguments = "CONFIG.yaml | --model DIR|NAME [--hardware NAME|FILE] [--key value ...]",
-    .summary = "say what a training would take: memory, time, energy, and the keys to use",
+    .summary = "predict memory, time and energy of a training, and choose its keys",
     .details =
-        "Loads nothing: a model is known by name (llama-3.1-405b) or from its folder's headers, a "
-        "machine by name\n"
-        "(8xh100) or from hardware.json. What is given stays; what is not is chosen: the fastest "
-        "that fits. With a\n"
-        "file, what `ballast train` would choose. Exit 4 when nothing fits, with what would. "
+        "Loads no weights: reads a model's name (llama-3.1-405b) or its directory's headers, and "
+        "a machine's name\n"
+        "(8xh100) or hardware.json. Keeps given keys and chooses the others: the fastest plan that "
+        "fits. With a\n"
+        "file, chooses as `ballast train` does. Exits 4 if nothing fits, and suggests changes. "
         "docs/model.md\n",
     .print_options = print_options,
     .run = run,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast quantize: a Hugging Face folder in, an FP8 one out. */
+/* ballast quantize: a Hugging Face directory in, an FP8 one out. */
 #include "base/cores.h"
 #include "base/log.h"
 #include "base/sizes.h"
@@ -21,9 +21,9 @@ _Static_assert(BL_FORMAT_FP8_ROW == 0 && BL_FORMAT_FP8_BLOCK == 1,
 
 static const bl_option table[] = {
     {OPTION(base_format, ENUM), .names = "fp8_row|fp8_block", .default_text = "fp8_row",
-     .help = "one scale a row, or one for each block of 128 x 128"},
+     .help = "scales: one per row, or one per block of 128 x 128"},
     {OPTION(io_engine, ENUM), .names = "auto|uring|pread", .default_text = "auto",
-     .help = "how the source is read"},
+     .help = "engine for reading the source"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 4096,
      .help = "CPU threads"},
 };
@@ -64,7 +64,7 @@ static bl_status run(int argc, char *const *argv)
     BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 2, folders, &n_words));
     st = n_words == 2
              ? quantize(folders[0], folders[1], &values)
-             : BL_FAIL(BL_EUSAGE, "quantize: give the model's folder and the one to write");
+             : BL_FAIL(BL_EUSAGE, "quantize: missing directory; usage: ballast quantize SRC DST");
 done:
     bl_options_clear(&options);
     return st;
@@ -75,13 +75,13 @@ const bl_command bl_command_quantize = {
     .arguments = "SRC DST [--base_format fp8_row|fp8_block]",
     .summary = "write a model with FP8 projections",
     .details =
-        "Reads the Hugging Face folder SRC and writes DST, in the format of compressed-tensors "
+        "Reads the Hugging Face directory SRC and writes DST, in the format of compressed-tensors "
         "with "
         "F32 scales,\n"
         "which vLLM serves and `ballast train` takes as it is. Training from DST gives the same "
         "bits "
         "as training\n"
-        "from SRC with that base_format. Interrupted, it goes on where it was: finished files are "
+        "from SRC with that base_format. An interrupted run is resumed: finished files are "
         "verified and\n"
         "kept. DST must be new, empty, or begun from the same SRC.\n",
     .print_options = print_options,

@@ -30,7 +30,7 @@ typedef struct tokenize_options {
 
 static const bl_option table[] = {
     {KEY(tokenizer, PATH), .group = "Options", .required_by = BL_CLI_ANY,
-     .help = "a tokenizer.json, or a folder that holds one"},
+     .help = "tokenizer.json, or a directory that has one"},
     {KEY(add_special_tokens, BOOL), .group = STREAM, .default_text = "true",
      .help = "put the model's special tokens (its BOS) around each text"},
     {KEY(parse_special_tokens, BOOL), .group = STREAM, .default_text = "false",
@@ -40,22 +40,22 @@ static const bl_option table[] = {
      .help = "training data, JSON or JSON lines, to show instead of reading stdin"},
     {KEY(data_format, ENUM), .group = DATA, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
-     .help = "what a row of the data holds; auto asks the first row"},
+     .help = "format of the rows; auto detects it from the first row"},
     {KEY(chat_template, STRING), .group = DATA,
      .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if it is one "
              "of these"},
     {KEY(template_date, STRING), .group = DATA,
-     .help = "the date that llama3.1 and llama3.2 write"},
+     .help = "date written by the llama3.1 and llama3.2 templates; default 26 Jul 2024"},
     {KEY(packing, ENUM), .group = DATA, .names = "none|pack|concatenate", .default_text = "none",
-     .help = "how samples become sequences"},
+     .help = "samples per sequence: one, several kept apart, or one stream"},
     {KEY(max_seq_length, INT), .group = DATA, .min = 0, .max = 1048576, .default_text = "0",
-     .help = "tokens of the longest sequence; 0: no limit"},
+     .help = "maximum tokens per sequence; 0: no limit"},
     {KEY(overlong, ENUM), .group = DATA, .names = "truncate|skip|error", .default_text = "truncate",
-     .help = "what happens to a sample longer than max_seq_length"},
+     .help = "policy for samples longer than max_seq_length"},
     {KEY(train_on_inputs, BOOL), .group = DATA, .default_text = "false",
-     .help = "count the loss of prompts too"},
+     .help = "compute the loss on prompts as well as answers"},
     {KEY(skip_bad, BOOL), .group = DATA, .default_text = "false",
-     .help = "leave out rows that cannot be read"},
+     .help = "skip and count unreadable rows"},
     {KEY(rows, INT), .group = DATA, .min = 1, .max = 9007199254740992.0, .has_auto = true,
      .default_text = "auto", .help = "rows to show; auto: 3, with --json all"},
     {KEY(json, BOOL), .group = DATA, .default_text = "false",
@@ -178,9 +178,10 @@ const bl_command bl_command_tokenize = {
         "{\"input_ids\": [...]} "
         "to stdout,\n"
         "one for one. A line that cannot be read ends it with exit code 3 and the line's number.\n"
-        "With --data, shows the rows of a data set as `ballast train` sees them, each token beside "
-        "its label: what is\n"
-        "learned is marked (*), on a terminal in color.\n",
+        "With --data, shows the rows of a data set as `ballast train` sees them, each token next "
+        "to "
+        "its label:\n"
+        "trained tokens are marked (*), on a terminal in color.\n",
     .print_options = print_options,
     .run = run,
 };

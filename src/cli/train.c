@@ -129,8 +129,8 @@ const bl_command bl_command_train = {
                "checkpoints and "
                "a README.md\n"
                "into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the "
-               "step (exit 75); go on\n"
-               "with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n",
+               "step (exit 75);\n"
+               "resume with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n",
     .print_options = print_train_options,
     .is_job = true,
     .run = run_train,

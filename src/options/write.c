@@ -269,8 +269,12 @@ static void print_alias(const bl_option_alias *alias, FILE *out)
 
 static void print_aliases(const bl_options *options, FILE *out)
 {
-    fputs("\n### Names from other programs\n\n| name | read as, or use instead |\n| --- | --- |\n",
-          out);
+    fputs(
+        "\n### Names from other programs\n\nNested names have dots. A name that ends in `*` stands "
+        "for all that begin so.\nOf the values, `x=y` means that x becomes y, `x=` that x sets "
+        "nothing, `!x` that x is rejected, and\n`x100` a fraction that becomes percent. `*` is any "
+        "text. The first that fits holds.\n\n| name | read as, or use instead |\n| --- | --- |\n",
+        out);
     for (size_t i = 0; i < options->n_aliases; i++) {
         const bl_option_alias *alias = &options->aliases[i];
         fprintf(out, "| `%s` | ", alias->name);

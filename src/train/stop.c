@@ -124,7 +124,7 @@ static void take_signal(watch *w, const sigset_t *signals, int signal_number)
         else
             bl_log_info(
                 "%s: stopping after this step (at most %.0f s); once more, a second later, to "
-                "leave at once",
+                "quit now",
                 strsignal(signal_number), grace_s);
         atomic_store(&w->control.stop, 1);
     }

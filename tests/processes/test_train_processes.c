@@ -254,7 +254,7 @@ static void test_second_signal(void **state)
     mpi_wait_for_steps(&child, runs_path("twice"), 5);
     kill(ranks[1], SIGSTOP);
     kill(child.pid, SIGTERM);
-    mpi_wait_for_text(&child, "to leave at once", 1);
+    mpi_wait_for_text(&child, "to quit now", 1);
     runs_sleep_s(1.1);       /* sooner, it would be the same request */
     kill(child.pid, SIGHUP); /* closed terminals repeat it: it does not count */
     kill(child.pid, SIGINT);
@@ -284,7 +284,7 @@ static void test_a_signal_to_all(void **state)
     mpi_wait_for_steps(&child, runs_path("to-all"), 5);
     kill(ranks[1], SIGSTOP); /* the step cannot end before all signals have come */
     for (int i = 0; i < 3; i++) kill(ranks[i], SIGTERM);
-    mpi_wait_for_text(&child, "to leave at once", 1);
+    mpi_wait_for_text(&child, "to quit now", 1);
     kill(child.pid, SIGTERM);
     kill(ranks[1], SIGCONT);
     assert_int_equal(runs_wait(&child, LIMIT_S), 75);

@@ -153,7 +153,7 @@ static bl_status create(int n_threads, bool guards, bl_device **out)
 {
     *out = NULL;
     cpu_device *self = calloc(1, sizeof *self);
-    if (!self) return BL_FAIL(BL_ENOMEM, "a CPU device");
+    if (!self) return BL_FAIL(BL_ENOMEM, "CPU device");
     bl_status st = guards ? bl_cpu_guard_create(&self->guard) : BL_OK;
     if (st == BL_OK) st = bl_pool_create(n_threads, &self->pool);
     if (st != BL_OK) {
