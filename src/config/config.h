@@ -25,6 +25,7 @@ typedef enum bl_lr_scheduler_type {
     BL_LR_CONSTANT,
     BL_LR_CONSTANT_WITH_WARMUP
 } bl_lr_scheduler_type;
+typedef enum bl_epoch_end { BL_EPOCH_SHORT_STEP, BL_EPOCH_CONTINUE } bl_epoch_end;
 typedef enum bl_eval_strategy { BL_EVAL_NO, BL_EVAL_STEPS, BL_EVAL_EPOCH } bl_eval_strategy;
 typedef enum bl_config_device {
     BL_CONFIG_DEVICE_AUTO,
@@ -90,6 +91,7 @@ typedef struct bl_train_config {
     int64_t warmup_steps;
     double num_train_epochs;
     int64_t max_steps; /* > 0 replaces num_train_epochs */
+    bl_epoch_end epoch_end;
     int64_t per_device_train_batch_size,
         per_device_eval_batch_size; /* sequences a rank in one micro-batch */
     int64_t gradient_accumulation_steps;

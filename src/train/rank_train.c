@@ -34,8 +34,11 @@ static bl_status fill_row(bl_trainer *t, int64_t index)
     bl_sampler sampler = {job->data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t b = c->per_device_train_batch_size, micro = index / b;
     int64_t sample = (micro * job->topology.n_ranks + t->rank->index) * b + index % b;
-    int64_t row = bl_sampler_row(&sampler, t->fill.step * bl_train_batch_rows(c) + sample);
+    int64_t position = bl_train_position(c, sampler.n_rows, t->fill.step) + sample;
 
+    /* The last step of an epoch may have fewer rows: this place stays empty. */
+    if (position >= bl_train_position(c, sampler.n_rows, t->fill.step + 1)) return BL_OK;
+    int64_t row = bl_sampler_row(&sampler, position);
     return bl_batches_append(batches_of(t, t->fill.step), (int)micro, job->data.train.set,
                              job->data.train.first + row, sample);
 }
@@ -131,16 +134,17 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
 {
     const bl_train_config *c = t->training->job.config;
     bl_sampler sampler = {t->training->job.data.train.n, (uint64_t)c->seed, c->shuffle};
-    int64_t n = bl_train_batch_rows(c);
+    int64_t first = bl_train_position(c, sampler.n_rows, step),
+            n = bl_train_position(c, sampler.n_rows, step + 1) - first;
     char rows[160] = "", tensor[128];
     int used = 0;
 
     BL_TRY(bl_stream_synchronize(t->rank->compute));
     name_bad_tensor(t, input, tensor, sizeof tensor);
     for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
-        used += snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
-                         (long long)(t->training->job.data.train.first +
-                                     bl_sampler_row(&sampler, step * n + i)));
+        used += snprintf(
+            rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
+            (long long)(t->training->job.data.train.first + bl_sampler_row(&sampler, first + i)));
     return BL_FAIL(
         BL_ENUMERIC,
         "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
@@ -149,14 +153,13 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
 }
 
 /* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
-static double step_flops(const bl_trainer *t, int64_t n_tokens, int64_t n_labels)
+static double step_flops(const bl_trainer *t, int64_t n_rows, int64_t n_tokens, int64_t n_labels)
 {
     const bl_llama_config *c = &t->training->job.model->config;
     const bl_block_dims *d = &t->rank->weights->dims;
     double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
     double lora = (double)t->training->job.lora.n_floats;
-    double length =
-        (double)n_tokens / (double)(bl_train_batch_rows(t->training->job.config)); /* mean sample */
+    double length = (double)n_tokens / (double)n_rows;    /* mean sample */
     double attention = 2.0 * (double)d->q_width * length; /* QK^T and PV, causal half */
     double per_token =
         (double)c->n_layers * (4.0 * layer + 6.0 * lora + (2.0 + 4.0) * attention / 2.0);
@@ -205,6 +208,7 @@ static bl_status report_step(bl_trainer *t, int64_t step, double loss, double gr
 {
     const bl_train_config *c = t->training->job.config;
     const bl_training *training = t->training;
+    int64_t n = training->job.data.train.n, end = bl_train_position(c, n, step + 1);
     if (step == 0) t->output->outcome.first_loss = loss;
     t->output->outcome.last_loss = loss;
     bl_step_metrics metrics = {
@@ -213,11 +217,11 @@ static bl_status report_step(bl_trainer *t, int64_t step, double loss, double gr
         .loss = loss,
         .grad_norm = grad_norm,
         .learning_rate = bl_train_learning_rate(c, step, training->total_steps),
-        .epoch = (double)((step + 1) * bl_train_batch_rows(c)) / (double)training->job.data.train.n,
+        .epoch = (double)end / (double)n,
         .tokens = totals[1],
         .label_tokens = totals[0],
         .step_s = bl_now_s() - started,
-        .flops = step_flops(t, totals[1], totals[0]),
+        .flops = step_flops(t, end - bl_train_position(c, n, step), totals[1], totals[0]),
         .peak_flops = t->peak_flops * training->job.topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     BL_TRY(count_fallbacks(t, &metrics.n_fallbacks));
@@ -264,12 +268,13 @@ static bool due(int64_t step, int64_t every)
 static bool evaluation_is_due(const bl_training *training, int64_t step)
 {
     const bl_train_config *c = training->job.config;
-    int64_t rows = training->job.data.train.n, batch = bl_train_batch_rows(c);
+    int64_t rows = training->job.data.train.n;
 
     if (!training->job.data.validation.set) return false;
     if (step == 0 || step == training->total_steps) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
-    return c->eval_strategy == BL_EVAL_EPOCH && step * batch / rows != (step - 1) * batch / rows;
+    return c->eval_strategy == BL_EVAL_EPOCH &&
+           bl_train_position(c, rows, step) / rows != bl_train_position(c, rows, step - 1) / rows;
 }
 
 static bl_status evaluate_if_due(bl_trainer *t, int64_t step)

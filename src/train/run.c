@@ -85,6 +85,19 @@ static bl_status close_trace(bl_job *job)
     return bl_trace_close(trace);
 }
 
+/* Where steps end with an epoch, and are not all of the same size. */
+static void print_short_steps(const bl_training *training)
+{
+    const bl_train_config *c = training->job.config;
+    int64_t n = training->job.data.train.n, batch = bl_train_batch_rows(c),
+            n_steps = bl_ceil_div(n, batch);
+
+    if (c->epoch_end != BL_EPOCH_SHORT_STEP || n % batch == 0 || training->total_steps < n_steps)
+        return;
+    bl_log_info("steps per epoch: %lld of %lld rows and a last one of %lld (epoch_end short_step)",
+                (long long)(n_steps - 1), (long long)batch, (long long)(n % batch));
+}
+
 /* output_dir was locked before the data were read: it may be another run's by now, or nobody's. */
 static bl_status prepare_output(bl_training *training, bl_output *output)
 {
@@ -93,6 +106,7 @@ static bl_status prepare_output(bl_training *training, bl_output *output)
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_training_prepare_resume(training, output)));
     training->total_steps = bl_train_total_steps(job->config, job->data.train.n);
+    if (job->topology.first_here == 0) print_short_steps(training);
     BL_TRY(open_trace(training));
     /* Whatever refuses the run on any rank has done so: now that which it overwrites goes. */
     if (job->launch) BL_TRY(bl_job_meet(job));

@@ -45,9 +45,22 @@ int64_t bl_train_batch_rows(const bl_train_config *config)
            config->ranks;
 }
 
+int64_t bl_train_position(const bl_train_config *config, int64_t n_rows, int64_t step)
+{
+    int64_t batch = bl_train_batch_rows(config);
+
+    if (config->epoch_end == BL_EPOCH_CONTINUE) return step * batch;
+    int64_t n_steps = bl_ceil_div(n_rows, batch); /* of an epoch */
+    return step / n_steps * n_rows + step % n_steps * batch;
+}
+
 int64_t bl_train_total_steps(const bl_train_config *config, int64_t n_rows)
 {
     if (config->max_steps > 0) return config->max_steps;
+    if (config->epoch_end == BL_EPOCH_SHORT_STEP) {
+        double n_steps = (double)bl_ceil_div(n_rows, bl_train_batch_rows(config));
+        return bl_max_i64(1, (int64_t)ceil(config->num_train_epochs * n_steps));
+    }
     double rows = ceil(config->num_train_epochs * (double)n_rows);
     return bl_max_i64(1, bl_ceil_div((int64_t)rows, bl_train_batch_rows(config)));
 }

@@ -2,8 +2,10 @@
 /* sampler.h -- which row of the data set is trained when; and the learning rate of a step.
  *
  * A run sees an endless sequence of rows: epoch after epoch, each a permutation of the data set (the identity
- * without shuffling). Step s takes positions [s B, (s + 1) B), B = per_device x accumulation x ranks:
- * micro-batch by micro-batch, rank by rank within one. The permutation is computed, not stored: a Feistel
+ * without shuffling). A step takes the next B positions, B = per_device x accumulation x ranks: micro-batch by
+ * micro-batch, rank by rank within one. With epoch_end short_step it takes no position of the next epoch: an
+ * epoch has ceil(n_rows / B) steps, and its last one the rows that are left, as transformers' Trainer has it.
+ * The permutation is computed, not stored: a Feistel
  * network over the next power of four, walked until it lands inside (Black & Rogaway 2002, "Ciphers with
  * arbitrary finite domains"), keyed by (seed, epoch). */
 #ifndef BALLAST_TRAIN_SAMPLER_H
@@ -23,9 +25,11 @@ typedef struct bl_sampler {
 /* The row at `position` >= 0 of the endless sequence. */
 int64_t bl_sampler_row(const bl_sampler *sampler, int64_t position);
 
-/* Sequences of one step; steps of the whole run (max_steps, or num_train_epochs rounded up to whole
- * steps). */
+/* B. */
 int64_t bl_train_batch_rows(const bl_train_config *config);
+/* Positions that the first `step` steps take: step `step` (from 0) takes those up to that of step + 1. */
+int64_t bl_train_position(const bl_train_config *config, int64_t n_rows, int64_t step);
+/* Steps of the whole run: max_steps, or num_train_epochs rounded up to whole steps. */
 int64_t bl_train_total_steps(const bl_train_config *config, int64_t n_rows);
 
 /* The learning rate of step `step` (from 0) as transformers' get_scheduler gives it: the first step of a

@@ -4,6 +4,7 @@
  * Rates: the tables below were computed with transformers' formulas (optimization.py:
  * get_linear_schedule_with_warmup, get_cosine_schedule_with_warmup, get_constant_schedule_with_warmup) in
  * Python, by hand, for the values that the test sets. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "base/json.h"
 #include "base/sizes.h"
 #include "train/sampler.h"
 
@@ -105,6 +107,7 @@ static void test_numbers_of_steps(void **state)
     bl_train_config c = {.per_device_train_batch_size = 2,
                          .gradient_accumulation_steps = 3,
                          .ranks = 4,
+                         .epoch_end = BL_EPOCH_CONTINUE,
                          .num_train_epochs = 3};
 
     (void)state;
@@ -116,6 +119,74 @@ static void test_numbers_of_steps(void **state)
     assert_int_equal(bl_train_total_steps(&c, 241), 6); /* 121 rows */
     c.max_steps = 7;
     assert_int_equal(bl_train_total_steps(&c, 241), 7);
+}
+
+/* ---- transformers' Trainer ---- */
+
+static int64_t integer(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
+static bl_train_config trainer_case(const json_t *run)
+{
+    static const char *const schedules[] = {
+        [BL_LR_LINEAR] = "linear", [BL_LR_COSINE] = "cosine", [BL_LR_CONSTANT] = "constant"};
+    bl_train_config c = {.per_device_train_batch_size = integer(run, "batch"),
+                         .gradient_accumulation_steps = integer(run, "accumulation"),
+                         .ranks = 1,
+                         .num_train_epochs = json_number_value(json_object_get(run, "epochs")),
+                         .max_steps = integer(run, "max_steps"),
+                         .warmup_steps = integer(run, "warmup_steps"),
+                         .learning_rate = 0.001};
+    const char *schedule = json_string_value(json_object_get(run, "schedule"));
+
+    for (size_t i = 0; i < BL_COUNT(schedules); i++)
+        if (strcmp(schedule, schedules[i]) == 0) c.lr_scheduler_type = (bl_lr_scheduler_type)i;
+    return c;
+}
+
+/* Steps, rows of each and learning rates: tools/golden/train/make_epochs.py ran the Trainer. */
+static void test_epochs_of_the_trainer(void **state)
+{
+    json_t *golden, *run;
+    size_t k;
+
+    (void)state;
+    assert_int_equal(bl_json_load("tests/golden/train/epochs.json", 1 << 20, &golden), BL_OK);
+    assert_true(json_array_size(json_object_get(golden, "cases")) > 8);
+    json_array_foreach(json_object_get(golden, "cases"), k, run)
+    {
+        bl_train_config c = trainer_case(run);
+        const json_t *rows = json_object_get(run, "step_rows"),
+                     *rates = json_object_get(run, "rates");
+        int64_t n_rows = integer(run, "rows"), n_steps = (int64_t)json_array_size(rows);
+        assert_int_equal(bl_train_total_steps(&c, n_rows), n_steps);
+        for (int64_t s = 0; s < n_steps; s++) {
+            double rate = json_number_value(json_array_get(rates, (size_t)s));
+            assert_int_equal(bl_train_position(&c, n_rows, s + 1) -
+                                 bl_train_position(&c, n_rows, s),
+                             json_integer_value(json_array_get(rows, (size_t)s)));
+            /* a few roundings of double precision: order of the same operations */
+            assert_true(fabs(bl_train_learning_rate(&c, s, n_steps) - rate) <=
+                        1e-18 + 1e-14 * rate);
+        }
+    }
+    json_decref(golden);
+}
+
+/* The other way: the same rows for every step, whatever the epoch. */
+static void test_steps_of_one_size(void **state)
+{
+    bl_train_config c = {.per_device_train_batch_size = 4,
+                         .gradient_accumulation_steps = 3,
+                         .ranks = 1,
+                         .num_train_epochs = 2,
+                         .epoch_end = BL_EPOCH_CONTINUE};
+
+    (void)state;
+    assert_int_equal(bl_train_total_steps(&c, 53), 9);
+    for (int64_t s = 0; s < 9; s++) assert_int_equal(bl_train_position(&c, 53, s), 12 * s);
 }
 
 /* ---- learning rates ---- */
@@ -203,7 +274,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_row_once),       cmocka_unit_test(test_orders_differ),
         cmocka_unit_test(test_no_row_is_preferred), cmocka_unit_test(test_numbers_of_steps),
-        cmocka_unit_test(test_learning_rates),
+        cmocka_unit_test(test_learning_rates),      cmocka_unit_test(test_epochs_of_the_trainer),
+        cmocka_unit_test(test_steps_of_one_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
