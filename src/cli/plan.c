@@ -154,16 +154,19 @@ static bl_status tell(const bl_plan_report *report, const plan_options *o)
         bl_plan_report_print(report, o->details, stdout);
         if (knows_rows)
             bl_plan_expectation_print(&input, report->plan, report->time, &expected, stdout);
-        return BL_OK;
+        return bl_plan_case_check(report->c);
     }
     json_t *document, *part = NULL;
     BL_TRY(bl_plan_report_describe(report, &document));
     bl_status st = knows_rows ? bl_plan_expectation_describe(&input, &expected, &part) : BL_OK;
     if (part && json_object_set_new(document, "expected", part) != 0)
         st = BL_FAIL(BL_ENOMEM, "out of memory: the plan's document");
-    if (st == BL_OK) return print_document(document);
-    json_decref(document);
-    return st;
+    if (st != BL_OK) {
+        json_decref(document);
+        return st;
+    }
+    BL_TRY(print_document(document));
+    return bl_plan_case_check(report->c);
 }
 
 /* As a training chooses; the time is told beside it. */
@@ -359,7 +362,8 @@ const bl_command bl_command_plan = {
         "(8xh100) or hardware.json. Keeps given keys and chooses the others: the fastest plan that "
         "fits. With a\n"
         "file, chooses as `ballast train` does. Exits 4 if nothing fits, and suggests changes. "
-        "docs/model.md\n",
+        "Exits 3 or\n"
+        "4 after a plan whose model or GPU training does not support. docs/model.md\n",
     .print_options = print_options,
     .run = run,
 };

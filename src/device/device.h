@@ -52,6 +52,8 @@ bl_status bl_device_create_cpu(int n_threads, bl_device **out);
 
 bool bl_device_has_cuda(void); /* this build; there may be no GPU */
 
+enum { BL_CUDA_CAPABILITY_MIN = 80 }; /* the least compute capability, 10 x major + minor */
+
 /* GPU number `index` (CUDA's numbering, CUDA_VISIBLE_DEVICES applied), of compute capability 8.0 or more. BL_ELIMIT when the build, the
  * machine or its driver has none, with what is missing. Several devices may share one GPU. A CUDA device has at most 32 streams. */
 bl_status bl_device_create_cuda(int index, bl_device **out);

@@ -109,6 +109,21 @@ bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, 
     return open_case(hardware, row_tokens, argc, argv, out);
 }
 
+bl_status bl_plan_case_check(const bl_plan_case *c)
+{
+    const bl_hardware *h = &c->hardware;
+
+    if (c->model.note)
+        return BL_FAIL(BL_EINPUT, "%s: planned only; training does not support it (%s)",
+                       c->model.name, c->model.note);
+    if (h->kind == BL_DEVICE_CUDA && h->arch < BL_CUDA_CAPABILITY_MIN)
+        return BL_FAIL(BL_ELIMIT,
+                       "%s: planned only; training needs compute capability %d.%d, %s has %d.%d",
+                       h->name, BL_CUDA_CAPABILITY_MIN / 10, BL_CUDA_CAPABILITY_MIN % 10, h->device,
+                       h->arch / 10, h->arch % 10);
+    return BL_OK;
+}
+
 void bl_plan_case_close(bl_plan_case *c)
 {
     bl_plan_model_close(&c->model);

@@ -23,6 +23,8 @@ typedef struct bl_plan_case {
  * are threads of one, and so are those of this machine, which `ranks` counts. Close it, also after a failure. */
 bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                             bl_plan_case *out);
+/* What training would end with, though the plan can be made: BL_EINPUT, the model is not supported; BL_ELIMIT, the GPU is not. */
+bl_status bl_plan_case_check(const bl_plan_case *c);
 void bl_plan_case_close(bl_plan_case *c);
 
 #endif

@@ -25,9 +25,9 @@ typedef enum storage {
         .bos_token_id = -1                                                                         \
     }
 
-static const char MISTRAL[] = "of model_type mistral: training refuses it, its shape is Llama's";
-static const char QWEN2[] = "of model_type qwen2: training refuses its biases of q, k and v";
-static const char QWEN3[] = "of model_type qwen3: training refuses its norms of q and k";
+static const char MISTRAL[] = "model_type mistral";
+static const char QWEN2[] = "model_type qwen2, biases of q, k and v";
+static const char QWEN3[] = "model_type qwen3, norms of q and k";
 
 /* shape: a name of bl_llama_config_preset; NULL: config. */
 static const struct {
@@ -158,6 +158,42 @@ static bl_status open_folder(const char *dir, bl_base_format choice, bl_plan_mod
     return BL_OK;
 }
 
+/* Whether `name` has all letters of the preset's in a row, but for hyphens and case: "Meta-Llama-3.1-8B-Instruct". */
+static bool names_preset(const char *name, const char *preset)
+{
+    for (; *name; name++) {
+        const char *a = name, *b = preset;
+        while (*b) {
+            if (*a == '-' || *a == '_')
+                a++;
+            else if (*b == '-')
+                b++;
+            else if (tolower((unsigned char)*a) == *b)
+                a++, b++;
+            else
+                break;
+        }
+        if (!*b) return true;
+    }
+    return false;
+}
+
+/* After a path at which nothing is: the preset that its last part names, the longest. */
+static bl_status suggest(bl_status st, const char *path)
+{
+    const char *base = strrchr(path, '/'), *best = NULL;
+    bl_error error;
+
+    base = base ? base + 1 : path;
+    for (size_t i = 0; i < BL_COUNT(presets); i++)
+        if (names_preset(base, presets[i].name) &&
+            (!best || strlen(presets[i].name) > strlen(best)))
+            best = presets[i].name;
+    if (!best || access(path, F_OK) == 0) return st;
+    bl_error_save(&error, st);
+    return BL_FAIL(st, "%s; to plan without the files: --model %s", error.text, best);
+}
+
 bl_status bl_plan_model_open(const char *name, bl_base_format choice, bl_plan_model *out)
 {
     size_t i = 0;
@@ -167,6 +203,7 @@ bl_status bl_plan_model_open(const char *name, bl_base_format choice, bl_plan_mo
     while (i < BL_COUNT(presets) && !is_same_name(presets[i].name, name)) i++;
     if (!is_path && i == BL_COUNT(presets)) return unknown(name);
     bl_status st = is_path ? open_folder(name, choice, out) : open_preset(i, choice, out);
+    if (st != BL_OK && is_path) st = suggest(st, name);
     if (st != BL_OK) bl_plan_model_close(out);
     return st;
 }

@@ -10,7 +10,7 @@ enum { BL_PLAN_MODEL_NAME_BYTES = 128 };
 
 typedef struct bl_plan_model {
     char name[BL_PLAN_MODEL_NAME_BYTES];
-    const char *note; /* what of a named model Ballast does not compute; NULL: it trains it */
+    const char *note; /* of a named model, what training does not support; NULL: it trains it */
     bl_llama_config config;
     bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
     bl_llama_base_formats base_formats;

@@ -21,7 +21,7 @@
 #include "base/thread.h"
 #include "device/cuda/device.h"
 
-enum { CAPABILITY_MIN = 80, HUGE_PAGE_BYTES = 2 << 20 };
+enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 /* Errors of the machine, not of this program: what is missing, broken or in use. A hint says where to look where CUDA's text does not. */
 static const struct {
@@ -298,7 +298,7 @@ static bl_status find_gpu(int index, bl_gpu_info *out)
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMajor, &major));
     BL_TRY(read_property(index, cudaDevAttrComputeCapabilityMinor, &minor));
     out->capability = 10 * major + minor;
-    if (out->capability >= CAPABILITY_MIN) return BL_OK;
+    if (out->capability >= BL_CUDA_CAPABILITY_MIN) return BL_OK;
     out->state = BL_GPU_UNSUITED;
     return BL_FAIL(BL_ELIMIT, "CUDA: GPU %d has compute capability %d.%d; bf16 needs 8.0", index,
                    major, minor);
