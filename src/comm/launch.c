@@ -66,7 +66,10 @@ static void print_error(const bl_error *error)
 
     bl_launch_read(&info);
     if (info.kind == BL_LAUNCH_CHILD && tell_parent(error)) return;
-    bl_log_error(error->text);
+    if (error->status == BL_ESTOPPED)
+        bl_log_stopped(error->text);
+    else
+        bl_log_error(error->text);
 }
 
 void bl_launch_print_error(bl_status st)

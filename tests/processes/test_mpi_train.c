@@ -300,7 +300,7 @@ static bool is_stopped_twice(const char *whole, const char *output, const char *
     is_stopped = is_stopped && code != 0;
     if (is_stopped) {
         assert_int_equal(code, 75);
-        mpi_assert_error(&child, "stopped");
+        mpi_assert_error(&child, "stopped ");
         assert_true(runs_logged_steps(output) < LONG_STEPS);
         runs_set(&args, "resume_from_checkpoint", "true");
         mpi_start_ballast(&child, 2, NULL, "train", &args);
