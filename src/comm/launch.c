@@ -47,25 +47,19 @@ bl_status bl_launch_begin(bl_launch_info *out)
 
 /* ---- errors ---- */
 
-/* False: this process is no child, or its parent does not listen. */
+/* False: this process is not a child, or its parent does not listen. Takes no memory: the error may be that there is none, for a new thread
+ * before others. */
 static bool tell_parent(const bl_error *error)
 {
-    bl_launch_child child;
     comm_message message = {.error = *error};
+    int fd = comm_child_control();
 
-    if (comm_child_read(&child) != BL_OK) return false;
-    bool is_told =
-        send(child.control_fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
-    comm_child_free(&child);
-    return is_told;
+    return fd >= 0 && send(fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
 }
 
 static void print_error(const bl_error *error)
 {
-    bl_launch_info info;
-
-    bl_launch_read(&info);
-    if (info.kind == BL_LAUNCH_CHILD && tell_parent(error)) return;
+    if (tell_parent(error)) return;
     if (error->status == BL_ESTOPPED)
         bl_log_stopped(error->text);
     else
