@@ -57,8 +57,10 @@ void comm_tcp_close_listener(comm_listener *listener); /* a zeroed one is fine *
  * others. BL_EUSAGE: no such interface, or it has no address. */
 bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chosen);
 
-/* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ. */
-bl_status comm_place_compare_builds(const comm_place *places, int n_places, bool warns);
+/* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ; unless is_quiet, on rank 0
+ * only: all ranks find the same, and the others' text is empty. */
+bl_status comm_place_compare_builds(const comm_place *places, int n_places, int rank,
+                                    bool is_quiet);
 
 /* Connects, until `deadline` (bl_now_s) at most. -1 with errno. */
 int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline);
