@@ -111,19 +111,6 @@ static bl_status open_child(bl_launch *launch)
     return st;
 }
 
-/* They have no memory in common. */
-static bl_status open_met(bl_launch *launch, const int *sockets)
-{
-    const bl_launch_info *info = &launch->info;
-    return bl_wire_open_sockets(&(bl_wire_links){.rank = info->rank,
-                                                 .n_processes = info->n_processes,
-                                                 .sockets = (int *)sockets,
-                                                 .first_on_host = info->rank - info->local_rank,
-                                                 .n_on_host = info->n_local,
-                                                 .shared_fd = -1},
-                                report_error, &launch->wire);
-}
-
 /* Processes that were started each by itself. */
 static bl_status meet(bl_launch *launch, const bl_launch_options *options)
 {
@@ -138,7 +125,7 @@ static bl_status meet(bl_launch *launch, const bl_launch_options *options)
                        ? comm_mpi_meet(info, &launch->key, sockets)
                        : comm_torchrun_meet(info, options->secret_dir,
                                             options->has_failed ? FAILED_S : MEET_S, sockets);
-    if (st == BL_OK) st = open_met(launch, sockets);
+    if (st == BL_OK) st = comm_open_met(info, sockets, report_error, &launch->wire);
     if (st == BL_OK && info->kind == BL_LAUNCH_MPI) warn_if_bound(info);
     free(sockets);
     return st;

@@ -146,6 +146,16 @@ bl_status comm_torchrun_meet(const bl_launch_info *info, const char *dir, double
  * sockets as above. *key is the job's. */
 bl_status comm_mpi_meet(const bl_launch_info *info, comm_key *key, int *sockets);
 
+/* ---- bulk.c ---- */
+
+/* A memory file that all ranks of a job of one host have, for bl_wire_links.shared_fd; -1, on all of them, where the job has several hosts, or a rank cannot
+ * open it. Collective. The caller's. BL_ERANK: a rank went away. */
+bl_status comm_bulk_share(const bl_launch_info *info, const int *sockets, int *fd);
+
+/* The wire of processes that are connected, with that memory. Takes the sockets over, also when it fails. */
+bl_status comm_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
+                        bl_wire **out);
+
 /* ---- mpi.c; mpi_absent.c in a build without MPI ---- */
 
 /* BL_EUSAGE: processes of srun that MPI could not start with, as there is no PMIx; it would end them without a usable error. Opens nothing. */
