@@ -304,6 +304,8 @@ static void test_secret_file(void **state)
     assert_memory_equal(&seen, &written, sizeof seen);
     assert_int_equal(comm_secret_read(dir, 8, &seen, &is_there), BL_OK);
     assert_false(is_there);
+    char *other;
+    assert_int_equal(comm_secret_create(made, 7, &other, &seen), BL_EUSAGE);
     assert_int_equal(chmod(made, 0640), 0);
     assert_int_equal(comm_secret_read(dir, 7, &seen, &is_there), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), made));
