@@ -73,12 +73,10 @@ static void read_system_text(const char *path, char text[static SYSTEM_TEXT_BYTE
 
 static json_t *describe_processor(void)
 {
-    static const char label[] = "model name\t: ";
-    char text[SYSTEM_TEXT_BYTES];
+    char name[BL_PROCESSOR_NAME_BYTES];
 
-    read_system_text("/proc/cpuinfo", text);
-    const char *at = strstr(text, label);
-    return at ? json_stringn(at + strlen(label), strcspn(at + strlen(label), "\n")) : json_null();
+    bl_processor_name(name);
+    return name[0] ? json_string(name) : json_null();
 }
 
 /* Of RLIMIT_MEMLOCK; null: none. */

@@ -179,7 +179,7 @@ static bl_status train(plan_bench *b, const way *w, int64_t steps)
 static bl_status measure(plan_bench *b, const way *w, double *step_s)
 {
     int64_t n = b->options->steps;
-    double cpu_s[3] = {bl_bench_cpu_s()};
+    double cpu_s[3] = {bl_processor_s()};
 
     b->paced_ns = b->paced_bytes = 0;
     BL_TRY(train(b, w, n));
@@ -187,9 +187,9 @@ static bl_status measure(plan_bench *b, const way *w, double *step_s)
         b->pace_s_per_byte = 1e-9 * (double)b->paced_ns / (double)b->paced_bytes;
         return read_step(b, step_s);
     }
-    cpu_s[1] = bl_bench_cpu_s();
+    cpu_s[1] = bl_processor_s();
     BL_TRY(train(b, w, 4 * n));
-    cpu_s[2] = bl_bench_cpu_s();
+    cpu_s[2] = bl_processor_s();
     double more_s = (cpu_s[2] - cpu_s[1]) - (cpu_s[1] - cpu_s[0]);
     *step_s = more_s / (double)(3 * n) / (w->ranks * w->threads);
     return BL_OK;

@@ -14,7 +14,4 @@ bl_status bl_bench_plan_rates(const bl_llama_config *model, int64_t lora_r, int6
                               int n_ranks, int threads, int64_t runs, bool in_cpu_time,
                               bl_time_rates *out);
 
-/* Seconds of the processor that this process has used so far. */
-double bl_bench_cpu_s(void);
-
 #endif

@@ -4,5 +4,7 @@
 #define BALLAST_BASE_CLOCK_H
 
 double bl_now_s(void); /* CLOCK_MONOTONIC, seconds from an arbitrary start */
+/* Seconds of the processor that this process has used so far, all its threads together. */
+double bl_processor_s(void);
 
 #endif

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/cgroup_internal.h"
 #include "base/sizes.h"
@@ -72,4 +73,18 @@ int64_t bl_cores_usable(void)
 {
     int64_t n = bl_cores_bound(), quota = bl_cores_quota();
     return quota >= 0 ? bl_min_i64(n, quota) : n;
+}
+
+void bl_processor_name(char name[BL_PROCESSOR_NAME_BYTES])
+{
+    static const char label[] = "model name\t: ";
+    char line[1024];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+
+    name[0] = '\0';
+    while (file && name[0] == '\0' && fgets(line, sizeof line, file))
+        if (strncmp(line, label, strlen(label)) == 0)
+            snprintf(name, BL_PROCESSOR_NAME_BYTES, "%.*s",
+                     (int)strcspn(line + strlen(label), "\n"), line + strlen(label));
+    if (file) fclose(file);
 }

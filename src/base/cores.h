@@ -19,4 +19,8 @@ int64_t bl_cores_quota_of(const char *root);
 /* The lesser of the two; at least 1. */
 int64_t bl_cores_usable(void);
 
+/* The processor's name, as the system has it: "AMD EPYC"; "" where it does not tell. */
+enum { BL_PROCESSOR_NAME_BYTES = 128 };
+void bl_processor_name(char name[BL_PROCESSOR_NAME_BYTES]);
+
 #endif

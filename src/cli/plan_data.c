@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/plan_data.h"
 
+#include <stdio.h>
+
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "plan/measure.h"
 #include "train/data.h"
 
 /* Rows of tokens need no tokenizer; all others need the model's directory. */
@@ -39,4 +42,30 @@ bl_status bl_cli_plan_read_data(bl_plan_case *c)
     }
     bl_run_data_close(&data);
     return st;
+}
+
+bl_status bl_cli_plan_measure(bl_plan_case *c, bool wanted, bool again)
+{
+    bl_plan_measured m;
+
+    if (c->hardware.kind != BL_DEVICE_CPU) return BL_OK;
+    if (!wanted || !bl_plan_can_measure(&c->input)) {
+        bl_log_warning("rates are a preset's: times may be off by a factor of 2 to 4%s",
+                       wanted ? "; too large to measure in seconds" : "");
+        return BL_OK;
+    }
+    BL_TRY(bl_plan_measure(&c->input, again, &m));
+    c->measured = m.rates;
+    c->input.measured = &c->measured;
+    snprintf(c->hardware.f32_gemm_flops_per_s.source,
+             sizeof c->hardware.f32_gemm_flops_per_s.source,
+             "measured on this processor, %s, +-%.0f %%", m.date, 50 * m.scatter);
+    c->hardware.f32_gemm_flops_per_s.value =
+        m.rates.gemm_flops_per_s * c->hardware.n_cores / (double)c->config->threads;
+    bl_log_info("rates of this processor, %s %s: products %.1f GFLOP/s with %lld thread%s, scatter "
+                "%.0f %%%s",
+                m.is_cached ? "measured" : "measured now,", m.date, m.rates.gemm_flops_per_s * 1e-9,
+                (long long)c->config->threads, c->config->threads == 1 ? "" : "s", 100 * m.scatter,
+                m.is_cached ? "; --measure again measures anew" : "");
+    return BL_OK;
 }

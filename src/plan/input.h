@@ -47,6 +47,8 @@ typedef struct bl_plan_input {
     int64_t gpu_available_bytes;
     /* The rates by which a GPU's choices are weighed; NULL: those of this machine. */
     const bl_hardware *hardware;
+    /* Of a rank's operations, measured on this processor, before those of `hardware`; NULL: not measured. */
+    const struct bl_time_rates *measured;
 } bl_plan_input;
 
 #endif

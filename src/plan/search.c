@@ -48,11 +48,28 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
 
 /* ---- time ---- */
 
+/* Links and what is shared are the machine's in any case. */
+static bl_time_rates rates_of(const bl_plan_input *in)
+{
+    bl_time_rates rates =
+        bl_time_rates_of(in->hardware, in->topology.n_on_host, (int)in->config->threads);
+    const bl_time_rates *measured = in->measured;
+
+    if (!measured) return rates;
+    rates.gemm_flops_per_s = rates.peak_flops_per_s = measured->gemm_flops_per_s;
+    rates.lora_flops_per_s = measured->lora_flops_per_s;
+    rates.head_flops_per_s = measured->head_flops_per_s;
+    rates.attention_forward_flops_per_s = measured->attention_forward_flops_per_s;
+    rates.attention_backward_flops_per_s = measured->attention_backward_flops_per_s;
+    rates.memory_bytes_per_s = measured->memory_bytes_per_s;
+    rates.optimizer_bytes_per_s = measured->optimizer_bytes_per_s;
+    return rates;
+}
+
 void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_run *runs,
                         bl_time_input *out)
 {
     const bl_train_config *c = in->config;
-    const bl_hardware *h = in->hardware;
     int n_runs = 0;
 
     for (int64_t l = 0; l < in->model->n_layers; l++) {
@@ -76,7 +93,7 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
         .head_dtype = in->head_dtype,
         .kind = plan->pass.kind,
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
-        .rates = bl_time_rates_of(h, in->topology.n_on_host, (int)c->threads),
+        .rates = rates_of(in),
         .n_ranks = in->topology.n_ranks,
         .n_hosts = (int)bl_ceil_div(in->topology.n_ranks, in->topology.n_on_host),
         .n_shards = bl_plan_n_shards(c, &in->topology),

@@ -117,28 +117,38 @@ static bl_status pack_data(const bl_train_config *c, bl_run_data *data)
     return BL_OK;
 }
 
-/* Micro-batches are the rows' sequence in pieces. That of a long run is much like its beginning. */
+/* Tokens of the rows at positions [first, end) of the sequence. */
+static int64_t count_tokens(const bl_rows *rows, const bl_sampler *sampler, int64_t first,
+                            int64_t end)
+{
+    int64_t n = 0;
+
+    for (int64_t at = first; at < end; at++)
+        n += bl_dataset_n_tokens(rows->set, rows->first + bl_sampler_row(sampler, at));
+    return n;
+}
+
+/* Micro-batches are a step's positions in pieces. A long run is much like its beginning. */
 bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *data)
 {
     enum { MAX_ROWS = 1 << 22 };
     const bl_rows *rows = &data->train;
     bl_sampler sampler = {rows->n, (uint64_t)c->seed, c->shuffle};
+    int64_t b = c->per_device_train_batch_size, n_tokens = 0, first = 0;
     bl_plan_rows out = {0};
-    int64_t n_in_one = c->per_device_train_batch_size, n_tokens = 0;
+    bl_dataset_stats stats;
 
     if (rows->n < 1) return out;
-    int64_t n_rows =
-        bl_min_i64(bl_train_total_steps(c, rows->n) * bl_train_batch_rows(c), MAX_ROWS);
-    out.n_micro = bl_max_i64(1, n_rows / n_in_one);
-    for (int64_t m = 0; m < out.n_micro; m++) {
-        int64_t n = 0;
-        for (int64_t i = 0; i < n_in_one; i++)
-            n += bl_dataset_n_tokens(rows->set,
-                                     rows->first + bl_sampler_row(&sampler, m * n_in_one + i));
-        out.largest = bl_max_i64(out.largest, n);
-        n_tokens += n;
+    int64_t n_steps = bl_train_total_steps(c, rows->n);
+    for (int64_t step = 0; step < n_steps && first < MAX_ROWS; step++) {
+        int64_t end = bl_train_position(c, rows->n, step + 1);
+        for (; first < end; first = bl_min_i64(first + b, end)) {
+            int64_t n = count_tokens(rows, &sampler, first, bl_min_i64(first + b, end));
+            out.largest = bl_max_i64(out.largest, n);
+            n_tokens += n;
+            out.n_micro++;
+        }
     }
-    bl_dataset_stats stats;
     bl_dataset_get_stats(rows->set, &stats);
     out.mean = (double)n_tokens / (double)out.n_micro;
     out.document_tokens = rows->document_tokens;

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* measure.h -- the rates that a plan's time model wants, measured on this host's processor at the shapes of a run. */
+#ifndef BALLAST_PLAN_MEASURE_H
+#define BALLAST_PLAN_MEASURE_H
+
+#include "plan/input.h"
+#include "plan/time.h"
+
+typedef struct bl_plan_measure_options {
+    const bl_llama_config *model; /* its shapes; borrowed */
+    int64_t lora_r, tokens;
+    int64_t document_tokens; /* 1..tokens: attention's documents */
+    int n_ranks, threads;    /* 1..16 ranks, all measuring at once */
+    int64_t runs, queued;    /* at least so many runs of each operation, so many times in each */
+    double seconds;          /* and at least so long */
+    /* A second is one of the processor's for each thread, which other jobs of the machine do not lengthen. */
+    bool in_cpu_time;
+    bool measures_head; /* else head_flops_per_s stays 0 */
+} bl_plan_measure_options;
+
+/* Of one of the ranks: products with a base in fp8_row, attention and the other operations of a layer. Rates of links
+ * are 0. BL_EUSAGE, BL_ENOMEM, BL_ELIMIT. */
+bl_status bl_plan_measure_rates(const bl_plan_measure_options *options, bl_time_rates *out);
+
+/* Rates, how far three rounds of them lay apart, and when that was. */
+typedef struct bl_plan_measured {
+    bl_time_rates rates;
+    double scatter; /* of products: (highest - lowest) / mean */
+    char date[24];  /* "2026-11-23 14:05 UTC" */
+    bool is_cached;
+} bl_plan_measured;
+
+/* Of the run that `input` describes, for a few seconds; or as this host measured them before with the same processor,
+ * build, ranks, threads and shapes: kept in $XDG_CACHE_HOME/ballast, or ~/.cache/ballast. What a cache holds is used
+ * when all of it is plausible, and measured again otherwise, or when `again` asks. A cache that cannot be written is
+ * warned of. */
+bl_status bl_plan_measure(const bl_plan_input *input, bool again, bl_plan_measured *out);
+
+/* False: more ranks, or larger matrices, than a few seconds suffice for. */
+bool bl_plan_can_measure(const bl_plan_input *input);
+
+#endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* measure_rates.c -- rates of the operations of a layer, each on operands made for it. */
+#include "plan/measure.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/cores.h"
+#include "base/sizes.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/loss_head.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+
+enum { MAX_RANKS = 16, N_BLOCKS = 8 };
+
+/* One rank's measurement, on a thread of its own. */
+typedef struct rank_rates {
+    bl_block_dims dims;
+    const bl_plan_measure_options *options;
+    int64_t r, T, runs;
+    int n_ranks, threads;
+    bool in_cpu_time;
+    int64_t n_documents;
+    int32_t *cu_seqlens;
+    bl_device *device;
+    bl_stream *stream;
+    float *block[N_BLOCKS]; /* each as large as any operand */
+    uint8_t *codes;
+    float *scales, *logits;
+    uint16_t *head; /* NULL: not measured */
+    bl_time_rates rates;
+    bl_error error;
+} rank_rates;
+
+typedef bl_status (*queue_fn)(rank_rates *m);
+
+/* Of all ranks' threads, each has used its part of the processor's seconds. */
+static double clock_s(const rank_rates *m)
+{
+    return m->in_cpu_time ? bl_processor_s() / (m->n_ranks * m->threads) : bl_now_s();
+}
+
+/* Work a second, by the mean over m->options->seconds: a step, too, has its part of what disturbs the machine. As
+ * in a step, the stream is not waited for after each operation. */
+static bl_status measure(rank_rates *m, queue_fn queue, double work, double *rate)
+{
+    double start = 0, now;
+    int64_t n = -1; /* the first one warms up */
+
+    do {
+        if (n == 0) start = clock_s(m);
+        for (int i = 0; i < m->options->queued; i++) BL_TRY(queue(m));
+        BL_TRY(bl_stream_synchronize(m->stream));
+        now = clock_s(m);
+        n++;
+    } while (n < m->runs || now - start < m->options->seconds);
+    *rate = work * (double)(n * m->options->queued) / (now - start);
+    return BL_OK;
+}
+
+static bl_tensor at(const rank_rates *m, int block)
+{
+    return bl_tensor_f32(m->block[block]);
+}
+
+/* ---- the operations of a layer ---- */
+
+/* Rows and columns of the four matrices. */
+static void shapes(const rank_rates *m, int64_t rows[4], int64_t cols[4])
+{
+    const bl_block_dims *d = &m->dims;
+    rows[0] = d->qkv_width, cols[0] = d->hidden;
+    rows[1] = d->hidden, cols[1] = d->q_width;
+    rows[2] = 2 * d->inter, cols[2] = d->hidden;
+    rows[3] = d->hidden, cols[3] = d->inter;
+}
+
+static bl_status queue_products(rank_rates *m)
+{
+    int64_t rows[4], cols[4];
+
+    shapes(m, rows, cols);
+    for (int i = 0; i < 4; i++)
+        for (int forward = 0; forward < 2; forward++)
+            BL_TRY(bl_matmul_weight(
+                m->stream,
+                &(bl_matmul_weight_args){.forward = forward,
+                                         .beta = 1,
+                                         .T = m->T,
+                                         .in = at(m, 0),
+                                         .out = at(m, 1),
+                                         .weight = {.rows = rows[i],
+                                                    .cols = cols[i],
+                                                    .n_segments = 1,
+                                                    .segment = {{.format = BL_FORMAT_FP8_ROW,
+                                                                 .codes = m->codes,
+                                                                 .scales = m->scales,
+                                                                 .rows = rows[i]}}}}));
+    return BL_OK;
+}
+
+static bl_status queue_small(rank_rates *m, bool transpose_a, bool transpose_b, int64_t M,
+                             int64_t N, int64_t K)
+{
+    return bl_matmul(m->stream, &(bl_matmul_args){.transpose_a = transpose_a,
+                                                  .transpose_b = transpose_b,
+                                                  .M = M,
+                                                  .N = N,
+                                                  .K = K,
+                                                  .lda = transpose_a ? M : K,
+                                                  .ldb = transpose_b ? K : N,
+                                                  .ldc = N,
+                                                  .alpha = 1,
+                                                  .a = at(m, 0),
+                                                  .b = at(m, 1),
+                                                  .c = at(m, 2)});
+}
+
+/* The six of linear/lora_linear.c. */
+static bl_status queue_lora(rank_rates *m)
+{
+    int64_t rows[4], cols[4], r = m->r, T = m->T;
+
+    shapes(m, rows, cols);
+    for (int i = 0; i < 4; i++) {
+        BL_TRY(queue_small(m, false, true, T, r, cols[i]));  /* u = x A^T */
+        BL_TRY(queue_small(m, false, true, T, rows[i], r));  /* y = u B^T */
+        BL_TRY(queue_small(m, true, false, rows[i], r, T));  /* dB = dy^T u */
+        BL_TRY(queue_small(m, false, false, T, r, rows[i])); /* du = dy B */
+        BL_TRY(queue_small(m, true, false, r, cols[i], T));  /* dA = du^T x */
+        BL_TRY(queue_small(m, false, false, T, cols[i], r)); /* dx = du A */
+    }
+    return BL_OK;
+}
+
+static bl_status queue_attention_forward(rank_rates *m)
+{
+    const bl_block_dims *d = &m->dims;
+    return bl_attention_forward(
+        m->stream, &(bl_attention_forward_args){.T = m->T,
+                                                .n_heads = d->n_heads,
+                                                .n_kv_heads = d->n_kv_heads,
+                                                .d = d->head_dim,
+                                                .n_documents = m->n_documents,
+                                                .q_stride = d->qkv_width,
+                                                .kv_stride = d->qkv_width,
+                                                .o_stride = d->q_width,
+                                                .cu_seqlens = m->cu_seqlens,
+                                                .q = at(m, 0),
+                                                .k = bl_tensor_at(at(m, 0), d->q_width),
+                                                .v = bl_tensor_at(at(m, 0), d->q_width),
+                                                .o = at(m, 1),
+                                                .lse = m->block[2]});
+}
+
+static bl_status queue_attention_backward(rank_rates *m)
+{
+    const bl_block_dims *d = &m->dims;
+    return bl_attention_backward(
+        m->stream,
+        &(bl_attention_backward_args){.T = m->T,
+                                      .n_heads = d->n_heads,
+                                      .n_kv_heads = d->n_kv_heads,
+                                      .d = d->head_dim,
+                                      .n_documents = m->n_documents,
+                                      .q_stride = d->qkv_width,
+                                      .kv_stride = d->qkv_width,
+                                      .o_stride = d->q_width,
+                                      .cu_seqlens = m->cu_seqlens,
+                                      .q = at(m, 0),
+                                      .k = bl_tensor_at(at(m, 0), d->q_width),
+                                      .v = bl_tensor_at(at(m, 0), d->q_width + d->kv_width),
+                                      .o = at(m, 1),
+                                      .lse = m->block[2],
+                                      .do_ = at(m, 3),
+                                      .dq = at(m, 4),
+                                      .dk = bl_tensor_at(at(m, 4), d->q_width),
+                                      .dv = bl_tensor_at(at(m, 4), d->q_width + d->kv_width),
+                                      .delta = m->block[5]});
+}
+
+/* Two norms, two sums, SwiGLU: 10 H + 3 I elements a token. */
+static bl_status queue_rows(rank_rates *m)
+{
+    int64_t H = m->dims.hidden;
+
+    for (int i = 0; i < 2; i++) {
+        BL_TRY(bl_rmsnorm_forward(m->stream, &(bl_rmsnorm_forward_args){.T = m->T,
+                                                                        .H = H,
+                                                                        .eps = 1e-5,
+                                                                        .x = at(m, 0),
+                                                                        .w = m->block[6],
+                                                                        .y = at(m, 1),
+                                                                        .rstd = m->block[2]}));
+        BL_TRY(bl_add(m->stream,
+                      &(bl_add_args){.n = m->T * H, .a = at(m, 0), .b = at(m, 1), .y = at(m, 3)}));
+    }
+    return bl_swiglu_forward(
+        m->stream, &(bl_swiglu_forward_args){
+                       .T = m->T, .I = m->dims.inter, .gate_up = at(m, 0), .h = at(m, 1)});
+}
+
+static bl_status queue_adamw(rank_rates *m)
+{
+    return bl_adamw(m->stream, &(bl_adamw_args){.n = m->T * m->dims.hidden,
+                                                .step = 1,
+                                                .lr = 1e-4,
+                                                .beta1 = 0.9,
+                                                .beta2 = 0.999,
+                                                .eps = 1e-8,
+                                                .grad = m->block[0],
+                                                .w = m->block[1],
+                                                .m = m->block[3],
+                                                .v = m->block[6]});
+}
+
+/* Logits and their gradient's way back. */
+static bl_status queue_head(rank_rates *m)
+{
+    int64_t V = m->options->model->vocab_size;
+
+    for (int forward = 0; forward < 2; forward++)
+        BL_TRY(bl_matmul_weight(
+            m->stream,
+            &(bl_matmul_weight_args){
+                .forward = forward,
+                .T = m->T,
+                .in = bl_tensor_f32(forward ? m->block[1] : m->logits),
+                .out = bl_tensor_f32(forward ? m->logits : m->block[1]),
+                .weight = {.rows = V,
+                           .cols = m->dims.hidden,
+                           .n_segments = 1,
+                           .segment = {{.format = BL_FORMAT_BF16, .codes = m->head, .rows = V}}}}));
+    return BL_OK;
+}
+
+static bl_status measure_all(rank_rates *m)
+{
+    const bl_block_dims *d = &m->dims;
+    bl_time_rates *r = &m->rates;
+    int64_t rows[4], cols[4];
+    double weights = 0, small = 0, T = (double)m->T,
+           pairs = T * (double)m->options->document_tokens * (double)d->q_width;
+    double elements = (double)(10 * d->hidden + 3 * d->inter);
+
+    shapes(m, rows, cols);
+    for (int i = 0; i < 4; i++) {
+        weights += (double)(rows[i] * cols[i]);
+        small += (double)(3 * m->r * (rows[i] + cols[i]));
+    }
+    BL_TRY(measure(m, queue_products, 4 * T * weights, &r->gemm_flops_per_s));
+    BL_TRY(measure(m, queue_lora, 2 * T * small, &r->lora_flops_per_s));
+    BL_TRY(measure(m, queue_attention_forward, 2 * pairs, &r->attention_forward_flops_per_s));
+    BL_TRY(measure(m, queue_attention_backward, 5 * pairs, &r->attention_backward_flops_per_s));
+    BL_TRY(measure(m, queue_rows, T * elements * 4, &r->memory_bytes_per_s));
+    BL_TRY(measure(m, queue_adamw, 7 * 4 * T * (double)d->hidden, &r->optimizer_bytes_per_s));
+    if (!m->head) return BL_OK;
+    double head = (double)(m->options->model->vocab_size * d->hidden);
+    return measure(m, queue_head, 4 * T * head, &r->head_flops_per_s);
+}
+
+/* ---- ranks ---- */
+
+static bl_status take_memory(rank_rates *m)
+{
+    const bl_block_dims *d = &m->dims;
+    int64_t widest = bl_max_i64(2 * d->inter, d->qkv_width) + d->hidden;
+    int64_t n = widest * bl_max_i64(m->T, bl_max_i64(m->r, 1));
+    int64_t n_codes = bl_max_i64(2 * d->inter, d->qkv_width) * bl_max_i64(d->hidden, d->inter);
+
+    BL_TRY(bl_device_create_cpu(m->threads, &m->device));
+    BL_TRY(bl_stream_create(m->device, "bench", &m->stream));
+    for (int b = 0; b < N_BLOCKS; b++) {
+        BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n * sizeof(float), "operands",
+                               (void **)&m->block[b]));
+        for (int64_t i = 0; i < n; i++) m->block[b][i] = (float)(i % 37) / 64.0f;
+    }
+    BL_TRY(
+        bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n_codes, "codes", (void **)&m->codes));
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)widest * sizeof(float), "scales",
+                           (void **)&m->scales));
+    for (int64_t i = 0; i < n_codes; i++) m->codes[i] = (uint8_t)(i % 113);
+    for (int64_t i = 0; i < widest; i++) m->scales[i] = 1e-3f;
+    return BL_OK;
+}
+
+static bl_status take_head(rank_rates *m)
+{
+    int64_t V = m->options->model->vocab_size, n = V * m->dims.hidden;
+
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n * sizeof *m->head, "head",
+                           (void **)&m->head));
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)(m->T * V) * sizeof(float), "logits",
+                           (void **)&m->logits));
+    for (int64_t i = 0; i < n; i++) m->head[i] = bl_f32_to_bf16((float)(i % 37) / 64.0f);
+    for (int64_t i = 0; i < m->T * V; i++) m->logits[i] = 0;
+    return BL_OK;
+}
+
+static void *run_rank(void *argument)
+{
+    rank_rates *m = argument;
+    bl_status st = take_memory(m);
+
+    if (st == BL_OK && m->options->measures_head) st = take_head(m);
+    if (st == BL_OK) st = measure_all(m);
+    bl_error_save(&m->error, st);
+    if (m->stream) (void)bl_stream_synchronize(m->stream);
+    bl_stream_destroy(m->stream);
+    for (int b = 0; b < N_BLOCKS; b++) bl_device_free(m->device, BL_SPACE_DEVICE, m->block[b]);
+    bl_device_free(m->device, BL_SPACE_DEVICE, m->codes);
+    bl_device_free(m->device, BL_SPACE_DEVICE, m->scales);
+    bl_device_free(m->device, BL_SPACE_DEVICE, m->head);
+    bl_device_free(m->device, BL_SPACE_DEVICE, m->logits);
+    bl_device_destroy(m->device);
+    return NULL;
+}
+
+/* The mean of the ranks' rates. */
+static void add_rates(const bl_time_rates *one, double part, bl_time_rates *sum)
+{
+    sum->gemm_flops_per_s += part * one->gemm_flops_per_s;
+    sum->lora_flops_per_s += part * one->lora_flops_per_s;
+    sum->attention_forward_flops_per_s += part * one->attention_forward_flops_per_s;
+    sum->attention_backward_flops_per_s += part * one->attention_backward_flops_per_s;
+    sum->memory_bytes_per_s += part * one->memory_bytes_per_s;
+    sum->optimizer_bytes_per_s += part * one->optimizer_bytes_per_s;
+    sum->head_flops_per_s += part * one->head_flops_per_s;
+}
+
+/* Documents of options->document_tokens, the last one of what is left. */
+static bl_status make_documents(const bl_plan_measure_options *o, int32_t **ends, int64_t *n)
+{
+    *n = bl_ceil_div(o->tokens, o->document_tokens);
+    *ends = calloc((size_t)*n + 1, sizeof **ends);
+    if (!*ends) return BL_FAIL(BL_ENOMEM, "out of memory: documents to measure with");
+    for (int64_t i = 1; i <= *n; i++)
+        (*ends)[i] = (int32_t)bl_min_i64(i * o->document_tokens, o->tokens);
+    return BL_OK;
+}
+
+bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_time_rates *out)
+{
+    pthread_t thread[MAX_RANKS];
+    int32_t *ends = NULL;
+    int64_t n_documents = 0;
+    bl_status st = BL_OK;
+    int n_started = 0;
+
+    if (o->n_ranks < 1 || o->n_ranks > MAX_RANKS)
+        return BL_FAIL(BL_EUSAGE, "rates of %d ranks: 1 to %d are measured", o->n_ranks, MAX_RANKS);
+    BL_TRY(make_documents(o, &ends, &n_documents));
+    rank_rates *ranks = calloc((size_t)o->n_ranks, sizeof *ranks);
+    if (!ranks) {
+        free(ends);
+        return BL_FAIL(BL_ENOMEM, "out of memory: rates of %d ranks", o->n_ranks);
+    }
+    *out = (bl_time_rates){.cores = (double)bl_cores_usable() / o->n_ranks,
+                           .compute_cores = o->threads,
+                           .copy_cores = 1};
+    for (int i = 0; i < o->n_ranks; i++) {
+        ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU),
+                                .options = o,
+                                .r = o->lora_r,
+                                .T = o->tokens,
+                                .runs = o->runs,
+                                .n_ranks = o->n_ranks,
+                                .threads = o->threads,
+                                .in_cpu_time = o->in_cpu_time,
+                                .n_documents = n_documents,
+                                .cu_seqlens = ends};
+        if (pthread_create(&thread[i], NULL, run_rank, &ranks[i]) != 0) break;
+        n_started++;
+    }
+    for (int i = 0; i < n_started; i++) {
+        pthread_join(thread[i], NULL);
+        if (st == BL_OK && ranks[i].error.status != BL_OK) st = bl_error_restore(&ranks[i].error);
+        add_rates(&ranks[i].rates, 1.0 / o->n_ranks, out);
+    }
+    if (st == BL_OK && n_started < o->n_ranks) st = BL_FAIL(BL_ELIMIT, "no more threads");
+    free(ranks);
+    free(ends);
+    return st;
+}
