@@ -193,20 +193,37 @@ static bl_status plan_as_configured(const bl_plan_case *c, const plan_options *o
                 o);
 }
 
+/* Of a GPU's memory, or of a host's. */
+static bl_memory_item largest_item(const bl_memory_ledger *m, bool of_host)
+{
+    int largest = 0;
+    for (int i = 1; i < BL_MEMORY_ITEMS; i++) {
+        int64_t more = of_host ? m->item[i].host - m->item[largest].host
+                               : m->item[i].device - m->item[largest].device;
+        if (more > 0) largest = i;
+    }
+    return (bl_memory_item)largest;
+}
+
 static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan_choice *choice)
 {
     char remedies[BL_PLAN_REMEDY_BYTES];
     const bl_memory_ledger *m = &choice->best.plan.memory;
+    bl_memory_item gpu = largest_item(m, false), host = largest_item(m, true);
 
     BL_TRY(bl_plan_find_remedies(&c->input, free_keys, remedies));
     int64_t n_processes = bl_ceil_div(c->input.topology.n_on_host, c->input.topology.n_here);
     return BL_FAIL(
         BL_ENOMEM,
-        "%s on %s takes at least %.1f GB of a GPU's memory, of which %.1f GB may be used, and %.1f "
-        "GB of a host's, of which %.1f GB may be used; %s%s",
+        "%s on %s takes at least %.1f GB per GPU, of which %.1f GB may be used, and %.1f GB per "
+        "host, "
+        "of which %.1f GB may be used; the largest parts per rank: %s %.1f GB of the GPU, %s %.1f "
+        "GB of the host; %s%s",
         c->model.name, c->hardware.name, (double)m->device * 1e-9,
         0.9 * c->hardware.device_memory_bytes.value * 1e-9, (double)(m->total * n_processes) * 1e-9,
-        0.9 * c->hardware.host_memory_bytes.value * 1e-9,
+        0.9 * c->hardware.host_memory_bytes.value * 1e-9, bl_memory_item_name(gpu),
+        (double)m->item[gpu].device * 1e-9, bl_memory_item_name(host),
+        (double)m->item[host].host * 1e-9,
         remedies[0] ? "it fits with " : "no single change makes it fit", remedies);
 }
 
