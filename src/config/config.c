@@ -224,6 +224,25 @@ static bl_status validate_targets(const bl_string_list *targets)
     return BL_OK;
 }
 
+/* Each is a key that a resume can miss, or true, or false. */
+static bl_status check_allowed(const bl_string_list *list)
+{
+    for (int64_t i = 0; i < list->n_items; i++) {
+        const char *name = list->items[i];
+        bool truth, is_one = bl_text_parse_bool(name, &truth) || strcmp(name, "train_file") == 0 ||
+                             strcmp(name, "model_name_or_path") == 0;
+        for (size_t k = 0; k < bl_train_n_options && !is_one; k++)
+            is_one = bl_train_options[k].effect == BL_EFFECT_RESULT &&
+                     strcmp(bl_train_options[k].key, name) == 0;
+        if (!is_one)
+            return BL_FAIL(BL_EUSAGE,
+                           "allow_resume_mismatch: %s is not a key that changes results: the error "
+                           "of the resume lists the names",
+                           name);
+    }
+    return BL_OK;
+}
+
 static bl_status validate_training(const bl_train_config *config)
 {
     if (!bl_train_config_targets_by_pattern(config))
@@ -251,6 +270,7 @@ static bl_status validate_training(const bl_train_config *config)
                        "eval_strategy %s needs validation_file or validation_split_percentage",
                        config->eval_strategy == BL_EVAL_STEPS ? "steps" : "epoch");
     }
+    BL_TRY(check_allowed(&config->allow_resume_mismatch));
     if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
         return BL_FAIL(BL_EUSAGE,
                        "overwrite_output_dir and resume_from_checkpoint: give one of them "
@@ -281,6 +301,17 @@ bool bl_train_config_given(const bl_train_config *config, const char *key)
 {
     const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
     return bl_options_origin(&options, key) != BL_FROM_DEFAULT;
+}
+
+bool bl_train_config_allows(const bl_train_config *config, const char *name)
+{
+    const bl_string_list *list = &config->allow_resume_mismatch;
+    bool truth, allows = false;
+
+    for (int64_t i = 0; i < list->n_items; i++)
+        allows = allows || strcmp(list->items[i], name) == 0 ||
+                 (bl_text_parse_bool(list->items[i], &truth) && truth);
+    return allows;
 }
 
 bl_resume bl_train_config_resume(const bl_train_config *config)

@@ -63,7 +63,7 @@ typedef struct bl_train_config {
     bool overwrite_output_dir;
     /* "false", "true" (the newest valid one) or a path: bl_train_config_resume. */
     char *resume_from_checkpoint;
-    bool allow_resume_mismatch;
+    bl_string_list allow_resume_mismatch; /* bl_train_config_allows */
     bl_adapter_dtype adapter_dtype;
 
     /* data */
@@ -181,6 +181,9 @@ bool bl_train_config_targets_by_pattern(const bl_train_config *config);
  * model does not have. */
 bl_status bl_train_config_bf16_matrices(const bl_train_config *config, int64_t n_layers,
                                         uint8_t *masks);
+
+/* Whether allow_resume_mismatch has the name (a key that differs from the checkpoint's), or true. */
+bool bl_train_config_allows(const bl_train_config *config, const char *name);
 
 typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
 /* PATH: config->resume_from_checkpoint. */

@@ -37,9 +37,9 @@ const bl_option bl_train_options[] = {
     {KEY(resume_from_checkpoint, STRING), .commands = TRAIN, .default_text = "false",
      .help = "true: resume the newest valid checkpoint of output_dir, or start if there is "
              "neither a checkpoint nor an adapter; a path: resume that one"},
-    {KEY(allow_resume_mismatch, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "resume although configuration, model, data or rank count differ; not "
-             "bit-identical"},
+    {KEY(allow_resume_mismatch, LIST), .commands = TRAIN,
+     .help = "keys that may differ from the checkpoint's, as the error of a resume lists them "
+             "(train_file: the data, model_name_or_path: the model); not bit-identical. true: any"},
     {KEY(adapter_dtype, ENUM), .commands = TRAIN, .names = "f32|bf16", .default_text = "f32",
      .help = "dtype of the written adapter"},
 #undef GROUP

@@ -2,6 +2,7 @@
 /* identity.c -- what a result depends on beside the run's own keys: the model's configuration and weights, the data. A checkpoint keeps it,
  * and the ranks compare their weights. Where it is another one when a run is resumed, what differs is named. */
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,8 @@
 #include "train/trainer.h"
 
 enum { HASH_TEXT_BYTES = 17 };
+
+static const char MODEL_NAME[] = "model_name_or_path"; /* of allow_resume_mismatch */
 
 static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
 {
@@ -50,16 +53,27 @@ bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *
 
 /* ---- differences ---- */
 
-static void print_value(FILE *out, const json_t *value)
+void bl_differences_add(bl_differences *d, const char *name, const char *format, ...)
 {
-    char *text =
-        value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17)) : NULL;
-    fputs(text ? text : "absent", out);
-    free(text);
+    va_list args;
+
+    va_start(args, format);
+    vfprintf(d->all, format, args);
+    va_end(args);
+    fputs("; ", d->all);
+    if (bl_train_config_allows(d->config, name)) return;
+    fprintf(d->refused, "%s%s", d->is_refused ? ", " : "", name);
+    d->is_refused = true;
 }
 
-/* Key by key; whether any differs. */
-static bool list_config(const json_t *before, const json_t *now, FILE *out)
+static char *value_text(const json_t *value)
+{
+    return value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17))
+                 : NULL;
+}
+
+/* Key by key, as one difference; whether any differs. */
+static bool list_config(const json_t *before, const json_t *now, bl_differences *d)
 {
     const char *key;
     json_t *value;
@@ -69,11 +83,15 @@ static bool list_config(const json_t *before, const json_t *now, FILE *out)
     {
         const json_t *old = json_object_get(before, key);
         if (old && json_equal(old, value)) continue;
-        fprintf(out, "%s of the model's config.json is ", key);
-        print_value(out, value);
-        fputs(", was ", out);
-        print_value(out, old);
-        fputs("; ", out);
+        char *is = value_text(value), *was = value_text(old);
+        if (differ)
+            fprintf(d->all, "%s of the model's config.json is %s, was %s; ", key,
+                    is ? is : "absent", was ? was : "absent");
+        else
+            bl_differences_add(d, MODEL_NAME, "%s of the model's config.json is %s, was %s", key,
+                               is ? is : "absent", was ? was : "absent");
+        free(is);
+        free(was);
         differ = true;
     }
     return differ;
@@ -87,7 +105,8 @@ static bool is_same(const json_t *state, const char *key, uint64_t hash)
     return old && !strcmp(old, hash_text(hash, text));
 }
 
-bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start, FILE *out)
+bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start,
+                               bl_differences *d)
 {
     const char *weights = json_string_value(json_object_get(state, "weights"));
     json_t *config;
@@ -95,17 +114,18 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
     start->has_weights = weights != NULL;
     start->weights = weights ? strtoull(weights, NULL, 16) : 0;
     if (!weights) { /* an earlier build's */
-        fputs("it does not say which model and data it was made with; ", out);
+        bl_differences_add(d, MODEL_NAME, "it does not say which model and data it was made with");
         return BL_OK;
     }
     BL_TRY(bl_llama_config_describe(&job->model->config, &config));
-    bool differ = list_config(json_object_get(state, "model_config"), config, out);
+    bool differ = list_config(json_object_get(state, "model_config"), config, d);
     json_decref(config);
     if (!differ && !is_same(state, "model", job->identity.model))
-        fputs("the model's tensors differ; ", out);
-    if (!is_same(state, "data", job->identity.train)) fputs("the training data differ; ", out);
-    if (!is_same(state, "validation_data", job->identity.validation))
-        fputs("the validation data differ; ", out);
+        bl_differences_add(d, MODEL_NAME, "the model's tensors differ");
+    if (!is_same(state, "data", job->identity.train))
+        bl_differences_add(d, "train_file", "the training data differ");
+    /* Changes no bit of the adapter: only what is reported. */
+    start->other_validation = !is_same(state, "validation_data", job->identity.validation);
     return BL_OK;
 }
 
@@ -135,12 +155,11 @@ bl_status bl_trainer_check_weights(bl_trainer *t)
     if (!start->dir || !start->has_weights || start->weights == t->rank->weights->checksum)
         return BL_OK;
     t->start_differs = true;
-    if (!t->training->job.config->allow_resume_mismatch)
+    if (!bl_train_config_allows(t->training->job.config, MODEL_NAME))
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s was made by another run: the model's weights differ "
-                       "(allow_resume_mismatch true resumes it, not "
-                       "bit-identically)",
-                       start->dir);
+                       "(allow_resume_mismatch: [%s] resumes it, not bit-identically)",
+                       start->dir, MODEL_NAME);
     if (t->rank->index == 0)
         bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's "
                        "weights differ",

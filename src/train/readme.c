@@ -23,7 +23,7 @@ static void target_list(const bl_job *job, char *text, size_t n_bytes)
 
 static bl_status write_losses(const bl_job *job, const bl_outcome *outcome, char **text)
 {
-    char stored[128] = "";
+    char stored[128] = "", base[128] = "";
 
     if (!job->data.validation.set)
         return bl_text_format(
@@ -32,12 +32,13 @@ static bl_status write_losses(const bl_job *job, const bl_outcome *outcome, char
     if (outcome->stored.rows > 0)
         snprintf(stored, sizeof stored, "| base as stored + adapter | %.4f | %.3f |\n",
                  outcome->stored.loss, exp(outcome->stored.loss));
-    return bl_text_format(
-        text,
-        "| | validation loss | perplexity |\n|---|---|---|\n| base | %.4f | %.3f |\n| base "
-        "+ adapter | %.4f | %.3f |\n%s",
-        outcome->base.loss, exp(outcome->base.loss), outcome->trained.loss,
-        exp(outcome->trained.loss), stored);
+    if (!isnan(outcome->base.loss))
+        snprintf(base, sizeof base, "| base | %.4f | %.3f |\n", outcome->base.loss,
+                 exp(outcome->base.loss));
+    return bl_text_format(text,
+                          "| | validation loss | perplexity |\n|---|---|---|\n%s| base + adapter | "
+                          "%.4f | %.3f |\n%s",
+                          base, outcome->trained.loss, exp(outcome->trained.loss), stored);
 }
 
 /* Which base the losses are those of, and how to have the other's. */

@@ -7,6 +7,7 @@
  *
  * There is no other state: the order of rows and dropout are functions of (seed, step, sample, position). */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -27,7 +28,8 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
                      (json_int_t)job->lora.n_floats, "metrics_bytes", (json_int_t)metrics_bytes,
                      "evaluated_step", (json_int_t)t->evaluated_step, "first_loss",
                      outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
-                     outcome->base.loss, "validation_loss", outcome->trained.loss);
+                     isnan(outcome->base.loss) ? BL_LOSS_UNKNOWN : outcome->base.loss,
+                     "validation_loss", outcome->trained.loss);
 }
 
 /* Writes the rank's file into the folder of the checkpoint of `step`, and says what is in it. */

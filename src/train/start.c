@@ -15,6 +15,7 @@
  * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes what runs in output_dir
  * wrote and nothing else: checkpoints one by one, never a directory that may hold more. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "train/sampler.h"
 #include "train/training.h"
 
 /* ---- what runs in output_dir left ---- */
@@ -120,35 +122,84 @@ static bl_status check_later_steps(const bl_training *training, const bl_output 
 
 /* ---- a checkpoint to resume ---- */
 
-/* The keys, the data and the model that differ from the checkpoint's; "" when none. */
-static bl_status list_differences(bl_training *training, const json_t *state, char **text)
+/* Whether the steps that are done had the learning rates that this run would have given them. */
+static bool is_same_course(const bl_training *training, const bl_train_config *before)
+{
+    const bl_train_config *now = training->job.config;
+    int64_t n = training->job.data.train.n, total_before = bl_train_total_steps(before, n),
+            total = bl_train_total_steps(now, n);
+
+    if (training->start.step > total) return false;
+    for (int64_t step = 0; step < training->start.step; step++)
+        if (bl_train_learning_rate(before, step, total_before) !=
+            bl_train_learning_rate(now, step, total))
+            return false;
+    return true;
+}
+
+/* `line` is "key: old -> new". Keys that act through the learning rate alone are compared by it. */
+static void add_key(const char *line, bool is_same_rate, bl_differences *d)
+{
+    static const char *const of_rate[] = {"learning_rate", "lr_scheduler_type", "warmup_ratio",
+                                          "warmup_steps",  "num_train_epochs",  "max_steps"};
+    char key[64];
+
+    snprintf(key, sizeof key, "%.*s", (int)strcspn(line, ":"), line);
+    for (size_t i = 0; i < BL_COUNT(of_rate); i++)
+        if (is_same_rate && strcmp(key, of_rate[i]) == 0) return;
+    bl_differences_add(d, key, "%.*s", (int)strcspn(line, "\n"), line);
+}
+
+/* The keys, the data and the model. */
+static bl_status list_differences(bl_training *training, const json_t *state, bl_differences *d)
 {
     bl_train_config *before = NULL;
     char *path = NULL, *keys = NULL;
-    size_t n_bytes = 0;
-    bl_status st = BL_OK;
+    bl_status st;
 
     BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_read_back(path, &before));
     BL_TRY_GOTO(st, done,
                 bl_train_config_diff(before, training->job.config, BL_EFFECT_RESULT, &keys));
-    FILE *out = open_memstream(text, &n_bytes);
-    if (!out) {
-        st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
-        goto done;
-    }
-    for (const char *c = keys; *c; c++)
-        if (*c != '\n')
-            fputc(*c, out);
-        else
-            fputs("; ", out);
-    st = bl_job_list_identity(&training->job, state, &training->start, out);
-    if (fclose(out) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "the differences of two runs");
-    if (st == BL_OK && n_bytes > 0) (*text)[n_bytes - 2] = '\0';
+    bool is_same_rate = is_same_course(training, before);
+    for (const char *line = keys; *line; line += strcspn(line, "\n") + 1)
+        add_key(line, is_same_rate, d);
+    st = bl_job_list_identity(&training->job, state, &training->start, d);
 done:
     bl_train_config_free(before);
     free(keys);
     free(path);
+    return st;
+}
+
+/* BL_ECHECKPOINT: something differs and is not allowed by its name. */
+static bl_status check_differences(bl_training *training, const json_t *state)
+{
+    bl_start *start = &training->start;
+    char *all = NULL, *refused = NULL;
+    size_t n_all = 0, n_refused = 0;
+    bl_differences d = {.config = training->job.config,
+                        .all = open_memstream(&all, &n_all),
+                        .refused = open_memstream(&refused, &n_refused)};
+    bl_status st = d.all && d.refused ? list_differences(training, state, &d)
+                                      : BL_FAIL(BL_ENOMEM, "the differences of two runs");
+
+    if (d.all && fclose(d.all) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "differences");
+    if (d.refused && fclose(d.refused) != 0 && st == BL_OK) st = BL_FAIL(BL_ENOMEM, "differences");
+    if (st == BL_OK && n_all > 0) {
+        all[n_all - 2] = '\0'; /* the last "; " */
+        start->is_saved = false;
+        if (d.is_refused)
+            st = BL_FAIL(BL_ECHECKPOINT,
+                         "%s was made by another run: %s (allow_resume_mismatch: [%s] resumes it, "
+                         "not bit-identically)",
+                         start->dir, all, refused);
+        else
+            bl_log_warning("resuming %s although this run differs, so not bit-identical: %s",
+                           start->dir, all);
+    }
+    free(all);
+    free(refused);
     return st;
 }
 
@@ -157,7 +208,6 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     const bl_job *job = &training->job;
     bl_start *start = &training->start;
     int64_t ranks, layers, floats;
-    char *differences = NULL;
 
     BL_TRY(bl_json_get_int(start->dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &ranks));
     BL_TRY(bl_json_get_int(start->dir, state, "n_layers", BL_JSON_REQUIRED, 1, INT64_MAX, &layers));
@@ -173,6 +223,7 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
                             &outcome->last_loss));
     BL_TRY(bl_json_get_real(start->dir, state, "base_loss", BL_JSON_REQUIRED, -1e300, 1e300,
                             &outcome->base.loss));
+    if (outcome->base.loss == BL_LOSS_UNKNOWN) outcome->base.loss = NAN;
     BL_TRY(bl_json_get_real(start->dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300,
                             &outcome->trained.loss));
     start->n_ranks = (int)ranks;
@@ -181,21 +232,12 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
                        "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
                        start->dir, (long long)layers, (long long)floats,
                        (long long)job->model->config.n_layers, (long long)job->lora.n_floats);
-    BL_TRY(list_differences(training, state, &differences));
-    bl_status st = BL_OK;
-    if (differences[0] != '\0') {
-        start->is_saved = false;
-        if (job->config->allow_resume_mismatch)
-            bl_log_warning("resuming %s although this run differs, so not bit-identical: %s",
-                           start->dir, differences);
-        else
-            st = BL_FAIL(BL_ECHECKPOINT,
-                         "%s was made by another run: %s (allow_resume_mismatch true resumes it, "
-                         "not bit-identically)",
-                         start->dir, differences);
+    BL_TRY(check_differences(training, state));
+    if (start->other_validation) {
+        start->evaluated_step = -1;
+        outcome->base.loss = NAN;
     }
-    free(differences);
-    return st;
+    return BL_OK;
 }
 
 static bl_status find_checkpoint(bl_training *training, const bl_output *output, json_t **state)

@@ -19,9 +19,11 @@ typedef struct bl_start {
     int64_t metrics_bytes;  /* of the log that are kept; rank 0's process */
     int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
     bool is_saved;          /* this run's newest checkpoint is that of `step` */
-    bool starts_over;       /* output_dir has a run that goes; rank 0's process */
-    char *dir;              /* of the checkpoint; NULL: from the beginning */
-    int n_ranks;            /* of the run that made it */
+    bool
+        other_validation; /* the checkpoint's validation data were others: its losses are not this run's */
+    bool starts_over; /* output_dir has a run that goes; rank 0's process */
+    char *dir;        /* of the checkpoint; NULL: from the beginning */
+    int n_ranks;      /* of the run that made it */
     /* bl_llama_weights.checksum of that run, if it says so. */
     bool has_weights;
     uint64_t weights;
@@ -35,7 +37,10 @@ typedef struct bl_training {
     char *checkpoint_dir; /* output_dir/checkpoints */
 } bl_training;
 
-/* What a run was worth. */
+/* Of the base in a checkpoint's state (JSON has no NaN): the validation data are not those of step 0. */
+#define BL_LOSS_UNKNOWN (-1.0)
+
+/* What a run was worth. base.loss NaN: unknown. */
 typedef struct bl_outcome {
     double first_loss, last_loss; /* of training */
     bl_eval_result base, trained; /* before the first step; newest */
@@ -108,9 +113,19 @@ bl_status bl_job_share_start(const bl_job *job, bl_start *start);
 
 /* Adds job->identity, the model's configuration and the checksum of its weights. */
 bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state);
-/* Prints what differs from a checkpoint's state to `out`, each with "; " after it, and keeps what
- * its weights were. */
-bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start, FILE *out);
+/* What differs between a run and the checkpoint that it resumes. */
+typedef struct bl_differences {
+    const bl_train_config *config;
+    FILE *all, *refused; /* each with "; " after it; names that are not allowed, with ", " */
+    bool is_refused;
+} bl_differences;
+
+/* `name`: what allow_resume_mismatch calls it. */
+void bl_differences_add(bl_differences *d, const char *name, const char *format, ...)
+    BL_PRINTF(3, 4);
+/* Adds what differs from a checkpoint's state, and keeps what its weights were. */
+bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start,
+                               bl_differences *d);
 
 /* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning. Errors:
  * those of bl_device_find_cuda. */

@@ -180,9 +180,17 @@ static void test_a_checkpoint_that_names_no_model(void **state)
     size_t n_bytes;
 
     (void)state;
-    FILE *out = open_memstream(&text, &n_bytes);
-    assert_int_equal(bl_job_list_identity(&job, empty, &start, out), BL_OK);
-    fclose(out);
+    bl_train_config config = {0};
+    char *names = NULL;
+    bl_differences d = {.config = &config,
+                        .all = open_memstream(&text, &n_bytes),
+                        .refused = open_memstream(&names, &n_bytes)};
+    assert_int_equal(bl_job_list_identity(&job, empty, &start, &d), BL_OK);
+    fclose(d.all);
+    fclose(d.refused);
+    assert_true(d.is_refused);
+    assert_string_equal(names, "model_name_or_path");
+    free(names);
     assert_string_equal(text, "it does not say which model and data it was made with; ");
     assert_false(start.has_weights);
     free(text);
@@ -294,8 +302,7 @@ static void test_validation_data(void **state)
     (void)state;
     assert_int_equal(
         run("demo/base", output, 1, "validation_file", GOLDEN_DIR "/tokens/tiny.jsonl"),
-        BL_ECHECKPOINT);
-    assert_error_has("validation data", "the validation data differ");
+        BL_OK); /* they change no bit of the adapter */
     assert_int_equal(run("demo/base", output, 1, NULL, NULL), BL_OK);
 }
 

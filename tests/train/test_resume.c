@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a run leaves behind is a function of its configuration, wherever it was interrupted: the same adapter,
  * byte for byte, and the same metrics but for the times. What cannot be resumed that way is refused, or says
- * so. */
+ * so.
+ *
+ * longer than 600 lines: its cases share the uninterrupted runs, which are made once. */
 #include "runs.h"
 
 #include <stdio.h>
@@ -262,6 +264,74 @@ static void test_differences_are_listed(void **state)
     assert_error_has(
         "learning_rate: 0.005 -> 0.004; weight_decay: 0 -> 0.1; the training data differ");
     golden_args_free(&args);
+}
+
+static bool same_adapters(const char *name_a, const char *name_b)
+{
+    size_t n_a, n_b;
+    char *a = runs_read(runs_path("%s/adapter_model.safetensors", name_a), &n_a),
+         *b = runs_read(runs_path("%s/adapter_model.safetensors", name_b), &n_b);
+    bool same = n_a == n_b && memcmp(a, b, n_a) == 0;
+    free(a);
+    free(b);
+    return same;
+}
+
+/* More steps at a rate that does not depend on their number, and other validation data: the bits of one run. */
+static void test_what_changes_no_bit(void **state)
+{
+    static const char *const names[] = {"even-whole", "even-half"};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        golden_args args = {0};
+        runs_standard(&args, runs_path("%s", names[i]), 1);
+        runs_set(&args, "lr_scheduler_type", "constant_with_warmup");
+        if (i == 0) assert_int_equal(golden_train(&args), BL_OK);
+        if (i == 1) {
+            runs_set(&args, "max_steps", "4");
+            runs_unset(&args, "validation_file");
+            runs_set(&args, "eval_strategy", "no");
+            assert_int_equal(golden_train(&args), BL_OK);
+            runs_set(&args, "max_steps", "%d", STEPS);
+            runs_set(&args, "validation_file", GOLDEN_DIR "/tokens/tiny-validation.jsonl");
+            runs_set(&args, "resume_from_checkpoint", "true");
+            assert_int_equal(golden_train(&args), BL_OK);
+        }
+        golden_args_free(&args);
+    }
+    assert_true(same_adapters(names[0], names[1]));
+    char *readme = runs_read(runs_path("even-half/README.md"), NULL);
+    assert_non_null(strstr(readme, "| base + adapter | "));
+    assert_null(strstr(readme, "| base | ")); /* never measured on these data */
+    free(readme);
+}
+
+/* Each difference has the name by which it is allowed; others stay errors. */
+static void test_differences_are_allowed_by_name(void **state)
+{
+    static const struct {
+        const char *allowed, *error;
+        bl_status status;
+    } cases[] = {{"false", "[weight_decay, max_steps]", BL_ECHECKPOINT},
+                 {"weight_decay", "(allow_resume_mismatch: [max_steps]", BL_ECHECKPOINT},
+                 {"weight_decays", "weight_decays is not a key", BL_EUSAGE},
+                 {"max_steps,weight_decay", "", BL_OK},
+                 {"true", "", BL_OK}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        const char *output = crashed_run(whole_run(1), 4, "allowed");
+        golden_args args = {0};
+        runs_standard(&args, output, 1);
+        runs_set(&args, "resume_from_checkpoint", "true");
+        runs_set(&args, "weight_decay", "0.1");
+        runs_set(&args, "max_steps", "6");
+        runs_set(&args, "allow_resume_mismatch", "%s", cases[i].allowed);
+        assert_int_equal(golden_train(&args), cases[i].status);
+        if (cases[i].status != BL_OK) assert_error_has(cases[i].error);
+        golden_args_free(&args);
+    }
 }
 
 static void test_nothing_to_resume(void **state)
@@ -568,6 +638,8 @@ int main(void)
         cmocka_unit_test(test_another_rank_count),
         cmocka_unit_test(test_another_rank_count_keeps_the_course),
         cmocka_unit_test(test_differences_are_listed),
+        cmocka_unit_test(test_what_changes_no_bit),
+        cmocka_unit_test(test_differences_are_allowed_by_name),
         cmocka_unit_test(test_nothing_to_resume),
         cmocka_unit_test(test_a_run_is_not_overwritten),
         cmocka_unit_test(test_a_damaged_checkpoint),
