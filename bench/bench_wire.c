@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast processes of one host exchange bulk data: bench_wire N sockets|shared|tcp; tcp: mpirun starts them. One JSON line a collective
+/* How fast processes of one host exchange bulk data: bench_wire N sockets|shared|mpirun; the last: mpirun starts them. One JSON line a collective
  * and size, the fastest of some repetitions; "bytes" is the whole buffer that every rank gathers, or brings to the
  * sum. */
 #include <math.h>
@@ -150,7 +150,7 @@ static int run_sockets(int n, bool shared)
     return code;
 }
 
-/* ---- over TCP: mpirun starts them ---- */
+/* ---- mpirun starts them ---- */
 
 static bl_status run_launched(void)
 {
@@ -159,18 +159,18 @@ static bl_status run_launched(void)
 
     BL_TRY(bl_launch_open(&(bl_launch_options){.leave = NULL}, &launch));
     bl_status st = bl_launch_create_comm(launch, 0, &comm);
-    if (st == BL_OK) st = measure_all(comm, "tcp");
+    if (st == BL_OK) st = measure_all(comm, "mpirun");
     return bl_launch_close(launch, st);
 }
 
-static int run_tcp(const char *program, const char *n_text)
+static int run_mpirun(const char *program, const char *n_text)
 {
     bl_launch_info info;
 
     bl_launch_read(&info);
     if (!info.launcher) {
         execlp("mpirun", "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-               "-n", n_text, program, n_text, "tcp", NULL);
+               "-n", n_text, program, n_text, "mpirun", NULL);
         perror("mpirun");
         return 4;
     }
@@ -182,9 +182,9 @@ int main(int argc, char **argv)
     int n = argc == 3 ? atoi(argv[1]) : 0;
 
     if (n < 2 || n > MAX_RANKS) {
-        fputs("run it as: bench_wire N sockets|shared|tcp\n", stderr);
+        fputs("run it as: bench_wire N sockets|shared|mpirun\n", stderr);
         return 2;
     }
-    if (strcmp(argv[2], "tcp") == 0) return run_tcp(argv[0], argv[1]);
+    if (strcmp(argv[2], "mpirun") == 0) return run_mpirun(argv[0], argv[1]);
     return run_sockets(n, strcmp(argv[2], "shared") == 0);
 }

@@ -44,10 +44,21 @@ static bl_status fail_locked(const char *dir, int fd)
     return BL_FAIL(BL_EUSAGE, "%s is in use by another process", dir);
 }
 
+/* Whoever may open the file can hold its lock. One of an earlier version is 0644. */
+static bl_status close_to_others(const char *path, int fd)
+{
+    struct stat info;
+
+    if (fstat(fd, &info) != 0) return bl_fail_errno(BL_EIO, "%s", path);
+    bool is_open = S_ISREG(info.st_mode) && (info.st_mode & 077) != 0;
+    if (!is_open || info.st_uid != geteuid() || fchmod(fd, 0600) == 0) return BL_OK;
+    return bl_fail_errno(BL_EIO, "%s: chmod", path);
+}
+
 static bl_status open_lock(const char *path, int *fd)
 {
-    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
-    if (*fd >= 0) return BL_OK;
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (*fd >= 0) return close_to_others(path, *fd);
     if (errno == ELOOP)
         return BL_FAIL(BL_EUSAGE, "%s: is a symbolic link, not a lock file: remove it", path);
     return bl_fail_errno(errno == EISDIR || errno == ENXIO ? BL_EUSAGE : BL_EIO, "%s", path);

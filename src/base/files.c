@@ -335,11 +335,11 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 /* ---- folders ---- */
 
 /* One folder, its parent being there; a new one is made durable in it. */
-static bl_status create_folder(const char *path)
+static bl_status create_folder(const char *path, mode_t mode)
 {
     char *parent = NULL;
 
-    if (mkdir(path, 0777) != 0) {
+    if (mkdir(path, mode) != 0) {
         if (errno == EEXIST) return BL_OK;
         return bl_fail_errno(errno == ENOTDIR ? BL_EINPUT : BL_EIO, "%s: creating the folder",
                              path);
@@ -350,7 +350,8 @@ static bl_status create_folder(const char *path)
     return st;
 }
 
-bl_status bl_dir_create(const char *path)
+/* mode: of the last folder, when it is new. */
+static bl_status create_path(const char *path, mode_t mode)
 {
     bl_status st = BL_OK;
     struct stat info;
@@ -361,7 +362,8 @@ bl_status bl_dir_create(const char *path)
         if (*at != '/' && *at != '\0') continue;
         char separator = *at;
         *at = '\0';
-        if (*prefix && at[-1] != '/') BL_TRY_GOTO(st, done, create_folder(prefix));
+        if (*prefix && at[-1] != '/')
+            BL_TRY_GOTO(st, done, create_folder(prefix, separator ? 0777 : mode));
         *at = separator;
         if (separator == '\0') break;
     }
@@ -372,6 +374,31 @@ bl_status bl_dir_create(const char *path)
 done:
     free(prefix);
     return st;
+}
+
+bl_status bl_dir_create(const char *path)
+{
+    return create_path(path, 0777);
+}
+
+bl_status bl_dir_create_private(const char *path)
+{
+    return create_path(path, 0700);
+}
+
+bl_status bl_path_check_private(const char *path)
+{
+    struct stat info;
+
+    if (stat(path, &info) != 0) return errno == ENOENT ? BL_OK : fail_open(path);
+    if (info.st_uid != geteuid() && info.st_uid != 0)
+        return BL_FAIL(BL_EUSAGE, "%s: belongs to another user (uid %ld): use a path of your own",
+                       path, (long)info.st_uid);
+    bool sticky = S_ISDIR(info.st_mode) && (info.st_mode & S_ISVTX) != 0;
+    if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0 && !sticky)
+        return BL_FAIL(BL_EUSAGE, "%s: other users may write it (mode %03o): chmod go-w %s", path,
+                       (unsigned)(info.st_mode & 0777), path);
+    return BL_OK;
 }
 
 static int remove_entry(const char *path, const struct stat *info, int flag, struct FTW *walk)

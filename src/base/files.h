@@ -77,6 +77,11 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 
 /* With its parents; an existing folder is fine. BL_EINPUT: it, or a parent, is there and no folder. */
 bl_status bl_dir_create(const char *path);
+/* The same; the folder itself, when it is new, is for this user only (0700). */
+bl_status bl_dir_create_private(const char *path);
+/* BL_EUSAGE when another user than this process's or root owns the file or folder, or may write it. A sticky folder
+ * (/tmp) may be written by others, who cannot replace what is in it. What is not there passes. */
+bl_status bl_path_check_private(const char *path);
 /* Removes a file, or a folder and all in it. Links are not followed; an absent path is fine. */
 bl_status bl_tree_remove(const char *path);
 /* What that would give back to the disk: the blocks of its files, but for those that have another name, too. 0 where there is nothing. */

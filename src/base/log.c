@@ -14,25 +14,42 @@
 
 /* Of the process, as stderr is. */
 static atomic_bool is_silent;
-/* A line of progress is on the terminal, without its end; changed under stderr's lock. */
+/* A line of progress is on the terminal; changed under stderr's lock. */
 static atomic_bool own_line;
 static atomic_bool *is_line_open = &own_line;
 
 _Static_assert(sizeof(atomic_bool) == 1 && ATOMIC_BOOL_LOCK_FREE == 2, "processes share it");
 
-/* What ends it, if it is there. Under stderr's lock. */
+/* What takes it away, if it is there: it is drawn again below what is logged. Under stderr's lock. */
 static const char *end_of_line(void)
 {
-    return atomic_exchange(is_line_open, false) ? "\n" : "";
+    return atomic_exchange(is_line_open, false) ? "\r\033[K" : "";
+}
+
+/* Breaks a line of the log between words where the terminal would break it inside one. */
+static void break_line(char *line, int columns)
+{
+    char *begin = line, *space = NULL;
+
+    if (strncmp(line, BL_LOG_VERBATIM, strlen(BL_LOG_VERBATIM)) == 0) return;
+    for (char *c = line; *c; c++) {
+        if (*c == ' ') space = c;
+        if (c - begin < columns || !space) continue;
+        *space = '\n';
+        begin = space + 1;
+        space = NULL;
+    }
 }
 
 static void write_line(const char *kind, const char *format, va_list args)
 {
     char line[2048];
+    int used = snprintf(line, sizeof line, "%s", kind), columns = bl_log_columns();
     if (atomic_load_explicit(&is_silent, memory_order_relaxed)) return;
-    vsnprintf(line, sizeof line, format, args);
+    vsnprintf(line + used, sizeof line - (size_t)used, format, args);
+    if (columns > 0) break_line(line, columns);
     flockfile(stderr);
-    fprintf(stderr, "%s%s%s\n", end_of_line(), kind, line); /* one call, one write */
+    fprintf(stderr, "%s%s\n", end_of_line(), line); /* one call, one write */
     funlockfile(stderr);
 }
 
@@ -115,15 +132,25 @@ void bl_log_finish_progress(void)
     funlockfile(stderr);
 }
 
-void bl_log_error(const char *text)
+static void write_last_line(const char *kind, const char *text)
 {
     char line[BL_ERROR_TEXT_BYTES];
     snprintf(line, sizeof line, "%s", text);
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     flockfile(stderr);
-    fprintf(stderr, "%sballast: error: %s\n", end_of_line(), line);
+    fprintf(stderr, "%s%s%s\n", end_of_line(), kind, line);
     funlockfile(stderr);
+}
+
+void bl_log_error(const char *text)
+{
+    write_last_line("ballast: error: ", text);
+}
+
+void bl_log_stopped(const char *text)
+{
+    write_last_line("ballast: ", text);
 }
 
 void bl_log_problem(const char *text)
@@ -131,10 +158,10 @@ void bl_log_problem(const char *text)
     if (!atomic_load_explicit(&is_silent, memory_order_relaxed)) bl_log_error(text);
 }
 
-void bl_log_error_at_exit(const char *text)
+void bl_log_stopped_at_exit(const char *text)
 {
     char line[BL_ERROR_TEXT_BYTES + 32] = "";
-    const char *const parts[] = {end_of_line(), "ballast: error: ", text, "\n"};
+    const char *const parts[] = {end_of_line(), "ballast: ", text, "\n"};
     size_t used = 0;
 
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)

@@ -8,6 +8,9 @@
 
 #include "base/status.h"
 
+/* On a terminal lines are broken between words, but for those that begin with BL_LOG_VERBATIM: commands, which are
+ * copied. */
+#define BL_LOG_VERBATIM "    "
 void bl_log_info(const char *format, ...) BL_PRINTF(1, 2);
 void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " before it */
 
@@ -16,14 +19,14 @@ void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " bef
 int bl_log_columns(void);
 
 /* Rewrites one line of a terminal in place, cut to its width; "" takes it away. Elsewhere nothing is written. Whatever
- * is logged next begins below it. */
+ * is logged next takes its place; the next progress is drawn below that. */
 void bl_log_progress(const char *format, ...) BL_PRINTF(1, 2);
 /* For work that takes minutes, called again and again: the same line, on a terminal five times a second, elsewhere as a line of the log
  * every five seconds. *told_s is the caller's: bl_now_s() when the work began, then when something was said last. False: nothing was. */
 bool bl_log_advance(double *told_s, const char *format, ...) BL_PRINTF(2, 3);
 /* Ctrl-C: the terminal shows ^C where the line ended; signal handlers may call it. */
 void bl_log_note_echo(void);
-/* Leaves the line as it is and goes to the next one; nothing without a line. */
+/* Takes the line away; nothing without a line. */
 void bl_log_finish_progress(void);
 
 /* The one line that a failure prints: "ballast: error: " and the text, whatever bytes it contains. */
@@ -31,8 +34,10 @@ void bl_log_error(const char *text);
 /* One of several failures that are known at once, before the line of bl_log_error; nothing where only errors are logged,
  * since another process of the job prints it. */
 void bl_log_problem(const char *text);
-/* bl_log_error from a signal handler. */
-void bl_log_error_at_exit(const char *text);
+/* What a run that was stopped on request prints in its place: "ballast: " and the text. */
+void bl_log_stopped(const char *text);
+/* The same from a signal handler. */
+void bl_log_stopped_at_exit(const char *text);
 
 /* Whether nothing but errors is logged from now on: in all processes of a job but the first. */
 void bl_log_set_silent(bool is_silent);

@@ -25,7 +25,8 @@ typedef struct plan_options {
     bool json, details, ladder;
     bl_string_list family, lengths;
     int64_t tokens;
-    double total_tokens, price_per_hour;
+    double total_tokens, price_per_hour, host_memory_gb;
+    int64_t pcie_lanes;
 } plan_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -36,6 +37,11 @@ static const bl_option table[] = {
     {OPTION(hardware, STRING),
      .help = "the machine: 8xh100, 2x8xh100 (hosts), 1xgh200, cpu, ..., or a hardware.json; none: "
              "this one"},
+    {OPTION(host_memory_gb, REAL), .default_text = "0", .min = 0, .max = 1e6,
+     .help = "memory per host in place of the machine's, GB (10^9 bytes); 0: the machine's"},
+    {OPTION(pcie_lanes, INT), .default_text = "0", .min = 0, .max = 32,
+     .help = "PCIe lanes per GPU in place of the machine's 16 (8 where a consumer board has two "
+             "GPUs); 0: the machine's"},
     {OPTION(tokens, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1048576,
      .help = "tokens per row of the data; auto: max_seq_length"},
     {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
@@ -308,9 +314,14 @@ static bl_status choose_kind(const bl_plan_case *c, const plan_options *o)
     return is_gpu ? plan_fastest(c, o) : plan_as_configured(c, o);
 }
 
+static bl_plan_machine machine_of(const plan_options *o)
+{
+    return (bl_plan_machine){o->hardware, o->host_memory_gb, o->pcie_lanes};
+}
+
 static bl_status tell_what_if(const plan_options *o, int argc, char *const *argv)
 {
-    bl_what_if_case c = {.hardware = o->hardware,
+    bl_what_if_case c = {.machine = machine_of(o),
                          .row_tokens = o->tokens == BL_OPTION_AUTO ? 0 : o->tokens,
                          .objective = o->objective,
                          .argc = argc,
@@ -339,6 +350,7 @@ done:
 /* A family's first model stands for the one that a plan has. */
 static bl_status plan(const plan_options *o, int argc, char **argv)
 {
+    bl_plan_machine machine = machine_of(o);
     bl_plan_case c;
 
     if (o->explain == PUBLISHED) return bl_published_print(stdout);
@@ -348,7 +360,7 @@ static bl_status plan(const plan_options *o, int argc, char **argv)
         argv[argc++] = o->family.items[0];
     }
     bl_status st =
-        bl_plan_case_open(o->hardware, o->tokens == BL_OPTION_AUTO ? 0 : o->tokens, argc, argv, &c);
+        bl_plan_case_open_on(&machine, o->tokens == BL_OPTION_AUTO ? 0 : o->tokens, argc, argv, &c);
     if (st == BL_OK && o->tokens == BL_OPTION_AUTO && o->family.n_items == 0)
         st = bl_cli_plan_read_data(&c);
     if (st == BL_OK && !o->hardware)

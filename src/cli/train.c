@@ -23,7 +23,7 @@ static void print_train_options(FILE *out, bool as_markdown)
 static void leave_at_once(int signal_number)
 {
     if (signal_number == SIGINT) bl_log_note_echo();
-    bl_log_error_at_exit("stopped at once on request; resume with --resume_from_checkpoint true");
+    bl_log_stopped_at_exit("stopped at once on request; resume with --resume_from_checkpoint true");
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 

@@ -47,26 +47,23 @@ bl_status bl_launch_begin(bl_launch_info *out)
 
 /* ---- errors ---- */
 
-/* False: this process is no child, or its parent does not listen. */
+/* False: this process is not a child, or its parent does not listen. Takes no memory: the error may be that there is none, for a new thread
+ * before others. */
 static bool tell_parent(const bl_error *error)
 {
-    bl_launch_child child;
     comm_message message = {.error = *error};
+    int fd = comm_child_control();
 
-    if (comm_child_read(&child) != BL_OK) return false;
-    bool is_told =
-        send(child.control_fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
-    comm_child_free(&child);
-    return is_told;
+    return fd >= 0 && send(fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
 }
 
 static void print_error(const bl_error *error)
 {
-    bl_launch_info info;
-
-    bl_launch_read(&info);
-    if (info.kind == BL_LAUNCH_CHILD && tell_parent(error)) return;
-    bl_log_error(error->text);
+    if (tell_parent(error)) return;
+    if (error->status == BL_ESTOPPED)
+        bl_log_stopped(error->text);
+    else
+        bl_log_error(error->text);
 }
 
 void bl_launch_print_error(bl_status st)
@@ -114,19 +111,6 @@ static bl_status open_child(bl_launch *launch)
     return st;
 }
 
-/* They have no memory in common. */
-static bl_status open_met(bl_launch *launch, const int *sockets)
-{
-    const bl_launch_info *info = &launch->info;
-    return bl_wire_open_sockets(&(bl_wire_links){.rank = info->rank,
-                                                 .n_processes = info->n_processes,
-                                                 .sockets = (int *)sockets,
-                                                 .first_on_host = info->rank - info->local_rank,
-                                                 .n_on_host = info->n_local,
-                                                 .shared_fd = -1},
-                                report_error, &launch->wire);
-}
-
 /* Processes that were started each by itself. */
 static bl_status meet(bl_launch *launch, const bl_launch_options *options)
 {
@@ -141,7 +125,7 @@ static bl_status meet(bl_launch *launch, const bl_launch_options *options)
                        ? comm_mpi_meet(info, &launch->key, sockets)
                        : comm_torchrun_meet(info, options->secret_dir,
                                             options->has_failed ? FAILED_S : MEET_S, sockets);
-    if (st == BL_OK) st = open_met(launch, sockets);
+    if (st == BL_OK) st = comm_open_met(info, sockets, report_error, &launch->wire);
     if (st == BL_OK && info->kind == BL_LAUNCH_MPI) warn_if_bound(info);
     free(sockets);
     return st;

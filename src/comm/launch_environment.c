@@ -127,20 +127,32 @@ static bool parse_sockets(const char *text, int n, int *sockets)
     return true;
 }
 
+/* All but the sockets, without memory. */
+static bool parse_numbers(const char *text, bl_launch_child *c)
+{
+    return sscanf(text, CHILD_NUMBERS, &c->parent, &c->rank, &c->n_ranks, &c->first_on_host,
+                  &c->n_on_host, &c->control_fd, &c->line_fd, &c->bulk_fd, &c->memory_fd) == 9 &&
+           c->n_ranks >= 1 && c->n_ranks <= MAX_PROCESSES && c->n_on_host >= 1 &&
+           c->first_on_host >= 0 && c->rank >= c->first_on_host &&
+           c->rank - c->first_on_host < c->n_on_host &&
+           c->n_on_host <= c->n_ranks - c->first_on_host;
+}
+
 static bool parse_child(const char *text, bl_launch_child *c)
 {
     const char *sockets = strstr(text, "sockets=");
 
-    if (!sockets ||
-        sscanf(text, CHILD_NUMBERS, &c->parent, &c->rank, &c->n_ranks, &c->first_on_host,
-               &c->n_on_host, &c->control_fd, &c->line_fd, &c->bulk_fd, &c->memory_fd) != 9)
-        return false;
-    if (c->n_ranks < 1 || c->n_ranks > MAX_PROCESSES || c->n_on_host < 1 ||
-        c->rank < c->first_on_host || c->rank - c->first_on_host >= c->n_on_host ||
-        c->first_on_host < 0 || c->n_on_host > c->n_ranks - c->first_on_host)
-        return false;
+    if (!sockets || !parse_numbers(text, c)) return false;
     c->sockets = calloc((size_t)c->n_ranks, sizeof *c->sockets);
     return c->sockets && parse_sockets(sockets + strlen("sockets="), c->n_ranks, c->sockets);
+}
+
+int comm_child_control(void)
+{
+    const char *text = getenv(CHILD_VARIABLE);
+    bl_launch_child child = {0};
+
+    return text && parse_numbers(text, &child) ? child.control_fd : -1;
 }
 
 bl_status comm_child_read(bl_launch_child *out)

@@ -25,6 +25,7 @@ bool comm_child_is(const char *definition); /* of that name */
 /* BL_EUSAGE: the variable is not as comm_child_format writes it. Free `out` after success. */
 bl_status comm_child_read(bl_launch_child *out);
 void comm_child_free(bl_launch_child *child);
+int comm_child_control(void); /* its control_fd; -1: this process is not a child. Takes no memory */
 
 /* What a child tells its parent: the job's error, in place of printing it; or BL_OK, when it has closed its wire and nothing but its exit is
  * left, of all ranks of the job then; or BL_ESTOPPED without a text, when it stops and all ranks of the job know. */

@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
+#include "comm/launch_internal.h"
 #include "comm/tcp/tcp.h"
-#include "comm/wire/wire.h"
 
 enum { MAX_RANKS = 1 << 20 };
 
@@ -28,13 +28,9 @@ static bl_status check(const bl_comm_processes *job)
     return BL_OK;
 }
 
-static bl_status meet(const bl_comm_processes *job, int *sockets)
+static bl_status meet(const bl_comm_processes *job, const bl_launch_info *info, int *sockets)
 {
-    bl_launch_info info = {.rank = job->rank,
-                           .n_processes = job->n_ranks,
-                           .local_rank = job->is_one_host ? job->rank : 0,
-                           .n_local = job->is_one_host ? job->n_ranks : 1};
-    comm_meeting meeting = {.info = &info,
+    comm_meeting meeting = {.info = info,
                             .address = job->is_one_host ? "127.0.0.1" : job->address,
                             .port = job->port,
                             .port_key = "port",
@@ -50,14 +46,13 @@ static bl_status meet(const bl_comm_processes *job, int *sockets)
 
 static bl_status open_wire(const bl_comm_processes *job, int *sockets, bl_wire **wire)
 {
-    BL_TRY(meet(job, sockets));
-    return bl_wire_open_sockets(&(bl_wire_links){.rank = job->rank,
-                                                 .n_processes = job->n_ranks,
-                                                 .sockets = sockets,
-                                                 .first_on_host = job->rank,
-                                                 .n_on_host = 1,
-                                                 .shared_fd = -1},
-                                report_nothing, wire);
+    bl_launch_info info = {.rank = job->rank,
+                           .n_processes = job->n_ranks,
+                           .local_rank = job->is_one_host ? job->rank : 0,
+                           .n_local = job->is_one_host ? job->n_ranks : 1};
+
+    BL_TRY(meet(job, &info, sockets));
+    return comm_open_met(&info, sockets, report_nothing, wire);
 }
 
 bl_status bl_comm_create_processes(const bl_comm_processes *job, bl_comm **out)

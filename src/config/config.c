@@ -58,7 +58,7 @@ static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *
     return BL_OK;
 }
 
-/* All that is wrong with a file at once: a line each, of which the last is the failure. */
+/* All problems of a file: a line each, and the failure counts them. One problem is the failure. */
 static bl_status report_rejected(const bl_options *options, const char *path, bl_status st)
 {
     bl_string_list *rejected = &options->report->rejected;
@@ -81,10 +81,11 @@ static bl_status warn_of_ignored(const bl_string_list *ignored)
     if (!out) return BL_FAIL(BL_ENOMEM, "list of keys");
     for (int64_t i = 0; i < ignored->n_items; i++)
         fprintf(out, "%s%s", i ? ", " : "", ignored->items[i]);
-    if (fclose(out)) return BL_FAIL(BL_ENOMEM, "list of keys");
-    if (ignored->n_items > 0) bl_log_warning("keys of other programs, no effect here: %s", text);
+    bl_status st = fclose(out) ? BL_FAIL(BL_ENOMEM, "list of keys") : BL_OK;
+    if (st == BL_OK && ignored->n_items > 0)
+        bl_log_warning("keys of other programs, no effect here: %s", text);
     free(text);
-    return BL_OK;
+    return st;
 }
 
 static bl_status read_words(bl_options *options, const char *yaml_path, int argc, char *const *argv,

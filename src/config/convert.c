@@ -2,8 +2,9 @@
 /* convert.c -- other programs' configurations as Ballast's. The rows of aliases.c say what a name means; here are
  * the values that a program takes for a key that its file does not give, where they are not Ballast's.
  *
- * Sources: the documentation and the argument classes of axolotl 0.16, LLaMA-Factory 0.9.5, TRL 1.16 and
- * torchtune 0.6. */
+ * Sources: axolotl's schemas (sequence_len, num_epochs, ...) and its trainer builder (eval_strategy); LLaMA-Factory's
+ * data_args.py and finetuning_args.py; SFTConfig and ModelConfig of TRL 1.16.0 and PEFT's target modules of Llama;
+ * torchtune's LoRA builders and alpaca_dataset, and torch.optim.AdamW. */
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +89,9 @@ static const struct {
     {"axolotl", "axolotl saves after each epoch by default, Ballast every save_steps"},
     {"llamafactory", "LLaMA-Factory writes alpaca rows with its template, Ballast with the Alpaca "
                      "prompt: write them as messages (docs/data.md)"},
+    {"llamafactory",
+     "LLaMA-Factory's packed samples attend to each other unless neat_packing is true, "
+     "Ballast's never do"},
     {"trl", "TRL's loss covers all of a conversation unless assistant_only_loss is true, Ballast's "
             "the answers: train_on_inputs: true for all"},
     {"torchtune", "torchtune fills each micro-batch from its own seed; the order of rows differs"},

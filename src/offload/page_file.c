@@ -78,7 +78,7 @@ static bl_status tmp_create(const char *path, tmp_file *out)
     *out = (tmp_file){.fd = -1};
     for (int n = 0;; n++) {
         BL_TRY(bl_text_format(&out->path, "%s.tmp-%ld-%d", path, (long)getpid(), n));
-        out->fd = open(out->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        out->fd = open(out->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (out->fd < 0 && errno != EEXIST && errno != EINTR) {
             bl_status st = bl_fail_errno(BL_EIO, "%s: creating it", out->path);
             tmp_abandon(out);
@@ -173,6 +173,13 @@ static bl_status open_sealed(bl_page_file *file, uint64_t list_hash)
     bl_io_files_close(file->files);
     file->files = NULL;
     return st;
+}
+
+/* Weights that somebody else could have written are not used, and not replaced either. */
+static bl_status check_owner(const bl_page_file *file)
+{
+    BL_TRY(bl_path_check_private(file->list_path));
+    return bl_path_check_private(file->path);
 }
 
 /* BL_EINPUT or BL_EIO: there is no whole file. */
@@ -386,6 +393,7 @@ bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_w
     file->tmp.fd = -1;
     BL_TRY_GOTO(st, done, name_files(file, dir));
     BL_TRY_GOTO(st, done, remove_rubbish(file));
+    BL_TRY_GOTO(st, done, check_owner(file));
     if (bl_file_exists(file->list_path)) {
         st = find_whole(file, n_places, places);
         *is_whole = st == BL_OK;

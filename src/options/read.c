@@ -191,13 +191,10 @@ static bl_status take_value(reader *r, const char *where, const char *name, char
 static bl_status fail_given(const reader *r, const char *where, const char *name,
                             const bl_option_meaning *meaning, int64_t before)
 {
-    const bl_option_alias *alias = meaning->alias;
     bool is_row = meaning->index != BL_OPTION_NOTHING;
-    const char *hint = is_row && alias && !alias->values && alias->hint ? alias->hint : NULL;
 
-    return BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld%s%s", where, name,
-                   is_row ? r->options->table[meaning->index].key : name, (long long)before,
-                   hint ? "; " : "", hint ? hint : "");
+    return BL_FAIL(BL_EUSAGE, "%s%s: %s is already set in line %lld", where, name,
+                   is_row ? r->options->table[meaning->index].key : name, (long long)before);
 }
 
 /* Sets what a name and its value mean. */
@@ -363,9 +360,13 @@ static bl_status fail_twice(const bl_options *options, const char *name, const c
     bool is_row = meaning->index != BL_OPTION_NOTHING;
     const char *key = is_row ? options->table[meaning->index].key : name;
     int n_before = (int)strcspn(before, "=");
-    bool is_same = strncmp(before + 2, name, (size_t)n_before - 2) == 0 && !name[n_before - 2];
+    char written[BL_OPTION_KEY_BYTES], names[2][BL_OPTION_KEY_BYTES];
 
-    if (!meaning->alias || is_same) return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name, key);
+    snprintf(written, sizeof written, "%.*s", n_before - 2, before + 2);
+    bl_option_normalise(written, names[0]);
+    bl_option_normalise(name, names[1]);
+    if (strcmp(names[0], names[1]) == 0)
+        return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name, key);
     return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice, as %.*s and as --%s", name, key, n_before,
                    before, name);
 }

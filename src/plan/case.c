@@ -64,12 +64,21 @@ static bl_status choose_bf16_matrices(bl_plan_case *c)
     return bl_train_config_bf16_matrices(c->config, n_layers, c->bf16_matrices);
 }
 
-static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
-                           bl_plan_case *c)
+static bl_status find_machine(const bl_plan_machine *machine, bl_hardware *out)
 {
-    bool is_here = hardware == NULL, is_gpu;
+    BL_TRY(machine->name ? bl_hardware_load(machine->name, out) : bl_hardware_find(out));
+    if (machine->host_memory_gb > 0)
+        out->host_memory_bytes = (bl_figure){1e9 * machine->host_memory_gb, "host_memory_gb"};
+    if (machine->pcie_lanes > 0) BL_TRY(bl_hardware_set_lanes(out, (int)machine->pcie_lanes));
+    return BL_OK;
+}
 
-    BL_TRY(is_here ? bl_hardware_find(&c->hardware) : bl_hardware_load(hardware, &c->hardware));
+static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, int argc,
+                           char *const *argv, bl_plan_case *c)
+{
+    bool is_here = machine->name == NULL, is_gpu;
+
+    BL_TRY(find_machine(machine, &c->hardware));
     is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
     BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
     BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
@@ -94,7 +103,9 @@ static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, c
         .is_training = true,
         .longest_train_row = row_tokens,
         .longest_validation_row = has_validation ? row_tokens : 0,
-        .available_bytes = is_here ? 0 : (int64_t)c->hardware.host_memory_bytes.value,
+        .available_bytes = is_here && machine->host_memory_gb == 0
+                               ? 0
+                               : (int64_t)c->hardware.host_memory_bytes.value,
         .gpu_available_bytes = is_here  ? 0
                                : is_gpu ? gpu_available_bytes(&c->hardware, topology.n_ranks)
                                         : -1,
@@ -102,11 +113,18 @@ static bl_status open_case(const char *hardware, int64_t row_tokens, int argc, c
     return BL_OK;
 }
 
+bl_status bl_plan_case_open_on(const bl_plan_machine *machine, int64_t row_tokens, int argc,
+                               char *const *argv, bl_plan_case *out)
+{
+    *out = (bl_plan_case){0};
+    return open_case(machine, row_tokens, argc, argv, out);
+}
+
 bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                             bl_plan_case *out)
 {
     *out = (bl_plan_case){0};
-    return open_case(hardware, row_tokens, argc, argv, out);
+    return open_case(&(bl_plan_machine){.name = hardware}, row_tokens, argc, argv, out);
 }
 
 bl_status bl_plan_case_check(const bl_plan_case *c)

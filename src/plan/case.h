@@ -19,6 +19,15 @@ typedef struct bl_plan_case {
     bl_plan_input input;    /* of a training; refers to the members above: a case does not move */
 } bl_plan_case;
 
+/* `name`: as bl_hardware_load takes it; NULL: this machine. Others 0: as that machine has them. */
+typedef struct bl_plan_machine {
+    const char *name;
+    double host_memory_gb;
+    int64_t pcie_lanes;
+} bl_plan_machine;
+bl_status bl_plan_case_open_on(const bl_plan_machine *machine, int64_t row_tokens, int argc,
+                               char *const *argv, bl_plan_case *out);
+
 /* argv: the keys of a training, and at most one YAML file. model_name_or_path is what
  * bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine. row_tokens: of the
  * longest row of the data; 0: max_seq_length. Every GPU is a rank, and a process; ranks of a CPU host

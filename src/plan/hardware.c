@@ -223,13 +223,23 @@ static const char *nearest_preset(const bl_gpu_info *gpu)
 {
     static const struct {
         const char *word, *preset;
-    } names[] = {{"GH200", "gh200"},  {"H200", "h200"},   {"H100", "h100"},
-                 {"A100", "a100"},    {"B200", "b200"},   {"V100", "v100-32g"},
-                 {"5090", "rtx5090"}, {"4090", "rtx4090"}};
+    } names[] = {{"H100 NVL", "h100-nvl"},
+                 {"A100-SXM4-40GB", "a100-40g"},
+                 {"L40S", "l40s"},
+                 {"3090", "rtx3090"},
+                 {"GH200", "gh200"},
+                 {"H200", "h200"},
+                 {"H100", "h100"},
+                 {"A100", "a100"},
+                 {"B200", "b200"},
+                 {"V100", "v100-32g"},
+                 {"5090", "rtx5090"},
+                 {"4090", "rtx4090"},
+                 {"A10", "a10"}}; /* behind A100 */
     static const struct {
         int capability;
         const char *preset;
-    } generations[] = {{80, "a100"}, {89, "rtx4090"}, {100, "b200"}, {120, "rtx5090"}};
+    } generations[] = {{80, "a100"}, {86, "a10"}, {89, "rtx4090"}, {100, "b200"}, {120, "rtx5090"}};
 
     for (size_t i = 0; i < BL_COUNT(names); i++)
         if (strstr(gpu->name, names[i].word)) return names[i].preset;

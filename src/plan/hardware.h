@@ -33,6 +33,8 @@ typedef struct bl_hardware {
     int arch; /* compute capability, 10 x major + minor: 90; CPU: 0 */
     int n_hosts, n_devices;
     int n_cores; /* of a host */
+    int pcie_lanes; /* of a device's link to the host, which the rates of copies are for; 0: no PCIe, or not known */
+    bool gathers_by_pcie; /* between devices, too */
 
     /* ---- a device ---- */
     bl_figure device_memory_bytes; /* as its driver offers them to programs */
@@ -84,9 +86,12 @@ const bl_figure *bl_hardware_figure(const bl_hardware *hardware, size_t index);
 bl_status bl_hardware_check_figure(const char *key, double value);
 bl_status bl_hardware_check_peaks(const bl_hardware *hardware);
 
-/* [HOSTSx]DEVICESxGPU: "8xh100", "2x8xh100", "1xgh200"; GPU alone is one; "cpu": a small CPU host. Any
+/* [HOSTSx]DEVICESxGPU: "8xh100", "2x8xh100", "1xgh200"; GPU alone is one; "cpu": a small CPU host. Case does not count. Any
  * counts of 1..1024. BL_EUSAGE lists the GPUs and names the nearest. */
 bl_status bl_hardware_preset(const char *name, bl_hardware *out);
+
+/* Rates of the link, as for another number of lanes. BL_EUSAGE: pcie_lanes is 0. */
+bl_status bl_hardware_set_lanes(bl_hardware *hardware, int lanes);
 
 /* `name` is a preset, or a file: hardware.json as `ballast bench hardware` writes it, or the same
  * with figures of the user's own (docs/model.md). BL_EINPUT names file and key. */

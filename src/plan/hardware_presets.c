@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hardware_presets.c -- machines by name: GPUs in the host that they are usually sold in. A name with
  * fewer devices than that host gets its share of what the devices of a host share. */
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,16 @@
         (number), "seen: " where                                                                   \
     }
 
+/* Of a host with eight PCIe cards; host_gb: memory per GPU. */
+#define SERVER_PCIE(host_gb)                                                                       \
+    .host_memory_bytes = ASSUMED(8 * (host_gb)*GB, #host_gb " GB per GPU"),                        \
+    .host_memory_bytes_per_s = SHORT_OF_PEAK(8 * 25.6 * GB),                                       \
+    .disk_bytes = ASSUMED(16 * TB, "a drive of 2 TB per GPU"),                                     \
+    .disk_read_bytes_per_s = ASSUMED(48 * GB, "a PCIe 4 drive of 6 GB/s per GPU"),                 \
+    .disk_write_bytes_per_s = ASSUMED(24 * GB, "half of the reads'"),                              \
+    .network_bytes_per_s = ASSUMED(1.1 * GB, "10 Gb/s Ethernet"),                                  \
+    .network_latency_s = ASSUMED(100e-6, "100 us"), .host_watts = ASSUMED(1200, "150 W per GPU")
+
 /* Products: the best shape of ml-engineering's table of achievable matrix products (stas00, 2026), less what long runs
  * lose to clocks and to shapes. FP8 loses more: sums are kept in full precision. */
 #define GEMM_16(best) ASSUMED(0.88 * (best), "88 % of the best product in ml-engineering's table")
@@ -48,24 +59,25 @@
     .host_watts = DATASHEET(4600, "DGX H100, 10.2 kW less 8 x 700 W")
 
 #define PCIE_5                                                                                     \
-    .copy_in_bytes_per_s = SEEN(54.8 * GB, "pinned, PCIe 5 x16 (Voltage Park)"),                   \
+    .pcie_lanes = 16, .copy_in_bytes_per_s = SEEN(54.8 * GB, "pinned, PCIe 5 x16 (Voltage Park)"), \
     .copy_out_bytes_per_s = ASSUMED(54.8 * GB, "as the way in"),                                   \
     .copy_both_bytes_per_s = ASSUMED(45 * GB, "both ways at once, PCIe 5 x16"),                    \
     .pageable_copy_bytes_per_s = PAGEABLE(5.5 * GB)
 #define PCIE_4                                                                                     \
-    .copy_in_bytes_per_s = ASSUMED(25 * GB, "80 % of PCIe 4 x16"),                                 \
+    .pcie_lanes = 16, .copy_in_bytes_per_s = ASSUMED(25 * GB, "80 % of PCIe 4 x16"),               \
     .copy_out_bytes_per_s = ASSUMED(25 * GB, "80 % of PCIe 4 x16"),                                \
     .copy_both_bytes_per_s = ASSUMED(20 * GB, "both ways at once, PCIe 4 x16"),                    \
     .pageable_copy_bytes_per_s = PAGEABLE(2.5 * GB)
 
-#define HOPPER                                                                                     \
+#define HOPPER_ATTENTION                                                                           \
     .kind = BL_DEVICE_CUDA, .arch = 90,                                                            \
-    .bf16_peak_flops_per_s = DATASHEET(989.4 * TFLOPS, "H100, dense"),                             \
-    .fp8_peak_flops_per_s = DATASHEET(1978.9 * TFLOPS, "H100, dense"),                             \
     .attention_forward_flops_per_s = SEEN(306 * TFLOPS, "FlashAttention-2, 8k, H100 (its #1893)"), \
     .attention_backward_flops_per_s =                                                              \
         SEEN(166 * TFLOPS, "FlashAttention-2, 8k, H100 (its #1893)"),                              \
     .launch_s = LAUNCH, .gather_latency_s = LATENCY
+#define HOPPER                                                                                     \
+    HOPPER_ATTENTION, .bf16_peak_flops_per_s = DATASHEET(989.4 * TFLOPS, "H100, dense"),           \
+                      .fp8_peak_flops_per_s = DATASHEET(1978.9 * TFLOPS, "H100, dense")
 
 /* n_devices: of the whole host, and the most of a name. */
 static const struct {
@@ -98,6 +110,30 @@ static const struct {
       PCIE_5,
       HGX_HOPPER,
       .device_watts = DATASHEET(700, "H200 SXM")}},
+    {"h100-nvl",
+     {.device = "NVIDIA H100 NVL 94 GB",
+      .n_devices = 8,
+      .n_cores = 112,
+      .device_memory_bytes = ASSUMED(93.1 * GIB, "94 GB less 1 %, as seen on an H100 SXM5"),
+      .device_memory_bytes_per_s = DATASHEET(3.9 * TB, "H100 NVL"),
+      HOPPER_ATTENTION,
+      .bf16_peak_flops_per_s = DATASHEET(835.5 * TFLOPS, "H100 NVL, dense"),
+      .fp8_peak_flops_per_s = DATASHEET(1671 * TFLOPS, "H100 NVL, dense"),
+      .bf16_gemm_flops_per_s = ASSUMED(0.6 * 835.5 * TFLOPS, "60 % of the datasheet's, at 400 W"),
+      .fp8_gemm_flops_per_s = ASSUMED(0.5 * 1671 * TFLOPS, "50 % of the datasheet's, at 400 W"),
+      .fp8_decode_weights_per_s = DECODE(3.9 * TB),
+      .gathers_by_pcie = true,
+      .gather_bytes_per_s = ASSUMED(45 * GB, "PCIe 5 x16: NVLink joins pairs only"),
+      PCIE_5,
+      .host_memory_bytes = ASSUMED(1024 * GB, "128 GB per GPU"),
+      .host_memory_bytes_per_s = SHORT_OF_PEAK(16 * 38.4 * GB),
+      .disk_bytes = ASSUMED(16 * TB, "a drive of 2 TB per GPU"),
+      .disk_read_bytes_per_s = ASSUMED(48 * GB, "a PCIe 4 drive of 6 GB/s per GPU"),
+      .disk_write_bytes_per_s = ASSUMED(24 * GB, "half of the reads'"),
+      .network_bytes_per_s = SHORT_OF_PEAK(2 * 50 * GB),
+      .network_latency_s = LATENCY,
+      .device_watts = DATASHEET(400, "H100 NVL"),
+      .host_watts = ASSUMED(1600, "200 W per GPU")}},
     {"gh200",
      {.device = "NVIDIA GH200 96 GB, 480 GB LPDDR5X",
       .n_devices = 1,
@@ -143,6 +179,32 @@ static const struct {
       .disk_bytes = DATASHEET(8 * 3.84 * TB, "DGX A100 640 GB, 8 x 3.84 TB NVMe"),
       .disk_read_bytes_per_s = ASSUMED(40 * GB, "8 PCIe 4 drives of 5 GB/s"),
       .disk_write_bytes_per_s = ASSUMED(20 * GB, "half of the reads'"),
+      .network_bytes_per_s = SHORT_OF_PEAK(8 * 25 * GB),
+      .network_latency_s = LATENCY,
+      .device_watts = DATASHEET(400, "A100 SXM4"),
+      .host_watts = DATASHEET(3300, "DGX A100, 6.5 kW less 8 x 400 W")}},
+    {"a100-40g",
+     {.device = "NVIDIA A100 SXM4 40 GB",
+      .kind = BL_DEVICE_CUDA,
+      .arch = 80,
+      .n_devices = 8,
+      .n_cores = 128,
+      .device_memory_bytes = SEEN(39.39 * GIB, "total capacity in out-of-memory errors"),
+      .device_memory_bytes_per_s = DATASHEET(1.555 * TB, "A100 SXM4 40 GB"),
+      .bf16_peak_flops_per_s = DATASHEET(312 * TFLOPS, "A100, dense"),
+      .bf16_gemm_flops_per_s = GEMM_16(271.2 * TFLOPS),
+      .attention_forward_flops_per_s = ASSUMED(180 * TFLOPS, "FlashAttention-2's, 8k"),
+      .attention_backward_flops_per_s = ASSUMED(120 * TFLOPS, "two thirds of the forward's"),
+      .fp8_decode_weights_per_s = DECODE(1.555 * TB),
+      .launch_s = LAUNCH,
+      .gather_bytes_per_s = SHORT_OF_PEAK(300 * GB),
+      .gather_latency_s = LATENCY,
+      PCIE_4,
+      .host_memory_bytes = DATASHEET(1 * TB, "DGX A100 320 GB, 1 TB"),
+      .host_memory_bytes_per_s = SHORT_OF_PEAK(16 * 25.6 * GB),
+      .disk_bytes = DATASHEET(4 * 3.84 * TB, "DGX A100 320 GB, 4 x 3.84 TB NVMe"),
+      .disk_read_bytes_per_s = ASSUMED(20 * GB, "4 PCIe 4 drives of 5 GB/s"),
+      .disk_write_bytes_per_s = ASSUMED(10 * GB, "half of the reads'"),
       .network_bytes_per_s = SHORT_OF_PEAK(8 * 25 * GB),
       .network_latency_s = LATENCY,
       .device_watts = DATASHEET(400, "A100 SXM4"),
@@ -222,6 +284,7 @@ static const struct {
       .attention_backward_flops_per_s = ASSUMED(70 * TFLOPS, "a third of the datasheet's products"),
       .fp8_decode_weights_per_s = DECODE(1.792 * TB),
       .launch_s = LAUNCH,
+      .gathers_by_pcie = true,
       .gather_bytes_per_s = ASSUMED(25 * GB, "through host memory: no peer access"),
       .gather_latency_s = ASSUMED(60e-6, "60 us, through host memory"),
       PCIE_5,
@@ -250,6 +313,7 @@ static const struct {
       .attention_backward_flops_per_s = ASSUMED(55 * TFLOPS, "a third of the datasheet's products"),
       .fp8_decode_weights_per_s = DECODE(1.008 * TB),
       .launch_s = LAUNCH,
+      .gathers_by_pcie = true,
       .gather_bytes_per_s = ASSUMED(12 * GB, "through host memory: no peer access"),
       .gather_latency_s = ASSUMED(60e-6, "60 us, through host memory"),
       PCIE_4,
@@ -262,6 +326,70 @@ static const struct {
       .network_latency_s = ASSUMED(100e-6, "100 us"),
       .device_watts = DATASHEET(450, "RTX 4090"),
       .host_watts = ASSUMED(1200, "150 W a GPU")}},
+    {"l40s",
+     {.device = "NVIDIA L40S 48 GB",
+      .kind = BL_DEVICE_CUDA,
+      .arch = 89,
+      .n_devices = 8,
+      .n_cores = 64,
+      .device_memory_bytes = ASSUMED(44.4 * GIB, "48 GB less the error correction's part"),
+      .device_memory_bytes_per_s = DATASHEET(0.864 * TB, "L40S 48 GB"),
+      .bf16_peak_flops_per_s = DATASHEET(362.05 * TFLOPS, "L40S, dense"),
+      .fp8_peak_flops_per_s = DATASHEET(733 * TFLOPS, "L40S, dense"),
+      .fp8_gemm_flops_per_s = SHORT_OF_PEAK(733 * TFLOPS),
+      .bf16_gemm_flops_per_s =
+          ASSUMED(0.65 * 362.05 * TFLOPS, "65 % of the datasheet's: its clocks are bound by 350 W"),
+      .attention_forward_flops_per_s = ASSUMED(0.5 * 362.05 * TFLOPS, "half of the datasheet's"),
+      .attention_backward_flops_per_s =
+          ASSUMED(0.33 * 362.05 * TFLOPS, "a third of the datasheet's"),
+      .fp8_decode_weights_per_s = DECODE(0.864 * TB),
+      .launch_s = LAUNCH,
+      .gathers_by_pcie = true,
+      .gather_bytes_per_s = ASSUMED(12 * GB, "PCIe 4 through host memory"),
+      .gather_latency_s = ASSUMED(60e-6, "60 us, through host memory"),
+      PCIE_4,
+      SERVER_PCIE(64),
+      .device_watts = DATASHEET(350, "L40S 48 GB")}},
+    {"a10",
+     {.device = "NVIDIA A10 24 GB",
+      .kind = BL_DEVICE_CUDA,
+      .arch = 86,
+      .n_devices = 8,
+      .n_cores = 48,
+      .device_memory_bytes = ASSUMED(22.2 * GIB, "24 GB less the error correction's part"),
+      .device_memory_bytes_per_s = DATASHEET(0.6 * TB, "A10 24 GB"),
+      .bf16_peak_flops_per_s = DATASHEET(125 * TFLOPS, "A10, dense"),
+      .bf16_gemm_flops_per_s = ASSUMED(0.65 * 125 * TFLOPS, "65 % of the datasheet's: clocks"),
+      .attention_forward_flops_per_s = ASSUMED(0.5 * 125 * TFLOPS, "half of the datasheet's"),
+      .attention_backward_flops_per_s = ASSUMED(0.33 * 125 * TFLOPS, "a third of the datasheet's"),
+      .fp8_decode_weights_per_s = DECODE(0.6 * TB),
+      .launch_s = LAUNCH,
+      .gathers_by_pcie = true,
+      .gather_bytes_per_s = ASSUMED(12 * GB, "PCIe 4 through host memory"),
+      .gather_latency_s = ASSUMED(60e-6, "60 us, through host memory"),
+      PCIE_4,
+      SERVER_PCIE(32),
+      .device_watts = DATASHEET(150, "A10 24 GB")}},
+    {"rtx3090",
+     {.device = "NVIDIA GeForce RTX 3090 24 GB",
+      .kind = BL_DEVICE_CUDA,
+      .arch = 86,
+      .n_devices = 8,
+      .n_cores = 32,
+      .device_memory_bytes = SEEN(23.69 * GIB, "total capacity in out-of-memory errors"),
+      .device_memory_bytes_per_s = DATASHEET(0.936 * TB, "GeForce RTX 3090 24 GB"),
+      .bf16_peak_flops_per_s = DATASHEET(71 * TFLOPS, "GA102, dense, fp32 sums"),
+      .bf16_gemm_flops_per_s = ASSUMED(0.85 * 71 * TFLOPS, "85 % of the datasheet's"),
+      .attention_forward_flops_per_s = ASSUMED(0.5 * 71 * TFLOPS, "half of the datasheet's"),
+      .attention_backward_flops_per_s = ASSUMED(0.33 * 71 * TFLOPS, "a third of the datasheet's"),
+      .fp8_decode_weights_per_s = DECODE(0.936 * TB),
+      .launch_s = LAUNCH,
+      .gathers_by_pcie = true,
+      .gather_bytes_per_s = ASSUMED(12 * GB, "PCIe 4 through host memory"),
+      .gather_latency_s = ASSUMED(60e-6, "60 us, through host memory"),
+      PCIE_4,
+      SERVER_PCIE(64),
+      .device_watts = DATASHEET(350, "GeForce RTX 3090 24 GB")}},
 /* The machine of bench/results. */
 #define MEASURED(number, key)                                                                      \
     {                                                                                              \
@@ -290,6 +418,43 @@ static const struct {
       .network_bytes_per_s = ASSUMED(1.1 * GB, "10 Gb/s Ethernet"),
       .network_latency_s = ASSUMED(100e-6, "100 us"),
       .host_watts = ASSUMED(50, "50 W")}},
+#define BIG_CPU_HOST(memory_rate)                                                                  \
+    .kind = BL_DEVICE_CPU, .n_devices = 1,                                                         \
+    .fp8_decode_weights_per_s = ASSUMED((memory_rate) / 5, "memory's rate, 5 bytes per weight"),   \
+    .gather_bytes_per_s = ASSUMED((memory_rate) / 4, "a quarter of memory's rate"),                \
+    .gather_latency_s = LATENCY,                                                                   \
+    .copy_in_bytes_per_s = ASSUMED((memory_rate) / 2, "memory's rate, read and written"),          \
+    .copy_out_bytes_per_s = ASSUMED((memory_rate) / 2, "memory's rate, read and written"),         \
+    .copy_both_bytes_per_s = ASSUMED((memory_rate) / 4, "half of one way"),                        \
+    .pageable_copy_bytes_per_s = ASSUMED((memory_rate) / 2, "all memory is alike"),                \
+    .host_memory_bytes_per_s = ASSUMED((memory_rate), "80 % of the datasheet's"),                  \
+    .disk_bytes = ASSUMED(4 * TB, "one NVMe drive"),                                               \
+    .disk_read_bytes_per_s = ASSUMED(6 * GB, "one PCIe 4 NVMe drive"),                             \
+    .disk_write_bytes_per_s = ASSUMED(4 * GB, "one PCIe 4 NVMe drive"),                            \
+    .network_bytes_per_s = ASSUMED(1.1 * GB, "10 Gb/s Ethernet"),                                  \
+    .network_latency_s = ASSUMED(100e-6, "100 us")
+    {"cpu-2x64-zen5",
+     {.device = "AMD EPYC 9575F, 2 x 64 cores",
+      BIG_CPU_HOST(0.8 * 24 * 48.0 * GB),
+      .n_cores = 128,
+      /* 64 fp32 operations per cycle and core: two FMA of 512 bits. */
+      .f32_gemm_flops_per_s =
+          ASSUMED(0.6 * 128 * 64 * 3.3e9, "60 % of 128 cores x 64 per cycle x 3.3 GHz"),
+      .attention_forward_flops_per_s = ASSUMED(0.3 * 128 * 64 * 3.3e9, "half of the products'"),
+      .attention_backward_flops_per_s = ASSUMED(0.3 * 128 * 64 * 3.3e9, "half of the products'"),
+      .host_memory_bytes = ASSUMED(768 * GB, "24 x 32 GB"),
+      .host_watts = ASSUMED(1100, "2 x 400 W and the rest")}},
+    {"cpu-2x60-amx",
+     {.device = "Intel Xeon 8490H, 2 x 60 cores",
+      BIG_CPU_HOST(0.8 * 16 * 38.4 * GB),
+      .n_cores = 120,
+      /* 64 fp32 operations per cycle and core; AMX has no fp32, in which Ballast computes on CPUs. */
+      .f32_gemm_flops_per_s =
+          ASSUMED(0.6 * 120 * 64 * 2.3e9, "60 % of 120 cores x 64 per cycle x 2.3 GHz, no AMX"),
+      .attention_forward_flops_per_s = ASSUMED(0.3 * 120 * 64 * 2.3e9, "half of the products'"),
+      .attention_backward_flops_per_s = ASSUMED(0.3 * 120 * 64 * 2.3e9, "half of the products'"),
+      .host_memory_bytes = ASSUMED(512 * GB, "16 x 32 GB"),
+      .host_watts = ASSUMED(1000, "2 x 350 W and the rest")}},
 };
 
 const char *bl_hardware_gpu_name(size_t i, const char **device)
@@ -316,7 +481,7 @@ static const char *read_counts(const char *name, int64_t count[2], int *n_counts
 static bl_status unknown(const char *name, const char *gpu)
 {
     const char *names[BL_COUNT(presets)];
-    char list[256] = "";
+    char list[512] = "";
 
     for (size_t i = 0; i < BL_COUNT(presets); i++) {
         names[i] = presets[i].name;
@@ -354,13 +519,37 @@ static void take_share(bl_hardware *h, int n, int whole)
     }
 }
 
+bl_status bl_hardware_set_lanes(bl_hardware *h, int lanes)
+{
+    bl_figure *const rates[] = {&h->copy_in_bytes_per_s, &h->copy_out_bytes_per_s,
+                                &h->copy_both_bytes_per_s, &h->pageable_copy_bytes_per_s,
+                                &h->gather_bytes_per_s};
+
+    if (h->pcie_lanes == 0)
+        return BL_FAIL(BL_EUSAGE, "pcie_lanes: the copies of %s are not known by lanes", h->name);
+    for (size_t i = 0; i < BL_COUNT(rates) - !h->gathers_by_pcie; i++) {
+        size_t at = strlen(rates[i]->source);
+        rates[i]->value *= (double)lanes / h->pcie_lanes;
+        snprintf(rates[i]->source + at, sizeof rates[i]->source - at, "; %d of %d lanes", lanes,
+                 h->pcie_lanes);
+    }
+    h->pcie_lanes = lanes;
+    return BL_OK;
+}
+
 bl_status bl_hardware_preset(const char *name, bl_hardware *out)
 {
     int64_t count[2] = {1, 1};
     int n_counts;
-    const char *gpu = read_counts(name, count, &n_counts);
+    char small[BL_HARDWARE_NAME_BYTES];
     size_t i = 0;
 
+    if (strlen(name) >= sizeof small) return unknown(name, name);
+    do small[i] = (char)tolower((unsigned char)name[i]);
+    while (name[i++]);
+    name = small;
+    const char *gpu = read_counts(name, count, &n_counts);
+    i = 0;
     while (i < BL_COUNT(presets) && strcmp(presets[i].name, gpu) != 0) i++;
     if (i == BL_COUNT(presets)) return unknown(name, gpu);
     int64_t n_hosts = n_counts == 2 ? count[0] : 1, n = count[n_counts == 2];
@@ -374,6 +563,8 @@ bl_status bl_hardware_preset(const char *name, bl_hardware *out)
     out->n_hosts = (int)n_hosts;
     out->n_devices = (int)n;
     take_share(out, (int)n, whole);
+    /* A consumer's board divides the processor's 16 lanes. */
+    if (n == 2 && strstr(out->device, "GeForce")) BL_TRY(bl_hardware_set_lanes(out, 8));
     if (out->kind == BL_DEVICE_CUDA)
         out->pin_bytes_per_s = (bl_figure)ASSUMED(3 * GB * (double)n, "3 GB/s per process");
     return BL_OK;

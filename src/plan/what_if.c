@@ -86,16 +86,19 @@ static bl_status open_case(const bl_what_if_case *c, const char *key, char *valu
     double number;
 
     *out = (bl_plan_case){.config = NULL};
-    if (strcmp(key, "hardware") == 0)
-        return bl_plan_case_open(value, c->row_tokens, c->argc, c->argv, out);
+    if (strcmp(key, "hardware") == 0) {
+        bl_plan_machine other = c->machine;
+        other.name = value;
+        return bl_plan_case_open_on(&other, c->row_tokens, c->argc, c->argv, out);
+    }
     if (strcmp(key, "tokens") == 0) {
         BL_TRY(parse_number(value, 1, 1 << 20, &number));
-        return bl_plan_case_open(c->hardware, (int64_t)number, c->argc, c->argv, out);
+        return bl_plan_case_open_on(&c->machine, (int64_t)number, c->argc, c->argv, out);
     }
     if (figure) {
         BL_TRY(parse_number(value, 0, 1e18, &number));
         BL_TRY(bl_hardware_check_figure(key, number));
-        BL_TRY(bl_plan_case_open(c->hardware, c->row_tokens, c->argc, c->argv, out));
+        BL_TRY(bl_plan_case_open_on(&c->machine, c->row_tokens, c->argc, c->argv, out));
         bl_figure *f = (bl_figure *)((char *)&out->hardware + figure->offset);
         if (strcmp(key, "device_memory_bytes") == 0)
             out->input.gpu_available_bytes += (int64_t)(number - f->value);
@@ -107,7 +110,7 @@ static bl_status open_case(const bl_what_if_case *c, const char *key, char *valu
     if (!words) return BL_FAIL(BL_ENOMEM, "the configuration of a plan");
     snprintf(option, sizeof option, "--%s", key);
     int n = replace_key(c, option, value, words);
-    bl_status st = bl_plan_case_open(c->hardware, c->row_tokens, n, words, out);
+    bl_status st = bl_plan_case_open_on(&c->machine, c->row_tokens, n, words, out);
     free(words);
     return st;
 }

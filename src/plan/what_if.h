@@ -7,13 +7,14 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "plan/case.h"
 #include "plan/search.h"
 
 enum { BL_WHAT_IF_VALUES = 32, BL_WHAT_IF_VALUE_BYTES = 64 };
 
 /* Borrowed for the call. */
 typedef struct bl_what_if_case {
-    const char *hardware; /* as bl_plan_case_open takes them */
+    bl_plan_machine machine; /* as bl_plan_case_open_on takes them */
     int64_t row_tokens;
     bl_plan_objective objective; /* on GPUs */
     int argc;

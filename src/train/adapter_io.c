@@ -126,10 +126,11 @@ static bl_status write_all(exporter *e, const char *path, named_factor *list,
     const bl_lora_layout *layout = e->state->layout;
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
+    static const char *const metadata[] = {"content", BL_GRADIENTS_MARK};
     float *block = malloc((size_t)layout->n_floats * sizeof *block);
 
     if (!block) return BL_FAIL(BL_ENOMEM, "a layer's gradients");
-    BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, NULL, 0, &writer));
+    BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, metadata, 1, &writer));
     for (size_t i = 0; i < n; i++) {
         const named_factor *f = &list[bl_safetensors_writer_order(writer)[i]];
         const bl_stored_tensor_spec *spec = &specs[f - list];

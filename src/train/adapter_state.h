@@ -56,6 +56,9 @@ bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double 
                                   double beta2, double eps, double weight_decay,
                                   double max_grad_norm);
 
+/* In the metadata of a file of gradients: only such a file is replaced by another one. */
+#define BL_GRADIENTS_MARK "ballast-gradients"
+
 /* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the folder `dir`; the summed gradients of
  * the step under way go, under the adapter's tensor names, into the safetensors file `path`. */
 bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_llama_config *config,

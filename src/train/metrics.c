@@ -11,16 +11,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/sizes.h"
 
 struct bl_metrics {
     int fd;
     char *path;
     int64_t bytes, logging_steps;
-    bool is_cut;        /* nothing lies behind `bytes` */
-    double mean_step_s; /* smoothed, for the time left */
+    bool is_cut;               /* nothing lies behind `bytes` */
+    double mean_step_s;        /* smoothed, for the time left */
+    double begun_s;            /* when it was opened */
+    int64_t n_steps, n_tokens; /* since then */
 };
 
 static bl_status copy_bytes(int from, const char *path, int64_t n_bytes, bl_writer *to)
@@ -82,6 +86,7 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     m->fd = -1;
     m->logging_steps = logging_steps;
     m->bytes = keep_bytes;
+    m->begun_s = bl_now_s();
     bl_status st = open_log(m);
     struct stat info;
     if (st == BL_OK && fstat(m->fd, &info) != 0) st = bl_fail_errno(BL_EIO, "stat %s", path);
@@ -137,62 +142,124 @@ static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes
     }
 }
 
-/* The parts of a line, in their order on it. */
-enum { STEP, LOSS, GRAD_NORM, RATE, SPEED, LEFT, STALLS, N_PARTS, PART_BYTES = 96 };
+enum { TIME_BYTES = 24, PART_BYTES = 96, MAX_PARTS = 8 };
 
-static void join_parts(char part[N_PARTS][PART_BYTES], char *line, size_t line_bytes)
+/* 1:23, or 2:01:23 from an hour on. */
+static void print_time(double seconds, char text[TIME_BYTES])
+{
+    long long s = seconds < 0 ? 0 : (long long)(seconds + 0.5), hours = s / 3600;
+    if (hours > 0)
+        snprintf(text, TIME_BYTES, "%lld:%02lld:%02lld", hours, s / 60 % 60, s % 60);
+    else
+        snprintf(text, TIME_BYTES, "%lld:%02lld", s / 60, s % 60);
+}
+
+static void join_parts(char part[MAX_PARTS][PART_BYTES], char *line, size_t line_bytes)
 {
     size_t used = 0;
 
     line[0] = '\0';
-    for (int i = 0; i < N_PARTS; i++)
+    for (int i = 0; i < MAX_PARTS; i++)
         if (part[i][0] && used < line_bytes)
             used +=
                 (size_t)snprintf(line + used, line_bytes - used, "%s%s", used ? "  " : "", part[i]);
 }
 
-/* Leaves out what is needed least until the line has less than `columns`; 0: all fits. */
-static void fit_parts(char part[N_PARTS][PART_BYTES], int columns, char *line, size_t line_bytes)
+/* Leaves out parts, in the order of dispensable[], until the line has less than `columns`; 0: all fits. */
+static void fit_parts(char part[MAX_PARTS][PART_BYTES], const int *dispensable, size_t n,
+                      int columns, char *line, size_t line_bytes)
 {
-    static const int dispensable[] = {STALLS, RATE, GRAD_NORM, SPEED, LEFT, LOSS};
-
     join_parts(part, line, line_bytes);
-    for (size_t i = 0; i < BL_COUNT(dispensable) && columns > 0 && strlen(line) >= (size_t)columns;
-         i++) {
+    for (size_t i = 0; i < n && columns > 0 && strlen(line) >= (size_t)columns; i++) {
         part[dispensable[i]][0] = '\0';
         join_parts(part, line, line_bytes);
     }
 }
 
-static void print_progress(bl_metrics *m, const bl_step_metrics *s)
+/* A line of the log, which stays. */
+static void print_step(const bl_metrics *m, const bl_step_metrics *s, int columns)
 {
-    double left = m->mean_step_s * (double)(s->total_steps - s->step);
-    bool last = s->step == s->total_steps, due = s->step % m->logging_steps == 0 || last;
-    char part[N_PARTS][PART_BYTES], line[N_PARTS * PART_BYTES];
-    int columns = bl_log_columns();
+    enum { STEP, LOSS, GRAD_NORM, RATE, SPEED, LEFT, STALLS };
+    static const int dispensable[] = {STALLS, LEFT, GRAD_NORM, SPEED, RATE, LOSS};
+    char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES], left[TIME_BYTES];
 
+    print_time(m->mean_step_s * (double)(s->total_steps - s->step), left);
     snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step,
              (long long)s->total_steps);
     snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
     snprintf(part[GRAD_NORM], PART_BYTES, "grad_norm %.3f", s->grad_norm);
     snprintf(part[RATE], PART_BYTES, "lr %.2e", s->learning_rate);
     snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
-    snprintf(part[LEFT], PART_BYTES, "%d:%02d:%02d left", (int)(left / 3600),
-             (int)fmod(left / 60, 60), (int)fmod(left, 60));
+    snprintf(part[LEFT], PART_BYTES, "%s left", left);
     print_stalls(s, part[STALLS], PART_BYTES);
-    fit_parts(part, columns, line, sizeof line);
-    if (columns > 0) {
-        bl_log_progress("%s", line);
-        if (last) bl_log_finish_progress();
-    } else if (due) {
-        bl_log_info("%s", line);
-    }
+    fit_parts(part, dispensable, BL_COUNT(dispensable), columns, line, sizeof line);
+    bl_log_info("%s", line);
+}
+
+/* "[###....]" of what is free on the line; "" if that is too little. */
+static void print_bar(const bl_step_metrics *s, int n_free, char bar[PART_BYTES])
+{
+    enum { LEAST = 4, MOST = 32, AROUND = 4 /* brackets and the space between parts */ };
+    int width = n_free - AROUND > MOST ? MOST : n_free - AROUND;
+
+    bar[0] = '\0';
+    if (width < LEAST) return;
+    int done = (int)((double)width * (double)s->step / (double)s->total_steps);
+    snprintf(bar, PART_BYTES, "[%.*s%.*s]", done, "################################", width - done,
+             "................................");
+}
+
+/* The line below the log, which is drawn again and again. */
+static void draw_progress(const bl_metrics *m, const bl_step_metrics *s, int columns)
+{
+    enum { STEP, PERCENT, BAR, TIMES, LOSS, RATE, SPEED, MEMORY };
+    static const int dispensable[] = {MEMORY, SPEED, RATE, TIMES, LOSS, PERCENT};
+    char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES];
+    char elapsed[TIME_BYTES], left[TIME_BYTES];
+
+    print_time(bl_now_s() - m->begun_s, elapsed);
+    print_time(m->mean_step_s * (double)(s->total_steps - s->step), left);
+    snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step,
+             (long long)s->total_steps);
+    snprintf(part[PERCENT], PART_BYTES, "%d%%",
+             (int)(100.0 * (double)s->step / (double)s->total_steps));
+    snprintf(part[TIMES], PART_BYTES, "%s<%s", elapsed, left);
+    snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
+    snprintf(part[RATE], PART_BYTES, "lr %.1e", s->learning_rate);
+    snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
+    snprintf(part[MEMORY], PART_BYTES, "%.1f GB", (double)bl_memory_anonymous_bytes() * 1e-9);
+    fit_parts(part, dispensable, BL_COUNT(dispensable), columns, line, sizeof line);
+    print_bar(s, columns - 1 - (int)strlen(line), part[BAR]);
+    join_parts(part, line, sizeof line);
+    bl_log_progress("%s", line);
+}
+
+static void print_progress(bl_metrics *m, const bl_step_metrics *s)
+{
+    bool last = s->step == s->total_steps;
+    int columns = bl_log_columns();
+
+    if (s->step % m->logging_steps == 0 || last) print_step(m, s, columns);
+    if (columns > 0 && !last) draw_progress(m, s, columns);
+}
+
+void bl_metrics_print_end(const bl_metrics *m)
+{
+    double seconds = bl_now_s() - m->begun_s;
+    char duration[TIME_BYTES];
+
+    print_time(seconds, duration);
+    bl_log_info("trained %lld step%s, %lld tokens in %s: %.0f tokens/s", (long long)m->n_steps,
+                m->n_steps == 1 ? "" : "s", (long long)m->n_tokens, duration,
+                seconds > 0 ? (double)m->n_tokens / seconds : 0.0);
 }
 
 bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
 {
     char line[1024], mfu[32] = "null";
 
+    m->n_steps++;
+    m->n_tokens += s->tokens;
     m->mean_step_s = m->mean_step_s == 0 ? s->step_s : 0.9 * m->mean_step_s + 0.1 * s->step_s;
     if (s->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.4f", s->flops / s->step_s / s->peak_flops);
     snprintf(

@@ -31,6 +31,8 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
 bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);
 bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens,
                           double seconds);
+/* The end of a run: its steps, tokens, duration and speed. */
+void bl_metrics_print_end(const bl_metrics *metrics);
 bl_status bl_metrics_sync(bl_metrics *metrics,
                           int64_t *bytes);  /* durable; *bytes = length so far */
 void bl_metrics_close(bl_metrics *metrics); /* NULL is fine */

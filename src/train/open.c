@@ -106,7 +106,8 @@ static bl_status make_offload_dir(const bl_train_config *c)
         bl_log_info("offload_dir %s is not used: offload_tier is host", c->offload_dir);
         return BL_OK;
     }
-    bl_status st = bl_dir_create(c->offload_dir);
+    bl_status st = bl_dir_create_private(c->offload_dir);
+    if (st == BL_OK) st = bl_path_check_private(c->offload_dir);
     return st == BL_OK ? BL_OK : bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "offload_dir");
 }
 

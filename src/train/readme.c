@@ -73,38 +73,50 @@ static const char *base_format_option(const bl_train_config *c)
     return options[c->base_format];
 }
 
+bl_status bl_training_next_command(const bl_job *job, const char *dir, char **text)
+{
+    const bl_train_config *c = job->config;
+    return bl_text_format(text, "ballast generate --model %s --adapter %s%s --prompt \"...\"",
+                          c->model_name_or_path, dir, base_format_option(c));
+}
+
 static bl_status write_use(const bl_job *job, const char *dir, char **text)
 {
     const bl_train_config *c = job->config;
     const char *model = c->model_name_or_path;
     long long r = (long long)job->lora.options.r;
-    char *served = NULL;
+    char *served = NULL, *command = NULL;
+    bl_status st = BL_OK;
 
+    BL_TRY(bl_training_next_command(job, dir, &command));
     if (bl_llama_base_is_quantized(&job->base_formats))
-        BL_TRY(bl_text_format(&served,
-                              "\nBoth then add the adapter to the base as stored. To serve the "
-                              "base as trained, write its FP8 "
-                              "codes to a folder of their own:\n\n"
-                              "```\nballast quantize %s base-FP8 --base_format %s\n"
-                              "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
-                              "--lora-modules tuned=%s\n```\n\n"
-                              "These are the codes and scales of the training, bit for bit. In "
-                              "training activations are not "
-                              "quantized, in vLLM they are, too. Tried: the library with which "
-                              "vLLM reads such a folder, not vLLM "
-                              "itself.\n",
-                              model, c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row",
-                              r, dir));
-    bl_status st = bl_text_format(
-        text,
-        "## Use\n\n"
-        "```\nballast generate --model %s --adapter %s%s --prompt \"...\"\n```\n\n"
-        "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
-        "\"%s\")`.\n"
-        "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
-        "tuned=%s`.\n%s\n"
-        "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a step.\n",
-        model, dir, base_format_option(c), model, dir, model, r, dir, served ? served : "");
+        st = bl_text_format(&served,
+                            "\nBoth then add the adapter to the base as stored. To serve the "
+                            "base as trained, write its FP8 "
+                            "codes to a folder of their own:\n\n"
+                            "```\nballast quantize %s base-FP8 --base_format %s\n"
+                            "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
+                            "--lora-modules tuned=%s\n```\n\n"
+                            "These are the codes and scales of the training, bit for bit. In "
+                            "training activations are not "
+                            "quantized, in vLLM they are, too. Tried: the library with which "
+                            "vLLM reads such a folder, not vLLM "
+                            "itself.\n",
+                            model, c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row", r,
+                            dir);
+    if (st == BL_OK)
+        st = bl_text_format(
+            text,
+            "## Use\n\n"
+            "```\n%s\n```\n\n"
+            "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
+            "\"%s\")`.\n"
+            "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
+            "tuned=%s`.\n%s\n"
+            "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a "
+            "step.\n",
+            command, model, dir, model, r, dir, served ? served : "");
+    free(command);
     free(served);
     return st;
 }

@@ -19,12 +19,13 @@ static bl_status print_model(const bl_job *job)
 
     BL_TRY(bl_machine_describe(job, products));
     bl_log_info("products: %s", products);
-    bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d ranks x "
-                "%lld threads, shards of %lld",
+    bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d rank%s x "
+                "%lld thread%s, shards of %lld",
                 (double)bl_llama_config_n_params(&job->model->config) * 1e-6,
                 (long long)job->model->config.n_layers, (long long)job->lora.options.r,
                 (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6,
-                job->topology.n_ranks, (long long)c->threads, (long long)c->shard_size);
+                job->topology.n_ranks, job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
+                c->threads == 1 ? "" : "s", (long long)c->shard_size);
     return BL_OK;
 }
 
@@ -239,6 +240,17 @@ static void print_memory(const bl_job *job, const bl_peak_memory *peak)
                     (double)peak->gpu / MIB, (double)gpu / MIB);
 }
 
+static bl_status print_next(const bl_job *job)
+{
+    char *command;
+
+    BL_TRY(bl_training_next_command(job, job->config->output_dir, &command));
+    bl_log_info("next:");
+    bl_log_info(BL_LOG_VERBATIM "%s", command);
+    free(command);
+    return BL_OK;
+}
+
 static bl_status train(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;
@@ -259,8 +271,10 @@ static bl_status train(bl_training *training, bl_output *output)
     if (st != BL_OK || job->topology.first_here > 0) return st;
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_training_write_readme(training, &output->outcome, dir)));
+    bl_metrics_print_end(output->metrics);
     bl_log_info("adapter written to %s", dir);
-    return evaluate_stored_base(training, output);
+    BL_TRY(evaluate_stored_base(training, output));
+    return print_next(job);
 }
 
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)

@@ -36,7 +36,7 @@ bl_status bl_trace_open(const char *path, int first_rank, int n_ranks, bl_trace 
         return st;
     }
     pthread_mutex_init(&trace->lock, NULL);
-    fprintf(trace->file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    fprintf(trace->file, BL_TRACE_MARK "\n");
     for (int rank = first_rank; rank < first_rank + n_ranks; rank++) {
         char name[32];
         snprintf(name, sizeof name, "rank %d", rank);

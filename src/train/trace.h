@@ -8,6 +8,9 @@
 #include "base/status.h"
 #include "device/timeline.h"
 
+/* How each trace begins: only such a file is replaced by another one. */
+#define BL_TRACE_MARK "{\"displayTimeUnit\":\"ms\",\"traceEvents\":["
+
 typedef struct bl_trace bl_trace;
 
 /* Creates the file, in place of one that is there. The ranks first_rank .. first_rank + n_ranks - 1 will write into it. */

@@ -86,6 +86,8 @@ bl_status bl_output_failure(const bl_output *output, bl_status st);
 void bl_output_abort_saving(bl_output *output);
 void bl_output_close(bl_output *output); /* one that is all zero is fine */
 
+/* readme.c: the command that tries the adapter in `dir`; the caller's to free. */
+bl_status bl_training_next_command(const bl_job *job, const char *dir, char **text);
 /* readme.c: README.md beside the adapter, in `dir`. */
 bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
                                    const char *dir);

@@ -397,7 +397,12 @@ static void test_lock_that_is_looked_at(void **state)
     (void)state;
     assert_int_equal(bl_dir_lock_look(path, &seen), BL_OK);
     assert_null(seen); /* there is none yet */
+    /* Whoever can open the file could hold the lock; one of an earlier version is open to all. */
+    assert_int_equal(close(open(in_folder("seen/.ballast.lock"), O_CREAT | O_WRONLY, 0644)), 0);
     assert_int_equal(bl_dir_lock_acquire(path, &holder), BL_OK);
+    struct stat info;
+    assert_int_equal(stat(in_folder("seen/.ballast.lock"), &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0600);
     assert_int_equal(bl_dir_lock_look(path, &seen), BL_OK);
     assert_int_equal(bl_dir_lock_check(seen), BL_OK);
     assert_int_equal(bl_tree_remove(path), BL_OK);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -42,9 +43,25 @@ typedef struct rank_case {
     const char *secret, *dir;
     double limit_s;
     const char *interface;
+    bool is_one_host;
 } rank_case;
 
 static const char SECRET[] = "a secret of the job";
+
+/* What a rank writes to their memory, the other one reads there. */
+static bool shares_memory(const bl_launch_info *info, const int *sockets)
+{
+    int fd, rank = info->rank, other = -1;
+
+    if (comm_bulk_share(info, sockets, &fd) != BL_OK || fd < 0 || ftruncate(fd, 4096) != 0)
+        return false;
+    int *words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (words == MAP_FAILED) return false;
+    words[rank] = 40 + rank;
+    return comm_tcp_send(sockets[1 - rank], &rank, sizeof rank, tcp_soon()) &&
+           comm_tcp_receive(sockets[1 - rank], &other, sizeof other, tcp_soon()) &&
+           words[1 - rank] == 41 - rank;
+}
 
 /* One of two ranks, which then send each other their number. */
 static int run_rank(const void *argument)
@@ -61,6 +78,7 @@ static int run_rank(const void *argument)
                             .limit_s = c->limit_s > 0 ? c->limit_s : 120};
     int sockets[2], other = -1;
 
+    if (c->is_one_host) info.n_local = 2, info.local_rank = c->rank;
     unsetenv("BALLAST_INTERFACE");
     if (c->interface) setenv("BALLAST_INTERFACE", c->interface, 1);
     if (comm_meet(&meeting, sockets) != BL_OK) {
@@ -68,6 +86,7 @@ static int run_rank(const void *argument)
         fprintf(stderr, "rank %d: %s\n", c->rank, bl_error_text());
         return CODE_FAILED;
     }
+    if (c->is_one_host && !shares_memory(&info, sockets)) return CODE_FAILED;
     int fd = sockets[1 - c->rank];
     return comm_tcp_send(fd, &c->rank, sizeof c->rank, tcp_soon()) &&
                    comm_tcp_receive(fd, &other, sizeof other, tcp_soon()) && other == 1 - c->rank
@@ -285,6 +304,8 @@ static void test_secret_file(void **state)
     assert_memory_equal(&seen, &written, sizeof seen);
     assert_int_equal(comm_secret_read(dir, 8, &seen, &is_there), BL_OK);
     assert_false(is_there);
+    char *other;
+    assert_int_equal(comm_secret_create(made, 7, &other, &seen), BL_EUSAGE);
     assert_int_equal(chmod(made, 0640), 0);
     assert_int_equal(comm_secret_read(dir, 7, &seen, &is_there), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), made));
@@ -365,6 +386,19 @@ static void test_interface_is_bound(void **state)
     comm_tcp_close_listener(&l);
 }
 
+/* Without a name for rank 0, a secret and a directory. */
+static void test_one_host(void **state)
+{
+    rank_case zero = {.rank = 0, .is_one_host = true}, one = {.rank = 1, .is_one_host = true};
+
+    (void)state;
+    pid_t pid_0 = start_rank_0(&zero);
+    one.port = zero.port;
+    pid_t pid_1 = tcp_start(run_rank, &one);
+    assert_int_equal(tcp_wait_for(pid_0), 0);
+    assert_int_equal(tcp_wait_for(pid_1), 0);
+}
+
 static void test_builds(void **state)
 {
     comm_place places[2];
@@ -376,13 +410,13 @@ static void test_builds(void **state)
         places[i].first_rank = i;
     }
     assert_string_equal(places[0].build, bl_build_id());
-    assert_int_equal(comm_place_compare_builds(places, 2, false), BL_OK);
+    assert_int_equal(comm_place_compare_builds(places, 2, 1, true), BL_OK);
     strcpy(places[1].build, "0123456789abcdef");
-    assert_int_equal(comm_place_compare_builds(places, 2, false), BL_EUSAGE);
+    assert_int_equal(comm_place_compare_builds(places, 2, 1, true), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), bl_build_id()));
     assert_non_null(strstr(bl_error_text(), "0123456789abcdef"));
     setenv("BALLAST_ALLOW_BUILD_MISMATCH", "1", 1);
-    assert_int_equal(comm_place_compare_builds(places, 2, false), BL_OK);
+    assert_int_equal(comm_place_compare_builds(places, 2, 1, true), BL_OK);
     unsetenv("BALLAST_ALLOW_BUILD_MISMATCH");
 }
 
@@ -444,6 +478,7 @@ int main(void)
         cmocka_unit_test(test_garbled_words),      cmocka_unit_test(test_replay),
         cmocka_unit_test(test_other_secret),       cmocka_unit_test(test_secret_file),
         cmocka_unit_test(test_interface_is_bound), cmocka_unit_test(test_builds),
-        cmocka_unit_test(test_waiting_is_logged),  cmocka_unit_test(test_addresses_of_a_rank)};
+        cmocka_unit_test(test_one_host),           cmocka_unit_test(test_waiting_is_logged),
+        cmocka_unit_test(test_addresses_of_a_rank)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,10 +47,41 @@ static void count_signal(int number)
     n_signals = n_signals + 1;
 }
 
+/* Memory that is never given back. */
+static bool take(size_t n_bytes)
+{
+    void *volatile memory = malloc(n_bytes);
+    return memory != NULL;
+}
+
 static int tell(bl_status st, const char *text)
 {
     bl_launch_print_error(BL_FAIL(st, "%s", text));
     return bl_status_exit_code(st);
+}
+
+/* Another thread, which has taken no memory before. */
+static void *tell_on_thread(void *told)
+{
+    char byte;
+    if (read(*(int *)told, &byte, 1) == 1) tell(BL_ENOMEM, "out of memory: all of it");
+    return NULL;
+}
+
+static int tell_without_memory(void)
+{
+    struct rlimit none = {0, 0};
+    pthread_t thread;
+    int ends[2];
+
+    if (pipe(ends) != 0 || pthread_create(&thread, NULL, tell_on_thread, &ends[0]) != 0 ||
+        setrlimit(RLIMIT_AS, &none) != 0)
+        return CODE_WRONG;
+    for (size_t n = 1 << 20; n >= 16; n /= 2)
+        while (take(n)) continue;
+    if (write(ends[1], "", 1) != 1) return CODE_WRONG;
+    pthread_join(thread, NULL);
+    return bl_status_exit_code(BL_ENOMEM);
 }
 
 /* Every rank with every other. */
@@ -142,6 +174,8 @@ static int be_rank(const char *what, const bl_launch_child *c)
         return bl_status_exit_code(BL_ENUMERIC);
     }
     if (strcmp(what, "silent") == 0) return is_last ? 3 : 0;
+    if (strcmp(what, "unloaded") == 0) return is_last ? 127 : 0;
+    if (strcmp(what, "exhausted") == 0) return is_last ? tell_without_memory() : 0;
     if (strcmp(what, "exit") == 0) { /* a handler that hangs */
         comm_message done = {0};
         if (!talks(c) || send(c->control_fd, &done, sizeof done, 0) != sizeof done)
@@ -253,6 +287,7 @@ static void test_failures(void **state)
     expect("fail", 4, BL_ENUMERIC, "rank 2: a loss that is not finite");
     expect("silent", 3, BL_ERANK, "rank 2 (process ");
     expect("silent", 3, BL_ERANK, "exited with code 3 and did not say why");
+    expect("unloaded", 3, BL_ELIMIT, "did not start: the system could not load its program");
     /* The others have only seen that it is gone. */
     expect("kill", 3, BL_ERANK, "was killed by signal 9 (Killed); the system does that");
     expect("kill", 3, BL_ERANK, "rank 2 (process ");
@@ -260,7 +295,8 @@ static void test_failures(void **state)
     expect("failed", 3, BL_ERANK, "was killed by signal 9");
     /* Here they know more: the one that was killed came late, too. */
     expect("late", 3, BL_ERANK, "rank 1 did not reach all_gather within 5.0 s");
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* the signal is theirs */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* the signal is theirs, */
+    expect("exhausted", 3, BL_ENOMEM, "out of memory: all of it");  /* and so is malloc */
     expect("crash", 3, BL_ERANK, "was killed by signal 11 (Segmentation fault)");
 #endif
 }

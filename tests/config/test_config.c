@@ -142,6 +142,8 @@ static void test_file_errors(void **state)
         {"qwertz: 4\n", "c.yaml:1: qwertz: unknown key"},
         {"seed: 1\nseed: 2\n", "c.yaml:2: seed: seed is already set in line 1"},
         {"lora_r: 2\nr: 2\n", "c.yaml:2: r: lora_r is already set in line 1"},
+        {"lora_alpha: 1\nlora_r: 2\nlora_rank: 2\n",
+         "c.yaml:3: lora_rank: lora_r is already set in line 2"},
         {"bf16: false\nseed: 1\nbf16: false\n", "c.yaml:3: bf16: bf16 is already set in line 1"},
         {"lora_r: 0\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '0'"},
         {"lora_r: 1025\n", "c.yaml:1: lora_r: expected an integer in [1, 1024], got '1025'"},
@@ -225,6 +227,7 @@ static void test_line_errors(void **state)
         {"--model=a --base_model b",
          "--base_model: model_name_or_path is given twice, as --model and as --base_model"},
         {"--r 2 --r=2", "--r: lora_r is given twice"},
+        {"--r 2 --lora_r=2", "--lora_r: lora_r is given twice, as --r and as --lora_r"},
         {"--lora_rank 16", "--lora_rank: give --lora_alpha, too: LLaMA-Factory's default is 2 x "
                            "lora_rank, Ballast's is 8"},
         {"--fp16 false --fp16 false", "--fp16: fp16 is given twice"},

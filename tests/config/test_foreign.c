@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Configurations of other programs: what `train` says of one that is pasted, and what `config --from` makes of it. The
+/* Configurations of other programs: what `train` reports of a pasted one, and what `config --from` converts it to. The
  * files in foreign/ have the keys that such files usually have. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -95,7 +95,7 @@ static void test_one_and_too_many_problems(void **state)
     assert_non_null(
         strstr(problems, "c.yaml: more than 64 keys cannot be used; the rest is not read"));
     assert_null(strstr(problems, "qwertz80"));
-    /* What is no YAML ends it, too, and is said with the rest. */
+    /* A syntax error ends the reading, too, and is reported with the rest. */
     assert_int_equal(load("lora_rnak: 4\nseed: [\n", &c), BL_EUSAGE);
     assert_non_null(strstr(problems, "c.yaml:1: lora_rnak"));
     assert_non_null(strstr(problems, "c.yaml:3: "));

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/sizes.h"
 #include "plan/hardware.h"
 
 static const char *const kinds_of_source[] = {"datasheet: ", "measured: ", "seen: ", "assumed: "};
@@ -100,6 +101,48 @@ static void test_wrong_names(void **state)
     refuses("0xh100", BL_EUSAGE, "no such machine");
     refuses("2x2x2xh100", BL_EUSAGE, "no such machine");
     refuses("/nowhere/hardware.json", BL_EINPUT, "/nowhere/hardware.json");
+}
+
+/* By whatever case, with the lanes that they have there. */
+static void test_cards(void **state)
+{
+    static const struct {
+        const char *name;
+        double device_gib; /* of the maker, of which the driver offers 90 to 100 % */
+        int arch, n_devices;
+    } cards[] = {
+        {"1xA100-40G", 40, 80, 1}, {"8xa100-40g", 40, 80, 8}, {"8xL40S", 48, 89, 8},
+        {"4xa10", 24, 86, 4},      {"2xRTX3090", 24, 86, 2},  {"2xh100-NVL", 94, 90, 2},
+        {"2x8xH100", 80, 90, 8},
+    };
+    bl_hardware h, one;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cards); i++) {
+        if (bl_hardware_load(cards[i].name, &h) != BL_OK) fail_msg("%s", bl_error_text());
+        double part = h.device_memory_bytes.value / (cards[i].device_gib * 1073741824.0);
+        assert_true(part > 0.9 && part <= 1);
+        assert_int_equal(h.arch, cards[i].arch);
+        assert_int_equal(h.n_devices, cards[i].n_devices);
+        assert_int_equal(bl_hardware_check_peaks(&h), BL_OK);
+    }
+    assert_int_equal(bl_hardware_load("rtx3090", &one), BL_OK);
+    assert_int_equal(bl_hardware_load("2xrtx3090", &h), BL_OK);
+    assert_true(h.copy_in_bytes_per_s.value == one.copy_in_bytes_per_s.value / 2);
+    assert_true(h.gather_bytes_per_s.value == one.gather_bytes_per_s.value / 2);
+    assert_non_null(strstr(h.copy_in_bytes_per_s.source, "8 of 16 lanes"));
+    assert_int_equal(bl_hardware_set_lanes(&h, 16), BL_OK);
+    assert_true(h.copy_in_bytes_per_s.value == one.copy_in_bytes_per_s.value);
+    assert_int_equal(bl_hardware_load("8xh100", &h), BL_OK);
+    double gather = h.gather_bytes_per_s.value;
+    assert_int_equal(bl_hardware_set_lanes(&h, 8), BL_OK);
+    assert_true(h.gather_bytes_per_s.value == gather); /* by NVLink */
+    assert_int_equal(bl_hardware_load("gh200", &h), BL_OK);
+    assert_int_equal(bl_hardware_set_lanes(&h, 8), BL_EUSAGE);
+    assert_int_equal(bl_hardware_load("CPU-2x64-Zen5", &h), BL_OK);
+    assert_int_equal(h.n_cores, 128);
+    assert_int_equal(bl_hardware_load("cpu-2x60-amx", &h), BL_OK);
+    assert_int_equal(h.kind, BL_DEVICE_CPU);
 }
 
 static void write_text(char path[64], const char *text)
@@ -282,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_figures_are_all_listed),
         cmocka_unit_test(test_presets_have_sources),
         cmocka_unit_test(test_part_of_a_host),
+        cmocka_unit_test(test_cards),
         cmocka_unit_test(test_wrong_names),
         cmocka_unit_test(test_measured_file),
         cmocka_unit_test(test_gpu_file),

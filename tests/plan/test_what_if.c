@@ -15,7 +15,7 @@
 #include "plan/what_if.h"
 
 static char *model[] = {"--model_name_or_path", "llama-3.1-405b", "--offload_ratio", "1"};
-static const bl_what_if_case job = {.hardware = "8xh100", .argc = 4, .argv = model};
+static const bl_what_if_case job = {.machine = {.name = "8xh100"}, .argc = 4, .argv = model};
 
 static bl_what_if run(const char *spec)
 {
@@ -109,7 +109,7 @@ static void the_slowest_rates_end(void **state)
                             "1",
                             "--gradient_accumulation_steps",
                             "1"};
-    bl_what_if_case slow = {.hardware = "8xh100", .argc = 12, .argv = words};
+    bl_what_if_case slow = {.machine = {.name = "8xh100"}, .argc = 12, .argv = words};
     bl_what_if w;
     (void)state;
     for (size_t i = 0; i < BL_COUNT(specs); i++) {

@@ -302,7 +302,8 @@ int mpi_wait_after_kill(runs_child *child, const pid_t *ranks, int n_ranks, doub
 
 char *mpi_wrong_error(const runs_child *child, const char *text)
 {
-    static const char start[] = "ballast: error: ";
+    bool is_stop = text && strncmp(text, "stopped ", 8) == 0;
+    const char *start = is_stop ? "ballast: stopped " : "ballast: error: ";
     char *log = runs_read(child->log, NULL), *line = strstr(log, start), *wrong = NULL;
     int code = 0;
 

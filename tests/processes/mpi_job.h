@@ -63,7 +63,7 @@ void mpi_assert_one_thread_takes_signals(pid_t pid);
  * killed, and the code is minus SIGKILL. */
 int mpi_wait_after_kill(runs_child *child, const pid_t *ranks, int n_ranks, double limit_s);
 
-/* NULL when the log holds exactly one line "ballast: error: ..." (none: text NULL), and it contains `text`.
+/* NULL when the log holds exactly one line "ballast: error: ..." (none: text NULL; "ballast: stopped ..." where text begins so), and it contains `text`.
  * Otherwise what is wrong, the caller's to free. */
 char *mpi_wrong_error(const runs_child *child, const char *text);
 

@@ -2,17 +2,16 @@
 /* `ballast train` as several processes leaves what as many local ranks leave: the same adapter, byte for
  * byte, and the same metrics but for the times; and goes on where either of them was interrupted. */
 #include "mpi_job.h"
+#include "strangers.h"
 
-#include <arpa/inet.h>
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/build_id.h"
 #include "base/files.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
@@ -300,7 +299,7 @@ static bool is_stopped_twice(const char *whole, const char *output, const char *
     is_stopped = is_stopped && code != 0;
     if (is_stopped) {
         assert_int_equal(code, 75);
-        mpi_assert_error(&child, "stopped");
+        mpi_assert_error(&child, "stopped ");
         assert_true(runs_logged_steps(output) < LONG_STEPS);
         runs_set(&args, "resume_from_checkpoint", "true");
         mpi_start_ballast(&child, 2, NULL, "train", &args);
@@ -415,66 +414,6 @@ static void test_output_dir_is_removed(void **state)
 
 /* ---- strangers at open ports ---- */
 
-enum { MAX_STRANGERS = 64 };
-
-typedef struct strangers {
-    int fds[MAX_STRANGERS], n;
-} strangers;
-
-static bool has_socket(pid_t pid, unsigned long inode)
-{
-    char folder[64], link[64], wanted[64], path[400];
-    bool has = false;
-    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)pid);
-    snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
-    DIR *dir = opendir(folder);
-    for (const struct dirent *entry; dir && !has && (entry = readdir(dir));) {
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        ssize_t n = readlink(path, link, sizeof link - 1);
-        if (n > 0) link[n] = '\0';
-        has = n > 0 && strcmp(link, wanted) == 0;
-    }
-    if (dir) closedir(dir);
-    return has;
-}
-
-static void visit(unsigned port, const char *word, strangers *all)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_port = htons((uint16_t)port),
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    assert_true(fd >= 0 && all->n < MAX_STRANGERS);
-    all->fds[all->n++] = fd;
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0 && word[0])
-        (void)!send(fd, word, strlen(word), MSG_NOSIGNAL);
-}
-
-/* Goes to every TCP port at which the process listens, says `word`, and stays. Returns how many there are. */
-static int visit_all(pid_t pid, const char *word, strangers *all)
-{
-    static const char *const files[] = {"/proc/net/tcp", "/proc/net/tcp6"};
-    char line[512];
-    int n = 0;
-
-    for (size_t f = 0; f < BL_COUNT(files); f++) {
-        FILE *file = fopen(files[f], "r");
-        while (file && fgets(line, sizeof line, file)) {
-            unsigned port, state;
-            unsigned long inode;
-            if (sscanf(line, " %*d: %*[0-9A-F]:%x %*s %x %*s %*s %*s %*u %*u %lu", &port, &state,
-                       &inode) != 3 ||
-                state != 0x0A || !has_socket(pid, inode))
-                continue;
-            visit(port, word, all);
-            n++;
-        }
-        if (file) fclose(file);
-    }
-    return n;
-}
-
 /* Somebody says one byte at each port of the ranks, and nothing at each of mpirun's, and stays. The ranks go on, finish and end; mpirun itself may wait
  * for the stranger. */
 static void test_strangers(void **state)
@@ -491,14 +430,60 @@ static void test_strangers(void **state)
     mpi_start_ballast(&child, 2, NULL, "train", &args);
     for (int i = 0; i < 2; i++) ranks[i] = mpi_process_of(&child, i);
     mpi_wait_for_steps(&child, output, 5);
-    for (int i = 0; i < 2; i++) assert_int_equal(visit_all(ranks[i], "G", &all), 0);
-    assert_true(visit_all(child.pid, "", &all) > 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(strangers_visit(ranks[i], "G", &all), 0);
+    assert_true(strangers_visit(child.pid, "", &all) > 0);
     mpi_wait_for_steps(&child, output, LONG_STEPS);
     mpi_assert_gone(ranks, 2);
     assert_true(bl_file_exists(runs_path("strangers/adapter_model.safetensors")));
-    for (int i = 0; i < all.n; i++) close(all.fds[i]);
+    strangers_leave(&all);
     assert_int_equal(runs_wait(&child, LIMIT_S), 0);
     mpi_assert_error(&child, NULL);
+    golden_args_free(&args);
+}
+
+/* The program with another build id. */
+static void write_other_build(const char *path)
+{
+    size_t n_bytes;
+    char *program = runs_read(BALLAST_PROGRAM, &n_bytes);
+    char *id = memmem(program, n_bytes, bl_build_id(), strlen(bl_build_id()));
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(id);
+    assert_non_null(file);
+    memcpy(id, "0123456789abcdef", 16);
+    assert_int_equal(fwrite(program, 1, n_bytes, file), n_bytes);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(path, 0755), 0);
+    free(program);
+}
+
+static void test_builds_differ(void **state)
+{
+    char script[2 * GOLDEN_PATH_BYTES + 128];
+    const char *path = runs_path("either-build"), *other = runs_path("other-build");
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    write_other_build(other);
+    snprintf(script, sizeof script,
+             "#!/bin/sh\nprogram=%s\n[ $OMPI_COMM_WORLD_RANK = 1 ] && program=%s\nexec $program "
+             "\"$@\"\n",
+             BALLAST_PROGRAM, other);
+    runs_write(path, script);
+    assert_int_equal(chmod(path, 0755), 0);
+    runs_standard(&args, runs_path("builds"), 2);
+    mpi_start_ballast(&child, 2, path, "train", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 2);
+    mpi_assert_error(&child, bl_build_id());
+    mpi_assert_error(&child, "build 0123456789abcdef");
+    setenv("BALLAST_ALLOW_BUILD_MISMATCH", "1", 1);
+    mpi_start_ballast(&child, 2, path, "train", &args);
+    int code = runs_wait(&child, LIMIT_S);
+    unsetenv("BALLAST_ALLOW_BUILD_MISMATCH");
+    assert_int_equal(code, 0);
+    mpi_wait_for_text(&child, "is build 0123456789abcdef, not ", 1);
     golden_args_free(&args);
 }
 
@@ -547,19 +532,13 @@ static void test_eval(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_as_local),
-        cmocka_unit_test(test_resume_across_kinds),
-        cmocka_unit_test(test_one_process_differs),
-        cmocka_unit_test(test_output_dir_comes_late),
-        cmocka_unit_test(test_models_differ),
-        cmocka_unit_test(test_one_machine_differs),
-        cmocka_unit_test(test_stop_and_go_on),
-        cmocka_unit_test(test_a_rank_dies),
-        cmocka_unit_test(test_a_rank_hangs),
-        cmocka_unit_test(test_output_dir_is_removed),
-        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_srun_without_pmix),
-        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_same_as_local),       cmocka_unit_test(test_resume_across_kinds),
+        cmocka_unit_test(test_one_process_differs), cmocka_unit_test(test_output_dir_comes_late),
+        cmocka_unit_test(test_models_differ),       cmocka_unit_test(test_one_machine_differs),
+        cmocka_unit_test(test_stop_and_go_on),      cmocka_unit_test(test_a_rank_dies),
+        cmocka_unit_test(test_a_rank_hangs),        cmocka_unit_test(test_output_dir_is_removed),
+        cmocka_unit_test(test_strangers),           cmocka_unit_test(test_builds_differ),
+        cmocka_unit_test(test_srun_without_pmix),   cmocka_unit_test(test_eval),
     };
     if (!mpi_is_here()) return 77;
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

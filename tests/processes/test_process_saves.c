@@ -69,7 +69,7 @@ static void test_grace_runs_out_in_a_save(void **state)
     kill(child.pid, SIGTERM);
     assert_int_equal(runs_wait(&child, LIMIT_S), 75);
     assert_true(bl_now_s() - asked_s > 6.0);
-    runs_assert_error(&child, "stopped on request after step");
+    runs_assert_stopped(&child, "stopped on request after step");
     golden_args_free(&args);
 }
 
@@ -114,7 +114,7 @@ static void test_stopped_while_loading(void **state)
     kill(child.pid, SIGTERM);
     assert_int_equal(runs_wait(&child, LIMIT_S), 75);
     assert_true(bl_now_s() - asked_s < 10.0);
-    runs_assert_error(&child, "stopped on request before this run's first step: nothing is lost");
+    runs_assert_stopped(&child, "stopped on request before this run's first step: nothing is lost");
     mpi_assert_gone(ranks, 2);
     assert_int_equal(count_files(pages, "*"), 0);
     golden_args_free(&args);

@@ -271,7 +271,7 @@ static void test_stops_on_request(void **state)
         code = runs_wait(&child, LIMIT_S);
     }
     assert_int_equal(code, 75);
-    runs_assert_error(&child, "stopped on request after step ");
+    runs_assert_stopped(&child, "stopped on request after step ");
     golden_args_free(&args);
     train(THREADS, 2, runs_path("stopped"),
           "max_steps 24 save_steps 100 overwrite_output_dir false "
@@ -294,7 +294,7 @@ static void one_thread_takes_signals(form f, int n_ranks)
         mpi_assert_one_thread_takes_signals(f == THREADS ? child.pid : mpi_process_of(&child, i));
     kill(child.pid, SIGTERM);
     assert_int_equal(runs_wait(&child, LIMIT_S), 75);
-    runs_assert_error(&child, "stopped on request after step ");
+    runs_assert_stopped(&child, "stopped on request after step ");
     golden_args_free(&args);
 }
 

@@ -204,7 +204,7 @@ static bool is_stopped(golden_args *args, const char *output, const stop *s)
     mpi_assert_gone(ranks, 3);
     if (code == 0) return false;
     if (code != 75) fail_msg("signal %d: exit %d: %s", s->number, code, runs_read(child.log, NULL));
-    runs_assert_error(&child, "stopped");
+    runs_assert_stopped(&child, "stopped");
     return true;
 }
 
@@ -259,7 +259,7 @@ static void test_second_signal(void **state)
     kill(child.pid, SIGHUP); /* closed terminals repeat it: it does not count */
     kill(child.pid, SIGINT);
     assert_int_equal(runs_wait(&child, LIMIT_S), 75);
-    runs_assert_error(&child, "stopped at once on request");
+    runs_assert_stopped(&child, "stopped at once on request");
     mpi_assert_gone(ranks, 3);
     golden_args_free(&args);
 }
@@ -288,7 +288,7 @@ static void test_a_signal_to_all(void **state)
     kill(child.pid, SIGTERM);
     kill(ranks[1], SIGCONT);
     assert_int_equal(runs_wait(&child, LIMIT_S), 75);
-    runs_assert_error(&child, "stopped on request after step");
+    runs_assert_stopped(&child, "stopped on request after step");
     mpi_assert_gone(ranks, 3);
     golden_args_free(&args);
 }
@@ -329,7 +329,7 @@ static void test_early_signal(void **state)
         kill(child.pid, SIGTERM);
         int code = runs_wait(&child, LIMIT_S);
         if (code != 75) fail_msg("%d: exit %d: %s", i, code, runs_read(child.log, NULL));
-        runs_assert_error(&child, "stopped");
+        runs_assert_stopped(&child, "stopped");
         mpi_assert_gone(ranks, 3);
     }
     golden_args_free(&args);
@@ -358,10 +358,11 @@ static void test_ctrl_c(void **state)
     const char *asked = strstr(text, "Interrupt: stopping after this step");
     assert_non_null(asked);
     assert_null(strstr(asked + 1, "Interrupt"));
-    const char *error = strstr(text, "ballast: error: ");
+    const char *error = strstr(text, "ballast: stopped ");
     assert_non_null(error);
-    assert_true(error > text && error[-1] == '\n');
-    assert_null(strstr(error + 1, "ballast: error: "));
+    assert_true(error > text && (error[-1] == '\n' || error[-1] == 'K')); /* \033[K */
+    assert_null(strstr(error + 1, "ballast: stopped "));
+    assert_null(strstr(text, "ballast: error: "));
     mpi_assert_gone(ranks, 3);
     close(fd);
     golden_args_free(&args);

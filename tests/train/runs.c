@@ -358,15 +358,24 @@ int runs_wait(runs_child *child, double limit_s)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-void runs_assert_error(const runs_child *child, const char *text)
+static void assert_last_line(const runs_child *child, const char *start, const char *text)
 {
-    static const char start[] = "ballast: error: ";
     char *log = runs_read(child->log, NULL), *line = strstr(log, start),
          *end = line ? strchr(line, '\n') : NULL;
     bool at_line_start = line && (line == log || line[-1] == '\n');
 
     if (!at_line_start || !end || end[1] != '\0')
-        fail_msg("stderr does not end in one line of error: %s", log);
+        fail_msg("stderr does not end in one line of '%s': %s", start, log);
     if (!strstr(line, text)) fail_msg("'%s' is not in: %s", text, line);
     free(log);
+}
+
+void runs_assert_error(const runs_child *child, const char *text)
+{
+    assert_last_line(child, "ballast: error: ", text);
+}
+
+void runs_assert_stopped(const runs_child *child, const char *text)
+{
+    assert_last_line(child, "ballast: stopped ", text);
 }

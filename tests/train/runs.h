@@ -77,6 +77,8 @@ int runs_wait(runs_child *child, double limit_s);
 /* Fails unless the child's stderr holds exactly one line "ballast: error: ...", the last one, and it contains
  * `text`. */
 void runs_assert_error(const runs_child *child, const char *text);
+/* The same of "ballast: stopped ...", a run that was asked to stop. */
+void runs_assert_stopped(const runs_child *child, const char *text);
 
 void runs_sleep_s(double seconds);
 

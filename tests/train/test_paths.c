@@ -278,6 +278,37 @@ static void test_names_that_are_taken(void **state)
     }
 }
 
+/* dump_gradients and trace replace empty files and their own kind. */
+static void test_dumps_over_other_files(void **state)
+{
+    static const struct {
+        const char *key, *path, *other;
+    } dumps[] = {{"dump_gradients", "dumps/g", "dumps/t"}, {"trace", "dumps/t", "dumps/g"}};
+
+    (void)state;
+    assert_int_equal(bl_dir_create(runs_path("dumps")), BL_OK);
+    for (size_t n = 0; n < 2; n++)
+        for (size_t i = 0; i < BL_COUNT(dumps); i++) {
+            golden_args args = {0};
+            if (n == 0) runs_write(runs_path("%s", dumps[i].path), "");
+            one_step(&args, runs_path("dumping"), "overwrite_output_dir");
+            runs_set(&args, dumps[i].key, "%s", runs_path("%s", dumps[i].path));
+            assert_int_equal(golden_train(&args), BL_OK);
+            golden_args_free(&args);
+        }
+    runs_copy(runs_path("in/adapter/adapter_model.safetensors"), runs_path("dumps/adapter"));
+    for (size_t i = 0; i < BL_COUNT(dumps); i++) {
+        const char *const others[] = {dumps[i].other, "dumps/adapter", "in/run.yaml"};
+        for (size_t k = 0; k < BL_COUNT(others); k++) {
+            golden_args args = {0};
+            one_step(&args, runs_path("dumping"), "overwrite_output_dir");
+            runs_set(&args, dumps[i].key, "%s", runs_path("%s", others[k]));
+            assert_refused(&args, dumps[i].key, "exists and is another kind of file");
+            golden_args_free(&args);
+        }
+    }
+}
+
 /* What else lies in output_dir and in its checkpoints stays, whatever the keys. */
 static void test_files_of_others_stay(void **state)
 {
@@ -535,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_what_cannot_be_written),
         cmocka_unit_test(test_trace_to_a_device),
         cmocka_unit_test(test_names_that_are_taken),
+        cmocka_unit_test(test_dumps_over_other_files),
         cmocka_unit_test(test_files_of_others_stay),
         cmocka_unit_test(test_resume_without_a_checkpoint),
         cmocka_unit_test(test_a_run_without_a_list),

@@ -21,7 +21,14 @@
 #include "base/sizes.h"
 #include "skip.h"
 
-enum { RANKS = 2, STEPS = 3, EXIT_LIMIT = 4, EXIT_CANNOT = 126, N_PAGE_FILES = 2 * RANKS };
+enum {
+    RANKS = 2,
+    STEPS = 3,
+    EXIT_USAGE = 2,
+    EXIT_LIMIT = 4,
+    EXIT_CANNOT = 126,
+    N_PAGE_FILES = 2 * RANKS
+};
 
 /* A run takes a tenth of a second, and nobody waits for what has failed; the deadline of ranks is half an hour. */
 static const double LIMIT_S = 300, FAILURE_S = 60;
@@ -343,6 +350,47 @@ static void test_files_truncated_meanwhile(void **state)
     golden_args_free(&args);
 }
 
+/* Page files are this user's alone; with those, and in a folder, that others may have written, no run starts. */
+static void test_page_files_of_others(void **state)
+{
+    const char *output = runs_path("owned"), *pages = runs_path("private/pages");
+    golden_args args = {0};
+    runs_child child = {0};
+    char **names;
+    size_t n_names;
+    struct stat info;
+
+    (void)state;
+    disk_keys(&args, output, pages);
+    assert_int_equal(run(&args, &child), 0);
+    assert_int_equal(stat(pages, &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0700);
+    assert_int_equal(bl_dir_list(pages, &names, &n_names), BL_OK);
+    assert_int_equal(n_names, N_PAGE_FILES);
+    for (size_t i = 0; i < n_names; i++) {
+        const char *path = runs_path("private/pages/%s", names[i]);
+        assert_int_equal(stat(path, &info), 0);
+        assert_int_equal(info.st_mode & 0777, 0600);
+        assert_int_equal(chmod(path, 0620), 0);
+        assert_int_equal(run(&args, &child), EXIT_USAGE);
+        runs_assert_error(&child, "other users may write it (mode 620)");
+        assert_int_equal(chmod(path, 0600), 0);
+    }
+    assert_int_equal(chmod(pages, 0777), 0);
+    assert_int_equal(run(&args, &child), EXIT_USAGE);
+    runs_assert_error(&child, "private/pages: other users may write it (mode 777): chmod go-w");
+    assert_int_equal(chmod(pages, 0700), 0);
+    if (geteuid() == 0) { /* who else may give files away? */
+        assert_int_equal(chown(runs_path("private/pages/%s", names[0]), 65534, 0), 0);
+        assert_int_equal(run(&args, &child), EXIT_USAGE);
+        runs_assert_error(&child, "belongs to another user (uid 65534)");
+        assert_int_equal(chown(runs_path("private/pages/%s", names[0]), 0, 0), 0);
+    }
+    assert_int_equal(run(&args, &child), 0);
+    bl_names_free(names, n_names);
+    golden_args_free(&args);
+}
+
 static int tear_down(void **state)
 {
     (void)umount2(runs_path("disk"), MNT_DETACH); /* of a test that failed */
@@ -359,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_killed_while_writing),
         cmocka_unit_test(test_folder_removed_meanwhile),
         cmocka_unit_test(test_files_truncated_meanwhile),
+        cmocka_unit_test(test_page_files_of_others),
     };
     return cmocka_run_group_tests_name("refusals", tests, runs_set_up, tear_down);
 }

@@ -3,7 +3,7 @@
  * byte for byte, and the same metrics but for the times. What cannot be resumed that way is refused, or says
  * so.
  *
- * longer than 600 lines: its cases share the uninterrupted runs, which are made once. */
+ * It is longer than 600 lines: its cases share the uninterrupted runs, which are made once. */
 #include "runs.h"
 
 #include <stdio.h>
@@ -627,6 +627,55 @@ static void test_another_machine(void **state)
     free(log);
 }
 
+/* Step 2 of the run, made by `build`; NULL: by one that did not say. */
+static void make_step_by(const char *name, const char *build)
+{
+    static const char *const files[] = {"config.yaml", "state-00000-of-00001.safetensors"};
+    const char *dir = runs_path("%s/checkpoints", name);
+    bl_checkpoint *checkpoint;
+    json_t *run;
+
+    assert_int_equal(bl_checkpoint_verify(runs_path("%s/checkpoints/step-2", name), NULL, &run),
+                     BL_OK);
+    assert_int_equal(build ? json_object_set_new(run, "build", json_string(build))
+                           : json_object_del(run, "build"),
+                     0);
+    assert_int_equal(bl_checkpoint_begin(dir, 2, 100, &checkpoint), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(files); i++) {
+        runs_copy(runs_path("%s/checkpoints/step-2/%s", name, files[i]),
+                  runs_path("%s/checkpoints/step-2.tmp/%s", name, files[i]));
+        assert_int_equal(bl_checkpoint_add_file(checkpoint, files[i]), BL_OK);
+    }
+    assert_int_equal(bl_checkpoint_commit(checkpoint, run), BL_OK);
+    json_decref(run);
+}
+
+/* Resuming works and says so; resuming by the same build says nothing. */
+static void test_another_build(void **state)
+{
+    static const char *const builds[] = {NULL, "0123456789abcdef"};
+
+    (void)state;
+    for (size_t i = 0; i <= BL_COUNT(builds); i++) {
+        golden_args args = {0};
+        runs_child child = {0};
+        crashed_run(whole_run(1), 2, "built");
+        if (i < BL_COUNT(builds)) make_step_by("built", builds[i]);
+        runs_standard(&args, runs_path("built"), 1);
+        runs_set(&args, "resume_from_checkpoint", "true");
+        runs_start(&child, "train", &args);
+        assert_int_equal(runs_wait(&child, 120), 0);
+        char *log = runs_read(child.log, NULL),
+             *warning = strstr(log, "warning: maybe not bit-identical: ");
+        assert_int_equal(warning != NULL, i < BL_COUNT(builds));
+        if (warning)
+            assert_non_null(strstr(warning, builds[i] ? "step-2 was made by build 0123456789abcdef"
+                                                      : "made by an earlier build"));
+        free(log);
+        golden_args_free(&args);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -651,6 +700,7 @@ int main(void)
         cmocka_unit_test(test_readme_of_a_resumed_run),
         cmocka_unit_test(test_init_adapter),
         cmocka_unit_test(test_another_machine),
+        cmocka_unit_test(test_another_build),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

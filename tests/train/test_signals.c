@@ -155,7 +155,7 @@ static void stop_until_done(int ranks)
             code = EXIT_STOPPED;
             continue;
         }
-        runs_assert_error(&child, "resume with --resume_from_checkpoint true");
+        runs_assert_stopped(&child, "resume with --resume_from_checkpoint true");
         assert_int_equal(code, EXIT_STOPPED);
         n_stops++;
     }
@@ -196,9 +196,9 @@ static void test_grace_runs_out(void **state)
             int code = runs_wait(&child, LIMIT_S);
             if (code == 0) break; /* this machine's steps are shorter than the sleep above */
             assert_int_equal(code, EXIT_STOPPED);
-            runs_assert_error(&child, "resume with --resume_from_checkpoint true");
+            runs_assert_stopped(&child, "resume with --resume_from_checkpoint true");
             char *log = runs_read(child.log, NULL);
-            printf("%s", strstr(log, "ballast: error"));
+            printf("%s", strstr(log, "ballast: stopped"));
             free(log);
         }
         assert_int_equal(train(grace_keys, output, rank_counts[i]), 0);
@@ -270,7 +270,7 @@ static bool leave_at_second_signal(const char *output, bool is_later)
     int code = runs_wait(&child, LIMIT_S);
     if (code == 0) return false; /* it was through before */
     assert_int_equal(code, EXIT_STOPPED);
-    runs_assert_error(&child, "stopped ");
+    runs_assert_stopped(&child, "stopped ");
     char *log = runs_read(child.log, NULL);
     bool at_once = strstr(log, "stopped at once") != NULL;
     free(log);
@@ -321,7 +321,7 @@ static void test_signals_that_repeat_themselves(void **state)
             wait_for_text(&child, "stopping after this step");
             kill(child.pid, repeated[i]);
             code = runs_wait(&child, LIMIT_S);
-            if (code != 0) runs_assert_error(&child, "stopped on request after step");
+            if (code != 0) runs_assert_stopped(&child, "stopped on request after step");
         }
         assert_int_equal(code, EXIT_STOPPED);
         assert_int_equal(train(slow_keys, output, 2), 0);

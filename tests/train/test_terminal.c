@@ -130,20 +130,56 @@ static void keys(golden_args *args, const char *output)
     runs_set(args, "eval_strategy", "no");
 }
 
-static void test_one_line_of_progress(void **state)
+/* The last line of progress of that step that was drawn; the caller frees it. */
+static char *drawn(const terminal *t, const char *step)
 {
-    /* Whatever number of digits the tokens per second have: 75 columns and more with lr, at most 71
-     * without it; 62 and more with grad_norm. */
+    const char *found = NULL;
+    char beginning[32];
+
+    snprintf(beginning, sizeof beginning, "\r%s  ", step);
+    for (const char *at = t->output; (at = strstr(at, beginning)) != NULL; at++)
+        if (!strncmp(at + strcspn(at, "\033\n"), "\033[K", 3)) found = at + 1;
+    if (!found) fail_msg("no progress of %s in: %s", step, t->output);
+    return strndup(found, strcspn(found, "\033"));
+}
+
+static void expect_parts(const char *line, int columns, const char *const *with,
+                         const char *without)
+{
+    if (strlen(line) >= (size_t)columns) fail_msg("%d columns: %s", columns, line);
+    for (size_t k = 0; with[k]; k++)
+        if (!strstr(line, with[k])) fail_msg("no '%s' in: %s", with[k], line);
+    if (without && strstr(line, without)) fail_msg("'%s' in: %s", without, line);
+}
+
+/* Logged steps stay, whatever number of digits the tokens per second have; the line of progress below them is
+ * taken away at the end. */
+static void test_steps_stay_above_progress(void **state)
+{
     static const struct {
         int columns;
-        const char *with[5], *without;
+        const char *step[6], *no_step;
+        const char *progress[9], *no_progress;
     } cases[] = {
-        {200, {"step 8/8  loss ", "  grad_norm ", "  lr ", " tokens/s  ", " left"}, "\n"},
-        {80, {"step 8/8  loss ", "  grad_norm ", " tokens/s  ", " left", ""}, "stalls"},
-        {72, {"step 8/8  loss ", "  grad_norm ", " tokens/s  ", " left", ""}, "  lr "},
-        {60, {"step 8/8  loss ", " tokens/s  ", " left", "", ""}, "grad_norm"},
-        {20, {"step 8/8", "", "", "", ""}, "loss"},
+        {200,
+         {"  loss ", "  grad_norm ", "  lr ", " tokens/s  ", " left"},
+         NULL,
+         {"  87%  [######", ".]  ", "<", "  loss ", "  lr ", " tokens/s  ", " GB"},
+         NULL},
+        {120,
+         {"  loss ", "  grad_norm ", "  lr ", " tokens/s  ", " left"},
+         NULL,
+         {"  87%  [######", ".]  ", "<", "  loss ", "  lr ", " tokens/s  ", " GB"},
+         NULL},
+        {80,
+         {"  loss ", "  grad_norm ", "  lr ", " tokens/s"},
+         "stalls",
+         {"  87%  ", "<", "  loss ", "  lr ", " tokens/s"},
+         NULL},
+        {40, {"  loss ", "  lr "}, "grad_norm", {"  87%  ", "<", "  loss "}, "  lr "},
+        {20, {""}, "  loss", {""}, "  loss"},
     };
+    static const char *const steps[] = {"step 3/8", "step 6/8", "step 8/8"};
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
@@ -151,19 +187,51 @@ static void test_one_line_of_progress(void **state)
         runs_child child;
         terminal t;
         keys(&args, runs_path("width-%d", cases[i].columns));
+        runs_set(&args, "logging_steps", "3");
         start(&t, &child, cases[i].columns, &args);
         assert_int_equal(finish(&t, &child), 0);
-        const char *row = row_of(&t, "step ");
-        if (!row) fail_msg("no progress in: %s", t.output);
-        if (strlen(row) >= (size_t)cases[i].columns)
-            fail_msg("%d columns: %s", cases[i].columns, row);
-        for (size_t k = 0; k < BL_COUNT(cases[i].with); k++)
-            if (!strstr(row, cases[i].with[k])) fail_msg("no '%s' in: %s", cases[i].with[k], row);
-        if (strstr(row, cases[i].without)) fail_msg("'%s' in: %s", cases[i].without, row);
+        for (size_t k = 0; k < BL_COUNT(steps); k++) {
+            const char *row = row_of(&t, steps[k]);
+            if (!row) fail_msg("no %s in: %s", steps[k], t.output);
+            expect_parts(row, cases[i].columns, cases[i].step, cases[i].no_step);
+        }
+        char *progress = drawn(&t, "step 7/8");
+        expect_parts(progress, cases[i].columns, cases[i].progress, cases[i].no_progress);
+        assert_null(row_of(&t, "step 7/8"));
+        assert_non_null(row_of(&t, "trained 8 steps,"));
+        assert_non_null(row_of(&t, "adapter written to"));
+        assert_non_null(strstr(t.output, "\n    ballast generate --model "));
         assert_int_equal(t.at_column, 0);
+        free(progress);
         free(t.output);
         golden_args_free(&args);
     }
+}
+
+/* No word of the log is broken at the edge: every row is as long as its words allow. */
+static void test_lines_break_between_words(void **state)
+{
+    golden_args args = {0};
+    runs_child child;
+    terminal t;
+
+    (void)state;
+    keys(&args, runs_path("words"));
+    start(&t, &child, 80, &args);
+    assert_int_equal(finish(&t, &child), 0);
+    const char *row = row_of(&t, "model: ");
+    assert_non_null(row);
+    assert_true(strlen(row) <= 80);
+    assert_non_null(strstr(t.output, "1 rank x"));
+    assert_null(strstr(t.output, "1 threads"));
+    for (int i = 0; i < t.at_row; i++) {
+        const char *next = t.row[i + 1];
+        if (!strncmp(t.row[i], "    ballast generate --model ", 29)) break; /* to be copied */
+        if (strlen(t.row[i]) < 80 || t.row[i][79] == ' ' || !strchr(t.row[i], ' ')) continue;
+        fail_msg("broken inside a word:\n%s\n%s", t.row[i], next);
+    }
+    free(t.output);
+    golden_args_free(&args);
 }
 
 /* Once: after the step. Twice: at once. What is said stands on lines of its own. */
@@ -185,8 +253,8 @@ static void test_ctrl_c(void **state)
         if (twice) press_ctrl_c(&t);
         assert_int_equal(finish(&t, &child), EXIT_STOPPED);
         assert_non_null(row_of(&t, "Interrupt: stopping after this step"));
-        const char *row = row_of(&t, "ballast: error: stopped ");
-        if (!row) fail_msg("no error at the beginning of a line: %s", t.output);
+        const char *row = row_of(&t, "ballast: stopped ");
+        if (!row) fail_msg("no reason at the beginning of a line: %s", t.output);
         assert_int_equal(t.at_column, 0);
         free(t.output);
         golden_args_free(&args);
@@ -196,7 +264,8 @@ static void test_ctrl_c(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_line_of_progress),
+        cmocka_unit_test(test_steps_stay_above_progress),
+        cmocka_unit_test(test_lines_break_between_words),
         cmocka_unit_test(test_ctrl_c),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

@@ -328,6 +328,7 @@ static bl_status warn_of_exit(const watch *w, const comm_child *c)
  * code. Of neither do the other hosts' ranks know more than that it has gone. */
 static bl_status judge_silent(const watch *w, const comm_child *killed, const comm_child *left)
 {
+    enum { NOT_LOADED = 127 }; /* of the dynamic loader */
     char name[128];
 
     if (killed) {
@@ -337,6 +338,11 @@ static bl_status judge_silent(const watch *w, const comm_child *killed, const co
     if (has_exited_with(left, BL_ESTOPPED))
         return w->is_stop_known ? say_stopped() : stop_all_hosts(w);
     name_child(w, left, name, sizeof name);
+    if (WEXITSTATUS(left->wait_status) == NOT_LOADED)
+        return BL_FAIL(BL_ELIMIT,
+                       "%s did not start: the system could not load its program, probably for lack "
+                       "of memory or by a limit (ulimit -v); allow more, or use fewer ranks",
+                       name);
     return BL_FAIL(BL_ERANK, "%s exited with code %d and did not say why", name,
                    WEXITSTATUS(left->wait_status));
 }

@@ -89,10 +89,20 @@ static bl_status write_secret(const char *path, comm_key *out)
     return st;
 }
 
+/* A key names it: what is there and not a directory is a wrong value. */
+static bl_status create_dir(const char *dir)
+{
+    bl_error error;
+
+    bl_error_save(&error, bl_dir_create(dir));
+    if (error.status == BL_EINPUT) error.status = BL_EUSAGE;
+    return bl_error_restore(&error);
+}
+
 bl_status comm_secret_create(const char *dir, uint64_t job, char **path, comm_key *out)
 {
     *path = NULL;
-    BL_TRY(bl_dir_create(dir));
+    BL_TRY(create_dir(dir));
     BL_TRY(name_file(dir, job, path));
     bl_status st = write_secret(*path, out);
     if (st == BL_OK) return BL_OK;

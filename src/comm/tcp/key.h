@@ -43,7 +43,7 @@ void comm_key_of(const char *secret, comm_key *out);
 void comm_key_derive(const comm_key *key, const uint8_t salt[COMM_KEY_BYTES], comm_key *out);
 
 /* A new secret in `dir`, which is created if need be, for the job of that number: *path is the file, readable by its owner only, the caller's to
- * remove and free. BL_EUSAGE: a file of that name that is another user's. */
+ * remove and free. BL_EUSAGE: `dir` is a file, or a file of that name is another user's. */
 bl_status comm_secret_create(const char *dir, uint64_t job, char **path, comm_key *out);
 /* What rank 0 has written there; *is_there false: nothing yet. Asks a network file system anew. BL_EUSAGE: the file is another user's, or others may
  * read it. */

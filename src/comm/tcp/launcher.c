@@ -42,7 +42,7 @@ static bl_status connect_all(const bl_launch_info *info, const comm_key *key, co
 
     if (!places) return BL_FAIL(BL_ENOMEM, "the addresses of %d processes", n);
     for (int i = 0; i < n; i++) places[i] = all[i].place; /* by MPI, of processes of one start */
-    bl_status st = comm_place_compare_builds(places, n, info->rank == 0);
+    bl_status st = comm_place_compare_builds(places, n, info->rank, false);
     comm_patience_begin(&mesh.patience, info);
     if (st == BL_OK) st = comm_mesh_connect_ranks(&mesh, sockets);
     free(places);

@@ -432,7 +432,7 @@ static bl_status connect_all(meeting *m, int *sockets)
                       .listener = &m->listener,
                       .limit_s = CONNECT_S};
 
-    BL_TRY(comm_place_compare_builds(m->places, m->n, m->rank == 0 && !m->of->is_quiet));
+    BL_TRY(comm_place_compare_builds(m->places, m->n, m->rank, m->of->is_quiet));
     comm_patience_begin(&mesh.patience, m->of->info);
     mesh.patience.speaks &= !m->of->is_quiet;
     return comm_mesh_connect_ranks(&mesh, sockets);

@@ -159,9 +159,10 @@ static void configure_mpi(const bl_launch_info *info)
 
     /* A process that waits yields its core. */
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
-    if (info->n_local == info->n_processes)
-        setenv("OMPI_MCA_btl", "^tcp", 0); /* shared memory: no port is opened */
-    else if (interface && interface[0])
+    if (info->n_local == info->n_processes) { /* shared memory: no port is opened */
+        setenv("OMPI_MCA_btl", "^tcp,ofi", 0);
+        setenv("OMPI_MCA_mtl", "^ofi", 0);
+    } else if (interface && interface[0])
         setenv("OMPI_MCA_btl_tcp_if_include", interface, 0);
 }
 

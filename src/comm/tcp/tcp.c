@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/build_id.h"
@@ -118,23 +119,33 @@ bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chos
     return BL_OK;
 }
 
-bl_status comm_place_compare_builds(const comm_place *places, int n_places, bool warns)
+/* All ranks find the same: one of them reports it, and the launcher may end the others when it has left. */
+static bl_status leave_to_rank_0(int rank)
+{
+    if (rank == 0) return BL_EUSAGE;
+    nanosleep(&(struct timespec){2, 0}, NULL);
+    return BL_FAIL(BL_EUSAGE, "%s", "");
+}
+
+bl_status comm_place_compare_builds(const comm_place *places, int n_places, int rank, bool is_quiet)
 {
     const char *allowed = getenv(ANY_BUILD_VARIABLE);
 
     for (int i = 1; i < n_places; i++) {
-        if (strncmp(places[i].build, places[0].build, COMM_BUILD_BYTES) == 0) continue;
-        if (!allowed || strcmp(allowed, "1") != 0)
-            return BL_FAIL(
-                BL_EUSAGE,
-                "rank %d on host %s is build %s and rank %d on host %s build %s: results "
-                "may differ; install one build on all hosts, or set %s=1 on all ranks",
-                places[0].first_rank, places[0].host, places[0].build, places[i].first_rank,
-                places[i].host, places[i].build, ANY_BUILD_VARIABLE);
-        if (warns)
-            bl_log_warning("rank %d on host %s is build %s, not %s; %s allows that",
-                           places[i].first_rank, places[i].host, places[i].build, places[0].build,
-                           ANY_BUILD_VARIABLE);
+        const comm_place *a = &places[0], *b = &places[i];
+        if (strncmp(a->build, b->build, COMM_BUILD_BYTES) == 0) continue;
+        if (!allowed || strcmp(allowed, "1") != 0) {
+            bl_status st = BL_FAIL(BL_EUSAGE,
+                                   "rank %d on host %s is build %s and rank %d on host %s build "
+                                   "%s: results may differ; install one build on all hosts, or "
+                                   "set %s=1 on all ranks",
+                                   a->first_rank, a->host, a->build, b->first_rank, b->host,
+                                   b->build, ANY_BUILD_VARIABLE);
+            return is_quiet ? st : leave_to_rank_0(rank);
+        }
+        if (rank == 0 && !is_quiet)
+            bl_log_warning("rank %d on host %s is build %s, not %s; %s allows that", b->first_rank,
+                           b->host, b->build, a->build, ANY_BUILD_VARIABLE);
     }
     return BL_OK;
 }

@@ -57,8 +57,10 @@ void comm_tcp_close_listener(comm_listener *listener); /* a zeroed one is fine *
  * others. BL_EUSAGE: no such interface, or it has no address. */
 bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chosen);
 
-/* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ. */
-bl_status comm_place_compare_builds(const comm_place *places, int n_places, bool warns);
+/* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ; unless is_quiet, on rank 0
+ * only: all ranks find the same, and the others' text is empty. */
+bl_status comm_place_compare_builds(const comm_place *places, int n_places, int rank,
+                                    bool is_quiet);
 
 /* Connects, until `deadline` (bl_now_s) at most. -1 with errno. */
 int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline);
@@ -143,6 +145,16 @@ bl_status comm_torchrun_meet(const bl_launch_info *info, const char *dir, double
 /* The processes that mpirun or srun has started: MPI, which is closed again, carries their addresses and a random key; then they are connected:
  * sockets as above. *key is the job's. */
 bl_status comm_mpi_meet(const bl_launch_info *info, comm_key *key, int *sockets);
+
+/* ---- bulk.c ---- */
+
+/* A memory file that all ranks of a job of one host have, for bl_wire_links.shared_fd; -1, on all of them, where the job has several hosts, or a rank cannot
+ * open it. Collective. The caller's. BL_ERANK: a rank went away. */
+bl_status comm_bulk_share(const bl_launch_info *info, const int *sockets, int *fd);
+
+/* The wire of processes that are connected, with that memory. Takes the sockets over, also when it fails. */
+bl_status comm_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
+                        bl_wire **out);
 
 /* ---- mpi.c; mpi_absent.c in a build without MPI ---- */
 
