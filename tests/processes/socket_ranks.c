@@ -36,7 +36,10 @@ typedef struct job {
 
 static void report(const bl_error *error)
 {
-    bl_log_error(error->text);
+    if (error->status == BL_ESTOPPED)
+        bl_log_stopped(error->text);
+    else
+        bl_log_error(error->text);
     bl_log_set_silent(true);
 }
 
