@@ -10,7 +10,7 @@
 enum {
     PROCESS_BYTES =
         4 << 20,          /* data and heap of program and libraries, stacks, streams, open files */
-    BLAS_BYTES = 4 << 20, /* a thread's packing buffers and generated code */
+    BLAS_BYTES = 5 << 19, /* a thread's packing buffers and generated code */
 };
 
 /* A GPU's own, on top of what Ballast allocates there; assumed, docs/model.md. */
