@@ -24,6 +24,12 @@ static inline bool bl_mul_i64_overflows(int64_t a, int64_t b, int64_t *out)
     return __builtin_mul_overflow(a, b, out);
 }
 
+/* Decimal gigabytes, to print: "%.4g GB". */
+static inline double bl_gb(int64_t n_bytes)
+{
+    return 1e-9 * (double)n_bytes;
+}
+
 static inline int64_t bl_ceil_div(int64_t n, int64_t divisor)
 {
     return (n + divisor - 1) / divisor;

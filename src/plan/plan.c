@@ -62,11 +62,6 @@ static bool is_gpu(const bl_plan_input *in)
     return bl_plan_device_kind(in->config) == BL_DEVICE_CUDA;
 }
 
-static double mib(int64_t n_bytes)
-{
-    return (double)n_bytes / (1 << 20);
-}
-
 static bl_status predict(const bl_plan_input *in, unsigned save, bl_plan *plan)
 {
     plan->pass = bl_plan_pass_options(in, save);
@@ -99,8 +94,8 @@ static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
         r = room_of(in, plan);
         if (r.available < 0 || r.needed <= r.available / 10 * 9 / processes_on_host(in)) break;
     }
-    bl_log_info("offload_ratio auto: %.2f, %.1f of %.1f MiB of available %s", plan->placement.ratio,
-                mib(r.needed), mib(r.available), r.name);
+    bl_log_info("offload_ratio auto: %.2f, %.4g of %.4g GB of available %s", plan->placement.ratio,
+                bl_gb(r.needed), bl_gb(r.available), r.name);
     return BL_OK;
 }
 
@@ -138,8 +133,8 @@ static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
         BL_TRY(predict(in, savings[i].save, plan));
         if (savings[i].key != BL_RECOMPUTE_FULL && !has_room(in, plan)) continue;
         room r = room_of(in, plan);
-        bl_log_info("activation_checkpointing auto: %s, %.1f of %.1f MiB of available %s",
-                    savings[i].name, mib(r.needed), mib(r.available), r.name);
+        bl_log_info("activation_checkpointing auto: %s, %.4g of %.4g GB of available %s",
+                    savings[i].name, bl_gb(r.needed), bl_gb(r.available), r.name);
         return BL_OK;
     }
     return BL_OK;
@@ -155,8 +150,8 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
     BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.pass, &with.memory));
     room r = room_of(in, &with);
     if (r.needed > r.available / 10 * 9) return BL_OK; /* nor where that is not known */
-    bl_log_info("weights are prepared once a visit, in %.1f MiB of GPU memory a rank",
-                mib((int64_t)bl_linear_prepared_bytes(&with.pass.prepared)));
+    bl_log_info("weights are prepared once per visit, in %.4g GB of GPU memory per rank",
+                bl_gb((int64_t)bl_linear_prepared_bytes(&with.pass.prepared)));
     *plan = with;
     return BL_OK;
 }
@@ -190,15 +185,15 @@ static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
     *out = choice.best.plan;
     room r = room_of(in, out);
     if (free_keys & BL_FREE_RATIO)
-        bl_log_info("offload_ratio auto: %.2f, %.1f of %.1f MiB of available %s",
-                    out->placement.ratio, mib(r.needed), mib(r.available), r.name);
+        bl_log_info("offload_ratio auto: %.2f, %.4g of %.4g GB of available %s",
+                    out->placement.ratio, bl_gb(r.needed), bl_gb(r.available), r.name);
     if (free_keys & BL_FREE_SAVE)
         bl_log_info("activation_checkpointing auto: %s", bl_plan_save_name(out->pass.save));
     if (free_keys & BL_FREE_VISIT)
         bl_log_info("visit_tokens auto: %lld", (long long)out->pass.max_group * out->pass.T_max);
     if (bl_linear_prepared_bytes(&out->pass.prepared) > 0)
-        bl_log_info("weights are prepared once a visit, in %.1f MiB of GPU memory a rank",
-                    mib((int64_t)bl_linear_prepared_bytes(&out->pass.prepared)));
+        bl_log_info("weights are prepared once per visit, in %.4g GB of GPU memory per rank",
+                    bl_gb((int64_t)bl_linear_prepared_bytes(&out->pass.prepared)));
     return BL_OK;
 }
 
@@ -216,17 +211,17 @@ static void print_prediction(const bl_plan_input *in, const bl_memory_ledger *m)
     int64_t in_host = m->item[BL_MEMORY_BASE].host;
     char gpu[64] = "";
 
-    if (is_gpu(in)) snprintf(gpu, sizeof gpu, "%.1f MiB of GPU memory, ", mib(gpu_bytes(in, m)));
-    bl_log_info("memory predicted: %s%.1f MiB%s%s (a rank: frozen base %.1f, ring %.1f, LoRA and "
-                "AdamW %.1f, activations %.1f)",
-                gpu, mib(m->total), is_gpu(in) ? " of host memory" : "",
-                processes_on_host(in) > 1 ? " a process" : "",
-                mib(bl_memory_sum(m, BL_MEMORY_BASE, BL_MEMORY_NORMS)),
-                mib(bl_memory_sum(m, BL_MEMORY_RING, BL_MEMORY_READER)),
-                mib(bl_memory_sum(m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING)),
-                mib(bl_memory_sum(m, BL_MEMORY_LAYER_INPUTS, BL_MEMORY_LOGITS)));
+    if (is_gpu(in)) snprintf(gpu, sizeof gpu, "%.4g GB of GPU memory, ", bl_gb(gpu_bytes(in, m)));
+    bl_log_info("memory predicted: %s%.4g GB%s%s (per rank: frozen base %.4g, ring %.4g, LoRA and "
+                "AdamW %.4g, activations %.4g)",
+                gpu, bl_gb(m->total), is_gpu(in) ? " of host memory" : "",
+                processes_on_host(in) > 1 ? " per process" : "",
+                bl_gb(bl_memory_sum(m, BL_MEMORY_BASE, BL_MEMORY_NORMS)),
+                bl_gb(bl_memory_sum(m, BL_MEMORY_RING, BL_MEMORY_READER)),
+                bl_gb(bl_memory_sum(m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING)),
+                bl_gb(bl_memory_sum(m, BL_MEMORY_LAYER_INPUTS, BL_MEMORY_LOGITS)));
     if (in_host > 0)
-        bl_log_info("in host memory: %.1f MiB a rank of the frozen base", mib(in_host));
+        bl_log_info("in host memory: %.4g GB per rank of the frozen base", bl_gb(in_host));
     if (in_host > 0 && !is_gpu(in))
         bl_log_warning("offload_tier host frees no memory of a CPU, whose memory is the host's; "
                        "offload_tier disk does");
@@ -244,8 +239,8 @@ void bl_plan_print(const bl_plan_input *in, const bl_plan *plan)
     print_prediction(in, m);
     if (m->disk == 0) return;
     (void)bl_dir_free_bytes(dir, &free_bytes);
-    bl_log_info("on disk: %d x %.1f MiB of the frozen base, in %s, which has %.1f MiB free",
-                in->topology.n_on_host, mib(m->disk), dir, mib(free_bytes));
+    bl_log_info("on disk: %d x %.4g GB of the frozen base, in %s, which has %.4g GB free",
+                in->topology.n_on_host, bl_gb(m->disk), dir, bl_gb(free_bytes));
     if (bl_dir_is_in_memory(dir))
         bl_log_warning("offload_dir %s keeps its files in memory (tmpfs), beside what is "
                        "predicted; give it a disk",
@@ -277,10 +272,10 @@ static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
 
     if (gpu < 0 || needed <= gpu) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
-                   "this run needs about %.1f MiB of GPU memory, %.1f MiB are available, and %.1f "
-                   "MiB of host memory, %.1f MiB are available; less GPU memory is needed with a "
+                   "this run needs about %.4g GB of GPU memory, %.4g GB are available, and %.4g "
+                   "GB of host memory, %.4g GB are available; less GPU memory is needed with a "
                    "smaller per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
-                   mib(needed), mib(gpu), mib(m->total), mib(host),
+                   bl_gb(needed), bl_gb(gpu), bl_gb(m->total), bl_gb(host),
                    fewer_ranks(in->topology.n_here), gpu_remedies(in, plan));
 }
 
@@ -293,11 +288,11 @@ static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
 
     if (available < 0 || m->total <= available / n_processes) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
-                   "this run needs about %.1f MiB of %s, %.1f MiB are available; less are "
+                   "this run needs about %.4g GB of %s, %.4g GB are available; less are "
                    "needed with a smaller "
                    "per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
-                   mib(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
-                   mib(available), fewer_ranks(in->topology.n_on_host),
+                   bl_gb(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
+                   bl_gb(available), fewer_ranks(in->topology.n_on_host),
                    is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
                        ? ""
                        : ", or with the frozen base on disk (offload_tier disk, offload_dir, "

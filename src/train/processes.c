@@ -311,30 +311,28 @@ static int64_t least(const room *rooms, int n_ranks, size_t offset)
 /* All ranks plan with what the least of them has: somebody else's process on one GPU slows all. */
 static void warn_of_least_gpu(const room *rooms, int n_ranks)
 {
-    enum { MIB = 1 << 20 };
     int rank = find_least(rooms, n_ranks, offsetof(room, gpu));
     int64_t gpu = rooms[rank].gpu, most = gpu;
 
     for (int i = 0; i < n_ranks; i++) most = bl_max_i64(most, rooms[i].gpu);
     if (gpu < 0 || gpu >= most / 100 * 95) return;
-    bl_log_warning("rank %d on host %s: its GPU has %lld MiB free for the run, others up to %lld, "
+    bl_log_warning("rank %d on host %s: its GPU has %.4g GB free for the run, others up to %.4g, "
                    "and all ranks plan with the least; does another process use it (nvidia-smi)?",
-                   rank, rooms[rank].name, (long long)(gpu / MIB), (long long)(most / MIB));
+                   rank, rooms[rank].name, bl_gb(gpu), bl_gb(most));
 }
 
 /* The ranks of a host share its memory, so only hosts are compared. */
 static void warn_of_least_host(const room *rooms, int n_ranks)
 {
-    enum { MIB = 1 << 20 };
     int rank = find_least(rooms, n_ranks, offsetof(room, host));
     int64_t host = rooms[rank].host, most = host;
 
     for (int i = 0; i < n_ranks; i++)
         if (strcmp(rooms[i].name, rooms[rank].name) != 0) most = bl_max_i64(most, rooms[i].host);
     if (host < 0 || host >= most / 100 * 95) return;
-    bl_log_warning("host %s has %lld MiB of memory available, others up to %lld, and all ranks "
+    bl_log_warning("host %s has %.4g GB of memory available, others up to %.4g, and all ranks "
                    "plan with the least",
-                   rooms[rank].name, (long long)(host / MIB), (long long)(most / MIB));
+                   rooms[rank].name, bl_gb(host), bl_gb(most));
 }
 
 /* The first choice that is not rank 0's, by its offset in an array of them; -1: none. */

@@ -194,13 +194,12 @@ static bl_status open_job(bl_job *job)
 /* The plan has room for micro-batches as long as the longest row allows. */
 static void print_expected(const bl_job *job, const bl_plan_rows *rows)
 {
-    const double MIB = 1 << 20;
     int64_t bound = job->plan.memory.total, expected = job->expected.total;
 
     if (rows->n_micro > 0 && expected < bound / 100 * 99)
-        bl_log_info("memory expected with these rows: %.1f MiB; micro-batches have %.0f tokens on "
+        bl_log_info("memory expected with these rows: %.4g GB; micro-batches have %.0f tokens on "
                     "average, %lld at most, of %lld",
-                    (double)expected / MIB, rows->mean, (long long)rows->largest,
+                    bl_gb(expected), rows->mean, (long long)rows->largest,
                     (long long)job->plan.pass.T_max);
 }
 
@@ -220,24 +219,23 @@ static bl_status plan(bl_job *job)
 
 static void print_memory(const bl_job *job, const bl_peak_memory *peak)
 {
-    const double MIB = 1 << 20;
     const bl_memory_ledger *m = &job->expected;
     int64_t gpu = bl_memory_gpu_bytes(m, job->topology.n_here),
             shared = bl_host_memory_bytes(job->host_memory);
 
-    bl_log_info("memory measured: peak %.1f MiB anonymous, predicted %.1f MiB",
-                (double)peak->host / MIB, (double)bl_memory_own_bytes(m, &job->topology) / MIB);
+    bl_log_info("memory measured: peak %.4g GB anonymous, predicted %.4g GB", bl_gb(peak->host),
+                bl_gb(bl_memory_own_bytes(m, &job->topology)));
     if (peak->on_host > 0)
-        bl_log_info("memory measured, of the largest of %d processes; those of this host: %.1f MiB "
+        bl_log_info("memory measured, of the largest of %d processes; those of this host: %.4g GB "
                     "anonymous together",
-                    job->topology.n_ranks, (double)peak->on_host / MIB);
+                    job->topology.n_ranks, bl_gb(peak->on_host));
     if (shared > 0)
-        bl_log_info("memory measured, shared by the %d processes of this host: %.1f MiB, predicted "
-                    "%.1f MiB",
-                    job->topology.n_on_host, (double)shared / MIB, (double)m->shared / MIB);
+        bl_log_info("memory measured, shared by the %d processes of this host: %.4g GB, predicted "
+                    "%.4g GB",
+                    job->topology.n_on_host, bl_gb(shared), bl_gb(m->shared));
     if (gpu > 0)
-        bl_log_info("GPU memory measured: peak %.3f MiB, predicted %.3f MiB",
-                    (double)peak->gpu / MIB, (double)gpu / MIB);
+        bl_log_info("GPU memory measured: peak %.6f GB, predicted %.6f GB", bl_gb(peak->gpu),
+                    bl_gb(gpu));
 }
 
 static bl_status print_next(const bl_job *job)

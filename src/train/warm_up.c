@@ -82,12 +82,10 @@ static int64_t free_bytes(const bl_rank *r)
 
 static void log_memory(const bl_rank *r, int64_t before)
 {
-    const double MIB = 1 << 20;
     int64_t after = free_bytes(r);
     if (before >= 0 && after >= 0)
-        bl_log_info(
-            "GPU memory that CUDA and NCCL took in the warm-up: %.1f MiB, %.0f MiB are free",
-            (double)(before - after) / MIB, (double)after / MIB);
+        bl_log_info("GPU memory that CUDA and NCCL took in the warm-up: %.3f GB, %.1f GB are free",
+                    bl_gb(before - after), bl_gb(after));
 }
 
 static bool is_needed(const bl_rank *r)

@@ -309,13 +309,13 @@ static void test_check_by_a_gpus_memory(void **state)
     assert_int_equal(bl_plan_check(&p.input, &plan), BL_OK);
     p.input.gpu_available_bytes--;
     assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
-    assert_non_null(strstr(bl_error_text(), "MiB of GPU memory"));
-    assert_non_null(strstr(bl_error_text(), "MiB of host memory"));
+    assert_non_null(strstr(bl_error_text(), "GB of GPU memory"));
+    assert_non_null(strstr(bl_error_text(), "GB of host memory"));
     assert_non_null(strstr(bl_error_text(), "offload_ratio 1 or activation_offload true"));
     p.input.gpu_available_bytes++;
     p.input.available_bytes--;
     assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
-    assert_non_null(strstr(bl_error_text(), "MiB of host memory"));
+    assert_non_null(strstr(bl_error_text(), "GB of host memory"));
     assert_null(strstr(bl_error_text(), "offload_ratio 1")); /* nothing is offloaded */
     p.config->activation_offload = true;
     plan = choose_gpu(&p, 1);

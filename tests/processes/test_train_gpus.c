@@ -70,9 +70,9 @@ static void check_memory(const char *log, int n_ranks)
 
     assert_non_null(line);
     assert_int_equal(
-        sscanf(line, "GPU memory measured: peak %lf MiB, predicted %lf MiB", &measured, &predicted),
+        sscanf(line, "GPU memory measured: peak %lf GB, predicted %lf GB", &measured, &predicted),
         2);
-    double more_kib = (measured - predicted) * 1024.0;
+    double more_kib = (measured - predicted) * (1e9 / 1024.0);
     if (more_kib < -1.0 || more_kib > 16.0 * n_ranks) fail_msg("GPU memory\n%s", log);
 }
 
@@ -89,7 +89,7 @@ static void train(form f, int n_ranks, const char *output, const char *keys)
     /* The GPUs are what the run was for. */
     bool has_nccl = strstr(log, "NCCL") != NULL;
     if (has_nccl != (f != THREADS && n_ranks > 1)) fail_msg("%s: NCCL or not\n%s", output, log);
-    if (has_nccl && !strstr(log, "GPU memory that CUDA and NCCL took in the warm-up: 0.0 MiB"))
+    if (has_nccl && !strstr(log, "GPU memory that CUDA and NCCL took in the warm-up: 0.000 GB"))
         fail_msg("%s: memory of the warm-up\n%s", output, log);
     check_memory(log, f == THREADS ? n_ranks : 1);
     free(log);
@@ -420,7 +420,7 @@ static void test_a_gpu_with_less_memory_is_told(void **state)
     assert_int_equal(runs_wait(&child, LIMIT_S), 0);
     char *log = runs_read(child.log, NULL);
     const char *line = strstr(log, "warning: rank 1 on host ");
-    if (!line || !strstr(line, "MiB free for the run, others up to ")) fail_msg("%s", log);
+    if (!line || !strstr(line, "GB free for the run, others up to ")) fail_msg("%s", log);
     assert_null(strstr(line + 1, "plan with the least\n")); /* one host */
     free(log);
     golden_args_free(&args);

@@ -127,12 +127,13 @@ static int children_of(int pid, int children[MAX_RANKS])
     return n;
 }
 
+/* The log has GB. */
 static double logged_mib(const char *log, const char *format_start, const char *format)
 {
     double value = 0;
     const char *line = strstr(log, format_start);
     if (!line || sscanf(line, format, &value) != 1) fail_msg("no %s in %s", format_start, log);
-    return value;
+    return value * 1e9 / MIB;
 }
 
 /* Whether the kernel tells all of this: both are options of its build. */
@@ -186,7 +187,7 @@ static void test_memory(void **state)
         runs_start(&child, "train", &args);
         while (runs_is_alive(&child) && runs_logged_steps(output) < 3) runs_sleep_s(0.01);
         log = runs_read(child.log, NULL);
-        double predicted = logged_mib(log, "memory predicted: ", "memory predicted: %lf MiB");
+        double predicted = logged_mib(log, "memory predicted: ", "memory predicted: %lf GB");
         free(log);
         double shared = 32 + (double)(shape.rows * 24) / MIB, own = predicted - shared / n;
         if (tells && runs_is_alive(&child)) look_at_ranks(child.pid, n, own, shared);
@@ -195,16 +196,16 @@ static void test_memory(void **state)
         log = runs_read(child.log, NULL);
         static const char anonymous[] = "memory measured: peak ",
                           once[] = "memory measured, shared by the ";
-        double peak = logged_mib(log, anonymous, "memory measured: peak %lf MiB anonymous"),
+        double peak = logged_mib(log, anonymous, "memory measured: peak %lf GB anonymous"),
                peak_predicted = logged_mib(
-                   log, anonymous, "memory measured: peak %*f MiB anonymous, predicted %lf MiB"),
+                   log, anonymous, "memory measured: peak %*f GB anonymous, predicted %lf GB"),
                once_measured = logged_mib(log, once,
                                           "memory measured, shared by the %*d processes of this "
-                                          "host: %lf MiB"),
+                                          "host: %lf GB"),
                once_predicted =
                    logged_mib(log, once,
-                              "memory measured, shared by the %*d processes of this host: %*f MiB, "
-                              "predicted %lf MiB");
+                              "memory measured, shared by the %*d processes of this host: %*f GB, "
+                              "predicted %lf GB");
         print_message("%d processes: %.1f MiB anonymous, predicted %.1f; %.1f MiB shared, "
                       "predicted %.1f\n",
                       n, peak, peak_predicted, once_measured, once_predicted);

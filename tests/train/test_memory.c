@@ -115,7 +115,7 @@ static void end_command(const char *dir, const memory_case *c, char *command)
              c->offloads_activations ? " --activation_offload true" : "");
 }
 
-/* The line at a run's end, in MiB. */
+/* The line at a run's end, in GB. */
 static void train(const char *dir, const memory_case *c, double *measured, double *predicted)
 {
     char command[COMMAND_BYTES], line[1024], rows[PATH_BYTES + 16];
@@ -138,8 +138,8 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
     FILE *output = popen(command, "r");
     assert_non_null(output);
     while (fgets(line, sizeof line, output))
-        found |= sscanf(line, "memory measured: peak %lf MiB anonymous, predicted %lf MiB",
-                        measured, predicted) == 2;
+        found |= sscanf(line, "memory measured: peak %lf GB anonymous, predicted %lf GB", measured,
+                        predicted) == 2;
     assert_int_equal(pclose(output), 0);
     assert_true(found);
 }
@@ -149,8 +149,8 @@ static void check(const char *dir, const memory_case *c)
     double measured = 0, predicted = 0;
 
     train(dir, c, &measured, &predicted);
-    printf("%s: %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.1f MiB, predicted "
-           "%.1f MiB, ratio %.3f\n",
+    printf("%s: %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.4f GB, predicted "
+           "%.4f GB, ratio %.3f\n",
            strrchr(models[c->model].dir, '-') + 1, c->ranks, c->threads, c->length, c->base_format,
            c->checkpointing, c->offload_ratio, c->tier ? c->tier : "no other tier",
            c->offloads_activations ? ", activations" : "", measured, predicted,

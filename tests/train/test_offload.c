@@ -486,7 +486,7 @@ static void test_too_little_memory_names_keys(void **state)
         answer_once(3 << 19, 1);
         assert_int_equal(golden_train(&args), BL_ENOMEM);
         assert_error_has("this run needs about ");
-        assert_error_has(" MiB of memory, 1.5 MiB are available; ");
+        assert_error_has(" GB of memory, 0.001573 GB are available; ");
         assert_error_has("per_device_train_batch_size, max_seq_length or visit_tokens");
         assert_int_equal(
             strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL,
