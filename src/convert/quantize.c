@@ -147,18 +147,47 @@ done:
     return st;
 }
 
-static bl_status note_finished(quantization *q, size_t index, const char *path)
+enum { HASH_CHARS = 17 };
+
+static bl_status hash_file(const char *path, int64_t *n_bytes, char *hash)
 {
     bl_checkpoint_file file;
-    char hash[17];
+
+    BL_TRY(bl_checkpoint_describe_file(path, &file));
+    *n_bytes = file.n_bytes;
+    snprintf(hash, HASH_CHARS, "%016" PRIx64, file.xxh3_64);
+    return BL_OK;
+}
+
+static bl_status note_finished(quantization *q, size_t index, const char *path)
+{
+    int64_t n_bytes, n_source;
+    char hash[HASH_CHARS], source[HASH_CHARS];
 
     BL_TRY(bl_dir_lock_check(q->lock));
-    BL_TRY(bl_checkpoint_describe_file(path, &file));
-    snprintf(hash, sizeof hash, "%016" PRIx64, file.xxh3_64);
-    json_object_set_new(
-        json_object_get(q->manifest, "finished"), shard_name(q, index),
-        json_pack("{s:I, s:s}", "n_bytes", (json_int_t)file.n_bytes, "xxh3_64", hash));
+    BL_TRY(hash_file(path, &n_bytes, hash));
+    BL_TRY(hash_file(bl_safetensors_path(bl_hf_file(q->model, index)), &n_source, source));
+    json_object_set_new(json_object_get(q->manifest, "finished"), shard_name(q, index),
+                        json_pack("{s:I, s:s, s:s}", "n_bytes", (json_int_t)n_bytes, "xxh3_64",
+                                  hash, "source_xxh3_64", source));
     return save_json(q, MANIFEST, q->manifest);
+}
+
+/* A finished shard was made of the bytes that its source has now: size and time of change do not show all. */
+static bl_status check_source(const quantization *q, size_t index)
+{
+    const char *path = bl_safetensors_path(bl_hf_file(q->model, index));
+    const json_t *entry =
+        json_object_get(json_object_get(q->manifest, "finished"), shard_name(q, index));
+    const char *expected = bl_json_text(json_object_get(entry, "source_xxh3_64"));
+    int64_t n_bytes;
+    char hash[HASH_CHARS];
+
+    BL_TRY(hash_file(path, &n_bytes, hash));
+    if (expected && strcmp(hash, expected) == 0) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: was begun from other bytes than those of %s: remove it to begin anew",
+                   q->options->target, path);
 }
 
 /* Whether the shard is there as the manifest says. */
@@ -167,16 +196,14 @@ static bool is_finished(const quantization *q, size_t index, const char *path)
     const json_t *entry =
         json_object_get(json_object_get(q->manifest, "finished"), shard_name(q, index));
     const char *expected = bl_json_text(json_object_get(entry, "xxh3_64"));
-    bl_checkpoint_file file;
-    char hash[17];
+    int64_t n_bytes;
+    char hash[HASH_CHARS];
 
     if (!expected || !bl_file_exists(path)) return false;
-    if (bl_checkpoint_describe_file(path, &file) == BL_OK) {
-        snprintf(hash, sizeof hash, "%016" PRIx64, file.xxh3_64);
-        if (file.n_bytes == json_integer_value(json_object_get(entry, "n_bytes")) &&
-            strcmp(hash, expected) == 0)
-            return true;
-    }
+    if (hash_file(path, &n_bytes, hash) == BL_OK &&
+        n_bytes == json_integer_value(json_object_get(entry, "n_bytes")) &&
+        strcmp(hash, expected) == 0)
+        return true;
     bl_log_warning("%s: checksum mismatch; rewriting", path);
     return false;
 }
@@ -260,6 +287,33 @@ static bool is_copied(const char *name)
     return name[0] != '.' && strcmp(name, CONFIG) != 0 && strcmp(name, MANIFEST) != 0;
 }
 
+/* Files beside the weights that a run which ended has written: where they are still there, they may have been edited since. */
+static const char BESIDE[] = "beside";
+
+static bool is_kept(const quantization *q, const char *name)
+{
+    bool kept = false;
+    char *path = NULL;
+
+    if (json_object_get(json_object_get(q->manifest, BESIDE), name) &&
+        bl_path_join(q->options->target, name, &path) == BL_OK)
+        kept = bl_file_exists(path);
+    free(path);
+    return kept;
+}
+
+static bl_status note_beside(const quantization *q, const char *name)
+{
+    json_t *beside = json_object_get(q->manifest, BESIDE);
+
+    if (!beside) {
+        beside = json_object();
+        json_object_set_new(q->manifest, BESIDE, beside);
+    }
+    return json_object_set_new(beside, name, json_true()) == 0 ? BL_OK
+                                                               : BL_FAIL(BL_ENOMEM, "%s", name);
+}
+
 static bl_status copy_file(const char *from, const char *to, int64_t n_bytes, int fd)
 {
     enum { COPY_BYTES = 1 << 20 };
@@ -294,7 +348,7 @@ static bl_status copy_others(const quantization *q, int64_t *n_bytes)
 
     BL_TRY(bl_dir_list(q->options->source, &names, &n_names));
     for (size_t i = 0; st == BL_OK && i < n_names; i++) {
-        if (!is_copied(names[i])) continue;
+        if (!is_copied(names[i]) || is_kept(q, names[i])) continue;
         BL_TRY_GOTO(st, done, bl_path_join(q->options->source, names[i], &from));
         BL_TRY_GOTO(st, done, bl_path_join(q->options->target, names[i], &to));
         bool is_file = stat(from, &info) == 0 && S_ISREG(info.st_mode);
@@ -306,6 +360,7 @@ static bl_status copy_others(const quantization *q, int64_t *n_bytes)
             if (st == BL_OK) st = copy_file(from, to, size, fd);
             if (fd >= 0) close(fd);
             fd = -1;
+            if (st == BL_OK) st = note_beside(q, names[i]);
         }
         free(from);
         free(to);
@@ -347,6 +402,7 @@ static bl_status write_shards(quantization *q)
         BL_TRY_GOTO(st, done, bl_path_join(q->options->target, shard_name(q, i), &path));
         finished[i] = is_finished(q, i, path);
         q->result->n_kept += finished[i];
+        if (finished[i]) BL_TRY_GOTO(st, done, check_source(q, i));
         free(path);
         path = NULL;
     }
@@ -418,6 +474,7 @@ static bl_status write_config(const quantization *q)
     json_t *config = NULL;
     bl_status st;
 
+    if (is_kept(q, CONFIG)) return BL_OK;
     BL_TRY(bl_path_join(q->options->source, CONFIG, &path));
     BL_TRY_GOTO(st, done, bl_json_load(path, MAX_JSON_BYTES, &config));
     json_t *added = quantization_config(q->options->format);
@@ -425,6 +482,7 @@ static bl_status write_config(const quantization *q)
         st = BL_FAIL(BL_ENOMEM, "%s", path);
     else
         st = save_json(q, CONFIG, config);
+    if (st == BL_OK) st = note_beside(q, CONFIG);
 done:
     json_decref(config);
     free(path);
@@ -439,7 +497,8 @@ static bl_status quantize(quantization *q)
     BL_TRY(copy_others(q, NULL));
     BL_TRY(bl_dir_lock_check(q->lock));
     BL_TRY(write_index(q));
-    return write_config(q);
+    BL_TRY(write_config(q));
+    return save_json(q, MANIFEST, q->manifest); /* what is beside the weights */
 }
 
 bl_status bl_llama_quantize(const bl_quantize_options *options, bl_quantize_result *out)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What bl_llama_quantize writes is what loading the source in that format gives, bit for bit, whatever the
  * engine; interrupted, it goes on; and it refuses what it should. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -223,6 +224,60 @@ static void test_resume(void **state)
     assert_non_null(strstr(bl_error_text(), "other files"));
 }
 
+static void set_times(const char *path, const struct stat *info)
+{
+    struct timespec times[2] = {info->st_atim, info->st_mtim};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* A source's shard with another byte, but the size and time that it had: the target would be of two models. */
+static void test_changed_source(void **state)
+{
+    static const char *const names[] = {"model.safetensors", "config.json"};
+    char source[512], target[512], from[600], path[600];
+    bl_quantize_result result;
+    struct stat info;
+
+    (void)state;
+    snprintf(source, sizeof source, "%s/changing", folder);
+    snprintf(target, sizeof target, "%s/of-changing", folder);
+    assert_int_equal(mkdir(source, 0700), 0);
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        snprintf(from, sizeof from, "tests/golden/train/models/%s/%s", golden[0], names[i]);
+        copy(from, join(source, names[i]));
+    }
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    snprintf(path, sizeof path, "%s/model.safetensors", source);
+    assert_int_equal(stat(path, &info), 0);
+    overwrite(path, (long)info.st_size - 3, "x");
+    set_times(path, &info);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "other bytes"));
+}
+
+/* What is beside the weights may be edited: a finished quantize that is run again leaves it, and writes what was removed. */
+static void test_edited_files_stay(void **state)
+{
+    char source[512], target[512], path[600];
+    bl_quantize_result result;
+    void *bytes;
+    size_t n_bytes;
+
+    (void)state;
+    snprintf(source, sizeof source, "tests/golden/train/models/%s", golden[0]);
+    snprintf(target, sizeof target, "%s/edited", folder);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    snprintf(path, sizeof path, "%s/config.json", target);
+    overwrite(path, 0, " ");
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_int_equal(bl_file_read_all(path, 1 << 20, &bytes, &n_bytes), BL_OK);
+    assert_int_equal(*(char *)bytes, ' ');
+    free(bytes);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(quantize(source, target, BL_FORMAT_FP8_ROW, &result), BL_OK);
+    assert_true(bl_file_exists(path));
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -383,6 +438,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_models),  cmocka_unit_test(test_real_models),
         cmocka_unit_test(test_resume),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_changed_source), cmocka_unit_test(test_edited_files_stay),
         cmocka_unit_test(test_target_removed), cmocka_unit_test(test_index_removed),
         cmocka_unit_test(test_shard_replaced),
     };
