@@ -5,7 +5,10 @@
 #include <ctype.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/files.h"
 #include "base/sizes.h"
 
 #define DECOMPRESS  "decompress it first"
@@ -143,4 +146,23 @@ bool bl_file_kind_is_table(const char *path, const char *line, size_t n_bytes)
         at = next + 1;
     }
     return n_fields > 1 && known;
+}
+
+bl_status bl_file_check_kind(const char *key, const char *path, const char *mark)
+{
+    enum { HEAD_BYTES = 4096 };
+    char head[HEAD_BYTES];
+    int64_t n_bytes;
+    struct stat info;
+    int fd;
+
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return BL_OK;
+    BL_TRY(bl_file_open(path, &fd, &n_bytes));
+    size_t n = (size_t)bl_min_i64(n_bytes, HEAD_BYTES);
+    bl_status st = bl_file_read_full(fd, path, head, n, 0);
+    close(fd);
+    if (st != BL_OK || memmem(head, n, mark, strlen(mark))) return st;
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: %s exists and is another kind of file: remove it, or use a new name", key,
+                   path);
 }

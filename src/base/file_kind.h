@@ -21,4 +21,8 @@ bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_byte
  * column names, one of them a name that training data use. line[0..n_bytes) has no newline. */
 bool bl_file_kind_is_table(const char *path, const char *line, size_t n_bytes);
 
+/* A file that the program writes in a place of the user's choice, the value of `key`: BL_EUSAGE where another kind of file is,
+ * one that is not empty and whose first 4 KiB lack `mark`. What is not there, or not a regular file, passes. */
+bl_status bl_file_check_kind(const char *key, const char *path, const char *mark);
+
 #endif

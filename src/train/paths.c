@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file_kind.h"
 #include "base/files.h"
 #include "base/sizes.h"
 #include "train/adapter_state.h"
@@ -32,8 +33,6 @@ typedef struct places {
     place *item;
     size_t n, capacity;
 } places;
-
-enum { HEAD_BYTES = 4096 };
 
 static const char OUTPUT_KEY[] = "output_dir", CONFIG_KEY[] = "the configuration",
                   RESUME_KEY[] = "resume_from_checkpoint";
@@ -184,26 +183,6 @@ static bl_status add_output(places *list, const char *key, char *path, how writt
     return st;
 }
 
-/* A file in a place of the user's choice: replaced when it is empty or another run's of the same kind, whose first bytes
- * hold `mark`. */
-static bl_status check_kind(const char *key, const char *path, const char *mark)
-{
-    char head[HEAD_BYTES];
-    int64_t n_bytes;
-    struct stat info;
-    int fd;
-
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return BL_OK;
-    BL_TRY(bl_file_open(path, &fd, &n_bytes));
-    size_t n = (size_t)bl_min_i64(n_bytes, HEAD_BYTES);
-    bl_status st = bl_file_read_full(fd, path, head, n, 0);
-    close(fd);
-    if (st != BL_OK || memmem(head, n, mark, strlen(mark))) return st;
-    return BL_FAIL(BL_EUSAGE,
-                   "%s: %s exists and is another kind of file: remove it, or use a new name", key,
-                   path);
-}
-
 static bl_status add_in_output(places *list, const char *dir, const char *name)
 {
     char *path;
@@ -244,10 +223,10 @@ static bl_status check_kinds(const bl_training *training)
     char *path;
 
     if (c->dump_gradients)
-        BL_TRY(check_kind("dump_gradients", c->dump_gradients, BL_GRADIENTS_MARK));
+        BL_TRY(bl_file_check_kind("dump_gradients", c->dump_gradients, BL_GRADIENTS_MARK));
     if (!c->trace) return BL_OK;
     BL_TRY(bl_training_trace_path(training, &path));
-    bl_status st = check_kind("trace", path, BL_TRACE_MARK);
+    bl_status st = bl_file_check_kind("trace", path, BL_TRACE_MARK);
     free(path);
     return st;
 }
