@@ -81,9 +81,9 @@ static void test_file_list(void **state)
     assert_false(bl_file_list_has(list, late));
     bl_file_list_close(list);
 
-    static const char *const broken[] = {"mine\n", "",
-                                         "# Files that Ballast wrote here. It replaces and deletes "
-                                         "only these.\n../precious\n"};
+    static const char outside[] = "# Files that Ballast wrote here. It replaces and deletes only "
+                                  "these.\n../precious\n";
+    static const char *const broken[] = {"mine\n", "", outside};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         put_text(".ballast-files", broken[i]);
         assert_int_equal(bl_file_list_open(dir, &list), BL_EUSAGE);
