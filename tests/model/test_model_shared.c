@@ -7,6 +7,7 @@
 #include "tmp_dir.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -131,12 +132,12 @@ static void test_bad_embedding(void **state)
 /* Descriptors of this process that have a file of that path open, with O_DIRECT or without. */
 static int count_open(const char *path, bool direct)
 {
-    char own[512], name[64];
+    char own[PATH_MAX], name[64];
     int n = 0;
 
     assert_non_null(realpath(path, own));
     for (int fd = 0; fd < 256; fd++) {
-        char link[512];
+        char link[PATH_MAX];
         snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
         ssize_t length = readlink(name, link, sizeof link - 1);
         if (length < 0) continue;

@@ -375,32 +375,6 @@ static void test_one_order_of_launches(void **state)
     assert_true(has[false] && has[true]);
 }
 
-/* A rank that looks further ahead than the others gathers in another order: found before it hangs. Its ring is larger, too, which NCCL
- * itself would find where it registers rings. */
-static void test_another_order_is_found(void **state)
-{
-    golden_args args;
-    runs_child child = {0};
-
-    (void)state;
-    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
-    runs_write(runs_path("other-order"),
-               "#!/bin/sh\n"
-               "[ \"$OMPI_COMM_WORLD_RANK\" != 1 ] || set -- \"$@\" --ring_depth 4\n"
-               "exec \"" BALLAST_PROGRAM "\" \"$@\"\n");
-    assert_int_equal(chmod(runs_path("other-order"), 0700), 0);
-    make_args(&args, runs_path("other"), 2,
-              "model_name_or_path demo/base offload_ratio 0 activation_checkpointing none "
-              "visit_tokens 1");
-    set_number("BALLAST_EMULATED_DEVICES", 2);
-    setenv("BALLAST_EMULATED_NCCL_WINDOWS", "no", 1);
-    mpi_start_ballast(&child, 2, runs_path("other-order"), "train", &args);
-    unsetenv("BALLAST_EMULATED_NCCL_WINDOWS");
-    assert_int_not_equal(runs_wait(&child, LIMIT_S), 0);
-    mpi_assert_error(&child, "ranks 0 and 1 launch different collectives: ");
-    golden_args_free(&args);
-}
-
 /* Somebody else's process on one GPU makes all ranks plan with less, which one line tells. The first rank logs: the second has less. */
 static void test_a_gpu_with_less_memory_is_told(void **state)
 {
@@ -521,7 +495,6 @@ int main(void)
         cmocka_unit_test(test_stops_on_request),
         cmocka_unit_test(test_one_thread_takes_signals),
         cmocka_unit_test(test_one_order_of_launches),
-        cmocka_unit_test(test_another_order_is_found),
         cmocka_unit_test(test_a_gpu_with_less_memory_is_told),
         cmocka_unit_test(test_gathers_run_ahead),
     };

@@ -550,7 +550,7 @@ static void test_more_memory_than_there_is(void **state)
     runs_set(&args, "per_device_train_batch_size", "65536");
     runs_set(&args, "gradient_accumulation_steps", "1024");
     runs_set(&args, "visit_tokens", "1000000000");
-    check_refused(&args, EXIT_RESOURCE, SOON_S, TEXTS("MiB"));
+    check_refused(&args, EXIT_RESOURCE, SOON_S, TEXTS("GB of memory"));
     golden_args_free(&args);
 }
 
