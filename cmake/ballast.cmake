@@ -36,7 +36,8 @@ function(ballast_test name)
   target_link_libraries(${name} PRIVATE ballast_options ${ARG_LINKS} cmocka)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests) # skip.h
   if(BALLAST_CUDA_EMULATED)
-    target_compile_definitions(${name} PRIVATE BALLAST_CUDA_EMULATED) # emulate/emulated.h has what a test may do to the GPU
+    target_compile_definitions(${name} PRIVATE BALLAST_CUDA_EMULATED)
+    target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}) # emulator/emulated.h has what a test may do to the GPU
   endif()
   add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   if(NOT ARG_TIMEOUT)

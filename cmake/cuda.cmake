@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # CUDA: BALLAST_CUDA is auto, on, off or emulated; afterwards the variable of that name is ON or OFF, and `if(BALLAST_CUDA)` asks it.
-# Emulated, it is ON and so is BALLAST_CUDA_EMULATED: a C++ compiler takes the .cu files, and tests/emulate is the runtime and cuBLASLt.
+# Emulated, it is ON and so is BALLAST_CUDA_EMULATED: a C++ compiler takes the .cu files, and emulator/ is the runtime and cuBLASLt.
 # Modules link the targets ballast_cudart, ballast_cublaslt and ballast_nccl, and name their kernels by ballast_cuda_sources.
 # A .cu file exports extern "C" functions only, so that programs are linked by the C compiler and need no C++ library.
 set(BALLAST_CUDA off CACHE STRING "GPUs through CUDA: on, off, auto (on where a toolkit is installed), or emulated (on the CPU, for tests)")
@@ -40,13 +40,13 @@ if(BALLAST_CUDA_EMULATED)
   set(CMAKE_CXX_STANDARD_REQUIRED ON)
   set(CMAKE_CXX_EXTENSIONS OFF)
   add_library(ballast_cudart INTERFACE)
-  target_include_directories(ballast_cudart INTERFACE ${CMAKE_SOURCE_DIR}/tests/emulate/cuda) # in the place of the toolkit's headers
+  target_include_directories(ballast_cudart INTERFACE ${CMAKE_SOURCE_DIR}/emulator/cuda) # in the place of the toolkit's headers
   target_link_libraries(ballast_cudart INTERFACE emulated_cudart)
   add_library(ballast_cublaslt INTERFACE)
   target_link_libraries(ballast_cublaslt INTERFACE ballast_cudart emulated_cublaslt)
   add_library(ballast_nccl INTERFACE)
   target_link_libraries(ballast_nccl INTERFACE ballast_cudart emulated_nccl)
-  target_link_options(ballast_nccl INTERFACE -Wl,--wrap=dlopen,--wrap=dlsym,--wrap=dlclose,-u,__wrap_dlopen) # tests/emulate/nccl_symbols.c answers
+  target_link_options(ballast_nccl INTERFACE -Wl,--wrap=dlopen,--wrap=dlsym,--wrap=dlclose,-u,__wrap_dlopen) # emulator/nccl_symbols.c answers
 elseif(BALLAST_CUDA)
   # Ampere; Hopper with its own instructions; and its intermediate code for what comes later.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
@@ -85,9 +85,9 @@ function(ballast_cuda_sources target)
     set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS --fmad=false)
     return()
   endif()
-  set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
+  set(emulate ${CMAKE_SOURCE_DIR}/emulator)
   set(options ${BALLAST_EMULATED_OPTIONS})
-  if(BALLAST_SANITIZE MATCHES thread) # which kernels reach through tests/emulate/hooks.cpp
+  if(BALLAST_SANITIZE MATCHES thread) # which kernels reach through emulator/hooks.cpp
     list(APPEND options -fsanitize=thread -fno-tree-sra -g1)
   endif()
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
@@ -99,10 +99,10 @@ set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp
   -fsanitize=alignment,bounds,shift,signed-integer-overflow -fsanitize-undefined-trap-on-error)
 
 # ballast_checked_kernels(NAME ARCH FILE...): objects of .cu files compiled for the compute capability ARCH (80 or 90), which call the emulator
-# before each access to memory; it ends the program on a race (tests/emulate/README.md). Accesses of 16 bytes stay whole (-fno-tree-sra), so
+# before each access to memory; it ends the program on a race (emulator/README.md). Accesses of 16 bytes stay whole (-fno-tree-sra), so
 # that conflicts of banks are those of nvcc's code.
 function(ballast_checked_kernels name arch)
-  set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
+  set(emulate ${CMAKE_SOURCE_DIR}/emulator)
   add_library(${name} OBJECT ${ARGN})
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX OBJECT_DEPENDS "${emulate}/emulate.h;${emulate}/instrument.h")
   target_include_directories(${name} PRIVATE ${emulate} ${CMAKE_SOURCE_DIR}/src)

@@ -12,7 +12,7 @@
 
 #include "bench/command/bench.h"
 #include "bench/command/linear_cuda.h"
-#include "emulate/emulated.h"
+#include "emulator/emulated.h"
 
 enum { N_LINES = 4, LINE_BYTES = 2048 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The communicator of GPUs between processes: on the emulated GPU with the fake NCCL (tests/emulate), whose faults these tests ask for. Values
+/* The communicator of GPUs between processes: on the emulated GPU with the fake NCCL (emulator/), whose faults these tests ask for. Values
  * are compared with serial sums in rank order bit for bit, as those of every other communicator are. */
 #include <setjmp.h>
 #include <stdarg.h>

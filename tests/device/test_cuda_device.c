@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream contract of device.h on a CUDA device: on a GPU, or on the emulated one (tests/emulate). No
+/* The stream contract of device.h on a CUDA device: on a GPU, or on the emulated one (emulator/). No
  * task here waits for another stream's task: CUDA may run all host functions on one thread. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 #include "device/cuda/stream.h"
 #include "device/device.h"
 #ifdef BALLAST_CUDA_EMULATED
-#include "emulate/emulated.h"
+#include "emulator/emulated.h"
 #endif
 
 static void assert_ok(bl_status st)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host streams beside a GPU's own, and events between the two kinds: on a GPU, or on the
- * emulated one (tests/emulate). Tasks of a host stream may wait. */
+ * emulated one (emulator/). Tasks of a host stream may wait. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -16,7 +16,7 @@
 #include "ops/ops.h"
 
 #ifdef BALLAST_CUDA_EMULATED
-#include "emulate/emulated.h"
+#include "emulator/emulated.h"
 #endif
 
 enum { SKIPPED = 77, GUARD_BYTES = 64, POISON = 0xff, TILE = 128 };
@@ -232,7 +232,7 @@ static inline void forget_accesses(void)
 #endif
 }
 
-/* Of checked kernels since then (tests/emulate/README.md). */
+/* Of checked kernels since then (emulator/README.md). */
 static inline void meets_banks_at_most(double times)
 {
 #ifdef BALLAST_CUDA_EMULATED

@@ -20,7 +20,7 @@
 #include "base/dtype.h"
 #include "ops/cuda/gemm_cuda.h"
 #ifdef BALLAST_CUDA_EMULATED
-#include "emulate/emulated.h"
+#include "emulator/emulated.h"
 #endif
 
 static const double BF16_ERROR = 0.012, FP8_ERROR = 0.05, WORST_ELEMENT = 8;

@@ -3,7 +3,7 @@
  * are split, what is made of a frozen matrix is made once, and FP8 that cuBLASLt refuses is replaced in the right
  * order and counted. */
 #include "cuda_side.h"
-#include "emulate/emulated.h"
+#include "emulator/emulated.h"
 
 #include <sys/mman.h>
 

@@ -2,7 +2,7 @@
 /* A training on a GPU gives the same bits wherever base and activations are, whatever is saved and however
  * micro-batches are grouped, and as often as it runs; and it takes the GPU memory that was predicted.
  *
- * On the emulated GPU (tests/emulate) this shows the program's order of work; with BALLAST_EMULATED=strict, as
+ * On the emulated GPU (emulator/) this shows the program's order of work; with BALLAST_EMULATED=strict, as
  * test_train_cuda_strict, also that host code leaves device memory alone: the cases are fewer then. */
 #include "cuda_runs.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mma.cuh -- the instructions that attention is made of, one function each: tensor-core products of
  * bf16, loads of their operands from shared memory, asynchronous copies, 2^x. For .cu files only;
- * tests/emulate/ has them in C++. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
+ * emulator/ has them in C++. Layouts: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
  * "ldmatrix".
  *
  * Every thread of a warp calls mma_multiply and mma_load*. With lane = 4 g + t of the warp, a

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "test_nccl_ranks.h"
+#include "emulator/tests/test_nccl_ranks.h"
 
 #define CONCURRENT "BALLAST_EMULATED=concurrent"
 

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "emulate/planted.h"
+#include "emulator/tests/planted.h"
 
 extern char **environ;
 

@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "emulate/emulated.h"
-#include "emulate/planted.h"
+#include "emulator/emulated.h"
+#include "emulator/tests/planted.h"
 
 enum { TEXT_BYTES = 4096, SEEDS = 4 };
 

@@ -15,8 +15,8 @@
 
 #include "device/cuda/stream.h"
 #include "device/device.h"
-#include "emulate/emulated.h"
-#include "emulate/queue.h"
+#include "emulator/emulated.h"
+#include "emulator/queue.h"
 
 enum { TEXT_BYTES = 4096, BYTES = 1000 };
 

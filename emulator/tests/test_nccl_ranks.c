@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "test_nccl_ranks.h"
+#include "emulator/tests/test_nccl_ranks.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

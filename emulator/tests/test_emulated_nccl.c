@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "test_nccl_ranks.h"
+#include "emulator/tests/test_nccl_ranks.h"
 
 #define STRICT     "BALLAST_EMULATED=strict"
 #define CONCURRENT "BALLAST_EMULATED=concurrent"

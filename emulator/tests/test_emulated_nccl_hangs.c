@@ -15,8 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "emulated.h"
-#include "test_nccl_ranks.h"
+#include "emulator/emulated.h"
+#include "emulator/tests/test_nccl_ranks.h"
 
 #define STRICT     "BALLAST_EMULATED=strict"
 #define CONCURRENT "BALLAST_EMULATED=concurrent"
