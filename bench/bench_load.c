@@ -39,21 +39,21 @@ static int n_threads(void)
 
 static bl_status load(const char *path, bl_base_format format, const char *dir, load_result *out)
 {
-    bl_llama_placement placement = {
+    bl_placement placement = {
         .ratio = dir ? 1 : 0, .tier = dir ? BL_TIER_DISK : BL_TIER_HOST, .dir = dir};
-    bl_llama_model *model = NULL;
-    bl_llama_weights *weights = NULL;
+    bl_model *model = NULL;
+    bl_model_weights *weights = NULL;
     bl_device *device = NULL;
     bl_stream *stream = NULL;
     bl_comm *comm = NULL;
     bl_status st;
 
-    BL_TRY_GOTO(st, done, bl_llama_model_open(path, format, 64, &model));
+    BL_TRY_GOTO(st, done, bl_model_open(path, format, 64, &model));
     BL_TRY_GOTO(st, done, bl_comm_create_local(1, 0.0, &comm));
     BL_TRY_GOTO(st, done, bl_device_create_cpu(n_threads(), &device));
     BL_TRY_GOTO(st, done, bl_stream_create(device, "load", &stream));
     double start = bl_now_s();
-    BL_TRY_GOTO(st, done, bl_llama_weights_load(model, device, comm, stream, &placement, &weights));
+    BL_TRY_GOTO(st, done, bl_model_weights_load(model, device, comm, stream, &placement, &weights));
     out->seconds = bl_now_s() - start;
     for (size_t i = 0; i < bl_hf_count(model->files); i++)
         out->stored_bytes += bl_hf_at(model->files, i)->n_bytes;
@@ -61,11 +61,11 @@ static bl_status load(const char *path, bl_base_format format, const char *dir, 
                          (int64_t)bl_dtype_bytes(model->embedding_dtype);
     out->kept_bytes = dir ? 0 : (int64_t)weights->layout.shard_bytes;
 done:
-    bl_llama_weights_free(weights);
+    bl_model_weights_free(weights);
     bl_stream_destroy(stream);
     bl_device_destroy(device);
     bl_comm_destroy(comm);
-    bl_llama_model_close(model);
+    bl_model_close(model);
     return st;
 }
 

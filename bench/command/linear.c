@@ -11,7 +11,7 @@
 #include "bench/command/linear_cuda.h"
 #include "bench/command/linear_ranks.h"
 #include "linear/lora_linear.h"
-#include "llama/projection.h"
+#include "arch/projection.h"
 
 typedef struct bench_options {
     char *model;
@@ -75,7 +75,7 @@ typedef struct bench_case {
     bl_lora_linear linear;
 } bench_case;
 
-static void describe(bench_case *c, const bl_llama_config *config)
+static void describe(bench_case *c, const bl_model_config *config)
 {
     bl_weight *w = &c->linear.weight;
     int64_t rows, cols;
@@ -163,10 +163,10 @@ static bl_status check_options(const bench_options *o)
 static bl_status run_cases(const bench_options *o, bl_device *cuda, bl_stream *stream,
                            const char *dir)
 {
-    bl_llama_config config;
+    bl_model_config config;
     uint64_t key = 0;
 
-    BL_TRY(bl_llama_config_preset(o->model, &config));
+    BL_TRY(bl_model_config_preset(o->model, &config));
     for (int64_t m = 0; m < o->matrices.n_items; m++)
         for (int64_t f = 0; f < o->formats.n_items; f++) {
             bench_case c = {.options = o, .device = cuda, .stream = stream};

@@ -76,7 +76,7 @@ static bl_status map_repeatedly(size_t n_bytes, void **out)
     return BL_OK;
 }
 
-static size_t embedding_bytes(const bl_llama_config *c)
+static size_t embedding_bytes(const bl_model_config *c)
 {
     return (size_t)(c->vocab_size * c->hidden_size) * sizeof(uint16_t);
 }
@@ -88,20 +88,20 @@ static bl_format format_of(bl_base_format format)
                                          : BL_FORMAT_FP8_ROW;
 }
 
-bl_status bl_made_model_open(const bl_llama_config *config, bl_base_format format,
-                             int64_t n_positions, bl_llama_model **out)
+bl_status bl_made_model_open(const bl_model_config *config, bl_base_format format,
+                             int64_t n_positions, bl_model **out)
 {
     size_t n_formats = (size_t)(config->n_layers * BL_PROJECTIONS);
-    bl_llama_model *model = calloc(1, sizeof *model);
+    bl_model *model = calloc(1, sizeof *model);
     bl_status st = BL_OK;
 
     *out = NULL;
     if (model)
-        *model = (bl_llama_model){.config = *config,
-                                  .embedding_dtype = BL_BF16,
-                                  .head_dtype = BL_BF16,
-                                  .formats = malloc(n_formats * sizeof *model->formats),
-                                  .n_positions = n_positions};
+        *model = (bl_model){.config = *config,
+                            .embedding_dtype = BL_BF16,
+                            .head_dtype = BL_BF16,
+                            .formats = malloc(n_formats * sizeof *model->formats),
+                            .n_positions = n_positions};
     if (!model || !model->formats)
         st = BL_FAIL(BL_ENOMEM, "a model of %lld layers", (long long)config->n_layers);
     else
@@ -115,7 +115,7 @@ bl_status bl_made_model_open(const bl_llama_config *config, bl_base_format forma
     return BL_OK;
 }
 
-void bl_made_model_close(bl_llama_model *model)
+void bl_made_model_close(bl_model *model)
 {
     if (!model) return;
     if (model->embedding)
@@ -141,7 +141,7 @@ static bl_status write_page(bl_pages *pages, int64_t page, const char *block)
     return BL_OK;
 }
 
-static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_placement *placement)
+static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement *placement)
 {
     int64_t n_pages = bl_base_part_count(&w->layout);
     bl_pages_options options = {.device = w->device,
@@ -155,9 +155,9 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
     bl_status st =
         specs && names && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "%lld pages", (long long)n_pages);
 
-    if (st == BL_OK) st = bl_llama_place(&w->layout, placement, tiers);
+    if (st == BL_OK) st = bl_placement_assign(&w->layout, placement, tiers);
     for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
-        bl_llama_page_name(w->model->config.n_layers, &at, names[at.index]);
+        bl_model_page_name(w->model->config.n_layers, &at, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
     }
     if (st == BL_OK) st = bl_pages_create(&options, n_pages, specs, &w->pages);
@@ -167,7 +167,7 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
     return st;
 }
 
-static bl_status fill_pages(bl_llama_weights *w)
+static bl_status fill_pages(bl_model_weights *w)
 {
     char *blocks[2] = {NULL, NULL}; /* bf16, FP8; pinned: pages are copied from there */
     bl_status st = BL_OK;
@@ -200,12 +200,12 @@ static bl_status fill(bl_staging *staging, float *to, int64_t n, float value)
     return BL_OK;
 }
 
-static int64_t n_norms(const bl_llama_config *c)
+static int64_t n_norms(const bl_model_config *c)
 {
     return (2 * c->n_layers + 1) * c->hidden_size;
 }
 
-bl_status bl_made_norms_create(const bl_llama_model *model, bl_device *device, float **out)
+bl_status bl_made_norms_create(const bl_model *model, bl_device *device, float **out)
 {
     int64_t n = n_norms(&model->config);
     bl_staging *staging;
@@ -219,19 +219,18 @@ bl_status bl_made_norms_create(const bl_llama_model *model, bl_device *device, f
     return st;
 }
 
-bl_status bl_made_weights_create(const bl_llama_model *model, bl_device *device, int shard,
-                                 int n_shards, const bl_llama_placement *placement,
-                                 bl_llama_weights **out)
+bl_status bl_made_weights_create(const bl_model *model, bl_device *device, int shard, int n_shards,
+                                 const bl_placement *placement, bl_model_weights **out)
 {
-    const bl_llama_config *c = &model->config;
-    bl_llama_weights *w = NULL;
+    const bl_model_config *c = &model->config;
+    bl_model_weights *w = NULL;
     bl_staging *staging = NULL;
     bl_status st = BL_OK;
 
     *out = NULL;
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, BL_STAGING_BYTES, "staging of weights", &staging));
-    BL_TRY_GOTO(st, done, bl_llama_weights_create(model, device, n_shards, &w));
+    BL_TRY_GOTO(st, done, bl_model_weights_create(model, device, n_shards, &w));
     BL_TRY_GOTO(st, done, create_pages(w, shard, placement));
     BL_TRY_GOTO(st, done, fill_pages(w));
     BL_TRY_GOTO(st, done, fill(staging, w->scales, w->n_scales, WEIGHT_STD / CODE_STD));
@@ -240,7 +239,7 @@ bl_status bl_made_weights_create(const bl_llama_model *model, bl_device *device,
     w = NULL;
 done:
     bl_staging_destroy(staging);
-    bl_llama_weights_free(w);
+    bl_model_weights_free(w);
     return st;
 }
 

@@ -85,7 +85,7 @@ static bool is_by_clock(const way *w)
 typedef struct plan_bench {
     const plan_options *options;
     char scratch[PATH_BYTES];
-    bl_llama_config model;
+    bl_model_config model;
     double pace_s_per_byte;
     _Atomic int64_t paced_ns, paced_bytes; /* of a training, all ranks */
 } plan_bench;
@@ -351,7 +351,7 @@ static bl_status run(const void *values)
     bl_log_set_silent(true); /* the trainings' own reports */
     snprintf(path, sizeof path, "%s/model", b.scratch);
     bl_status st = bl_bench_model_write(&model, b.scratch);
-    if (st == BL_OK) st = bl_llama_config_load(path, &b.model);
+    if (st == BL_OK) st = bl_model_config_load(path, &b.model);
     if (st == BL_OK) st = ask_all(&b);
     bl_error error;
     bl_error_save(&error, st);

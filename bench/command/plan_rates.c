@@ -5,7 +5,7 @@
 #include "bench/command/rates.h"
 #include "plan/measure.h"
 
-static bl_status measure_links(const bl_llama_config *model, int n_ranks, int64_t runs,
+static bl_status measure_links(const bl_model_config *model, int n_ranks, int64_t runs,
                                bl_time_rates *out)
 {
     size_t bytes =
@@ -24,7 +24,7 @@ static bl_status measure_links(const bl_llama_config *model, int n_ranks, int64_
     return BL_OK;
 }
 
-bl_status bl_bench_plan_rates(const bl_llama_config *model, int64_t lora_r, int64_t tokens,
+bl_status bl_bench_plan_rates(const bl_model_config *model, int64_t lora_r, int64_t tokens,
                               int n_ranks, int threads, int64_t runs, bool in_cpu_time,
                               bl_time_rates *out)
 {

@@ -73,11 +73,11 @@ typedef struct step_bench {
     char scratch[PATH_BYTES];
     int rank_index, n_ranks;
     bl_train_config *config;
-    bl_llama_model *model, *small; /* small: with the distinct layers alone; may be model */
+    bl_model *model, *small; /* small: with the distinct layers alone; may be model */
     bl_job job;
     bl_rank rank;
-    bl_llama_weights *weights; /* of small */
-    bl_llama_weights whole;    /* the same for all layers, and their norms */
+    bl_model_weights *weights; /* of small */
+    bl_model_weights whole;    /* the same for all layers, and their norms */
     bl_batches *batches;
     bl_pass_micro *micro;
     bl_timeline_totals counted;
@@ -121,10 +121,10 @@ static bl_status configure(step_bench *b)
     return st;
 }
 
-static bl_status read_shape(const step_options *o, bl_llama_config *shape)
+static bl_status read_shape(const step_options *o, bl_model_config *shape)
 {
     if (access(o->model, F_OK) == 0) {
-        BL_TRY(bl_llama_config_load(o->model, shape));
+        BL_TRY(bl_model_config_load(o->model, shape));
     } else {
         bl_plan_model model;
         BL_TRY(bl_plan_model_open(o->model, o->base_format, &model));
@@ -143,7 +143,7 @@ static bl_status read_shape(const step_options *o, bl_llama_config *shape)
 static bl_status make_models(step_bench *b)
 {
     const step_options *o = b->options;
-    bl_llama_config shape;
+    bl_model_config shape;
 
     BL_TRY(read_shape(o, &shape));
     BL_TRY(bl_made_model_open(&shape, o->base_format, o->tokens, &b->model));
@@ -181,7 +181,7 @@ static bl_status make_weights(step_bench *b)
 {
     bl_rank *r = &b->rank;
     int64_t n_layers = b->model->config.n_layers, n_distinct = b->small->config.n_layers;
-    bl_llama_placement placement = b->job.plan.placement;
+    bl_placement placement = b->job.plan.placement;
 
     placement.index = 0;
     placement.n = 1;
@@ -255,7 +255,7 @@ static bl_status run_step(step_bench *b, int64_t step, double *loss, double *gra
                                           .loss_sum = bl_adapter_state_loss_sum(r->state),
                                           .gradients = bl_adapter_state_sink(r->state),
                                           .loss_scale = 1.0 / (double)b->batches->n_labels};
-        BL_TRY(bl_llama_pass_run(r->pass, &input));
+        BL_TRY(bl_pass_run(r->pass, &input));
     }
     BL_TRY(bl_adapter_state_join(r->state));
     BL_TRY(bl_adapter_state_reduce(r->state, loss, grad_norm, lanes));
@@ -269,7 +269,7 @@ static bl_status run_step(step_bench *b, int64_t step, double *loss, double *gra
 /* Forward and the input gradient of each frozen matrix and of causal attention: no LoRA, no recomputation. */
 static double model_flops(const step_bench *b)
 {
-    const bl_llama_config *c = &b->model->config;
+    const bl_model_config *c = &b->model->config;
     double T = (double)b->options->tokens, layer = 0;
 
     for (int p = 0; p < BL_PROJECTIONS; p++) {

@@ -68,11 +68,11 @@ static const bl_option table[] = {
 typedef struct session {
     const generate_options *options;
     bl_tokenizer *tokenizer; /* NULL: ids in and out */
-    bl_llama_model *model;
+    bl_model *model;
     bl_comm *comm;
     bl_device *device;
     bl_stream *stream;
-    bl_llama_weights *weights;
+    bl_model_weights *weights;
     bl_base *base;
     bl_lora_layout lora;
     bl_tensor lora_weights;
@@ -107,7 +107,7 @@ static bl_status load_adapter(session *s)
 static void print_base_formats(const session *s)
 {
     char text[BL_BASE_FORMATS_TEXT_BYTES];
-    bl_llama_base_formats_describe(&s->model->base_formats, "memory", text);
+    bl_base_formats_describe(&s->model->base_formats, "memory", text);
     bl_log_info("base_format %s: %s", bl_base_format_name(s->options->base_format), text);
 }
 
@@ -167,7 +167,7 @@ static bl_status open_session(session *s)
 
     BL_TRY(read_prompt(s));
     int64_t capacity = (int64_t)s->ids.n + o->max_new_tokens;
-    BL_TRY(bl_llama_model_open(o->model, o->base_format, capacity, &s->model));
+    BL_TRY(bl_model_open(o->model, o->base_format, capacity, &s->model));
     for (size_t i = 0; i < s->ids.n; i++)
         if (s->ids.id[i] >= s->model->config.vocab_size)
             return BL_FAIL(BL_EINPUT, "%s: the prompt has token %d, the model has %lld", o->model,
@@ -175,7 +175,7 @@ static bl_status open_session(session *s)
     BL_TRY(bl_comm_create_local(1, 0.0, &s->comm));
     BL_TRY(create_device(s));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
-    BL_TRY(bl_llama_weights_load(s->model, s->device, s->comm, s->stream, NULL, &s->weights));
+    BL_TRY(bl_model_weights_load(s->model, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));
     BL_TRY(load_adapter(s));
     BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights,
@@ -189,11 +189,11 @@ static void close_session(session *s)
     bl_generator_destroy(s->generator);
     if (s->device) bl_device_free(s->device, BL_SPACE_DEVICE, s->lora_weights.data);
     bl_base_destroy(s->base);
-    bl_llama_weights_free(s->weights);
+    bl_model_weights_free(s->weights);
     bl_stream_destroy(s->stream);
     bl_comm_destroy(s->comm); /* on a GPU it has some of its memory */
     bl_device_destroy(s->device);
-    bl_llama_model_close(s->model);
+    bl_model_close(s->model);
     bl_ids_free(&s->ids);
     bl_tokenizer_destroy(s->tokenizer);
 }

@@ -152,16 +152,16 @@ static bl_status report_fp8(json_t *report, const bl_hf_model *model)
 /* Reports what can be reported, then checks as training does before it reads weights, in its order. */
 static bl_status report_model(json_t *report, const char *dir)
 {
-    bl_llama_config config;
+    bl_model_config config;
     bl_error of_config;
     bl_hf_model *model;
 
-    bl_error_save(&of_config, bl_llama_config_load(dir, &config));
+    bl_error_save(&of_config, bl_model_config_load(dir, &config));
     bl_status st = bl_hf_open(dir, &model);
     if (st == BL_OK) st = put(report, "n_files", json_integer((json_int_t)bl_hf_file_count(model)));
     if (st == BL_OK) st = report_tensors(report, model_tensor, model, bl_hf_count(model));
     if (st == BL_OK) st = report_fp8(report, model);
-    if (st == BL_OK && of_config.status == BL_OK) st = bl_llama_check_model(&config, model);
+    if (st == BL_OK && of_config.status == BL_OK) st = bl_model_check(&config, model);
     bl_hf_close(model);
     return of_config.status == BL_OK ? st : bl_error_restore(&of_config);
 }

@@ -43,7 +43,7 @@ static bl_status quantize(const char *source, const char *target, const quantize
     int64_t threads = values->threads == BL_OPTION_AUTO ? bl_cores_usable() : values->threads;
 
     BL_TRY(bl_pool_create((int)threads, &options.pool));
-    bl_status st = bl_llama_quantize(&options, &result);
+    bl_status st = bl_model_quantize(&options, &result);
     bl_pool_destroy(options.pool);
     if (st == BL_OK)
         bl_log_info("%s: %lld files, %lld of them finished before; %.1f MB became %.1f MB", target,

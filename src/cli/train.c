@@ -148,8 +148,8 @@ static void print_result(const bl_eval_result *result)
 {
     char held[BL_BASE_FORMATS_TEXT_BYTES], stored[BL_BASE_FORMATS_TEXT_BYTES];
 
-    bl_llama_base_formats_list_held(&result->base, held);
-    bl_llama_base_formats_list_stored(&result->base, stored);
+    bl_base_formats_list_held(&result->base, held);
+    bl_base_formats_list_stored(&result->base, stored);
     printf("{\"eval_loss\":%.12g,\"perplexity\":%.12g,\"label_tokens\":%lld,\"rows\":%lld,\"base_"
            "format\":\"%s\","
            "\"checkpoint_format\":\"%s\"}\n",

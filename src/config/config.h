@@ -177,7 +177,7 @@ bool bl_train_config_given(const bl_train_config *config, const char *key);
 /* Whether lora_target_modules is a regular expression, not names. */
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);
 
-/* Which fused matrices compute_bf16_modules names: bit m of masks[layer < n_layers] is bl_llama_matrix m. BL_EUSAGE: a layer that the
+/* Which fused matrices compute_bf16_modules names: bit m of masks[layer < n_layers] is bl_layer_matrix m. BL_EUSAGE: a layer that the
  * model does not have. */
 bl_status bl_train_config_bf16_matrices(const bl_train_config *config, int64_t n_layers,
                                         uint8_t *masks);

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "comm/launch.h"
 #include "config/internal.h"
-#include "llama/projection.h"
+#include "arch/projection.h"
 #include "ops/matmul.h"
 #include "store/peft.h"
 

@@ -14,7 +14,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "llama/config.h"
+#include "arch/config.h"
 #include "convert/internal.h"
 #include "model/rows.h"
 #include "store/checkpoint.h"
@@ -50,19 +50,19 @@ static const char *shard_name(const quantization *q, size_t index)
 static bl_status open_source(quantization *q)
 {
     const char *dir = q->options->source;
-    bl_llama_config config;
+    bl_model_config config;
 
-    BL_TRY(bl_llama_config_load(dir, &config));
+    BL_TRY(bl_model_config_load(dir, &config));
     BL_TRY(bl_hf_open(dir, &q->model));
-    BL_TRY(bl_llama_config_fit_kv_heads(&config, q->model));
+    BL_TRY(bl_model_config_fit_kv_heads(&config, q->model));
     for (size_t i = 0; i < bl_hf_count(q->model); i++) {
         const bl_stored_tensor *tensor = bl_hf_at(q->model, i);
         if (bl_dtype_bytes(tensor->dtype) == 1)
             return BL_FAIL(BL_EINPUT, "%s: is quantized already: tensor %s is %s", dir,
                            tensor->name, bl_dtype_name(tensor->dtype));
     }
-    BL_TRY(bl_llama_check_tensors(&config, q->model));
-    BL_TRY(bl_llama_open_io_files(q->model, true, &q->files));
+    BL_TRY(bl_model_check_tensors(&config, q->model));
+    BL_TRY(bl_model_open_io_files(q->model, true, &q->files));
     q->n_shards = bl_hf_file_count(q->model);
     q->plans = calloc(q->n_shards + 1, sizeof *q->plans);
     if (!q->plans) return BL_FAIL(BL_ENOMEM, "a plan of %zu files", q->n_shards);
@@ -501,7 +501,7 @@ static bl_status quantize(quantization *q)
     return save_json(q, MANIFEST, q->manifest); /* what is beside the weights */
 }
 
-bl_status bl_llama_quantize(const bl_quantize_options *options, bl_quantize_result *out)
+bl_status bl_model_quantize(const bl_quantize_options *options, bl_quantize_result *out)
 {
     quantization q = {.options = options, .result = out};
     bl_status st;

@@ -33,6 +33,6 @@ typedef struct bl_quantize_result {
 /* BL_EINPUT: the source is no Llama model, FP8 already, or has a weight that is not finite. BL_EUSAGE: the
  * target is the source, holds something else, or was begun from another source or in another format.
  * BL_ELIMIT: no space for what is to come. */
-bl_status bl_llama_quantize(const bl_quantize_options *options, bl_quantize_result *out);
+bl_status bl_model_quantize(const bl_quantize_options *options, bl_quantize_result *out);
 
 #endif

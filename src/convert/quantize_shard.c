@@ -7,7 +7,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "llama/projection.h"
+#include "arch/projection.h"
 #include "convert/internal.h"
 #include "model/rows.h"
 

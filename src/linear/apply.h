@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* apply.h -- a matrix of a base with its LoRA terms: acquired for a stream and multiplied there.
  *
- * What every user of a base does, the trainer's decoder layer (llama/block.c) and the layers of
+ * What every user of a base does, the trainer's decoder layer (arch/block.c) and the layers of
  * linear/layer.h alike. */
 #ifndef BALLAST_LINEAR_APPLY_H
 #define BALLAST_LINEAR_APPLY_H

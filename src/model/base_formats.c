@@ -13,8 +13,8 @@ static const char *stored_name(int kind)
     return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : fp8[kind - BL_FORMAT_COUNT];
 }
 
-void bl_llama_base_formats_count(bl_llama_base_formats *f, bl_scale_kind stored,
-                                 bl_dtype stored_dtype, bl_format held)
+void bl_base_formats_count(bl_base_formats *f, bl_scale_kind stored, bl_dtype stored_dtype,
+                           bl_format held)
 {
     bl_format format = BL_FORMAT_F32;
     if (stored == BL_SCALE_NONE) bl_format_from_dtype(stored_dtype, &format);
@@ -22,7 +22,7 @@ void bl_llama_base_formats_count(bl_llama_base_formats *f, bl_scale_kind stored,
     f->n_matrices++;
 }
 
-bool bl_llama_base_is_quantized(const bl_llama_base_formats *f)
+bool bl_model_base_is_quantized(const bl_base_formats *f)
 {
     for (int held = 0; held < BL_FORMAT_COUNT; held++)
         for (int kind = 0; kind < BL_FORMAT_COUNT;
@@ -44,7 +44,7 @@ static void put(text *t, int written)
 }
 
 /* "bf16", or of a mixture "12 bf16, 2 fp8_row". */
-static void list(const bl_llama_base_formats *f, bool is_stored, char *out)
+static void list(const bl_base_formats *f, bool is_stored, char *out)
 {
     text t = {out, BL_BASE_FORMATS_TEXT_BYTES};
     bool is_first = true;
@@ -65,20 +65,18 @@ static void list(const bl_llama_base_formats *f, bool is_stored, char *out)
     }
 }
 
-void bl_llama_base_formats_list_held(const bl_llama_base_formats *f,
-                                     char out[BL_BASE_FORMATS_TEXT_BYTES])
+void bl_base_formats_list_held(const bl_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES])
 {
     list(f, false, out);
 }
 
-void bl_llama_base_formats_list_stored(const bl_llama_base_formats *f,
-                                       char out[BL_BASE_FORMATS_TEXT_BYTES])
+void bl_base_formats_list_stored(const bl_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES])
 {
     list(f, true, out);
 }
 
-void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *where,
-                                    char out[BL_BASE_FORMATS_TEXT_BYTES])
+void bl_base_formats_describe(const bl_base_formats *f, const char *where,
+                              char out[BL_BASE_FORMATS_TEXT_BYTES])
 {
     text t = {out, BL_BASE_FORMATS_TEXT_BYTES};
     bool is_first = true;
@@ -98,7 +96,7 @@ void bl_llama_base_formats_describe(const bl_llama_base_formats *f, const char *
         }
 }
 
-bool bl_llama_base_is_bf16(const bl_format *formats, int64_t n_layers)
+bool bl_model_base_is_bf16(const bl_format *formats, int64_t n_layers)
 {
     for (int64_t i = 0; i < n_layers * BL_PROJECTIONS; i++)
         if (formats[i] != BL_FORMAT_BF16) return false;

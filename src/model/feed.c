@@ -12,7 +12,7 @@ enum { ALIGNMENT_BYTES = 256 };
 
 struct bl_feed {
     bl_device *device;
-    const bl_llama_weights *weights;
+    const bl_model_weights *weights;
     bool pads;
     int64_t T_max; /* padded */
     char *arrays;  /* [max_group][array_bytes]: of padded micro-batches */
@@ -87,7 +87,7 @@ static bl_status fill_tile_ends(bl_feed *feed)
     return st;
 }
 
-bl_status bl_feed_create(bl_device *device, const bl_llama_weights *weights, int64_t T_max,
+bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int64_t T_max,
                          int max_group, void *memory, bl_feed **out)
 {
     const bl_block_dims *dims = &weights->dims;
@@ -217,7 +217,7 @@ static void gather_rows(bl_pool *workers, gather_task *task)
 bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
                         int64_t first_row, bl_tensor y)
 {
-    const bl_llama_model *model = feed->weights->model;
+    const bl_model *model = feed->weights->model;
     int64_t H = model->config.hidden_size, T = batch->T,
             padded = bl_feed_tokens(&feed->weights->dims, T);
     bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);

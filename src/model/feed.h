@@ -12,7 +12,7 @@
 #ifndef BALLAST_MODEL_FEED_H
 #define BALLAST_MODEL_FEED_H
 
-#include "llama/block.h"
+#include "arch/block.h"
 #include "model/weights.h"
 
 typedef struct bl_feed bl_feed;
@@ -29,7 +29,7 @@ int64_t bl_feed_tokens(const bl_block_dims *dims, int64_t T);
 
 /* memory: device_bytes of device memory, 256-byte aligned, borrowed as device and weights are. Takes the
  * host memory itself. */
-bl_status bl_feed_create(bl_device *device, const bl_llama_weights *weights, int64_t T_max,
+bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int64_t T_max,
                          int max_group, void *memory, bl_feed **out);
 void bl_feed_destroy(bl_feed *feed); /* after the stream is idle; NULL is fine */
 

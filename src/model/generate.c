@@ -16,7 +16,7 @@ enum { CHUNK = 512 }; /* tokens of a prompt that go through the layers together 
 struct bl_generator {
     bl_device *device;
     bl_stream *stream;
-    const bl_llama_weights *weights;
+    const bl_model_weights *weights;
     bl_base *base;
     const bl_lora_layout *lora;
     bl_tensor lora_weights;
@@ -39,10 +39,10 @@ typedef struct memory_size {
     int64_t rows, workspace, feed, head_scratch;
 } memory_size;
 
-static memory_size measure(const bl_llama_weights *weights, int64_t r)
+static memory_size measure(const bl_model_weights *weights, int64_t r)
 {
     enum { ALIGNMENT_BYTES = 256 };
-    const bl_llama_config *c = &weights->model->config;
+    const bl_model_config *c = &weights->model->config;
     const bl_block_dims *dims = &weights->dims;
     bl_tensor none = bl_tensor_of(NULL, dims->act);
     bl_matmul_weight_args head = {.forward = true, .T = 1, .weight = weights->tied_head};
@@ -73,11 +73,11 @@ static bl_status take_memory(bl_generator *g)
     return bl_feed_create(g->device, g->weights, CHUNK, 1, feed, &g->feed);
 }
 
-bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
+bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_model_weights *weights,
                               bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,
                               int64_t capacity, bl_generator **out)
 {
-    const bl_llama_config *c = &weights->model->config;
+    const bl_model_config *c = &weights->model->config;
     const bl_block_dims *dims = &weights->dims;
     int64_t V = c->vocab_size;
     bl_tensor none = bl_tensor_of(NULL, dims->act);
@@ -135,7 +135,7 @@ void bl_generator_destroy(bl_generator *g)
 
 static bl_status extend_layers(bl_generator *g)
 {
-    const bl_llama_model *model = g->weights->model;
+    const bl_model *model = g->weights->model;
     int64_t H = model->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
 
     BL_TRY(bl_feed_begin(g->feed));
@@ -159,7 +159,7 @@ static bl_status extend_layers(bl_generator *g)
 
 static bl_status last_logits(bl_generator *g)
 {
-    const bl_llama_config *c = &g->weights->model->config;
+    const bl_model_config *c = &g->weights->model->config;
     bl_tensor logits = bl_tensor_of(g->logits->memory, g->x.dtype);
     int64_t H = c->hidden_size;
     bl_weight head = g->weights->tied_head;

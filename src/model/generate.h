@@ -4,7 +4,7 @@
 #define BALLAST_MODEL_GENERATE_H
 
 #include "linear/base.h"
-#include "llama/lora.h"
+#include "arch/lora.h"
 #include "model/weights.h"
 
 typedef struct bl_generator bl_generator;
@@ -12,7 +12,7 @@ typedef struct bl_generator bl_generator;
 /* A cache for `capacity` tokens; long prompts go through the layers in pieces. lora_weights: all layers' flat vectors one after the other
  * (lora->n_floats each, device memory, bl_lora_read_all), none when the layout has no adapter. All arguments are borrowed. BL_EUSAGE when
  * the model was opened for fewer positions. */
-bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_llama_weights *weights,
+bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_model_weights *weights,
                               bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,
                               int64_t capacity, bl_generator **out);
 void bl_generator_destroy(bl_generator *generator); /* NULL is fine */

@@ -33,11 +33,11 @@ static bl_status add_tensor(XXH3_state_t *hash, const bl_stored_tensor *t, int64
     return t->n_bytes > 0 ? add_block(hash, t, bl_max_i64(0, t->n_bytes - PROBE_BYTES)) : BL_OK;
 }
 
-static bl_status add_config(XXH3_state_t *hash, const bl_llama_config *config)
+static bl_status add_config(XXH3_state_t *hash, const bl_model_config *config)
 {
     json_t *described;
 
-    BL_TRY(bl_llama_config_describe(config, &described));
+    BL_TRY(bl_model_config_describe(config, &described));
     char *text = json_dumps(described, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(described);
     if (!text) return BL_FAIL(BL_ENOMEM, "the model's fingerprint");
@@ -46,8 +46,7 @@ static bl_status add_config(XXH3_state_t *hash, const bl_llama_config *config)
     return BL_OK;
 }
 
-bl_status bl_llama_fingerprint(const bl_llama_model *model, int64_t probe_bytes,
-                               uint64_t *fingerprint)
+bl_status bl_model_fingerprint(const bl_model *model, int64_t probe_bytes, uint64_t *fingerprint)
 {
     XXH3_state_t *hash = XXH3_createState();
     bl_status st = hash ? BL_OK : BL_FAIL(BL_ENOMEM, "the model's fingerprint");

@@ -23,8 +23,8 @@ typedef struct job_target {
 } job_target;
 
 typedef struct load_plan {
-    bl_llama_weights *weights;
-    const bl_llama_placement *placement;
+    bl_model_weights *weights;
+    const bl_placement *placement;
     int shard;
     bl_row_job *jobs;
     job_target *targets;
@@ -92,16 +92,16 @@ static bl_status plan_segment(load_plan *plan, const bl_hf_weight *source,
 static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, int segment,
                              bl_hf_weight *out)
 {
-    const bl_llama_model *model = plan->weights->model;
+    const bl_model *model = plan->weights->model;
     char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
 
-    /* Tied, it is the embedding's tensor, under whichever name there is (bl_llama_model). */
+    /* Tied, it is the embedding's tensor, under whichever name there is (bl_model). */
     if (model->config.tie_word_embeddings && bl_hf_find(model->files, "model.embed_tokens.weight"))
         snprintf(name, sizeof name, "model.embed_tokens.weight");
     for (int q = 0; unit < model->config.n_layers && q < BL_PROJECTIONS; q++) {
         const bl_projection_info *info = bl_projection_get((bl_projection)q);
         if ((int)info->matrix == matrix && info->segment == segment)
-            bl_llama_tensor_name(unit, info->module, name);
+            bl_model_tensor_name(unit, info->module, name);
     }
     return bl_hf_get_weight(model->files, name, out);
 }
@@ -199,7 +199,7 @@ static bl_status pad_page(load_plan *plan, int64_t page, size_t written)
     return BL_OK;
 }
 
-static bl_status check_stop(const bl_llama_placement *placement)
+static bl_status check_stop(const bl_placement *placement)
 {
     if (!placement->stop || !placement->stop(placement->stop_user)) return BL_OK;
     return BL_FAIL(BL_ESTOPPED, "stopped while the base was loaded");
@@ -207,12 +207,12 @@ static bl_status check_stop(const bl_llama_placement *placement)
 
 static bl_status run_jobs(load_plan *plan, bl_row_loader *loader)
 {
-    const bl_llama_weights *w = plan->weights;
-    const bl_llama_config *config = &w->model->config;
+    const bl_model_weights *w = plan->weights;
+    const bl_model_config *config = &w->model->config;
     bl_pages *pages = w->pages;
     int64_t n_pages = bl_base_part_count(&w->layout);
     /* Of a tied head that is a unit, the last one: the embedding's checksum has its rows. */
-    bool has_table = config->tie_word_embeddings && !bl_llama_head_is_table(config, w->dims.kind);
+    bool has_table = config->tie_word_embeddings && !bl_model_head_is_table(config, w->dims.kind);
     int64_t table_page = has_table ? n_pages - 1 : -1;
     size_t j = 0;
 
@@ -252,13 +252,13 @@ static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
 }
 
 /* Of the contents of a rank's pages: the model, and how it is cut and coded. */
-static bl_status choose_key(const bl_llama_weights *w, uint64_t *key)
+static bl_status choose_key(const bl_model_weights *w, uint64_t *key)
 {
-    const bl_llama_model *model = w->model;
+    const bl_model *model = w->model;
     size_t n_formats = (size_t)model->config.n_layers * BL_PROJECTIONS;
     uint64_t parts[4];
 
-    BL_TRY(bl_llama_fingerprint(model, 0, &parts[0]));
+    BL_TRY(bl_model_fingerprint(model, 0, &parts[0]));
     BL_TRY(hash_times(model->files, &parts[1]));
     parts[2] = XXH3_64bits(model->formats, n_formats * sizeof *model->formats);
     parts[3] = (uint64_t)w->layout.n_shards;
@@ -278,7 +278,7 @@ static void report_others(const char *dir, uint64_t key)
                 dir, (long long)n_files, (double)n_bytes / (1 << 20), (unsigned long long)key);
 }
 
-static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_placement *placement)
+static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement *placement)
 {
     const bl_base_layout *layout = &w->layout;
     int64_t n_pages = bl_base_part_count(layout), n_layers = w->model->config.n_layers;
@@ -286,7 +286,7 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
         .device = w->device,
         .pin = placement->pin,
         .node = placement->n > 0
-                    ? bl_llama_node_of_rank(placement->index, placement->n, placement->gpu_bus_id)
+                    ? bl_model_node_of_rank(placement->index, placement->n, placement->gpu_bus_id)
                     : -1,
         .dir = placement->dir,
         .shard = shard,
@@ -299,9 +299,9 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
         specs && names && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "%lld pages", (long long)n_pages);
     bool has_disk = false;
 
-    if (st == BL_OK) st = bl_llama_place(layout, placement, tiers);
+    if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
     for (bl_base_walk at = {.layout = layout}; st == BL_OK && bl_base_next(&at);) {
-        bl_llama_page_name(n_layers, &at, names[at.index]);
+        bl_model_page_name(n_layers, &at, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
         has_disk = has_disk || tiers[at.index] == BL_TIER_DISK;
     }
@@ -320,7 +320,7 @@ static bl_status create_pages(bl_llama_weights *w, int shard, const bl_llama_pla
 }
 
 /* This rank's own scales go into the page file beside the codes, or come from there. */
-static bl_status keep_scales(bl_llama_weights *w, bl_staging *staging)
+static bl_status keep_scales(bl_model_weights *w, bl_staging *staging)
 {
     int64_t page = bl_base_part_count(&w->layout);
     size_t n_bytes = (size_t)w->n_scales * sizeof(float);
@@ -340,14 +340,14 @@ static bl_status keep_scales(bl_llama_weights *w, bl_staging *staging)
     return BL_OK;
 }
 
-static bl_status load_jobs(bl_llama_weights *w, bl_comm *shard_group,
-                           const bl_llama_placement *placement, bl_staging *staging)
+static bl_status load_jobs(bl_model_weights *w, bl_comm *shard_group, const bl_placement *placement,
+                           bl_staging *staging)
 {
-    const bl_llama_model *model = w->model;
+    const bl_model *model = w->model;
     load_plan plan = {.weights = w,
                       .placement = placement,
                       .shard = bl_comm_rank(shard_group),
-                      .max_staging_bytes = bl_llama_staging_bytes(placement),
+                      .max_staging_bytes = bl_model_staging_bytes(placement),
                       .staging = staging};
     bl_row_loader *loader = NULL;
     bl_status st = BL_OK;
@@ -367,10 +367,10 @@ done:
     return st;
 }
 
-bl_status bl_llama_load_base(bl_llama_weights *w, bl_comm *shard_group,
-                             const bl_llama_placement *placement, bl_staging *staging)
+bl_status bl_model_load_base(bl_model_weights *w, bl_comm *shard_group,
+                             const bl_placement *placement, bl_staging *staging)
 {
-    static const bl_llama_placement all_on_device = {.tier = BL_TIER_HOST};
+    static const bl_placement all_on_device = {.tier = BL_TIER_HOST};
 
     if (!placement) placement = &all_on_device;
     BL_TRY(create_pages(w, bl_comm_rank(shard_group), placement));

@@ -58,7 +58,7 @@ static bool is_finite(bl_dtype dtype, const unsigned char *at)
     }
 }
 
-bl_status bl_llama_check_finite(const bl_stored_tensor *t, int64_t begin, int64_t end,
+bl_status bl_model_check_finite(const bl_stored_tensor *t, int64_t begin, int64_t end,
                                 const void *bytes)
 {
     int64_t cols = t->shape[t->n_dims - 1], width = (int64_t)bl_dtype_bytes(t->dtype);
@@ -218,7 +218,7 @@ static void add_rows(bl_row_loader *loader, const bl_hf_weight *w, int64_t row, 
                      const void *bytes)
 {
     hashed_rows rows = {bytes, stop - row, row_bytes(w),
-                        bl_llama_tensor_seed(w->codes->name) + (uint64_t)row, &loader->sum};
+                        bl_model_tensor_seed(w->codes->name) + (uint64_t)row, &loader->sum};
 
     if (loader->hashes)
         bl_pool_run(loader->pool, bl_ceil_div(rows.n_rows, rows_a_piece(&rows)), hash_piece, &rows);
@@ -228,14 +228,14 @@ static void add_rows(bl_row_loader *loader, const bl_hf_weight *w, int64_t row, 
 static void add_scales(bl_row_loader *loader, const bl_hf_weight *w, int64_t begin, int64_t end,
                        const float *scales)
 {
-    uint64_t seed = bl_llama_tensor_seed(w->scale->name), sum = 0;
+    uint64_t seed = bl_model_tensor_seed(w->scale->name), sum = 0;
 
     for (int64_t i = begin; loader->hashes && i < end; i++)
         sum += XXH3_64bits_withSeed(&scales[i], sizeof *scales, seed + (uint64_t)i);
     loader->sum += sum;
 }
 
-uint64_t bl_llama_tensor_seed(const char *name)
+uint64_t bl_model_tensor_seed(const char *name)
 {
     return XXH3_64bits_withSeed(name, strlen(name), 0);
 }
@@ -322,7 +322,7 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
         has_bad = has_bad || p.has_bad;
         row = s.stop;
     }
-    return has_bad ? bl_llama_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
+    return has_bad ? bl_model_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
 }
 
 static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
@@ -430,7 +430,7 @@ bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
 
 /* ---- the loader ---- */
 
-bl_status bl_llama_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out)
+bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out)
 {
     size_t n_files = bl_hf_file_count(model);
     const char **paths = calloc(n_files + 1, sizeof *paths);
@@ -457,9 +457,9 @@ static int64_t queue_depth(int n_readers)
     return bl_max_i64(MIN_DEPTH, LOAD_DEPTH / n_readers);
 }
 
-bl_llama_stored_size bl_llama_measure_stored(const bl_llama_model *model)
+bl_model_stored_size bl_model_measure_stored(const bl_model *model)
 {
-    bl_llama_stored_size size = {.is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK};
+    bl_model_stored_size size = {.is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK};
 
     for (size_t i = 0; model->files && i < bl_hf_count(model->files); i++) {
         const bl_stored_tensor *tensor = bl_hf_at(model->files, i);
@@ -470,7 +470,7 @@ bl_llama_stored_size bl_llama_measure_stored(const bl_llama_model *model)
     return size;
 }
 
-int64_t bl_llama_load_bytes(const bl_llama_stored_size *stored, int n_shards)
+int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards)
 {
     int64_t bounce = stored->row_bytes * BL_FP8_BLOCK,
             buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES),

@@ -32,7 +32,7 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
     return peft;
 }
 
-bl_peft_base bl_lora_peft_base(const bl_llama_config *config)
+bl_peft_base bl_lora_peft_base(const bl_model_config *config)
 {
     bl_peft_base base = {.n_layers = config->n_layers};
     for (int p = 0; p < BL_PROJECTIONS; p++)
@@ -103,7 +103,7 @@ static bl_status read_layers(const bl_lora_layout *layout, const bl_peft_adapter
     return st;
 }
 
-bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device,
+bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_device *device,
                            bl_lora_layout *layout, bl_tensor *weights)
 {
     bl_device_kind kind = bl_device_get_kind(device);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_io.h -- a PEFT adapter and the flat vectors of llama/lora.h. */
+/* lora_io.h -- a PEFT adapter and the flat vectors of arch/lora.h. */
 #ifndef BALLAST_MODEL_LORA_IO_H
 #define BALLAST_MODEL_LORA_IO_H
 
 #include "device/device.h"
-#include "llama/lora.h"
+#include "arch/lora.h"
 #include "store/peft.h"
 
 /* Options and PEFT's configuration, both ways; the base's shape for store/peft.h. */
 void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out);
 bl_peft_config bl_lora_peft_config(const bl_lora_options *options);
-bl_peft_base bl_lora_peft_base(const bl_llama_config *config);
+bl_peft_base bl_lora_peft_base(const bl_model_config *config);
 
 /* Floats [begin, begin + count) of layer `layer`'s flat vector from an open adapter, as float, to out; past n_floats: 0. */
 bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter *adapter,
@@ -18,7 +18,7 @@ bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter
 
 /* Opens `dir`, checks it against the model and reads all layers: *weights (n_layers * layout->n_floats, device memory, of the dtype of
  * activations there) is the caller's, to be freed with bl_device_free. */
-bl_status bl_lora_read_all(const char *dir, const bl_llama_config *config, bl_device *device,
+bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_device *device,
                            bl_lora_layout *layout, bl_tensor *weights);
 
 /* The order of a layout's weights that suits such a device: stacked where activations are bf16. */

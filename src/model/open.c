@@ -11,12 +11,12 @@
 
 enum { FLOAT_DTYPES = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_F16) | BL_DTYPE_BIT(BL_BF16) };
 
-void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES])
+void bl_model_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES])
 {
     snprintf(name, BL_TENSOR_NAME_BYTES, "model.layers.%lld.%s.weight", (long long)layer, module);
 }
 
-bl_status bl_llama_check_tensors(const bl_llama_config *c, const bl_hf_model *model)
+bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *model)
 {
     enum { PER_LAYER = BL_PROJECTIONS + 2, AROUND = 3 };
     size_t n = (size_t)c->n_layers * PER_LAYER + AROUND, i = 0;
@@ -33,12 +33,12 @@ bl_status bl_llama_check_tensors(const bl_llama_config *c, const bl_hf_model *mo
         for (int p = 0; p < BL_PROJECTIONS; p++, i++) {
             int64_t rows, cols;
             bl_projection_shape(c, (bl_projection)p, &rows, &cols);
-            bl_llama_tensor_name(l, bl_projection_get((bl_projection)p)->module, names[i]);
+            bl_model_tensor_name(l, bl_projection_get((bl_projection)p)->module, names[i]);
             expected[i] = (bl_hf_expected){
                 names[i], 2, {rows, cols}, FLOAT_DTYPES | BL_DTYPE_BIT(BL_F8_E4M3), false};
         }
         for (int k = 0; k < 2; k++, i++) {
-            bl_llama_tensor_name(l, norms[k], names[i]);
+            bl_model_tensor_name(l, norms[k], names[i]);
             expected[i] = (bl_hf_expected){names[i], 1, {c->hidden_size}, FLOAT_DTYPES, false};
         }
     }
@@ -58,22 +58,22 @@ done:
     return st;
 }
 
-bl_status bl_llama_check_model(bl_llama_config *config, const bl_hf_model *model)
+bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
 {
-    BL_TRY(bl_llama_config_fit_kv_heads(config, model));
-    BL_TRY(bl_llama_check_tensors(config, model));
+    BL_TRY(bl_model_config_fit_kv_heads(config, model));
+    BL_TRY(bl_model_check_tensors(config, model));
     for (int64_t i = 0; i < config->n_layers * BL_PROJECTIONS; i++) {
         char name[BL_TENSOR_NAME_BYTES];
         bl_hf_weight w;
-        bl_llama_tensor_name(i / BL_PROJECTIONS,
+        bl_model_tensor_name(i / BL_PROJECTIONS,
                              bl_projection_get((bl_projection)(i % BL_PROJECTIONS))->module, name);
         BL_TRY(bl_hf_get_weight(model, name, &w));
     }
     return BL_OK;
 }
 
-bl_status bl_llama_choose_format(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
-                                 const char *what, bl_format *out)
+bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
+                                const char *what, bl_format *out)
 {
     if (stored != BL_SCALE_NONE) {
         *out = stored == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
@@ -100,35 +100,35 @@ const char *bl_base_format_name(bl_base_format format)
     return names[format];
 }
 
-bl_status bl_llama_model_set_format(bl_llama_model *model, bl_base_format choice)
+bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
 {
     size_t n = (size_t)model->config.n_layers * BL_PROJECTIONS;
     if (!model->formats) model->formats = calloc(n, sizeof *model->formats);
     if (!model->formats) return BL_FAIL(BL_ENOMEM, "formats of %zu weights", n);
-    model->base_formats = (bl_llama_base_formats){0};
+    model->base_formats = (bl_base_formats){0};
     for (size_t i = 0; i < n; i++) {
         char name[BL_TENSOR_NAME_BYTES];
         bl_hf_weight w;
-        bl_llama_tensor_name((int64_t)(i / BL_PROJECTIONS),
+        bl_model_tensor_name((int64_t)(i / BL_PROJECTIONS),
                              bl_projection_get(i % BL_PROJECTIONS)->module, name);
         BL_TRY(bl_hf_get_weight(model->files, name, &w));
-        BL_TRY(bl_llama_choose_format(choice, w.scale_kind, w.codes->dtype, w.codes->name,
-                                      &model->formats[i]));
-        bl_llama_base_formats_count(&model->base_formats, w.scale_kind, w.codes->dtype,
-                                    model->formats[i]);
+        BL_TRY(bl_base_format_choose(choice, w.scale_kind, w.codes->dtype, w.codes->name,
+                                     &model->formats[i]));
+        bl_base_formats_count(&model->base_formats, w.scale_kind, w.codes->dtype,
+                              model->formats[i]);
     }
     return BL_OK;
 }
 
 /* A tied one may be stored under the head's name. */
-static const bl_stored_tensor *find_embedding(const bl_llama_model *model)
+static const bl_stored_tensor *find_embedding(const bl_model *model)
 {
     const bl_stored_tensor *t = bl_hf_find(model->files, "model.embed_tokens.weight");
     return t ? t : bl_hf_find(model->files, "lm_head.weight");
 }
 
 /* Each rank of the host reads and checks its part of the rows; the first one makes the checksum, of all. */
-static bl_status read_embedding(bl_llama_model *model, bl_host_memory *host)
+static bl_status read_embedding(bl_model *model, bl_host_memory *host)
 {
     const bl_stored_tensor *t = find_embedding(model);
     int64_t n_rows = t->shape[0], row_bytes = t->n_bytes / n_rows, rank = bl_host_memory_rank(host),
@@ -139,7 +139,7 @@ static bl_status read_embedding(bl_llama_model *model, bl_host_memory *host)
     model->embedding_bytes = (size_t)t->n_bytes;
     char *rows = (char *)model->embedding + begin * row_bytes;
     BL_TRY(bl_stored_tensor_read(t, begin * row_bytes, (size_t)((end - begin) * row_bytes), rows));
-    BL_TRY(bl_llama_check_finite(t, begin, end, rows));
+    BL_TRY(bl_model_check_finite(t, begin, end, rows));
     BL_TRY(bl_host_memory_seal(host, model->embedding, model->embedding_bytes));
     if (rank == 0)
         model->embedding_checksum =
@@ -147,12 +147,12 @@ static bl_status read_embedding(bl_llama_model *model, bl_host_memory *host)
     return bl_host_memory_tell(host, &model->embedding_checksum, sizeof model->embedding_checksum);
 }
 
-static bl_status open_headers(const char *dir, bl_base_format format, bl_llama_model *model)
+static bl_status open_headers(const char *dir, bl_base_format format, bl_model *model)
 {
-    BL_TRY(bl_llama_config_load(dir, &model->config));
+    BL_TRY(bl_model_config_load(dir, &model->config));
     BL_TRY(bl_hf_open(dir, &model->files));
-    BL_TRY(bl_llama_check_model(&model->config, model->files));
-    BL_TRY(bl_llama_model_set_format(model, format));
+    BL_TRY(bl_model_check(&model->config, model->files));
+    BL_TRY(bl_model_set_format(model, format));
     const bl_stored_tensor *head = bl_hf_find(model->files, "lm_head.weight");
     model->embedding_dtype = find_embedding(model)->dtype;
     model->head_dtype =
@@ -160,44 +160,44 @@ static bl_status open_headers(const char *dir, bl_base_format format, bl_llama_m
     return BL_OK;
 }
 
-bl_status bl_llama_model_open_headers(const char *dir, bl_base_format format, int64_t max_positions,
-                                      bl_llama_model **out)
+bl_status bl_model_open_headers(const char *dir, bl_base_format format, int64_t max_positions,
+                                bl_model **out)
 {
     *out = NULL;
-    bl_llama_model *model = calloc(1, sizeof *model);
+    bl_model *model = calloc(1, sizeof *model);
     if (!model) return BL_FAIL(BL_ENOMEM, "model %s", dir);
     model->n_positions = bl_max_i64(max_positions, 1);
     bl_status st = open_headers(dir, format, model);
     if (st == BL_OK)
         *out = model;
     else
-        bl_llama_model_close(model);
+        bl_model_close(model);
     return st;
 }
 
-bl_status bl_llama_model_open_shared(const char *dir, bl_base_format format, int64_t max_positions,
-                                     bl_host_memory *host, int n_replicas, bl_llama_model **out)
+bl_status bl_model_open_shared(const char *dir, bl_base_format format, int64_t max_positions,
+                               bl_host_memory *host, int n_replicas, bl_model **out)
 {
-    bl_llama_model *model;
+    bl_model *model;
 
     *out = NULL;
-    BL_TRY(bl_llama_model_open_headers(dir, format, max_positions, &model));
+    BL_TRY(bl_model_open_headers(dir, format, max_positions, &model));
     bl_status st = read_embedding(model, host);
-    if (st == BL_OK) st = bl_llama_open_io_files(model->files, n_replicas == 1, &model->io_files);
+    if (st == BL_OK) st = bl_model_open_io_files(model->files, n_replicas == 1, &model->io_files);
     if (st == BL_OK)
         *out = model;
     else
-        bl_llama_model_close(model);
+        bl_model_close(model);
     return st;
 }
 
-bl_status bl_llama_model_open(const char *dir, bl_base_format format, int64_t max_positions,
-                              bl_llama_model **out)
+bl_status bl_model_open(const char *dir, bl_base_format format, int64_t max_positions,
+                        bl_model **out)
 {
-    return bl_llama_model_open_shared(dir, format, max_positions, NULL, 1, out);
+    return bl_model_open_shared(dir, format, max_positions, NULL, 1, out);
 }
 
-void bl_llama_model_close(bl_llama_model *model)
+void bl_model_close(bl_model *model)
 {
     if (!model) return;
     bl_io_files_close(model->io_files);

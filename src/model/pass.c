@@ -18,9 +18,9 @@ enum {
     RUN_AHEAD = 2 /* visits that are queued and have not ended */
 };
 
-struct bl_llama_pass {
+struct bl_pass {
     bl_device *device;
-    const bl_llama_weights *weights;
+    const bl_model_weights *weights;
     bl_base *base;
     bl_stream *compute;
     bl_pass_options options;
@@ -50,7 +50,7 @@ struct bl_llama_pass {
     bl_block_workspace workspace;
 };
 
-static bl_status create_stack(const bl_llama_pass *pass, const model_stack_size *size, int item,
+static bl_status create_stack(const bl_pass *pass, const model_stack_size *size, int item,
                               void *slots, void *host, bl_spill **out)
 {
     return bl_spill_create(&(bl_spill_options){.device = pass->device,
@@ -68,7 +68,7 @@ static bl_status create_stack(const bl_llama_pass *pass, const model_stack_size 
 }
 
 /* All memory and the stacks in it. */
-static bl_status place(bl_llama_pass *pass, const model_pass_size *m)
+static bl_status place(bl_pass *pass, const model_pass_size *m)
 {
     const bl_pass_options *o = &pass->options;
     size_t n_host = (size_t)model_pass_stacks_host_bytes(m);
@@ -101,47 +101,46 @@ static bl_status place(bl_llama_pass *pass, const model_pass_size *m)
                         host ? host + model_stack_host_bytes(&m->inputs) : NULL, &pass->saved);
 }
 
-bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
-                               bl_stream *compute, const bl_pass_options *options,
-                               bl_llama_pass **out)
+bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_base *base,
+                         bl_stream *compute, const bl_pass_options *options, bl_pass **out)
 {
-    const bl_llama_config *config = &weights->model->config;
+    const bl_model_config *config = &weights->model->config;
     bl_pass_options o = *options;
 
     *out = NULL;
     o.kind = bl_device_get_kind(device);
-    o.is_dense = bl_llama_base_is_bf16(weights->model->formats, config->n_layers);
+    o.is_dense = bl_model_base_is_bf16(weights->model->formats, config->n_layers);
     model_pass_size m = model_pass_measure(config, &o);
-    bl_llama_pass *pass = calloc(1, sizeof *pass);
+    bl_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
     size_t n_max = (size_t)options->max_group;
-    *pass = (bl_llama_pass){.device = device,
-                            .weights = weights,
-                            .base = base,
-                            .compute = compute,
-                            .options = o,
-                            .n_layers = config->n_layers,
-                            .hidden = config->hidden_size,
-                            .dims = model_pass_dims(config, &o),
-                            .first_row = calloc(n_max + 1, sizeof *pass->first_row),
-                            .batches = calloc(n_max, sizeof *pass->batches),
-                            .adapters = calloc(n_max, sizeof *pass->adapters),
-                            .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
-                            .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
+    *pass = (bl_pass){.device = device,
+                      .weights = weights,
+                      .base = base,
+                      .compute = compute,
+                      .options = o,
+                      .n_layers = config->n_layers,
+                      .hidden = config->hidden_size,
+                      .dims = model_pass_dims(config, &o),
+                      .first_row = calloc(n_max + 1, sizeof *pass->first_row),
+                      .batches = calloc(n_max, sizeof *pass->batches),
+                      .adapters = calloc(n_max, sizeof *pass->adapters),
+                      .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
+                      .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
     pass->dims.cos_table = weights->dims.cos_table;
     pass->dims.sin_table = weights->dims.sin_table;
     bl_status st = pass->first_row && pass->batches && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
     if (st != BL_OK) {
-        bl_llama_pass_destroy(pass);
+        bl_pass_destroy(pass);
         return st;
     }
     *out = pass;
     return BL_OK;
 }
 
-void bl_llama_pass_destroy(bl_llama_pass *pass)
+void bl_pass_destroy(bl_pass *pass)
 {
     if (!pass) return;
     bl_spill_destroy(pass->inputs);
@@ -158,21 +157,21 @@ void bl_llama_pass_destroy(bl_llama_pass *pass)
 }
 
 /* The input of layer `layer` (n_layers: of the final norm) for micro-batch m. */
-static bl_tensor boundary(const bl_llama_pass *pass, int64_t layer, int m)
+static bl_tensor boundary(const bl_pass *pass, int64_t layer, int m)
 {
     bl_tensor inputs = bl_tensor_of(bl_spill_at(pass->inputs, layer), pass->d.dtype);
     return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
 }
 
-static bl_tensor boundary_gradient(const bl_llama_pass *pass, int m)
+static bl_tensor boundary_gradient(const bl_pass *pass, int m)
 {
     return bl_tensor_at(pass->d, pass->first_row[m] * pass->hidden);
 }
 
 /* What a layer's forward leaves for its backward. Only the head comes between those of the last layer, so with a single micro-batch
  * the workspace still holds all that it computed. */
-static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_input *input,
-                                     int64_t layer, int m)
+static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *input, int64_t layer,
+                                     int m)
 {
     bl_block_tensors t = {0};
     if (input->micro[m].gradients && pass->saved_bytes > 0)
@@ -185,14 +184,14 @@ static bl_block_tensors kept_tensors(const bl_llama_pass *pass, const bl_pass_in
     return t;
 }
 
-static bl_status prefetch_lora(bl_llama_pass *pass, int64_t layer)
+static bl_status prefetch_lora(bl_pass *pass, int64_t layer)
 {
     for (int a = 0; a < pass->n_adapters; a++)
         BL_TRY(bl_gather_ring_prefetch(pass->adapters[a]->ring, layer));
     return BL_OK;
 }
 
-static bl_status acquire_lora(bl_llama_pass *pass, int64_t layer)
+static bl_status acquire_lora(bl_pass *pass, int64_t layer)
 {
     for (int a = 0; a < pass->n_adapters; a++) {
         const void *weights;
@@ -202,7 +201,7 @@ static bl_status acquire_lora(bl_llama_pass *pass, int64_t layer)
     return BL_OK;
 }
 
-static bl_status release_lora(bl_llama_pass *pass, int64_t layer)
+static bl_status release_lora(bl_pass *pass, int64_t layer)
 {
     for (int a = 0; a < pass->n_adapters; a++)
         BL_TRY(bl_gather_ring_release(pass->adapters[a]->ring, layer, pass->compute));
@@ -210,7 +209,7 @@ static bl_status release_lora(bl_llama_pass *pass, int64_t layer)
 }
 
 /* The layer of the visit under way, with the adapter of a micro-batch. */
-static bl_block block_of(bl_llama_pass *pass, const bl_pass_micro *micro, int64_t layer)
+static bl_block block_of(bl_pass *pass, const bl_pass_micro *micro, int64_t layer)
 {
     const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
     bl_block block = {.dims = &pass->dims,
@@ -232,7 +231,7 @@ static bl_block block_of(bl_llama_pass *pass, const bl_pass_micro *micro, int64_
 }
 
 /* The pass's adapters, each once, and whether it fits what create was told. */
-static bl_status collect_adapters(bl_llama_pass *pass, const bl_pass_input *input)
+static bl_status collect_adapters(bl_pass *pass, const bl_pass_input *input)
 {
     const bl_pass_options *o = &pass->options;
 
@@ -257,7 +256,7 @@ static bl_status collect_adapters(bl_llama_pass *pass, const bl_pass_input *inpu
 }
 
 /* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room for more tokens. */
-static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
+static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
 {
     bool has_backward = false;
 
@@ -285,20 +284,20 @@ static bl_status begin_pass(bl_llama_pass *pass, const bl_pass_input *input)
 }
 
 /* A stop that comes while the thread waits is seen before anything more is queued. */
-static bl_status wait_for_turn(bl_llama_pass *pass, const bl_pass_input *input)
+static bl_status wait_for_turn(bl_pass *pass, const bl_pass_input *input)
 {
     BL_TRY(bl_event_synchronize(pass->visited[pass->n_visits % RUN_AHEAD]));
     if (!input->stop || !input->stop(input->stop_user)) return BL_OK;
     return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
 }
 
-static bl_status end_visit(bl_llama_pass *pass)
+static bl_status end_visit(bl_pass *pass)
 {
     BL_TRY(bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0));
     return bl_event_record(pass->visited[pass->n_visits++ % RUN_AHEAD], pass->compute);
 }
 
-static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
+static bl_status begin_visit(bl_pass *pass, const bl_action *action)
 {
     int64_t head = pass->n_layers;
     const char *name = action->visit < head    ? "forward"
@@ -309,7 +308,7 @@ static bl_status begin_visit(bl_llama_pass *pass, const bl_action *action)
                              pass->compute, &pass->span);
 }
 
-static bl_status run_forward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
+static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
 {
     bl_block_tensors kept = kept_tensors(pass, input, layer, m);
     bl_block block = block_of(pass, &input->micro[m], layer);
@@ -319,9 +318,9 @@ static bl_status run_forward(bl_llama_pass *pass, const bl_pass_input *input, in
 }
 
 /* Final norm, head, loss and, in training, the gradient of the last layer's output. */
-static bl_status run_head(bl_llama_pass *pass, const bl_pass_micro *micro, int m)
+static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m)
 {
-    const bl_llama_config *config = &pass->weights->model->config;
+    const bl_model_config *config = &pass->weights->model->config;
     const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
     const bl_micro_batch *b = &pass->batches[m];
     bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
@@ -357,7 +356,7 @@ static bl_status run_head(bl_llama_pass *pass, const bl_pass_micro *micro, int m
                                                            .dx = d});
 }
 
-static bl_status run_backward(bl_llama_pass *pass, const bl_pass_input *input, int64_t layer, int m)
+static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
 {
     const bl_gradient_sink *sink = input->micro[m].gradients;
     float *gradients;
@@ -372,7 +371,7 @@ static bl_status run_backward(bl_llama_pass *pass, const bl_pass_input *input, i
 }
 
 typedef struct pass_run {
-    bl_llama_pass *pass;
+    bl_pass *pass;
     const bl_pass_input *input;
 } pass_run;
 
@@ -380,7 +379,7 @@ typedef struct pass_run {
 static bl_status carry_out(void *user, const bl_action *action)
 {
     const pass_run *run = user;
-    bl_llama_pass *pass = run->pass;
+    bl_pass *pass = run->pass;
     const bl_pass_input *input = run->input;
     int64_t unit = action->unit;
     int m = action->micro;
@@ -436,7 +435,7 @@ static bl_status carry_out(void *user, const bl_action *action)
     return BL_FAIL(BL_EINTERNAL, "action %d of a pass", (int)action->kind);
 }
 
-bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
+bl_status bl_pass_run(bl_pass *pass, const bl_pass_input *input)
 {
     BL_TRY(begin_pass(pass, input));
     return bl_schedule_run(&pass->schedule, carry_out, &(pass_run){pass, input});
@@ -464,7 +463,7 @@ static bool all_finite(bl_staging *staging, bl_tensor x, int64_t n)
     return true;
 }
 
-static bool find_bad(const bl_llama_pass *pass, const bl_pass_input *input, bl_staging *staging,
+static bool find_bad(const bl_pass *pass, const bl_pass_input *input, bl_staging *staging,
                      int64_t *layer, int *micro)
 {
     for (*layer = -1; *layer < pass->n_layers; ++*layer) {
@@ -478,8 +477,7 @@ static bool find_bad(const bl_llama_pass *pass, const bl_pass_input *input, bl_s
     return false;
 }
 
-bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer,
-                            int *micro)
+bool bl_pass_find_bad(const bl_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro)
 {
     bl_staging *staging;
 
@@ -493,7 +491,7 @@ bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *inpu
     return found;
 }
 
-bl_status bl_llama_pass_validate(const bl_llama_pass *pass)
+bl_status bl_pass_validate(const bl_pass *pass)
 {
     BL_TRY(bl_spill_validate(pass->inputs));
     return pass->saved ? bl_spill_validate(pass->saved) : BL_OK;

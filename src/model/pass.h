@@ -4,7 +4,7 @@
  * A visit acquires a layer's frozen matrices and LoRA weights once, takes the group's micro-batches through it one after the
  * other, and releases them. Gathers are paid once a group; layer-internal memory is one micro-batch's; layer inputs, saved tensors and
  * the boundary gradients are the whole group's. Layer inputs and saved tensors are two stacks (offload/spill.h): with offload_activations
- * device memory has those of two layers, host memory the others. The order of visits is known (bl_llama_pass: 0..L-1, head, L-1..0, and from the
+ * device memory has those of two layers, host memory the others. The order of visits is known (bl_pass: 0..L-1, head, L-1..0, and from the
  * start again), so each visit prefetches the ones to come.
  *
  * Micro-batches are padded where the device wants whole tiles of tokens (model/feed.h).
@@ -17,8 +17,8 @@
 #include "linear/base.h"
 #include "comm/gather_ring.h"
 #include "device/timeline.h"
-#include "llama/block.h"
-#include "llama/lora.h"
+#include "arch/block.h"
+#include "arch/lora.h"
 #include "model/weights.h"
 
 /* Where a layer's gradients go. begin gives the flat vector (layout->n_floats, fp32, device memory, valid until end) that backward overwrites; end says that the tasks queued
@@ -47,10 +47,10 @@ typedef struct bl_pass_micro {
 } bl_pass_micro;
 
 typedef struct bl_pass_options {
-    /* Of the device, for bl_llama_pass_bytes before there is one; create looks at its device. */
+    /* Of the device, for bl_pass_total_bytes before there is one; create looks at its device. */
     bl_device_kind kind;
     /* Of products with the frozen projections on CUDA; and, by layer, those that are made in bf16
-     * all the same: bit m is bl_llama_matrix m. NULL: none. Borrowed by the pass. */
+     * all the same: bit m is bl_layer_matrix m. NULL: none. Borrowed by the pass. */
     bl_matmul_mode mode;
     const uint8_t *bf16_matrices;
     bool is_dense; /* all frozen projections are stored as bf16; create looks at its weights */
@@ -74,20 +74,19 @@ typedef struct bl_pass_options {
     bl_timeline *timeline;
 } bl_pass_options;
 
-typedef struct bl_llama_pass bl_llama_pass;
+typedef struct bl_pass bl_pass;
 
 /* Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
-bl_status bl_llama_pass_create(bl_device *device, const bl_llama_weights *weights, bl_base *base,
-                               bl_stream *compute, const bl_pass_options *options,
-                               bl_llama_pass **out);
-void bl_llama_pass_destroy(bl_llama_pass *pass); /* after the streams are idle; NULL is fine */
+bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_base *base,
+                         bl_stream *compute, const bl_pass_options *options, bl_pass **out);
+void bl_pass_destroy(bl_pass *pass); /* after the streams are idle; NULL is fine */
 
 /* Bytes of device memory that create takes, and of host memory: offloaded activations, and on a GPU the embeddings of a group. */
-int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options);
-int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options);
+int64_t bl_pass_total_bytes(const bl_model_config *config, const bl_pass_options *options);
+int64_t bl_pass_host_bytes(const bl_model_config *config, const bl_pass_options *options);
 
 /* The same by what they are for. Device memory: the members up to feed, whose sum is
- * bl_llama_pass_bytes; host memory: the others. */
+ * bl_pass_total_bytes; host memory: the others. */
 typedef struct bl_pass_bytes {
     int64_t inputs;    /* layer inputs: all, or the slots of their stack */
     int64_t saved;     /* what layers keep beside their inputs, likewise */
@@ -98,12 +97,12 @@ typedef struct bl_pass_bytes {
     int64_t host_inputs, host_saved;
     int64_t host_embeddings; /* of a group */
 } bl_pass_bytes;
-bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options);
+bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_options *options);
 
 /* What of it is touched where pages take memory when they are first written, on a CPU: by micro-batches with
  * gradients of at most T_train tokens, and evaluations of at most T_evaluation; 0: there are none. */
-bl_pass_bytes bl_llama_pass_touched(const bl_llama_config *config, const bl_pass_options *options,
-                                    int64_t T_train, int64_t T_evaluation);
+bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_options *options,
+                              int64_t T_train, int64_t T_evaluation);
 
 /* Borrowed for the call; the device memory behind it until the streams have run. */
 typedef struct bl_pass_input {
@@ -118,14 +117,13 @@ typedef struct bl_pass_input {
  * visits ahead of the device: a visit waits for the end of the one two before it. So the call returns its first error, or a stop,
  * within two visits, and while the last two still run. BL_EINTERNAL: more
  * micro-batches, a larger LoRA rank, dropout or gradients than the options said. */
-bl_status bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
+bl_status bl_pass_run(bl_pass *pass, const bl_pass_input *input);
 
 /* After a loss that is not finite and with compute idle: the first layer of the group `input`, which must be the last, whose output
  * holds a NaN or infinity (-1: the embedding), and the micro-batch of the group. False: none of them does, or they cannot be read. */
-bool bl_llama_pass_find_bad(const bl_llama_pass *pass, const bl_pass_input *input, int64_t *layer,
-                            int *micro);
+bool bl_pass_find_bad(const bl_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro);
 
 /* The invariants of its stacks (offload/spill.h), at any time between two calls that queue work; BL_EINTERNAL says which is broken. */
-bl_status bl_llama_pass_validate(const bl_llama_pass *pass);
+bl_status bl_pass_validate(const bl_pass *pass);
 
 #endif

@@ -12,7 +12,7 @@ enum {
     ALIGNMENT_BYTES = 256, /* where tensors begin */
 };
 
-bl_block_dims model_pass_dims(const bl_llama_config *config, const bl_pass_options *o)
+bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_options *o)
 {
     bl_block_dims dims = bl_block_dims_of(config, o->kind);
 
@@ -23,7 +23,7 @@ bl_block_dims model_pass_dims(const bl_llama_config *config, const bl_pass_optio
     return dims;
 }
 
-model_pass_size model_pass_measure(const bl_llama_config *config, const bl_pass_options *o)
+model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *o)
 {
     bl_block_dims dims = model_pass_dims(config, o);
     int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
@@ -71,20 +71,20 @@ int64_t model_pass_stacks_host_bytes(const model_pass_size *m)
     return model_stack_host_bytes(&m->inputs) + model_stack_host_bytes(&m->saved);
 }
 
-int64_t bl_llama_pass_bytes(const bl_llama_config *config, const bl_pass_options *options)
+int64_t bl_pass_total_bytes(const bl_model_config *config, const bl_pass_options *options)
 {
     model_pass_size m = model_pass_measure(config, options);
     return model_pass_device_bytes(&m);
 }
 
-int64_t bl_llama_pass_host_bytes(const bl_llama_config *config, const bl_pass_options *options)
+int64_t bl_pass_host_bytes(const bl_model_config *config, const bl_pass_options *options)
 {
     model_pass_size m = model_pass_measure(config, options);
     return (int64_t)bl_arena_piece_bytes((size_t)model_pass_stacks_host_bytes(&m)) +
            m.feed.host_bytes;
 }
 
-bl_pass_bytes bl_llama_pass_measure(const bl_llama_config *config, const bl_pass_options *options)
+bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_options *options)
 {
     model_pass_size m = model_pass_measure(config, options);
     return (bl_pass_bytes){.inputs = model_stack_bytes(&m.inputs),
@@ -109,8 +109,8 @@ static int64_t touched(int64_t n, int64_t size, int64_t used)
 /* Rows of micro-batches lie one behind the other from the beginning of each buffer. The workspace has room for
  * every tensor of a layer; those that are kept for backward are used there by evaluations alone. The arena of
  * host memory is touched when it is made. */
-bl_pass_bytes bl_llama_pass_touched(const bl_llama_config *config, const bl_pass_options *options,
-                                    int64_t T_train, int64_t T_evaluation)
+bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_options *options,
+                              int64_t T_train, int64_t T_evaluation)
 {
     bl_block_dims dims = model_pass_dims(config, options);
     bl_pass_options of_train = *options, of_evaluation = *options;
@@ -122,13 +122,13 @@ bl_pass_bytes bl_llama_pass_touched(const bl_llama_config *config, const bl_pass
     model_pass_size train = model_pass_measure(config, &of_train),
                     evaluation = model_pass_measure(config, &of_evaluation);
     if (options->training) n_unused = bl_block_rows(&dims, T) - bl_block_rows(&dims, T_evaluation);
-    enum { WORKSPACE_BUFFERS = 7 }; /* llama/block.c: place_workspace */
+    enum { WORKSPACE_BUFFERS = 7 }; /* arch/block.c: place_workspace */
     model_pass_size full = model_pass_measure(config, options),
                     *longer = T_train > T_evaluation ? &train : &evaluation;
     int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, options->save);
     int64_t float_bytes = (int64_t)sizeof(float),
             n_logits = config->vocab_size + config->hidden_size;
-    bl_pass_bytes all = bl_llama_pass_measure(config, options);
+    bl_pass_bytes all = bl_pass_measure(config, options);
 
     all.inputs = touched(full.inputs.n_slots, full.inputs.entry_bytes,
                          bl_max_i64(train.inputs.entry_bytes, evaluation.inputs.entry_bytes));

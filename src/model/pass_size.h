@@ -18,8 +18,8 @@ typedef struct model_pass_size {
 } model_pass_size;
 
 /* Of a layer, with the options' mode; without the tables. */
-bl_block_dims model_pass_dims(const bl_llama_config *config, const bl_pass_options *options);
-model_pass_size model_pass_measure(const bl_llama_config *config, const bl_pass_options *options);
+bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_options *options);
+model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *options);
 
 /* In device memory, and in host memory. */
 int64_t model_stack_bytes(const model_stack_size *size);

@@ -7,11 +7,11 @@
 
 #include "base/sizes.h"
 #include "linear/base_paged.h"
-#include "llama/projection.h"
+#include "arch/projection.h"
 #include "offload/arena.h"
 
-bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement,
-                         bl_tier *tiers)
+bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
+                              bl_tier *tiers)
 {
     int64_t n_pages = bl_base_part_count(layout);
     size_t *n_bytes = calloc((size_t)n_pages + 1, sizeof *n_bytes);
@@ -52,8 +52,8 @@ static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int
     return used < ring_bytes ? used : ring_bytes;
 }
 
-bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
-                               bl_device_kind kind, int ring_depth, bl_llama_placed_bytes *out)
+bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
+                               bl_device_kind kind, int ring_depth, bl_placed_bytes *out)
 {
     bool host_writes = kind == BL_DEVICE_CPU;
     bl_status st = BL_OK;
@@ -61,12 +61,12 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
     bool *is = calloc((size_t)n_pages + 1, sizeof *is);
 
-    *out = (bl_llama_placed_bytes){0};
+    *out = (bl_placed_bytes){0};
     if (!tiers || !is) {
         st = BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
         goto done;
     }
-    BL_TRY_GOTO(st, done, bl_llama_place(layout, placement, tiers));
+    BL_TRY_GOTO(st, done, bl_placement_assign(layout, placement, tiers));
     for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
         bl_tier tier = tiers[w.index];
         *(tier == BL_TIER_DEVICE ? &out->device
@@ -79,10 +79,10 @@ bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_plac
     out->ring_used = used_bytes(layout, tiers, ring_depth, out->ring);
     for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
     out->reader = bl_base_paged_reader_bytes(layout, is, !host_writes,
-                                             bl_llama_pager_queue_depth(placement->n));
+                                             bl_model_pager_queue_depth(placement->n));
     size_t staged = out->disk + (host_writes ? 0 : out->device);
     out->writing =
-        (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_llama_staging_bytes(placement)) +
+        (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_model_staging_bytes(placement)) +
                  bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
 done:
     free(is);
@@ -90,28 +90,28 @@ done:
     return st;
 }
 
-size_t bl_llama_staging_bytes(const bl_llama_placement *placement)
+size_t bl_model_staging_bytes(const bl_placement *placement)
 {
     enum { MAX_BYTES = 32 << 20, MIN_BYTES = 4 << 20 };
     if (placement->staging_bytes) return placement->staging_bytes;
     return (size_t)bl_max_i64(MIN_BYTES, MAX_BYTES / bl_max_i64(1, placement->n));
 }
 
-int bl_llama_pager_queue_depth(int n)
+int bl_model_pager_queue_depth(int n)
 {
     enum { MIN_DEPTH = 4 };
     return (int)bl_max_i64(MIN_DEPTH, BL_IO_QUEUE_DEPTH / bl_max_i64(1, n));
 }
 
-int bl_llama_node_of_rank(int index, int n, const char *gpu_bus_id)
+int bl_model_node_of_rank(int index, int n, const char *gpu_bus_id)
 {
     int node = gpu_bus_id ? bl_arena_node_of_pci(gpu_bus_id) : -1;
     return node >= 0 ? node : bl_arena_node_of(index, n);
 }
 
-bl_status bl_llama_bind_rank(int index, int n, const char *gpu_bus_id)
+bl_status bl_model_bind_rank(int index, int n, const char *gpu_bus_id)
 {
-    return bl_arena_bind_thread(bl_llama_node_of_rank(index, n, gpu_bus_id));
+    return bl_arena_bind_thread(bl_model_node_of_rank(index, n, gpu_bus_id));
 }
 
 /* "mlp.gate_proj" of segment 0 of BL_GATE_UP. */
@@ -124,7 +124,7 @@ static const bl_projection_info *find_projection(int matrix, int segment)
     return NULL;
 }
 
-void bl_llama_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES])
+void bl_model_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES])
 {
     const bl_base_part *p = at->part;
 

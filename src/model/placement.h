@@ -7,7 +7,7 @@
 #include "offload/pages.h"
 
 /* ratio: the part of the base's bytes that is in `tier`, 0..1; the rest is in device memory. */
-typedef struct bl_llama_placement {
+typedef struct bl_placement {
     double ratio;
     bl_tier tier;
     double host_part; /* with BL_TIER_DISK: of that part, what is in host memory after all; 0..1 */
@@ -23,38 +23,38 @@ typedef struct bl_llama_placement {
     /* Asked before each piece that is loaded; true ends loading with BL_ESTOPPED. NULL: never. */
     bool (*stop)(void *user);
     void *stop_user;
-} bl_llama_placement;
+} bl_placement;
 
 /* staging_bytes, chosen. */
-size_t bl_llama_staging_bytes(const bl_llama_placement *placement);
+size_t bl_model_staging_bytes(const bl_placement *placement);
 
 /* The tier of each page of the layout (bl_base_part_count of them; offload/tier.h says how they are chosen). */
-bl_status bl_llama_place(const bl_base_layout *layout, const bl_llama_placement *placement,
-                         bl_tier *tiers);
+bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
+                              bl_tier *tiers);
 
 /* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
  * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what pages are
  * written through that the host cannot write itself (those on disk; on a GPU, device memory) while the model is loaded, when none of the
  * ring is there yet. */
-typedef struct bl_llama_placed_bytes {
+typedef struct bl_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
     size_t ring_used; /* of ring: what is ever written, which is what it takes on a CPU */
-} bl_llama_placed_bytes;
-bl_status bl_llama_place_bytes(const bl_base_layout *layout, const bl_llama_placement *placement,
-                               bl_device_kind kind, int ring_depth, bl_llama_placed_bytes *out);
+} bl_placed_bytes;
+bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
+                               bl_device_kind kind, int ring_depth, bl_placed_bytes *out);
 
 /* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
-int bl_llama_pager_queue_depth(int n);
+int bl_model_pager_queue_depth(int n);
 
 /* The NUMA node that rank `index` of `n` ranks of this host belongs to: next to its GPU, if it has one that says where it is (NULL: none),
  * or as ranks are dealt out to nodes. -1: to none in particular. */
-int bl_llama_node_of_rank(int index, int n, const char *gpu_bus_id);
+int bl_model_node_of_rank(int index, int n, const char *gpu_bus_id);
 /* Keeps the calling thread, and those it starts from now on, on the cores of that node: next to the host tier's memory. Nothing happens
  * where there is one node, or fewer ranks without GPU than nodes. */
-bl_status bl_llama_bind_rank(int index, int n, const char *gpu_bus_id);
+bl_status bl_model_bind_rank(int index, int n, const char *gpu_bus_id);
 
 enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
-void bl_llama_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES]);
+void bl_model_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES]);
 
 #endif

@@ -9,15 +9,15 @@
 enum { BL_TENSOR_NAME_BYTES = 96 };
 
 /* "model.layers.3.self_attn.q_proj.weight" */
-void bl_llama_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
+void bl_model_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
 /* BL_EINPUT lists all that is wrong: exactly the tensors of the configuration must be there, with their
  * shapes. */
-bl_status bl_llama_check_tensors(const bl_llama_config *config, const bl_hf_model *model);
+bl_status bl_model_check_tensors(const bl_model_config *config, const bl_hf_model *model);
 
 /* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
-bl_status bl_llama_load_base(bl_llama_weights *weights, bl_comm *shard_group,
-                             const bl_llama_placement *placement, bl_staging *staging);
+bl_status bl_model_load_base(bl_model_weights *weights, bl_comm *shard_group,
+                             const bl_placement *placement, bl_staging *staging);
 
 /* Rows [begin, end) of a weight, to be kept in `format`. */
 typedef struct bl_row_job {
@@ -30,14 +30,14 @@ typedef struct bl_row_job {
     float *scales;
 } bl_row_job;
 
-uint64_t bl_llama_tensor_seed(const char *name); /* of checksums of its rows */
+uint64_t bl_model_tensor_seed(const char *name); /* of checksums of its rows */
 
 /* Carries out jobs in their order while the rows of the next ones are being read. */
 typedef struct bl_row_loader bl_row_loader;
 
 /* The model's files, opened for readers: in the order of bl_hf_file. `direct`: past the page cache. BL_EINPUT, too, when one
  * was replaced since its header was read. */
-bl_status bl_llama_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out);
+bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out);
 
 /* All is borrowed until the loader is destroyed. n_readers: loaders at work on this host at a time, which
  * share the depth of the queue and the memory for it. The loader `reports` its progress, and its rate when it
@@ -52,7 +52,7 @@ bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
 void bl_row_loader_destroy(bl_row_loader *loader); /* NULL is fine */
 
 /* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */
-bl_status bl_llama_check_finite(const bl_stored_tensor *tensor, int64_t begin, int64_t end,
+bl_status bl_model_check_finite(const bl_stored_tensor *tensor, int64_t begin, int64_t end,
                                 const void *bytes);
 
 #endif

@@ -21,7 +21,7 @@ typedef enum bl_action_kind {
     BL_ACTION_PREFETCH_BASE, /* the unit's frozen weights come soon */
     BL_ACTION_BEGIN,         /* the visit's own work begins */
     BL_ACTION_ACQUIRE_LORA,
-    BL_ACTION_ACQUIRE_HEAD, /* layers acquire their matrices one by one (llama/block.h) */
+    BL_ACTION_ACQUIRE_HEAD, /* layers acquire their matrices one by one (arch/block.h) */
     BL_ACTION_RESERVE_INPUT,
     BL_ACTION_RESERVE_SAVED,
     BL_ACTION_TAKE_INPUT,

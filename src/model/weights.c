@@ -20,22 +20,22 @@ static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t co
     w->cols = cols;
 }
 
-bool bl_llama_head_is_table(const bl_llama_config *config, bl_device_kind kind)
+bool bl_model_head_is_table(const bl_model_config *config, bl_device_kind kind)
 {
     return config->tie_word_embeddings && kind == BL_DEVICE_CPU;
 }
 
-int64_t bl_llama_table_positions(bl_device_kind kind, int64_t n_positions)
+int64_t bl_model_table_positions(bl_device_kind kind, int64_t n_positions)
 {
     enum { TILE = 128 }; /* more than the padding ever has */
     return kind == BL_DEVICE_CPU ? n_positions : bl_max_i64(n_positions, TILE);
 }
 
-bl_status bl_llama_layout(const bl_llama_config *config, const bl_format *formats,
+bl_status bl_model_layout(const bl_model_config *config, const bl_format *formats,
                           bl_dtype head_dtype, bl_device_kind kind, int n_shards,
                           bl_base_layout *out)
 {
-    bool tied = bl_llama_head_is_table(config, kind);
+    bool tied = bl_model_head_is_table(config, kind);
     *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + (tied ? 0 : 1)};
     out->units = calloc((size_t)out->n_units, sizeof *out->units);
     if (!out->units)
@@ -90,12 +90,12 @@ static void place_scales(bl_base_layout *layout, float *scales)
         }
 }
 
-bl_llama_whole_bytes bl_llama_measure_whole(const bl_llama_config *c, const bl_base_layout *layout,
+bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *c, const bl_base_layout *layout,
                                             bl_device_kind kind, int64_t n_positions)
 {
     enum { FLOAT = sizeof(float) };
-    bl_llama_whole_bytes n = {.norms = (2 * c->n_layers + 1) * c->hidden_size * FLOAT,
-                              .rope_tables = bl_llama_table_positions(kind, n_positions) *
+    bl_model_whole_bytes n = {.norms = (2 * c->n_layers + 1) * c->hidden_size * FLOAT,
+                              .rope_tables = bl_model_table_positions(kind, n_positions) *
                                              c->head_dim * FLOAT};
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++) {
@@ -105,7 +105,7 @@ bl_llama_whole_bytes bl_llama_measure_whole(const bl_llama_config *c, const bl_b
     return n;
 }
 
-static bl_status load_norm(bl_llama_weights *w, const char *name, bl_staging *staging, float *to)
+static bl_status load_norm(bl_model_weights *w, const char *name, bl_staging *staging, float *to)
 {
     const bl_stored_tensor *t = bl_hf_find(w->model->files, name);
     float *out = staging->bytes; /* it has room for hidden_size */
@@ -116,29 +116,29 @@ static bl_status load_norm(bl_llama_weights *w, const char *name, bl_staging *st
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
                            bl_safetensors_path(t->file), name, (long long)i);
     w->checksum += XXH3_64bits_withSeed(out, (size_t)w->model->config.hidden_size * sizeof *out,
-                                        bl_llama_tensor_seed(name));
+                                        bl_model_tensor_seed(name));
     return bl_staging_upload(staging, to, out, (size_t)w->model->config.hidden_size * sizeof *out);
 }
 
-static bl_status load_norms(bl_llama_weights *w, bl_staging *staging)
+static bl_status load_norms(bl_model_weights *w, bl_staging *staging)
 {
     static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};
-    const bl_llama_config *c = &w->model->config;
+    const bl_model_config *c = &w->model->config;
     char name[BL_TENSOR_NAME_BYTES];
 
     for (int64_t l = 0; l < c->n_layers; l++)
         for (int k = 0; k < 2; k++) {
-            bl_llama_tensor_name(l, modules[k], name);
+            bl_model_tensor_name(l, modules[k], name);
             BL_TRY(load_norm(w, name, staging, w->norms + (2 * l + k) * c->hidden_size));
         }
     return load_norm(w, "model.norm.weight", staging, w->norms + 2 * c->n_layers * c->hidden_size);
 }
 
 /* As many positions at a time as the staging buffer has room for, cosines before sines. */
-static bl_status fill_rope_tables(const bl_llama_weights *w, const double *inv_freq, int64_t half,
+static bl_status fill_rope_tables(const bl_model_weights *w, const double *inv_freq, int64_t half,
                                   bl_staging *staging)
 {
-    int64_t n_positions = bl_llama_table_positions(w->dims.kind, w->model->n_positions),
+    int64_t n_positions = bl_model_table_positions(w->dims.kind, w->model->n_positions),
             most = (int64_t)(staging->n_bytes / (2 * sizeof(float))) / half;
     float *cosines = staging->bytes, *sines = cosines + most * half;
 
@@ -153,26 +153,26 @@ static bl_status fill_rope_tables(const bl_llama_weights *w, const double *inv_f
     return BL_OK;
 }
 
-static bl_status make_rope_tables(bl_llama_weights *w, bl_staging *staging)
+static bl_status make_rope_tables(bl_model_weights *w, bl_staging *staging)
 {
-    const bl_llama_config *c = &w->model->config;
+    const bl_model_config *c = &w->model->config;
     int64_t half = c->head_dim / 2;
     double *inv_freq = malloc((size_t)half * sizeof *inv_freq);
 
     if (!inv_freq) return BL_FAIL(BL_ENOMEM, "RoPE frequencies");
-    bl_llama_config_rope_inv_freq(c, inv_freq);
+    bl_model_config_rope_inv_freq(c, inv_freq);
     bl_status st = fill_rope_tables(w, inv_freq, half, staging);
     free(inv_freq);
     w->dims.cos_table = w->rope_tables;
     w->dims.sin_table =
-        w->rope_tables + bl_llama_table_positions(w->dims.kind, w->model->n_positions) * half;
+        w->rope_tables + bl_model_table_positions(w->dims.kind, w->model->n_positions) * half;
     return st;
 }
 
-static bl_status allocate(bl_llama_weights *w)
+static bl_status allocate(bl_model_weights *w)
 {
-    bl_llama_whole_bytes n =
-        bl_llama_measure_whole(&w->model->config, &w->layout, w->dims.kind, w->model->n_positions);
+    bl_model_whole_bytes n =
+        bl_model_measure_whole(&w->model->config, &w->layout, w->dims.kind, w->model->n_positions);
 
     w->n_scales = n.scales / (int64_t)sizeof(float);
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.scales, "scales",
@@ -186,7 +186,7 @@ static bl_status allocate(bl_llama_weights *w)
 }
 
 /* What the ranks have read of the base, together; then what each reads whole. */
-static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shard_group, bl_stream *stream)
+static bl_status sum_checksums(bl_model_weights *w, bl_comm *shard_group, bl_stream *stream)
 {
     bl_twin *sum;
 
@@ -205,16 +205,16 @@ static bl_status sum_checksums(bl_llama_weights *w, bl_comm *shard_group, bl_str
 }
 
 /* Room for a norm, and for the tables' rows of one position. */
-static size_t staging_bytes(const bl_llama_config *c)
+static size_t staging_bytes(const bl_model_config *c)
 {
     return (size_t)bl_max_i64(BL_STAGING_BYTES,
                               bl_max_i64(c->hidden_size, c->head_dim) * (int64_t)sizeof(float));
 }
 
 /* A tied head is the embedding table. */
-static void point_at_tied_head(bl_llama_weights *w)
+static void point_at_tied_head(bl_model_weights *w)
 {
-    const bl_llama_config *c = &w->model->config;
+    const bl_model_config *c = &w->model->config;
     bl_format format = BL_FORMAT_F32;
 
     bl_format_from_dtype(w->model->embedding_dtype, &format);
@@ -225,49 +225,49 @@ static void point_at_tied_head(bl_llama_weights *w)
         .segment = {{.format = format, .codes = w->model->embedding, .rows = c->vocab_size}}};
 }
 
-bl_status bl_llama_weights_create(const bl_llama_model *model, bl_device *device, int n_shards,
-                                  bl_llama_weights **out)
+bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int n_shards,
+                                  bl_model_weights **out)
 {
-    const bl_llama_config *c = &model->config;
+    const bl_model_config *c = &model->config;
     bl_staging *staging = NULL;
     bl_status st = BL_OK;
 
     *out = NULL;
-    bl_llama_weights *w = calloc(1, sizeof *w);
+    bl_model_weights *w = calloc(1, sizeof *w);
     if (!w) return BL_FAIL(BL_ENOMEM, "model weights");
     w->model = model;
     w->device = device;
     w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
     BL_TRY_GOTO(
         st, done,
-        bl_llama_layout(c, model->formats, model->head_dtype, w->dims.kind, n_shards, &w->layout));
+        bl_model_layout(c, model->formats, model->head_dtype, w->dims.kind, n_shards, &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
     BL_TRY_GOTO(st, done, make_rope_tables(w, staging));
-    if (bl_llama_head_is_table(c, w->dims.kind)) point_at_tied_head(w);
+    if (bl_model_head_is_table(c, w->dims.kind)) point_at_tied_head(w);
     *out = w;
     w = NULL;
 done:
     bl_staging_destroy(staging);
-    bl_llama_weights_free(w);
+    bl_model_weights_free(w);
     return st;
 }
 
-bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
-                                bl_comm *shard_group, bl_stream *stream,
-                                const bl_llama_placement *placement, bl_llama_weights **out)
+bl_status bl_model_weights_load(const bl_model *model, bl_device *device, bl_comm *shard_group,
+                                bl_stream *stream, const bl_placement *placement,
+                                bl_model_weights **out)
 {
-    bl_llama_weights *w = NULL;
+    bl_model_weights *w = NULL;
     bl_staging *staging = NULL;
     bl_status st = BL_OK;
 
     *out = NULL;
-    BL_TRY_GOTO(st, done, bl_llama_weights_create(model, device, bl_comm_size(shard_group), &w));
+    BL_TRY_GOTO(st, done, bl_model_weights_create(model, device, bl_comm_size(shard_group), &w));
     BL_TRY_GOTO(
         st, done,
         bl_staging_create(device, staging_bytes(&model->config), "staging of weights", &staging));
-    BL_TRY_GOTO(st, done, bl_llama_load_base(w, shard_group, placement, staging));
+    BL_TRY_GOTO(st, done, bl_model_load_base(w, shard_group, placement, staging));
     BL_TRY_GOTO(st, done, sum_checksums(w, shard_group, stream));
     BL_TRY_GOTO(st, done, load_norms(w, staging));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
@@ -277,11 +277,11 @@ bl_status bl_llama_weights_load(const bl_llama_model *model, bl_device *device,
     w = NULL;
 done:
     bl_staging_destroy(staging);
-    bl_llama_weights_free(w);
+    bl_model_weights_free(w);
     return st;
 }
 
-void bl_llama_weights_free(bl_llama_weights *w)
+void bl_model_weights_free(bl_model_weights *w)
 {
     if (!w) return;
     bl_pages_destroy(w->pages);
@@ -292,7 +292,7 @@ void bl_llama_weights_free(bl_llama_weights *w)
     free(w);
 }
 
-bl_status bl_llama_base_create(const bl_llama_weights *w, const bl_llama_base_options *o,
+bl_status bl_model_base_create(const bl_model_weights *w, const bl_model_base_options *o,
                                bl_base **out)
 {
     bl_pager_options options = {.device = w->device,

@@ -97,7 +97,7 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
         .embedding_dtype = c->model.embedding_dtype,
         .head_dtype = c->model.head_dtype,
         .n_positions = row_tokens,
-        .load_bytes = bl_llama_load_bytes(&c->model.stored, n_shards),
+        .load_bytes = bl_model_load_bytes(&c->model.stored, n_shards),
         .lora = &c->lora,
         .topology = topology,
         .is_training = true,

@@ -5,7 +5,7 @@
 #define BALLAST_PLAN_INPUT_H
 
 #include "config/config.h"
-#include "llama/lora.h"
+#include "arch/lora.h"
 #include "plan/hardware.h"
 #include "plan/topology.h"
 
@@ -23,13 +23,13 @@ typedef struct bl_plan_rows {
 typedef struct bl_plan_input {
     const bl_train_config *config; /* resolved and valid */
 
-    const bl_llama_config *model;
+    const bl_model_config *model;
     const bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
     /* compute_bf16_modules by layer (bl_train_config_bf16_matrices), for times; NULL: none. */
     const uint8_t *bf16_matrices;
     bl_dtype embedding_dtype, head_dtype;
     int64_t n_positions; /* of the RoPE tables */
-    /* Taken by a rank while it loads, beside what it loads into (bl_llama_load_bytes). */
+    /* Taken by a rank while it loads, beside what it loads into (bl_model_load_bytes). */
     int64_t load_bytes;
     const bl_lora_layout *lora; /* n_floats 0: no adapter */
 

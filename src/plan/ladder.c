@@ -2,7 +2,7 @@
 #include "plan/ladder.h"
 
 #include "base/sizes.h"
-#include "llama/projection.h"
+#include "arch/projection.h"
 
 enum {
     BUCKET = 500000000,  /* elements of a bucket of reductions: DeepSpeed's default */
@@ -40,10 +40,10 @@ typedef struct counts {
 
 static counts count_params(const bl_strategy *s, const bl_strategy_job *job)
 {
-    const bl_llama_config *c = job->model;
+    const bl_model_config *c = job->model;
     counts n = {.all = job->n_params};
 
-    if (n.all == 0) n.all = (double)bl_llama_config_n_params(c);
+    if (n.all == 0) n.all = (double)bl_model_config_n_params(c);
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         int64_t rows, cols;
         bl_projection_shape(c, (bl_projection)p, &rows, &cols);
@@ -66,7 +66,7 @@ static double share(bool is_divided, const bl_strategy_job *job)
 /* Of the frozen base: FP8 with a scale a row in fp32 for the projections, all else in two bytes. */
 static double base_bytes(const bl_strategy *s, const bl_strategy_job *job, const counts *n)
 {
-    const bl_llama_config *c = job->model;
+    const bl_model_config *c = job->model;
     double scales = 0;
 
     if (!s->fp8) return 2 * n->all;
@@ -99,7 +99,7 @@ static void count_states(const bl_strategy *s, const bl_strategy_job *job, const
 
 static int64_t activation_bytes(const bl_strategy *s, const bl_strategy_job *job)
 {
-    const bl_llama_config *c = job->model;
+    const bl_model_config *c = job->model;
     double h = (double)c->hidden_size, sbh = (double)(job->length * job->batch) * h,
            layer = sbh * (34 + 5 * (double)c->n_heads * (double)job->length / h),
            L = (double)c->n_layers;
@@ -149,7 +149,7 @@ int64_t bl_strategy_room(const bl_hardware *hardware)
 double bl_strategy_step_s(const bl_strategy *s, const bl_strategy_job *job,
                           const bl_hardware *hardware)
 {
-    const bl_llama_config *c = job->model;
+    const bl_model_config *c = job->model;
     counts n = count_params(s, job);
     double tokens = (double)(job->length * job->batch), others = 1 - share(true, job),
            passes = 1 + (s->lora ? 1 : 2) + (s->checkpointing ? 1 : 0), bytes = 0;

@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llama/config.h"
+#include "arch/config.h"
 #include "plan/hardware.h"
 
 /* What a training does. */
@@ -34,7 +34,7 @@ typedef struct bl_strategy {
 
 /* What it is done to. */
 typedef struct bl_strategy_job {
-    const bl_llama_config *model;
+    const bl_model_config *model;
     double n_params;       /* Psi; 0: the model's own number */
     int n_devices;         /* N */
     int64_t length, batch; /* s, b: of one device at a time */

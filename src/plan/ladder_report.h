@@ -13,7 +13,7 @@
 typedef struct bl_ladder_case {
     const bl_hardware *hardware;
     const char *model_name;
-    const bl_llama_config *model;
+    const bl_model_config *model;
     int64_t length, lora_r;
 } bl_ladder_case;
 

@@ -54,7 +54,7 @@ static bl_status check_given(const bl_train_config *c, const bl_lora_options *as
                    key, c->init_adapter);
 }
 
-bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_llama_config *model,
+bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_model_config *model,
                               bool is_training, bl_lora_layout *out)
 {
     bl_lora_options options;

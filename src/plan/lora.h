@@ -4,12 +4,12 @@
 #define BALLAST_PLAN_LORA_H
 
 #include "config/config.h"
-#include "llama/lora.h"
+#include "arch/lora.h"
 
 /* config->init_adapter, if there is one, fixes r, alpha, rsLoRA and targets: its adapter_config.json
  * is read. Without one an evaluation (is_training false) has no adapter: out->n_floats 0.
  * BL_EUSAGE: a key that contradicts it in a training, or targets that do not exist. */
-bl_status bl_plan_choose_lora(const bl_train_config *config, const bl_llama_config *model,
+bl_status bl_plan_choose_lora(const bl_train_config *config, const bl_model_config *model,
                               bool is_training, bl_lora_layout *out);
 
 #endif

@@ -95,7 +95,7 @@ static bl_plan_measure_options options_of(const bl_plan_input *in)
 
 static void describe(const bl_plan_measure_options *o, char key[KEY_BYTES])
 {
-    const bl_llama_config *m = o->model;
+    const bl_model_config *m = o->model;
     char processor[BL_PROCESSOR_NAME_BYTES], library[BL_CPU_GEMM_TEXT_BYTES];
 
     bl_processor_name(processor);

@@ -7,7 +7,7 @@
 #include "plan/time.h"
 
 typedef struct bl_plan_measure_options {
-    const bl_llama_config *model; /* its shapes; borrowed */
+    const bl_model_config *model; /* its shapes; borrowed */
     int64_t lora_r, tokens;
     int64_t document_tokens; /* 1..tokens: attention's documents */
     int n_ranks, threads;    /* 1..16 ranks, all measuring at once */

@@ -166,7 +166,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
     return (bl_pass_options){
         .kind = bl_plan_device_kind(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
-        .is_dense = bl_llama_base_is_bf16(in->formats, in->model->n_layers),
+        .is_dense = bl_model_base_is_bf16(in->formats, in->model->n_layers),
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -183,7 +183,7 @@ bl_status bl_plan_prepare(const bl_plan_input *in, bl_pass_options *pass)
 {
     bl_base_layout layout;
 
-    BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype, pass->kind,
+    BL_TRY(bl_model_layout(in->model, in->formats, in->head_dtype, pass->kind,
                            bl_plan_n_shards(in->config, &in->topology), &layout));
     bl_linear_prepared_measure(pass->kind, &layout, in->model->n_layers, pass->mode,
                                pass->bf16_matrices, &pass->prepared);
@@ -213,23 +213,23 @@ static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *
                                 int64_t T_train)
 {
     return pass->kind == BL_DEVICE_CPU
-               ? bl_llama_pass_touched(in->model, pass, T_train, evaluation_tokens(in))
-               : bl_llama_pass_measure(in->model, pass);
+               ? bl_pass_touched(in->model, pass, T_train, evaluation_tokens(in))
+               : bl_pass_measure(in->model, pass);
 }
 
-static bl_status add_base(const bl_plan_input *in, const bl_llama_placement *placement,
+static bl_status add_base(const bl_plan_input *in, const bl_placement *placement,
                           bl_memory_ledger *out, int64_t *writing)
 {
     const bl_train_config *c = in->config;
     bl_base_layout layout;
-    bl_llama_placed_bytes placed;
+    bl_placed_bytes placed;
 
     bl_device_kind kind = bl_plan_device_kind(c);
 
-    BL_TRY(bl_llama_layout(in->model, in->formats, in->head_dtype, kind,
+    BL_TRY(bl_model_layout(in->model, in->formats, in->head_dtype, kind,
                            bl_plan_n_shards(c, &in->topology), &layout));
-    bl_status st = bl_llama_place_bytes(&layout, placement, kind, (int)c->ring_depth, &placed);
-    bl_llama_whole_bytes whole = bl_llama_measure_whole(in->model, &layout, kind, in->n_positions);
+    bl_status st = bl_placement_measure(&layout, placement, kind, (int)c->ring_depth, &placed);
+    bl_model_whole_bytes whole = bl_model_measure_whole(in->model, &layout, kind, in->n_positions);
     bl_base_layout_free(&layout);
     BL_TRY(st);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
@@ -297,10 +297,10 @@ static int64_t loading_bytes(const bl_plan_input *in, bool is_cpu, int64_t writi
 }
 
 /* T_train: tokens of the largest micro-batch with gradients. */
-static bl_status predict(const bl_plan_input *in, const bl_llama_placement *placement,
+static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
                          const bl_pass_options *pass, int64_t T_train, bl_memory_ledger *out)
 {
-    const bl_llama_config *m = in->model;
+    const bl_model_config *m = in->model;
     bool is_cpu = pass->kind == BL_DEVICE_CPU;
     int n_here = in->topology.n_here;
     int64_t writing, host = 0;
@@ -329,13 +329,13 @@ static bl_status predict(const bl_plan_input *in, const bl_llama_placement *plac
     return BL_OK;
 }
 
-bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_llama_placement *placement,
+bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_placement *placement,
                                  const bl_pass_options *pass, bl_memory_ledger *out)
 {
     return predict(in, placement, pass, train_tokens(in), out);
 }
 
-bl_status bl_plan_expect_memory(const bl_plan_input *in, const bl_llama_placement *placement,
+bl_status bl_plan_expect_memory(const bl_plan_input *in, const bl_placement *placement,
                                 const bl_pass_options *pass, bl_memory_ledger *out)
 {
     return predict(in, placement, pass, in->rows.largest > 0 ? in->rows.largest : train_tokens(in),

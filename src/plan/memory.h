@@ -55,11 +55,11 @@ typedef struct bl_memory_ledger {
 } bl_memory_ledger;
 
 /* With the base placed and the pass's sizes as given: the bound, as if micro-batches were all full. BL_ENOMEM. */
-bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_llama_placement *placement,
+bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_placement *placement,
                                  const bl_pass_options *pass, bl_memory_ledger *out);
 /* What is expected with the micro-batches of input->rows. Pages of a CPU that no row reaches take no memory; a GPU's
  * are allocated: there it is the bound, as without known rows. */
-bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_llama_placement *placement,
+bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_placement *placement,
                                 const bl_pass_options *pass, bl_memory_ledger *out);
 
 /* Of `total` what is the process's own, as the system counts it (RssAnon): without its part of `shared`. */

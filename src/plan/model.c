@@ -29,11 +29,11 @@ static const char MISTRAL[] = "model_type mistral";
 static const char QWEN2[] = "model_type qwen2, biases of q, k and v";
 static const char QWEN3[] = "model_type qwen3, norms of q and k";
 
-/* shape: a name of bl_llama_config_preset; NULL: config. */
+/* shape: a name of bl_model_config_preset; NULL: config. */
 static const struct {
     const char *name, *shape;
     storage storage;
-    bl_llama_config config;
+    bl_model_config config;
     const char *note;
 } presets[] = {
     {.name = "llama-2-7b", .shape = "llama2-7b"},
@@ -108,7 +108,7 @@ static bl_scale_kind stored_scale(storage how, int64_t layer, int64_t n_layers,
 
 static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model *out)
 {
-    const bl_llama_config *c = &out->config;
+    const bl_model_config *c = &out->config;
     int64_t tables = (c->tie_word_embeddings ? 1 : 2) * c->vocab_size * c->hidden_size;
 
     out->formats = calloc((size_t)(c->n_layers * BL_PROJECTIONS), sizeof *out->formats);
@@ -120,9 +120,9 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
         bl_scale_kind scale =
             stored_scale(presets[idx].storage, i / BL_PROJECTIONS, c->n_layers, projection);
         bl_projection_shape(c, projection, &rows, &cols);
-        BL_TRY(bl_llama_choose_format(choice, scale, BL_BF16, bl_projection_get(projection)->name,
-                                      &out->formats[i]));
-        bl_llama_base_formats_count(&out->base_formats, scale, BL_BF16, out->formats[i]);
+        BL_TRY(bl_base_format_choose(choice, scale, BL_BF16, bl_projection_get(projection)->name,
+                                     &out->formats[i]));
+        bl_base_formats_count(&out->base_formats, scale, BL_BF16, out->formats[i]);
         int64_t row_bytes = cols * (scale == BL_SCALE_NONE ? 2 : 1);
         out->stored.n_bytes += rows * row_bytes;
         out->stored.row_bytes = bl_max_i64(out->stored.row_bytes, row_bytes);
@@ -137,24 +137,24 @@ static bl_status open_preset(size_t idx, bl_base_format choice, bl_plan_model *o
     out->note = presets[idx].note;
     out->embedding_dtype = out->head_dtype = BL_BF16;
     snprintf(out->name, sizeof out->name, "%s", presets[idx].name);
-    if (presets[idx].shape) BL_TRY(bl_llama_config_preset(presets[idx].shape, &out->config));
+    if (presets[idx].shape) BL_TRY(bl_model_config_preset(presets[idx].shape, &out->config));
     return choose_formats(idx, choice, out);
 }
 
 static bl_status open_folder(const char *dir, bl_base_format choice, bl_plan_model *out)
 {
-    bl_llama_model *model;
+    bl_model *model;
 
-    BL_TRY(bl_llama_model_open_headers(dir, choice, 1, &model));
+    BL_TRY(bl_model_open_headers(dir, choice, 1, &model));
     snprintf(out->name, sizeof out->name, "%s", dir);
     out->config = model->config;
-    out->stored = bl_llama_measure_stored(model);
+    out->stored = bl_model_measure_stored(model);
     out->formats = model->formats;
     model->formats = NULL; /* it is ours now */
     out->base_formats = model->base_formats;
     out->embedding_dtype = model->embedding_dtype;
     out->head_dtype = model->head_dtype;
-    bl_llama_model_close(model);
+    bl_model_close(model);
     return BL_OK;
 }
 

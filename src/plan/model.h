@@ -11,16 +11,16 @@ enum { BL_PLAN_MODEL_NAME_BYTES = 128 };
 typedef struct bl_plan_model {
     char name[BL_PLAN_MODEL_NAME_BYTES];
     const char *note; /* of a named model, what training does not support; NULL: it trains it */
-    bl_llama_config config;
+    bl_model_config config;
     bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
-    bl_llama_base_formats base_formats;
+    bl_base_formats base_formats;
     bl_dtype embedding_dtype, head_dtype;
-    bl_llama_stored_size stored;
+    bl_model_stored_size stored;
 } bl_plan_model;
 
 /* `name`: "llama-3.1-405b" and so on (hyphens and case do not count), or a Hugging Face folder, of which
- * no weight is read. Held as bl_llama_model_open would, for that `format`. BL_EUSAGE lists the names;
- * the errors of bl_llama_model_open_headers. */
+ * no weight is read. Held as bl_model_open would, for that `format`. BL_EUSAGE lists the names;
+ * the errors of bl_model_open_headers. */
 bl_status bl_plan_model_open(const char *name, bl_base_format format, bl_plan_model *out);
 void bl_plan_model_close(bl_plan_model *model);
 

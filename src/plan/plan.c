@@ -104,13 +104,13 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
     const bl_train_config *c = in->config;
     bool is_auto = c->offload_ratio == (double)BL_OPTION_AUTO;
 
-    plan->placement = (bl_llama_placement){
-        .ratio = is_auto ? 0.0 : c->offload_ratio,
-        .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
-        .host_part = c->offload_host_part,
-        .dir = c->offload_dir,
-        .pin = true,
-        .n = in->topology.n_on_host};
+    plan->placement =
+        (bl_placement){.ratio = is_auto ? 0.0 : c->offload_ratio,
+                       .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
+                       .host_part = c->offload_host_part,
+                       .dir = c->offload_dir,
+                       .pin = true,
+                       .n = in->topology.n_on_host};
     plan->pass = bl_plan_pass_options(in, bl_plan_save_of(c->activation_checkpointing));
     return is_auto ? choose_ratio(in, plan) : BL_OK;
 }

@@ -7,8 +7,8 @@
 #include "plan/memory.h"
 
 typedef struct bl_plan {
-    bl_llama_placement placement; /* of the frozen base; index is a rank's own */
-    bl_pass_options pass; /* as bl_plan_pass_options; save and prepared are what was chosen */
+    bl_placement placement; /* of the frozen base; index is a rank's own */
+    bl_pass_options pass;   /* as bl_plan_pass_options; save and prepared are what was chosen */
     bl_memory_ledger memory;
 } bl_plan;
 

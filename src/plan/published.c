@@ -23,7 +23,7 @@ static const double FRESH_PAGEABLE_BYTES_PER_S = 1.4e9;
 static const double NETWORK_BYTES_PER_S = 200e9;
 
 typedef struct job {
-    bl_llama_config model;
+    bl_model_config model;
     bl_lora_layout lora;
     bl_time_run run;
     bl_hardware hardware;
@@ -35,7 +35,7 @@ static bl_status open_job(int n_hosts, job *j)
     bl_lora_options lora = {.r = RANK, .alpha = RANK};
 
     *j = (job){.run = {.save = BL_SAVE_S0}};
-    BL_TRY(bl_llama_config_preset("llama3.1-405b", &j->model));
+    BL_TRY(bl_model_config_preset("llama3.1-405b", &j->model));
     BL_TRY(bl_hardware_preset(n_hosts == 1 ? "8xh100" : "2x8xh100", &j->hardware));
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         lora.target[p] = true;

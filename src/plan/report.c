@@ -124,12 +124,12 @@ static void print_model(const bl_plan_report *r, FILE *out)
     int n_targets = 0;
 
     for (int p = 0; p < BL_PROJECTIONS; p++) n_targets += c->lora.a_offset[p] >= 0;
-    bl_llama_base_formats_list_held(&c->model.base_formats, held);
-    bl_llama_base_formats_list_stored(&c->model.base_formats, stored);
+    bl_base_formats_list_held(&c->model.base_formats, held);
+    bl_base_formats_list_stored(&c->model.base_formats, stored);
     plan_list l = {.out = out, .separator = ", "};
     l.column = fprintf(out, "Model    ");
     plan_list_add(&l, "%.40s: %.4g B parameters", c->model.name,
-                  (double)bl_llama_config_n_params(&c->model.config) * 1e-9);
+                  (double)bl_model_config_n_params(&c->model.config) * 1e-9);
     plan_list_add(&l, "%.36s in memory", held);
     plan_list_add(&l, "%.36s in the checkpoint", stored);
     fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",

@@ -77,10 +77,10 @@ static json_t *describe_model(const bl_plan_case *c)
 {
     char formats[BL_BASE_FORMATS_TEXT_BYTES];
 
-    bl_llama_base_formats_list_held(&c->model.base_formats, formats);
+    bl_base_formats_list_held(&c->model.base_formats, formats);
     json_t *model =
         json_pack("{s:s, s:I, s:I, s:s, s:I}", "name", c->model.name, "parameters",
-                  (json_int_t)bl_llama_config_n_params(&c->model.config), "layers",
+                  (json_int_t)bl_model_config_n_params(&c->model.config), "layers",
                   (json_int_t)c->model.config.n_layers, "base_format", formats, "lora_parameters",
                   (json_int_t)(c->lora.n_floats * c->model.config.n_layers));
     if (c->model.note) json_object_set_new(model, "note", json_string(c->model.note));

@@ -155,7 +155,7 @@ static bl_status predict(const search *s, bl_plan_option *o)
     bl_plan_input in = *s->input;
 
     in.config = &o->config;
-    o->plan.placement = (bl_llama_placement){
+    o->plan.placement = (bl_placement){
         .ratio = o->config.offload_ratio,
         .tier = o->config.offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
         .host_part = o->config.offload_host_part,

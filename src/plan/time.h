@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 #include "device/timeline.h"
-#include "llama/block.h"
-#include "llama/lora.h"
+#include "arch/block.h"
+#include "arch/lora.h"
 #include "model/placement.h"
 #include "ops/matmul.h"
 #include "plan/hardware.h"
@@ -55,7 +55,7 @@ typedef struct bl_time_run {
     int64_t n_layers;
     bl_format format[BL_PROJECTIONS]; /* as held */
     unsigned save;                    /* bl_save */
-    unsigned bf16_matrices;           /* bit m: bl_llama_matrix m is an exception from mode */
+    unsigned bf16_matrices;           /* bit m: bl_layer_matrix m is an exception from mode */
 } bl_time_run;
 
 /* What other systems do and Ballast does not; all zero: Ballast. */
@@ -71,7 +71,7 @@ typedef struct bl_time_habits {
 
 /* Borrowed for the call. */
 typedef struct bl_time_input {
-    const bl_llama_config *model;
+    const bl_model_config *model;
     const bl_lora_layout *lora; /* n_floats 0: no adapter */
     const bl_time_run *runs;    /* together the model's layers */
     int n_runs;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time_work.c -- floating-point operations and bytes of what llama/block.c, linear/lora_linear.c, ops/ and
+/* time_work.c -- floating-point operations and bytes of what arch/block.c, linear/lora_linear.c, ops/ and
  * comm/ do, and the seconds that they take at given rates; docs/model.md has the same as formulae.
  *
  * An operation takes max(flops / rate, bytes / memory's rate, launch_s). */
@@ -250,7 +250,7 @@ static void linear_backward(tally *t, int matrix)
     add_frozen(t, &m, false, m.n_parts > 0);
 }
 
-/* ---- the block: llama/block.c in the same order ---- */
+/* ---- the block: arch/block.c in the same order ---- */
 
 /* Reads and writes of an element of x. Eager: to fp32, squared, mean, scaled, back, times the weight. */
 static void norm_forward(tally *t)
@@ -465,7 +465,7 @@ static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int g
 static plan_work head_work(const bl_time_input *in, double head_bytes)
 {
     const bl_time_rates *r = &in->rates;
-    const bl_llama_config *m = in->model;
+    const bl_model_config *m = in->model;
     bl_block_dims dims = bl_block_dims_of(m, in->kind);
     tally t = {.in = in,
                .dims = dims,
@@ -506,7 +506,7 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
 
 bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *out)
 {
-    const bl_llama_config *m = in->model;
+    const bl_model_config *m = in->model;
     bl_block_dims dims = bl_block_dims_of(m, in->kind);
     double V = (double)m->vocab_size, H = (double)m->hidden_size;
     double head_bytes = V * H * (double)bl_dtype_bytes(in->head_dtype);
@@ -540,7 +540,7 @@ void plan_amounts_free(plan_amounts *amounts)
 /* As train/rank_train.c counts them for metrics.jsonl. */
 double plan_model_flops(const bl_time_input *in)
 {
-    const bl_llama_config *c = in->model;
+    const bl_model_config *c = in->model;
     bl_block_dims d = bl_block_dims_of(c, in->kind);
     double layer = (double)d.hidden * (double)(2 * d.q_width + 2 * d.kv_width + 3 * d.inter);
     double tokens = (double)in->micro_tokens * in->n_micro * in->n_ranks * in->useful_part;

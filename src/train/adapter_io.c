@@ -9,7 +9,7 @@
 #include "store/safetensors.h"
 #include "train/adapter_internal.h"
 
-bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_llama_config *config,
+bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_model_config *config,
                                      const char *dir)
 {
     bl_peft_base base = bl_lora_peft_base(config);
@@ -99,7 +99,7 @@ static bl_status clear_padding(bl_adapter_state *s)
     return bl_stream_zero(s->compute, s->full[0] + n, (size_t)(whole - n) * sizeof(float));
 }
 
-bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_llama_config *config,
+bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_model_config *config,
                                       const char *dir, const char *base_model, bool bf16)
 {
     exporter e = {s, s->w, -1};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* adapter_shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank R's
- * holds floats [R c, (R+1) c) of layer l's flat vector (llama/lora.h). Of a stacked layout the tensors
+ * holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the tensors
  * are m_stacked, v_stacked, w_stacked. Another number of ranks, and ranks with the other layout, read
  * their parts out of them. */
 #include <stdio.h>

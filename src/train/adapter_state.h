@@ -2,7 +2,7 @@
 /* adapter_state.h -- the trainable state of one rank: its shard of every layer's LoRA weights, AdamW moments
  * and gradients, all fp32.
  *
- * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (llama/lora.h), c = ceil(n_floats / n).
+ * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c = ceil(n_floats / n).
  * Gradients arrive per layer and micro-batch, are reduce-scattered on the communication stream while backward
  * goes on, and are added to the shard in the order of micro-batches: the same bits for any grouping. Weights
  * are gathered layer by layer through a ring, as the base is, in the dtype of activations: where that is not
@@ -13,7 +13,7 @@
 #include "comm/comm.h"
 #include "device/device.h"
 #include "comm/gather_ring.h"
-#include "llama/lora.h"
+#include "arch/lora.h"
 #include "model/pass.h"
 
 typedef struct bl_adapter_state bl_adapter_state;
@@ -29,7 +29,7 @@ void bl_adapter_state_destroy(bl_adapter_state *state);
 /* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills its own
  * shard. */
 bl_status bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
-bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_llama_config *config,
+bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_model_config *config,
                                      const char *dir);
 
 /* What a pass takes micro-batches through; dropout is left zero. Where it puts their gradients, and
@@ -61,7 +61,7 @@ bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double 
 
 /* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the folder `dir`; the summed gradients of
  * the step under way go, under the adapter's tensor names, into the safetensors file `path`. */
-bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_llama_config *config,
+bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_model_config *config,
                                       const char *dir, const char *base_model, bool bf16);
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
 

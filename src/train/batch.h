@@ -7,7 +7,7 @@
 #define BALLAST_TRAIN_BATCH_H
 
 #include "device/staging.h"
-#include "llama/block.h"
+#include "arch/block.h"
 #include "data/dataset.h"
 
 /* The micro-batches of one rank, filled again and again. */

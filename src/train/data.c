@@ -11,7 +11,7 @@
 
 typedef struct opening {
     const bl_train_config *config;
-    const bl_llama_config *model;
+    const bl_model_config *model;
     bl_host_memory *host;
     int n_here;
     bl_run_data *data;
@@ -183,7 +183,7 @@ static bl_status split(const bl_train_config *c, bl_run_data *data)
     return BL_OK;
 }
 
-bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_config *model,
+bl_status bl_run_data_open_training(const bl_train_config *c, const bl_model_config *model,
                                     bl_host_memory *host, int n_here, bl_run_data *data)
 {
     opening o = {c, model, host, n_here, data, bl_memory_anonymous_bytes()};
@@ -197,7 +197,7 @@ bl_status bl_run_data_open_training(const bl_train_config *c, const bl_llama_con
     return finish(&o);
 }
 
-bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_llama_config *model,
+bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_model_config *model,
                                       bl_host_memory *host, int n_here, bl_run_data *data)
 {
     opening o = {c, model, host, n_here, data, bl_memory_anonymous_bytes()};

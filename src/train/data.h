@@ -6,7 +6,7 @@
 
 #include "config/config.h"
 #include "data/dataset.h"
-#include "llama/config.h"
+#include "arch/config.h"
 #include "plan/input.h"
 
 /* Rows [first, first + n) of a data set; packed ones, if the run packs. */
@@ -29,9 +29,9 @@ typedef struct bl_run_data {
 /* Opens what `config` names for a training, or for an evaluation: without training rows. `model` is
  * borrowed for the call, `host` (NULL: none) until the close: its ranks open the data together, and those of this
  * process are n_here. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
-bl_status bl_run_data_open_training(const bl_train_config *config, const bl_llama_config *model,
+bl_status bl_run_data_open_training(const bl_train_config *config, const bl_model_config *model,
                                     bl_host_memory *host, int n_here, bl_run_data *data);
-bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_llama_config *model,
+bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_model_config *model,
                                       bl_host_memory *host, int n_here, bl_run_data *data);
 /* What the indices take, bytes: of this process, or of the host whose ranks share them. */
 int64_t bl_run_data_bytes(const bl_run_data *data);

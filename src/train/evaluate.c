@@ -34,7 +34,7 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
         bl_pass_micro one = {.batch = r->evaluation->micro,
                              .adapter = r->state ? &r->adapter : NULL,
                              .loss_sum = &sums[0]};
-        BL_TRY(bl_llama_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
+        BL_TRY(bl_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
         BL_TRY(bl_stream_synchronize(r->compute)); /* the batch is about to be filled again */
     }
     result[1] = labels;

@@ -23,7 +23,7 @@ static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint)
 {
     if (bl_host_memory_rank(job->host_memory) == 0)
-        BL_TRY(bl_llama_fingerprint(job->model, probe_bytes, fingerprint));
+        BL_TRY(bl_model_fingerprint(job->model, probe_bytes, fingerprint));
     return bl_host_memory_tell(job->host_memory, fingerprint, sizeof *fingerprint);
 }
 
@@ -41,7 +41,7 @@ bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *
         validation[HASH_TEXT_BYTES];
     json_t *config;
 
-    BL_TRY(bl_llama_config_describe(&job->model->config, &config));
+    BL_TRY(bl_model_config_describe(&job->model->config, &config));
     json_t *own = json_pack("{s:o, s:s, s:s, s:s, s:s}", "model_config", config, "model",
                             hash_text(job->identity.model, model), "weights",
                             hash_text(weights, base), "data", hash_text(job->identity.train, data),
@@ -117,7 +117,7 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
         bl_differences_add(d, MODEL_NAME, "it does not say which model and data it was made with");
         return BL_OK;
     }
-    BL_TRY(bl_llama_config_describe(&job->model->config, &config));
+    BL_TRY(bl_model_config_describe(&job->model->config, &config));
     bool differ = list_config(json_object_get(state, "model_config"), config, d);
     json_decref(config);
     if (!differ && !is_same(state, "model", job->identity.model))

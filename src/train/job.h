@@ -30,8 +30,8 @@ typedef struct bl_job {
     bl_comm *host_ranks;
     bl_host_memory *host_memory;
 
-    bl_llama_model *model;
-    bl_llama_base_formats base_formats; /* of the base that the ranks load */
+    bl_model *model;
+    bl_base_formats base_formats; /* of the base that the ranks load */
     bl_run_data data;
     bl_lora_layout lora; /* n_floats 0: no adapter */
     bl_identity identity;
@@ -60,7 +60,7 @@ void bl_job_close(bl_job *job);
 
 /* identity.c: the fingerprints of model and data; collective over processes that share their host's memory. */
 bl_status bl_job_identify(bl_job *job);
-/* bl_llama_fingerprint of the model, whose bytes are read once a host. */
+/* bl_model_fingerprint of the model, whose bytes are read once a host. */
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
 
 /* processes.c: what a job of several processes, with a rank each, agrees on before its ranks start.
@@ -68,7 +68,7 @@ bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *f
 
 /* Whether all see the same output_dir (a shared file system; NULL: there is none), model, data and
  * configuration. Of the model each host reads all, if it is small, or some blocks everywhere
- * (bl_llama_fingerprint): ranks of one shard group read each row but once. */
+ * (bl_model_fingerprint): ranks of one shard group read each row but once. */
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir);
 /* Gives `input` the memory that every process finds: the least of what is available to any of them, so that all choose alike. */
 bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);

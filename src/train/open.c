@@ -53,8 +53,8 @@ bl_status bl_job_open_model(bl_job *job)
     int n_shards = bl_plan_n_shards(c, &job->topology),
         n_replicas = (int)bl_ceil_div(job->topology.n_on_host, n_shards);
 
-    BL_TRY(bl_llama_model_open_shared(c->model_name_or_path, c->base_format, c->max_seq_length,
-                                      job->host_memory, n_replicas, &job->model));
+    BL_TRY(bl_model_open_shared(c->model_name_or_path, c->base_format, c->max_seq_length,
+                                job->host_memory, n_replicas, &job->model));
     job->model->io_engine = c->io_engine;
     job->base_formats = job->model->base_formats;
     if (c->max_seq_length > job->model->config.max_position_embeddings)
@@ -74,14 +74,14 @@ void bl_job_measure_rows(bl_job *job)
 void bl_job_print_base_formats(const bl_job *job, const char *where)
 {
     char text[BL_BASE_FORMATS_TEXT_BYTES];
-    bl_llama_base_formats_describe(&job->base_formats, where, text);
+    bl_base_formats_describe(&job->base_formats, where, text);
     bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
 }
 
 bl_plan_input bl_job_plan_input(const bl_job *job)
 {
-    const bl_llama_model *model = job->model;
-    bl_llama_stored_size stored = bl_llama_measure_stored(model);
+    const bl_model *model = job->model;
+    bl_model_stored_size stored = bl_model_measure_stored(model);
     return (bl_plan_input){
         .config = job->config,
         .model = &model->config,
@@ -89,7 +89,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .embedding_dtype = model->embedding_dtype,
         .head_dtype = model->head_dtype,
         .n_positions = model->n_positions,
-        .load_bytes = bl_llama_load_bytes(&stored, bl_plan_n_shards(job->config, &job->topology)),
+        .load_bytes = bl_model_load_bytes(&stored, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
         .topology = job->topology,
         .data_bytes = bl_run_data_bytes(&job->data),
@@ -140,6 +140,6 @@ void bl_job_close(bl_job *job)
     bl_comm_destroy(job->host);
     (void)bl_trace_close(job->trace);
     bl_run_data_close(&job->data);
-    bl_llama_model_close(job->model);
+    bl_model_close(job->model);
     free(job->bf16_matrices);
 }

@@ -30,10 +30,10 @@ typedef struct bl_rank {
     bl_stream *gather;                       /* the base */
     bl_timeline *timeline;
     bl_trace_rank trace_lane;
-    bl_llama_weights *weights;
+    bl_model_weights *weights;
     bl_base *base;
     bl_adapter_state *state; /* NULL: no adapter */
-    bl_llama_pass *pass;
+    bl_pass *pass;
     bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
     bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
     bl_twin *sums;           /* [2] doubles: loss and labels of an evaluation */

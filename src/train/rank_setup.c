@@ -17,16 +17,16 @@ static const char *gpu_bus_id(const bl_job *job)
 bl_status bl_rank_create_base(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
-    bl_llama_base_options options = {.shard_group = r->shard_group,
+    bl_model_base_options options = {.shard_group = r->shard_group,
                                      .copy = r->copy,
                                      .gather = r->gather,
                                      .ring_depth = (int)c->ring_depth,
                                      .queue_depth =
-                                         bl_llama_pager_queue_depth(r->job->topology.n_on_host),
+                                         bl_model_pager_queue_depth(r->job->topology.n_on_host),
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline,
                                      .hooks = c->hooks};
-    return bl_llama_base_create(r->weights, &options, &r->base);
+    return bl_model_base_create(r->weights, &options, &r->base);
 }
 
 /* Room for the spans of some visits: what has finished is taken in when it runs out. */
@@ -85,7 +85,7 @@ bl_status bl_rank_open(bl_rank *r)
     const bl_job *job = r->job;
 
     /* Before the device starts its threads. */
-    BL_TRY(bl_llama_bind_rank(index_on_host(r), job->topology.n_on_host, gpu_bus_id(job)));
+    BL_TRY(bl_model_bind_rank(index_on_host(r), job->topology.n_on_host, gpu_bus_id(job)));
     BL_TRY(create_device(r));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
     BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
@@ -100,13 +100,13 @@ bl_status bl_rank_open(bl_rank *r)
 
 bl_status bl_rank_load_base(bl_rank *r)
 {
-    bl_llama_placement placement = r->job->plan.placement;
+    bl_placement placement = r->job->plan.placement;
 
     placement.index = index_on_host(r);
     placement.gpu_bus_id = gpu_bus_id(r->job);
     placement.stop = r->stop;
     placement.stop_user = r->stop_user;
-    BL_TRY(bl_llama_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
+    BL_TRY(bl_model_weights_load(r->job->model, r->device, r->shard_group, r->gather, &placement,
                                  &r->weights));
     BL_TRY(bl_rank_create_base(r));
     return bl_rank_compare_weights(r);
@@ -138,7 +138,7 @@ bl_status bl_rank_create_pass(bl_rank *r)
 
     options.activations = r->activations;
     options.timeline = r->timeline;
-    BL_TRY(bl_llama_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
+    BL_TRY(bl_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
     if (!r->job->data.validation.set) return BL_OK;
     BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
     return bl_twin_create(r->device, 2 * sizeof(double), "sums of an evaluation", &r->sums);
@@ -156,10 +156,10 @@ void bl_rank_close(bl_rank *r)
     bl_rank_drain(r);
     bl_batches_destroy(r->evaluation);
     bl_twin_destroy(r->sums);
-    bl_llama_pass_destroy(r->pass);
+    bl_pass_destroy(r->pass);
     bl_adapter_state_destroy(r->state);
     bl_base_destroy(r->base);
-    bl_llama_weights_free(r->weights);
+    bl_model_weights_free(r->weights);
     bl_timeline_collect(r->timeline);
     bl_timeline_destroy(r->timeline);
     bl_talk_close(&r->talk); /* it may use `communication` */

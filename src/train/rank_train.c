@@ -103,7 +103,7 @@ static bl_status run_groups(bl_trainer *t, const bl_batches *batches, int64_t st
                                           .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
                                           .gradients = bl_adapter_state_sink(t->rank->state),
                                           .loss_scale = 1.0 / (double)n_labels};
-        BL_TRY(bl_llama_pass_run(t->rank->pass, input));
+        BL_TRY(bl_pass_run(t->rank->pass, input));
     }
     return BL_OK;
 }
@@ -115,7 +115,7 @@ static void name_bad_tensor(bl_trainer *t, const bl_pass_input *input, char *nam
     int64_t layer;
     int micro;
 
-    t->rank->is_at_fault = bl_llama_pass_find_bad(t->rank->pass, input, &layer, &micro);
+    t->rank->is_at_fault = bl_pass_find_bad(t->rank->pass, input, &layer, &micro);
     if (!t->rank->is_at_fault)
         snprintf(name, n_bytes,
                  "not among the outputs of the layers: the logits, a gradient, or an earlier "
@@ -155,7 +155,7 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
 /* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
 static double step_flops(const bl_trainer *t, int64_t n_rows, int64_t n_tokens, int64_t n_labels)
 {
-    const bl_llama_config *c = &t->training->job.model->config;
+    const bl_model_config *c = &t->training->job.model->config;
     const bl_block_dims *d = &t->rank->weights->dims;
     double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
     double lora = (double)t->training->job.lora.n_floats;

@@ -46,8 +46,8 @@ static bl_status write_base(const bl_job *job, bool has_stored, const char *dir,
 {
     char formats[BL_BASE_FORMATS_TEXT_BYTES];
 
-    bl_llama_base_formats_describe(&job->base_formats, "training", formats);
-    if (!bl_llama_base_is_quantized(&job->base_formats))
+    bl_base_formats_describe(&job->base_formats, "training", formats);
+    if (!bl_model_base_is_quantized(&job->base_formats))
         return bl_text_format(text, "Frozen base: %s.\n", formats);
     if (has_stored)
         return bl_text_format(
@@ -89,7 +89,7 @@ static bl_status write_use(const bl_job *job, const char *dir, char **text)
     bl_status st = BL_OK;
 
     BL_TRY(bl_training_next_command(job, dir, &command));
-    if (bl_llama_base_is_quantized(&job->base_formats))
+    if (bl_model_base_is_quantized(&job->base_formats))
         st = bl_text_format(&served,
                             "\nBoth then add the adapter to the base as stored. To serve the "
                             "base as trained, write its FP8 "

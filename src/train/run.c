@@ -21,7 +21,7 @@ static bl_status print_model(const bl_job *job)
     bl_log_info("products: %s", products);
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d rank%s x "
                 "%lld thread%s, shards of %lld",
-                (double)bl_llama_config_n_params(&job->model->config) * 1e-6,
+                (double)bl_model_config_n_params(&job->model->config) * 1e-6,
                 (long long)job->model->config.n_layers, (long long)job->lora.options.r,
                 (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6,
                 job->topology.n_ranks, job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
@@ -164,9 +164,9 @@ static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
     bl_outcome *outcome = &output->outcome;
 
     if (!job->config->eval_stored_base || !job->data.validation.set || job->launch ||
-        !bl_llama_base_is_quantized(&job->base_formats))
+        !bl_model_base_is_quantized(&job->base_formats))
         return BL_OK;
-    bl_status st = bl_llama_model_set_format(job->model, BL_BASE_STORED);
+    bl_status st = bl_model_set_format(job->model, BL_BASE_STORED);
     if (st == BL_OK) st = evaluate_written(job, outcome);
     if (st == BL_OK && outcome->stored.rows > 0) {
         BL_TRY(bl_output_check_lock(output));

@@ -21,7 +21,7 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch);
 typedef struct bl_eval_result {
     double loss; /* mean of -log p over the labels */
     int64_t label_tokens, rows;
-    bl_llama_base_formats base; /* set by bl_eval_run */
+    bl_base_formats base; /* set by bl_eval_run */
 } bl_eval_result;
 
 /* The loss of config->model_name_or_path, with config->init_adapter if given, on config->validation_file. *out is set in the

@@ -24,7 +24,7 @@ typedef struct bl_start {
     bool starts_over; /* output_dir has a run that goes; rank 0's process */
     char *dir;        /* of the checkpoint; NULL: from the beginning */
     int n_ranks;      /* of the run that made it */
-    /* bl_llama_weights.checksum of that run, if it says so. */
+    /* bl_model_weights.checksum of that run, if it says so. */
     bool has_weights;
     uint64_t weights;
 } bl_start;

@@ -54,7 +54,7 @@ static bl_status run_group(bl_trainer *t)
                                       .loss_sum = bl_adapter_state_loss_sum(r->state),
                                       .gradients = bl_adapter_state_sink(r->state),
                                       .loss_scale = 0.0};
-    BL_TRY(bl_llama_pass_run(r->pass, &input));
+    BL_TRY(bl_pass_run(r->pass, &input));
     r->adapter.dropout = (bl_lora_dropout){0};
     return BL_OK;
 }
@@ -68,7 +68,7 @@ static bl_status run_forward(bl_rank *r)
 
     fill(r, r->evaluation);
     BL_TRY(bl_batches_upload(r->evaluation, r->compute));
-    BL_TRY(bl_llama_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
+    BL_TRY(bl_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
     return synchronize(r);
 }
 

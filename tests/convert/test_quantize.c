@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What bl_llama_quantize writes is what loading the source in that format gives, bit for bit, whatever the
+/* What bl_model_quantize writes is what loading the source in that format gives, bit for bit, whatever the
  * engine; interrupted, it goes on; and it refuses what it should. */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -70,28 +70,28 @@ static bl_status quantize(const char *source, const char *target, bl_format form
 {
     const bl_quantize_options options = {
         .source = source, .target = target, .format = format, .pool = pool};
-    return bl_llama_quantize(&options, result);
+    return bl_model_quantize(&options, result);
 }
 
 typedef struct loaded {
-    bl_llama_model *model;
-    bl_llama_weights *weights;
+    bl_model *model;
+    bl_model_weights *weights;
 } loaded;
 
 static loaded load(const char *dir, bl_base_format format, bl_io_engine engine)
 {
     loaded l;
-    if (bl_llama_model_open(dir, format, 16, &l.model) != BL_OK) fail_msg("%s", bl_error_text());
+    if (bl_model_open(dir, format, 16, &l.model) != BL_OK) fail_msg("%s", bl_error_text());
     l.model->io_engine = engine;
-    if (bl_llama_weights_load(l.model, device, comm, stream, NULL, &l.weights) != BL_OK)
+    if (bl_model_weights_load(l.model, device, comm, stream, NULL, &l.weights) != BL_OK)
         fail_msg("%s", bl_error_text());
     return l;
 }
 
 static void unload(loaded *l)
 {
-    bl_llama_weights_free(l->weights);
-    bl_llama_model_close(l->model);
+    bl_model_weights_free(l->weights);
+    bl_model_close(l->model);
 }
 
 static size_t scale_bytes(const loaded *l)
@@ -425,10 +425,10 @@ static void test_shard_replaced(void **state)
     copy(join(source, "model.safetensors"), join(model, "model.safetensors"));
     copy(join(source, "model.safetensors"), join(model, "other"));
     assert_int_equal(bl_hf_open(model, &opened), BL_OK);
-    assert_int_equal(bl_llama_open_io_files(opened, true, &files), BL_OK);
+    assert_int_equal(bl_model_open_io_files(opened, true, &files), BL_OK);
     bl_io_files_close(files);
     assert_int_equal(rename(join(model, "other"), join(model, "model.safetensors")), 0);
-    assert_int_equal(bl_llama_open_io_files(opened, true, &files), BL_EINPUT);
+    assert_int_equal(bl_model_open_io_files(opened, true, &files), BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "model.safetensors: was replaced"));
     bl_hf_close(opened);
 }

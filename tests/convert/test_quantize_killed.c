@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bl_llama_quantize killed before each system call that changes the disk, one after the other: run once more,
+/* bl_model_quantize killed before each system call that changes the disk, one after the other: run once more,
  * it ends with the bytes of a run that nobody disturbed, and leaves nothing else behind. */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -111,7 +111,7 @@ static bool quantize(const char *source, const char *target, int n_calls)
         bl_quantize_result result;
         if (bl_pool_create(1, &options.pool) != BL_OK) _exit(1);
         n_left = n_calls;
-        bl_status st = bl_llama_quantize(&options, &result);
+        bl_status st = bl_model_quantize(&options, &result);
         if (st != BL_OK) fprintf(stderr, "%s\n", bl_error_text());
         _exit(st != BL_OK);
     }

@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 #include "fuzz.h"
-#include "llama/config.h"
+#include "arch/config.h"
 #include "model/weights.h"
 #include "store/hf_model.h"
 
@@ -53,24 +53,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 {
     fuzz_input input = {.bytes = bytes, .n_bytes = n_bytes};
     double inverse[MAX_PAIRS];
-    bl_llama_config config;
+    bl_model_config config;
     bl_hf_model *files = NULL;
-    bl_llama_model *model = NULL;
+    bl_model *model = NULL;
 
     write_folder(&input);
-    bl_status st = bl_llama_config_load(fuzz_folder(), &config);
+    bl_status st = bl_model_config_load(fuzz_folder(), &config);
     fuzz_check(st);
     if (st == BL_OK) {
-        if (bl_llama_config_n_params(&config) <= 0) abort();
-        bl_llama_config_rope_inv_freq(&config, inverse);
+        if (bl_model_config_n_params(&config) <= 0) abort();
+        bl_model_config_rope_inv_freq(&config, inverse);
     }
     fuzz_check(bl_hf_open(fuzz_folder(), &files));
     if (files) {
-        if (st == BL_OK) fuzz_check(bl_llama_config_fit_kv_heads(&config, files));
+        if (st == BL_OK) fuzz_check(bl_model_config_fit_kv_heads(&config, files));
         read_weights(files);
     }
     bl_hf_close(files);
-    fuzz_check(bl_llama_model_open(fuzz_folder(), BL_BASE_AUTO, 64, &model));
-    bl_llama_model_close(model);
+    fuzz_check(bl_model_open(fuzz_folder(), BL_BASE_AUTO, 64, &model));
+    bl_model_close(model);
     return 0;
 }

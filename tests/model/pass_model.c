@@ -8,7 +8,7 @@ enum { MAX_SPANS = 4096 };
 static const int64_t tokens[MICROS] = {9, 0, 1,
                                        6}; /* a rank without samples visits with no tokens */
 
-const bl_llama_config pass_config = {.vocab_size = VOCAB,
+const bl_model_config pass_config = {.vocab_size = VOCAB,
                                      .hidden_size = HIDDEN,
                                      .intermediate_size = INTER,
                                      .n_layers = LAYERS,
@@ -34,7 +34,7 @@ static void fill_shards(const bl_base_layout *layout, int shard, float *out)
 }
 
 /* w->shards as pages in device memory. */
-static bl_status make_pages(bl_llama_weights *w, int shard)
+static bl_status make_pages(bl_model_weights *w, int shard)
 {
     enum { N_PAGES = LAYERS * BL_LAYER_MATRICES + 1 };
     bl_pages_options options = {
@@ -58,25 +58,25 @@ static bl_status make_pages(bl_llama_weights *w, int shard)
 
 static bl_status make_base(test_rank *self, int depth, pass_model *m)
 {
-    bl_llama_weights *w = &m->weights;
+    bl_model_weights *w = &m->weights;
     double inverse[HEAD_DIM / 2];
 
     for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) m->formats[i] = BL_FORMAT_F32;
-    m->model = (bl_llama_model){.config = pass_config,
-                                .formats = m->formats,
-                                .embedding_dtype = BL_F32,
-                                .n_positions = T_MAX,
-                                .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
-    *w = (bl_llama_weights){.model = &m->model,
+    m->model = (bl_model){.config = pass_config,
+                          .formats = m->formats,
+                          .embedding_dtype = BL_F32,
+                          .n_positions = T_MAX,
+                          .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
+    *w = (bl_model_weights){.model = &m->model,
                             .device = self->device,
                             .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU)};
-    BL_TRY(bl_llama_layout(&pass_config, m->formats, BL_F32, bl_device_get_kind(self->device),
+    BL_TRY(bl_model_layout(&pass_config, m->formats, BL_F32, bl_device_get_kind(self->device),
                            self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
     fill_shards(&w->layout, self->rank, w->shards);
     w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
     w->rope_tables = test_floats(T_MAX * HEAD_DIM);
-    bl_llama_config_rope_inv_freq(&pass_config, inverse);
+    bl_model_config_rope_inv_freq(&pass_config, inverse);
     bl_rope_fill_tables(0, T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
                         w->rope_tables + T_MAX * HEAD_DIM / 2);
     w->dims.cos_table = w->rope_tables;
@@ -85,8 +85,8 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
     if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
     BL_TRY(bl_stream_create(self->device, "copies", &m->copies));
     BL_TRY(make_pages(w, self->rank));
-    return bl_llama_base_create(w,
-                                &(bl_llama_base_options){.shard_group = self->comm,
+    return bl_model_base_create(w,
+                                &(bl_model_base_options){.shard_group = self->comm,
                                                          .copy = m->copies,
                                                          .gather = m->gathers,
                                                          .ring_depth = depth},
@@ -154,12 +154,12 @@ bl_status pass_model_create(test_rank *self, int depth, pass_model *m)
     return BL_OK;
 }
 
-void pass_model_close(test_rank *self, pass_model *m, bl_llama_pass *pass)
+void pass_model_close(test_rank *self, pass_model *m, bl_pass *pass)
 {
     (void)bl_stream_synchronize(self->stream);
     if (m->gathers) (void)bl_stream_synchronize(m->gathers);
     if (m->activations) (void)bl_stream_synchronize(m->activations);
-    bl_llama_pass_destroy(pass);
+    bl_pass_destroy(pass);
     pass_adapter_close(&m->lora);
     bl_base_destroy(m->base);
     bl_pages_destroy(m->weights.pages);
@@ -173,7 +173,7 @@ void pass_model_close(test_rank *self, pass_model *m, bl_llama_pass *pass)
     bl_stream_destroy(m->activations);
 }
 
-bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_llama_pass **out)
+bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_pass **out)
 {
     bl_pass_options options = {.T_max = T_MAX,
                                .max_group = v->group,
@@ -187,9 +187,9 @@ bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_llama
                                .timeline = m->timeline};
     size_t before = bl_device_bytes(self->device);
 
-    TEST_CHECK((bl_llama_pass_host_bytes(&pass_config, &options) > 0) == v->offload);
-    BL_TRY(bl_llama_pass_create(self->device, &m->weights, m->base, self->stream, &options, out));
+    TEST_CHECK((bl_pass_host_bytes(&pass_config, &options) > 0) == v->offload);
+    BL_TRY(bl_pass_create(self->device, &m->weights, m->base, self->stream, &options, out));
     TEST_CHECK((int64_t)(bl_device_bytes(self->device) - before) ==
-               bl_llama_pass_bytes(&pass_config, &options));
+               bl_pass_total_bytes(&pass_config, &options));
     return BL_OK;
 }

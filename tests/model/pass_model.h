@@ -36,8 +36,8 @@ typedef struct pass_adapter {
 
 typedef struct pass_model {
     bl_format formats[LAYERS * BL_PROJECTIONS];
-    bl_llama_model model;
-    bl_llama_weights weights;
+    bl_model model;
+    bl_model_weights weights;
     bl_base *base;
     pass_adapter lora;
     bl_stream *gathers, *copies, *activations;
@@ -49,11 +49,11 @@ typedef struct pass_model {
     double *loss; /* [MICROS] */
 } pass_model;
 
-extern const bl_llama_config pass_config;
+extern const bl_model_config pass_config;
 
 /* depth: of the rings of base and adapter. */
 bl_status pass_model_create(test_rank *self, int depth, pass_model *m);
-void pass_model_close(test_rank *self, pass_model *m, bl_llama_pass *pass);
+void pass_model_close(test_rank *self, pass_model *m, bl_pass *pass);
 
 /* number: chooses the weights. */
 bl_status pass_adapter_create(test_rank *self, bl_stream *gathers, int depth, int64_t r,
@@ -61,6 +61,6 @@ bl_status pass_adapter_create(test_rank *self, bl_stream *gathers, int depth, in
 void pass_adapter_close(pass_adapter *adapter);
 
 /* A pass for training, as large as its own account says. */
-bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_llama_pass **out);
+bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_pass **out);
 
 #endif

@@ -15,13 +15,13 @@
 static void check_one(bl_dtype dtype, bl_scale_kind kind, bl_format held, const char *expected,
                       bool is_quantized)
 {
-    bl_llama_base_formats f = {0};
+    bl_base_formats f = {0};
     char text[BL_BASE_FORMATS_TEXT_BYTES];
 
-    for (int i = 0; i < 3; i++) bl_llama_base_formats_count(&f, kind, dtype, held);
-    bl_llama_base_formats_describe(&f, "memory", text);
+    for (int i = 0; i < 3; i++) bl_base_formats_count(&f, kind, dtype, held);
+    bl_base_formats_describe(&f, "memory", text);
     assert_string_equal(text, expected);
-    assert_int_equal(bl_llama_base_is_quantized(&f), is_quantized);
+    assert_int_equal(bl_model_base_is_quantized(&f), is_quantized);
 }
 
 static void test_one_format(void **state)
@@ -46,29 +46,29 @@ static void test_mixture(void **state)
     struct {
         char text[BL_BASE_FORMATS_TEXT_BYTES], after;
     } out = {.after = 'x'};
-    bl_llama_base_formats f = {0};
+    bl_base_formats f = {0};
 
     (void)state;
     for (int i = 0; i < 12; i++)
-        bl_llama_base_formats_count(&f, BL_SCALE_BLOCK, BL_F8_E4M3, BL_FORMAT_FP8_BLOCK);
-    assert_false(bl_llama_base_is_quantized(&f));
+        bl_base_formats_count(&f, BL_SCALE_BLOCK, BL_F8_E4M3, BL_FORMAT_FP8_BLOCK);
+    assert_false(bl_model_base_is_quantized(&f));
     for (int i = 0; i < 2; i++)
-        bl_llama_base_formats_count(&f, BL_SCALE_NONE, BL_BF16, BL_FORMAT_FP8_ROW);
-    assert_true(bl_llama_base_is_quantized(&f));
-    bl_llama_base_formats_describe(&f, "training", out.text);
+        bl_base_formats_count(&f, BL_SCALE_NONE, BL_BF16, BL_FORMAT_FP8_ROW);
+    assert_true(bl_model_base_is_quantized(&f));
+    bl_base_formats_describe(&f, "training", out.text);
     assert_string_equal(out.text,
                         "2 of 14 matrices bf16 in the checkpoint, fp8_row in training; "
                         "12 of 14 matrices fp8_block in the checkpoint, fp8_block in training");
-    bl_llama_base_formats_list_held(&f, out.text);
+    bl_base_formats_list_held(&f, out.text);
     assert_string_equal(out.text, "2 fp8_row, 12 fp8_block");
-    bl_llama_base_formats_list_stored(&f, out.text);
+    bl_base_formats_list_stored(&f, out.text);
     assert_string_equal(out.text, "2 bf16, 12 fp8_block");
     for (int held = 0; held < BL_FORMAT_COUNT; held++) {
-        bl_llama_base_formats_count(&f, BL_SCALE_NONE, BL_BF16, (bl_format)held);
-        bl_llama_base_formats_count(&f, BL_SCALE_NONE, BL_F32, (bl_format)held);
-        bl_llama_base_formats_count(&f, BL_SCALE_BLOCK, BL_F8_E4M3, (bl_format)held);
+        bl_base_formats_count(&f, BL_SCALE_NONE, BL_BF16, (bl_format)held);
+        bl_base_formats_count(&f, BL_SCALE_NONE, BL_F32, (bl_format)held);
+        bl_base_formats_count(&f, BL_SCALE_BLOCK, BL_F8_E4M3, (bl_format)held);
     }
-    bl_llama_base_formats_describe(&f, "training", out.text);
+    bl_base_formats_describe(&f, "training", out.text);
     assert_int_equal(strlen(out.text), BL_BASE_FORMATS_TEXT_BYTES - 1);
     assert_int_equal(out.after, 'x');
 }

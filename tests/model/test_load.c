@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
-#include "llama/config.h"
+#include "arch/config.h"
 #include "linear/base_paged.h"
 #include "model/weights.h"
 #include "store/safetensors.h"
@@ -51,7 +51,7 @@ static void add(tensor_list *list, bl_dtype dtype, int n_dims, int64_t rows, int
     list->n++;
 }
 
-static void list_tensors(const made *m, const bl_llama_config *config, tensor_list *list)
+static void list_tensors(const made *m, const bl_model_config *config, tensor_list *list)
 {
     for (int l = 0; l < LAYERS; l++) {
         for (int p = 0; p < BL_PROJECTIONS; p++) {
@@ -123,7 +123,7 @@ static const char *make_model(const made *m)
     const char *dir = tmp_subdir("model");
     char config_text[1024], quantization[256] = "";
     bl_safetensors_writer *writer;
-    bl_llama_config config;
+    bl_model_config config;
     tensor_list list = {.n = 0};
 
     if (m->scales != BL_SCALE_NONE)
@@ -143,7 +143,7 @@ static const char *make_model(const made *m)
              HIDDEN, INTER, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS, m->tied ? "true" : "false",
              quantization);
     put_text("model/config.json", config_text);
-    assert_int_equal(bl_llama_config_load(dir, &config), BL_OK);
+    assert_int_equal(bl_model_config_load(dir, &config), BL_OK);
     list_tensors(m, &config, &list);
     assert_int_equal(bl_safetensors_create(tmp_path("model/model.safetensors"), list.spec, list.n,
                                            NULL, 0, &writer),
@@ -159,10 +159,10 @@ static const char *make_model(const made *m)
     return dir;
 }
 
-static bl_llama_model *open_host(const char *dir, bl_base_format format)
+static bl_model *open_host(const char *dir, bl_base_format format)
 {
-    bl_llama_model *model;
-    bl_status st = bl_llama_model_open(dir, format, 16, &model);
+    bl_model *model;
+    bl_status st = bl_model_open(dir, format, 16, &model);
     if (st != BL_OK) print_error("%s\n", bl_error_text());
     assert_int_equal(st, BL_OK);
     return model;
@@ -170,7 +170,7 @@ static bl_llama_model *open_host(const char *dir, bl_base_format format)
 
 /* ---- one rank: each projection is what quantising it whole gives ---- */
 
-static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t layer,
+static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t layer,
                              bl_projection p, bl_format format)
 {
     const bl_projection_info *info = bl_projection_get(p);
@@ -222,11 +222,11 @@ static void check_projection(const bl_llama_weights *w, bl_pool *pool, int64_t l
 /* ---- several ranks: shards are cut out of what one rank holds, and all have all scales ---- */
 
 typedef struct sharded_load {
-    const bl_llama_weights *whole;
+    const bl_model_weights *whole;
     const char *pages_dir;
 } sharded_load;
 
-static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weights *whole, int rank)
+static bl_status check_shards(const bl_model_weights *mine, const bl_model_weights *whole, int rank)
 {
     bl_base_walk theirs = {.layout = &whole->layout};
 
@@ -250,16 +250,16 @@ static bl_status check_shards(const bl_llama_weights *mine, const bl_llama_weigh
 }
 
 /* Cut into pieces of 128 rows on its way to page files, and read from files that are there, a shard is the same. */
-static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
+static bl_status check_pages(test_rank *self, const bl_model_weights *mine)
 {
     const sharded_load *load = self->arg;
-    bl_llama_placement placement = {
+    bl_placement placement = {
         .ratio = 1, .tier = BL_TIER_DISK, .dir = load->pages_dir, .staging_bytes = 1};
 
     for (int again = 0; again < 2; again++) {
-        bl_llama_weights *paged;
+        bl_model_weights *paged;
         bl_staging *staging = NULL;
-        BL_TRY(bl_llama_weights_load(load->whole->model, self->device, self->comm, self->stream,
+        BL_TRY(bl_model_weights_load(load->whole->model, self->device, self->comm, self->stream,
                                      &placement, &paged));
         bl_status st = bl_pages_has_disk(paged->pages) == (again == 1)
                            ? BL_OK
@@ -280,7 +280,7 @@ static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
         if (st == BL_OK && paged->checksum != mine->checksum)
             st = BL_FAIL(BL_EINTERNAL, "checksums differ: load %d", again);
         bl_staging_destroy(staging);
-        bl_llama_weights_free(paged);
+        bl_model_weights_free(paged);
         BL_TRY(st);
     }
     return BL_OK;
@@ -289,12 +289,12 @@ static bl_status check_pages(test_rank *self, const bl_llama_weights *mine)
 static bl_status load_shard(test_rank *self)
 {
     const sharded_load *load = self->arg;
-    bl_llama_weights *mine;
-    BL_TRY(bl_llama_weights_load(load->whole->model, self->device, self->comm, self->stream, NULL,
+    bl_model_weights *mine;
+    BL_TRY(bl_model_weights_load(load->whole->model, self->device, self->comm, self->stream, NULL,
                                  &mine));
     bl_status st = check_shards(mine, load->whole, self->rank);
     if (st == BL_OK) st = check_pages(self, mine);
-    bl_llama_weights_free(mine);
+    bl_model_weights_free(mine);
     return st;
 }
 
@@ -302,13 +302,13 @@ static bl_status load_shard(test_rank *self)
 static uint64_t check_model(const made *m, bl_base_format choice, bl_format format)
 {
     static const int ranks[] = {2, 3, 5, 8};
-    bl_llama_model *model = open_host(make_model(m), choice);
+    bl_model *model = open_host(make_model(m), choice);
     test_device d = test_device_create(2);
-    bl_llama_weights *whole;
+    bl_model_weights *whole;
     bl_comm *comm;
 
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
-    assert_int_equal(bl_llama_weights_load(model, d.device, comm, d.stream, NULL, &whole), BL_OK);
+    assert_int_equal(bl_model_weights_load(model, d.device, comm, d.stream, NULL, &whole), BL_OK);
     for (int64_t l = 0; l < LAYERS; l++)
         for (int p = 0; p < BL_PROJECTIONS; p++)
             check_projection(whole, bl_device_pool(d.device), l, (bl_projection)p, format);
@@ -327,8 +327,8 @@ static uint64_t check_model(const made *m, bl_base_format choice, bl_format form
         utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(model->files, 0)), long_ago, 0), 0);
     assert_int_equal(test_ranks_run(ranks[0], 1, 60, load_shard, &load, NULL), BL_OK);
     uint64_t checksum = whole->checksum;
-    bl_llama_weights_free(whole);
-    bl_llama_model_close(model);
+    bl_model_weights_free(whole);
+    bl_model_close(model);
     bl_comm_destroy(comm);
     test_device_destroy(d);
     return checksum;
@@ -357,11 +357,11 @@ static void test_fp8_checkpoints(void **state)
                   .scales = (bl_scale_kind)kind,
                   .has_embedding = true,
                   .has_head = true};
-        bl_llama_model *model;
+        bl_model *model;
         uint64_t checksum = check_model(&m, BL_BASE_AUTO, kept[kind]);
         assert_true(check_model(&m, BL_BASE_STORED, kept[kind]) == checksum);
         bl_base_format other = kind == BL_SCALE_BLOCK ? BL_BASE_FP8_ROW : BL_BASE_FP8_BLOCK;
-        assert_int_equal(bl_llama_model_open(tmp_path("model"), other, 16, &model), BL_EUSAGE);
+        assert_int_equal(bl_model_open(tmp_path("model"), other, 16, &model), BL_EUSAGE);
         assert_error_has("would lose by being quantised again");
         assert_null(model);
     }
@@ -372,15 +372,15 @@ static void test_fp8_checkpoints(void **state)
 static uint64_t checksum_of(const char *dir, bl_base_format format)
 {
     test_device d = test_device_create(2);
-    bl_llama_model *model = open_host(dir, format);
-    bl_llama_weights *weights;
+    bl_model *model = open_host(dir, format);
+    bl_model_weights *weights;
     bl_comm *comm;
 
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
-    assert_int_equal(bl_llama_weights_load(model, d.device, comm, d.stream, NULL, &weights), BL_OK);
+    assert_int_equal(bl_model_weights_load(model, d.device, comm, d.stream, NULL, &weights), BL_OK);
     uint64_t checksum = weights->checksum;
-    bl_llama_weights_free(weights);
-    bl_llama_model_close(model);
+    bl_model_weights_free(weights);
+    bl_model_close(model);
     bl_comm_destroy(comm);
     test_device_destroy(d);
     return checksum;
@@ -473,20 +473,20 @@ static void test_places_are_in_the_checksum(void **state)
 static void check_refused(const made *m, bl_base_format format, const char *place)
 {
     const char *dir = make_model(m);
-    bl_llama_model *model;
-    bl_llama_weights *weights = NULL;
+    bl_model *model;
+    bl_model_weights *weights = NULL;
     test_device d = test_device_create(1);
     bl_comm *comm;
 
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
-    bl_status st = bl_llama_model_open(dir, format, 16, &model);
-    if (st == BL_OK) st = bl_llama_weights_load(model, d.device, comm, d.stream, NULL, &weights);
+    bl_status st = bl_model_open(dir, format, 16, &model);
+    if (st == BL_OK) st = bl_model_weights_load(model, d.device, comm, d.stream, NULL, &weights);
     assert_int_equal(st, BL_EINPUT);
     assert_null(weights);
     assert_error_has(m->poisoned);
     assert_error_has(place);
     assert_error_has("model.safetensors");
-    bl_llama_model_close(model);
+    bl_model_close(model);
     bl_comm_destroy(comm);
     test_device_destroy(d);
 }
@@ -535,23 +535,21 @@ static void test_tied_table_under_either_name(void **state)
     (void)state;
     for (int i = 0; i < 3; i++) {
         made m = {.dtype = BL_F32, .tied = true, .has_embedding = i != 1, .has_head = i != 0};
-        bl_llama_model *model = open_host(make_model(&m), BL_BASE_AUTO);
+        bl_model *model = open_host(make_model(&m), BL_BASE_AUTO);
         tables[i] = test_alloc((int64_t)n_bytes, 1);
         memcpy(tables[i], model->embedding, n_bytes);
-        bl_llama_model_close(model);
+        bl_model_close(model);
     }
     assert_memory_equal(tables[0], tables[1], n_bytes);
     assert_memory_equal(tables[0], tables[2], n_bytes);
     for (int i = 0; i < 3; i++) free(tables[i]);
 
     made missing = {.dtype = BL_F32, .has_embedding = true};
-    bl_llama_model *model;
-    assert_int_equal(bl_llama_model_open(make_model(&missing), BL_BASE_AUTO, 16, &model),
-                     BL_EINPUT);
+    bl_model *model;
+    assert_int_equal(bl_model_open(make_model(&missing), BL_BASE_AUTO, 16, &model), BL_EINPUT);
     assert_error_has("lm_head.weight");
     missing = (made){.dtype = BL_F32, .tied = true};
-    assert_int_equal(bl_llama_model_open(make_model(&missing), BL_BASE_AUTO, 16, &model),
-                     BL_EINPUT);
+    assert_int_equal(bl_model_open(make_model(&missing), BL_BASE_AUTO, 16, &model), BL_EINPUT);
     assert_error_has("embed_tokens");
 }
 
@@ -559,14 +557,14 @@ static void test_tied_table_under_either_name(void **state)
  * all. */
 static void test_layout_of_405b(void **state)
 {
-    bl_llama_config config;
+    bl_model_config config;
     bl_base_layout layout;
     (void)state;
 
-    assert_int_equal(bl_llama_config_preset("llama3.1-405b", &config), BL_OK);
+    assert_int_equal(bl_model_config_preset("llama3.1-405b", &config), BL_OK);
     bl_format *formats = test_alloc(config.n_layers * BL_PROJECTIONS, sizeof *formats);
     for (int64_t i = 0; i < config.n_layers * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_FP8_ROW;
-    assert_int_equal(bl_llama_layout(&config, formats, BL_BF16, BL_DEVICE_CPU, 8, &layout), BL_OK);
+    assert_int_equal(bl_model_layout(&config, formats, BL_BF16, BL_DEVICE_CPU, 8, &layout), BL_OK);
     int64_t per_layer = 16384ll * (16384 + 2 * 1024) + 16384ll * 16384 + 3 * 16384ll * 53248,
             head = 2 * 128256ll * 16384;
     /* Every row count is a multiple of 8, and every shard of the alignment. */
@@ -583,14 +581,14 @@ static void test_layout_of_405b(void **state)
         size_t writing;
     } hosts[] = {{0, 64 << 20}, {1, 64 << 20}, {2, 32 << 20}, {8, 12 << 20}, {16, 12 << 20}};
     for (size_t i = 0; i < BL_COUNT(hosts); i++) {
-        bl_llama_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .n = hosts[i].n};
-        bl_llama_placed_bytes placed;
-        assert_int_equal(bl_llama_place_bytes(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
+        bl_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .n = hosts[i].n};
+        bl_placed_bytes placed;
+        assert_int_equal(bl_placement_measure(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
                          BL_OK);
         assert_int_equal(placed.disk, layout.shard_bytes);
         assert_int_equal(placed.writing, hosts[i].writing);
         placement.tier = BL_TIER_HOST;
-        assert_int_equal(bl_llama_place_bytes(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
+        assert_int_equal(bl_placement_measure(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
                          BL_OK);
         assert_int_equal(placed.writing, 0);
     }

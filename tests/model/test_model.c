@@ -20,26 +20,26 @@ enum { PATH_BYTES = 512, MAX_TOKENS = 2048 };
 typedef struct rank_model {
     bl_device *device;
     bl_stream *stream, *gathers, *copies;
-    bl_llama_weights *weights;
+    bl_model_weights *weights;
     bl_base *base;
     bl_lora_layout no_lora;
 } rank_model;
 
 static const bl_tensor none = {.data = NULL}; /* weights of an adapter */
 
-static bl_status open_model(const bl_llama_model *model, bl_device *device, bl_stream *stream,
+static bl_status open_model(const bl_model *model, bl_device *device, bl_stream *stream,
                             bl_comm *comm, rank_model *m)
 {
     *m = (rank_model){.device = device, .stream = stream};
     bl_lora_layout_init(&model->config, NULL, &m->no_lora);
     BL_TRY(bl_stream_create(device, "gathers", &m->gathers));
-    BL_TRY(bl_llama_weights_load(model, device, comm, m->gathers, NULL, &m->weights));
+    BL_TRY(bl_model_weights_load(model, device, comm, m->gathers, NULL, &m->weights));
     if (bl_comm_size(comm) == 1)
         return bl_base_create_resident(&m->weights->layout, m->weights->shards, &m->base);
     BL_TRY(bl_stream_create(device, "copies", &m->copies));
-    return bl_llama_base_create(
+    return bl_model_base_create(
         m->weights,
-        &(bl_llama_base_options){
+        &(bl_model_base_options){
             .shard_group = comm, .copy = m->copies, .gather = m->gathers, .ring_depth = 2},
         &m->base);
 }
@@ -49,7 +49,7 @@ static void close_model(rank_model *m)
     (void)bl_stream_synchronize(m->stream);
     if (m->gathers) (void)bl_stream_synchronize(m->gathers);
     bl_base_destroy(m->base);
-    bl_llama_weights_free(m->weights);
+    bl_model_weights_free(m->weights);
     bl_stream_destroy(m->gathers);
     bl_stream_destroy(m->copies);
 }
@@ -61,14 +61,14 @@ static bl_status sum_nll(rank_model *m, int32_t *ids, int64_t n, int64_t first, 
     bl_pass_options options = defaults;
     float weights[MAX_TOKENS] = {0};
     int32_t targets[MAX_TOKENS] = {0}, cu_seqlens[2] = {0, (int32_t)n};
-    bl_llama_pass *pass = NULL;
+    bl_pass *pass = NULL;
 
     for (int64_t t = first; t + 1 < n; t++) {
         targets[t] = ids[t + 1];
         weights[t] = 1;
     }
     options.T_max = n;
-    BL_TRY(bl_llama_pass_create(m->device, m->weights, m->base, m->stream, &options, &pass));
+    BL_TRY(bl_pass_create(m->device, m->weights, m->base, m->stream, &options, &pass));
     bl_micro_batch micro = {.T = n,
                             .n_documents = 1,
                             .ids = ids,
@@ -78,9 +78,9 @@ static bl_status sum_nll(rank_model *m, int32_t *ids, int64_t n, int64_t first, 
     bl_pass_micro one = {.batch = &micro, .loss_sum = sum};
     bl_pass_input input = {.n_micro = 1, .micro = &one};
     *sum = 0;
-    bl_status st = bl_llama_pass_run(pass, &input);
+    bl_status st = bl_pass_run(pass, &input);
     bl_status end = bl_stream_synchronize(m->stream);
-    bl_llama_pass_destroy(pass);
+    bl_pass_destroy(pass);
     return st != BL_OK ? st : end;
 }
 
@@ -124,7 +124,7 @@ static golden read_case(const json_t *c)
     return g;
 }
 
-static double logit_error(const bl_llama_config *c, int64_t T, double largest)
+static double logit_error(const bl_model_config *c, int64_t T, double largest)
 {
     int64_t layer =
         4 * c->hidden_size + 2 * c->n_heads * c->head_dim + c->intermediate_size + c->head_dim + T;
@@ -166,7 +166,7 @@ static void check_greedy(rank_model *m, const golden *g, double error)
 
 /* Ranks that hold shards must give the bits of the rank that holds all. */
 typedef struct sharded_run {
-    const bl_llama_model *model;
+    const bl_model *model;
     golden *g;
     double nll;
     float *logits; /* after all ids */
@@ -198,7 +198,7 @@ done:
     return st;
 }
 
-static void check_case(const char *dir, bl_llama_model *model, const json_t *json, bool exact)
+static void check_case(const char *dir, bl_model *model, const json_t *json, bool exact)
 {
     test_device d = test_device_create(2);
     golden g = read_case(json);
@@ -242,11 +242,11 @@ static void check_golden(const char *dir, const char *golden_path)
     const json_t *list = json_object_get(root, "cases");
     assert_true(json_array_size(list) >= 3);
     for (int quantised = 0; quantised < 2; quantised++) {
-        bl_llama_model *model;
-        ok(bl_llama_model_open(dir, quantised ? BL_BASE_FP8_ROW : BL_BASE_STORED, 256, &model));
+        bl_model *model;
+        ok(bl_model_open(dir, quantised ? BL_BASE_FP8_ROW : BL_BASE_STORED, 256, &model));
         for (size_t i = 0; i < json_array_size(list); i++)
             check_case(dir, model, json_array_get(list, i), !quantised);
-        bl_llama_model_close(model);
+        bl_model_close(model);
     }
     json_decref(root);
 }
@@ -277,7 +277,7 @@ static void test_stories(void **state)
 typedef struct demo {
     test_device d;
     bl_comm *comm;
-    bl_llama_model *model;
+    bl_model *model;
     rank_model m;
     golden g;
 } demo;
@@ -291,14 +291,14 @@ static void open_demo(demo *t, int64_t n_positions)
     t->g = read_case(json_array_get(json_object_get(root, "cases"), 0));
     json_decref(root);
     ok(bl_comm_create_local(1, 0, &t->comm));
-    ok(bl_llama_model_open("demo/base", BL_BASE_STORED, n_positions, &t->model));
+    ok(bl_model_open("demo/base", BL_BASE_STORED, n_positions, &t->model));
     ok(open_model(t->model, t->d.device, t->d.stream, t->comm, &t->m));
 }
 
 static void close_demo(demo *t)
 {
     close_model(&t->m);
-    bl_llama_model_close(t->model);
+    bl_model_close(t->model);
     bl_comm_destroy(t->comm);
     test_device_destroy(t->d);
 }

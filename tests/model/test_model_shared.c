@@ -23,7 +23,7 @@ static const char *const files[] = {"config.json", "model.safetensors"};
 typedef struct shared_case {
     const char *dir;
     int fd;
-    const bl_llama_model *alone; /* NULL: not compared */
+    const bl_model *alone; /* NULL: not compared */
 } shared_case;
 
 /* The demo's model, in the scratch folder. */
@@ -48,12 +48,12 @@ static bl_status open_together(test_rank *self)
 {
     shared_case *c = self->arg;
     bl_host_memory *host;
-    bl_llama_model *model = NULL;
+    bl_model *model = NULL;
 
     BL_TRY(bl_host_memory_open(c->fd, self->comm, &host));
-    bl_status st = bl_llama_model_open_shared(c->dir, BL_BASE_AUTO, 16, host, 1, &model);
+    bl_status st = bl_model_open_shared(c->dir, BL_BASE_AUTO, 16, host, 1, &model);
     if (st == BL_OK && c->alone) {
-        const bl_llama_model *alone = c->alone;
+        const bl_model *alone = c->alone;
         TEST_CHECK_GOTO(st, done, model->embedding_checksum == alone->embedding_checksum);
         TEST_CHECK_GOTO(st, done, model->embedding_bytes == alone->embedding_bytes);
         TEST_CHECK_GOTO(st, done,
@@ -63,7 +63,7 @@ static bl_status open_together(test_rank *self)
                             self->n_ranks == 1);
     }
 done:
-    bl_llama_model_close(model);
+    bl_model_close(model);
     bl_host_memory_close(host);
     return st;
 }
@@ -71,11 +71,11 @@ done:
 static void test_one_embedding(void **state)
 {
     shared_case c = {.dir = copy_model()};
-    bl_llama_model *alone;
+    bl_model *alone;
     struct stat info;
 
     (void)state;
-    assert_int_equal(bl_llama_model_open(c.dir, BL_BASE_AUTO, 16, &alone), BL_OK);
+    assert_int_equal(bl_model_open(c.dir, BL_BASE_AUTO, 16, &alone), BL_OK);
     c.alone = alone;
     for (int n = 1; n <= MAX_RANKS; n++) {
         c.fd = memfd_create("test_model_shared", MFD_CLOEXEC);
@@ -86,7 +86,7 @@ static void test_one_embedding(void **state)
         assert_int_equal(info.st_size, n == 1 ? 0 : once);
         close(c.fd);
     }
-    bl_llama_model_close(alone);
+    bl_model_close(alone);
 }
 
 /* A NaN in a row of the embedding: whoever reads it, the text is the one of a process alone, the row the file's. */
@@ -94,25 +94,25 @@ static void test_bad_embedding(void **state)
 {
     static const uint32_t nan_bits = 0x7fc07fc0; /* in fp32, and twice in bf16 */
     shared_case c = {.dir = copy_model()};
-    bl_llama_model *alone;
+    bl_model *alone;
     int64_t offset = 0, n_rows = 0, row_bytes = 0;
     char expected[BL_ERROR_TEXT_BYTES];
 
     (void)state;
-    assert_int_equal(bl_llama_model_open(c.dir, BL_BASE_AUTO, 16, &alone), BL_OK);
+    assert_int_equal(bl_model_open(c.dir, BL_BASE_AUTO, 16, &alone), BL_OK);
     const bl_stored_tensor *t = bl_hf_find(alone->files, "model.embed_tokens.weight");
     assert_non_null(t);
     n_rows = t->shape[0];
     row_bytes = t->n_bytes / n_rows;
     offset = t->offset_bytes;
-    bl_llama_model_close(alone);
+    bl_model_close(alone);
     for (int i = 0; i < 3; i++) {
         int64_t row = i == 0 ? 0 : i == 1 ? n_rows / 2 : n_rows - 1;
         c.dir = copy_model();
         int fd = open(tmp_path("model/model.safetensors"), O_WRONLY);
         assert_int_equal(pwrite(fd, &nan_bits, 4, offset + row * row_bytes), 4);
         close(fd);
-        assert_int_equal(bl_llama_model_open(c.dir, BL_BASE_AUTO, 16, &alone), BL_EINPUT);
+        assert_int_equal(bl_model_open(c.dir, BL_BASE_AUTO, 16, &alone), BL_EINPUT);
         snprintf(expected, sizeof expected, "%s", bl_error_text());
         for (int n = 2; n <= MAX_RANKS; n++) {
             bl_error errors[MAX_RANKS];
@@ -153,17 +153,17 @@ static void test_replicas_read_through_the_page_cache(void **state)
     const char *dir = copy_model(), *path = tmp_path("model/model.safetensors");
     int fd = open(path, O_RDONLY | O_DIRECT);
     bool has_direct = fd >= 0;
-    bl_llama_model *model;
+    bl_model *model;
 
     (void)state;
     if (fd >= 0) close(fd);
-    assert_int_equal(bl_llama_model_open_shared(dir, BL_BASE_AUTO, 16, NULL, 1, &model), BL_OK);
+    assert_int_equal(bl_model_open_shared(dir, BL_BASE_AUTO, 16, NULL, 1, &model), BL_OK);
     assert_int_equal(count_open(path, true), has_direct ? 1 : 0);
-    bl_llama_model_close(model);
-    assert_int_equal(bl_llama_model_open_shared(dir, BL_BASE_AUTO, 16, NULL, 2, &model), BL_OK);
+    bl_model_close(model);
+    assert_int_equal(bl_model_open_shared(dir, BL_BASE_AUTO, 16, NULL, 2, &model), BL_OK);
     assert_int_equal(count_open(path, true), 0);
     assert_true(count_open(path, false) > 0);
-    bl_llama_model_close(model);
+    bl_model_close(model);
     assert_int_equal(count_open(path, false) + count_open(path, true), 0);
 }
 

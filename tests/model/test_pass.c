@@ -21,7 +21,7 @@ typedef struct outcome {
 typedef struct visit_state {
     test_rank *self;
     pass_model *m;
-    bl_llama_pass *pass;
+    bl_pass *pass;
     uint64_t random;
     bool is_valid;
     int fail_at; /* the visit before which the activations stream fails; < 0: none */
@@ -52,7 +52,7 @@ static void delay(visit_state *s, bl_stream *stream)
 static bool before_visit(void *user)
 {
     visit_state *s = user;
-    s->is_valid = s->is_valid && bl_llama_pass_validate(s->pass) == BL_OK;
+    s->is_valid = s->is_valid && bl_pass_validate(s->pass) == BL_OK;
     delay(s, s->m->activations);
     delay(s, s->self->stream);
     if (s->fail_at-- == 0) (void)bl_stream_call(s->m->activations, fail_task, NULL, 0);
@@ -97,7 +97,7 @@ static void use_adapter(const pass_model *m, int first, int n, const bl_gradient
                                    .loss_scale = 1.0 / 16};
 }
 
-static bl_status train(test_rank *self, pass_model *m, bl_llama_pass *pass, int group, int fail_at,
+static bl_status train(test_rank *self, pass_model *m, bl_pass *pass, int group, int fail_at,
                        outcome *out)
 {
     visit_state visits = {self, m, pass, 88172645463325252u + (uint64_t)self->rank, true, fail_at};
@@ -113,8 +113,8 @@ static bl_status train(test_rank *self, pass_model *m, bl_llama_pass *pass, int 
         bl_pass_input input = {
             .n_micro = state.n_micro, .micro = micro, .stop = before_visit, .stop_user = &visits};
         use_adapter(m, first, state.n_micro, &sink, micro);
-        BL_TRY(bl_llama_pass_run(pass, &input));
-        BL_TRY(bl_llama_pass_validate(pass));
+        BL_TRY(bl_pass_run(pass, &input));
+        BL_TRY(bl_pass_validate(pass));
         TEST_CHECK(state.in_order && state.n_begun == LAYERS * state.n_micro);
     }
     BL_TRY(bl_stream_synchronize(self->stream));
@@ -124,8 +124,7 @@ static bl_status train(test_rank *self, pass_model *m, bl_llama_pass *pass, int 
 }
 
 /* Once as it is called, once without the training's dropout: the same. */
-static bl_status evaluate(test_rank *self, pass_model *m, bl_llama_pass *pass, int group,
-                          outcome *out)
+static bl_status evaluate(test_rank *self, pass_model *m, bl_pass *pass, int group, outcome *out)
 {
     visit_state visits = {self, m, pass, 362436069u + (uint64_t)self->rank, true, -1};
     float p = m->lora.use.dropout.p;
@@ -140,7 +139,7 @@ static bl_status evaluate(test_rank *self, pass_model *m, bl_llama_pass *pass, i
                                    .stop = before_visit,
                                    .stop_user = &visits};
             use_adapter(m, first, input.n_micro, NULL, micro);
-            BL_TRY(bl_llama_pass_run(pass, &input));
+            BL_TRY(bl_pass_run(pass, &input));
         }
         BL_TRY(bl_stream_synchronize(self->stream));
         sums[plain] = *m->loss;
@@ -183,7 +182,7 @@ static bool stop_at(void *user)
 static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
 {
     pass_model m = {.base = NULL};
-    bl_llama_pass *pass = NULL;
+    bl_pass *pass = NULL;
     bl_status st;
 
     BL_TRY_GOTO(st, done, pass_model_create(self, v->depth, &m));
@@ -203,8 +202,8 @@ static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
     bl_pass_micro micro;
     use_adapter(&m, 0, 1, &never, &micro);
     bl_pass_input input = {.n_micro = 1, .micro = &micro, .stop = stop_at, .stop_user = &visits};
-    TEST_CHECK_GOTO(st, done, bl_llama_pass_run(pass, &input) == BL_ESTOPPED);
-    BL_TRY_GOTO(st, done, bl_llama_pass_validate(pass));
+    TEST_CHECK_GOTO(st, done, bl_pass_run(pass, &input) == BL_ESTOPPED);
+    BL_TRY_GOTO(st, done, bl_pass_validate(pass));
     st = bl_stream_synchronize(self->stream);
 done:
     pass_model_close(self, &m, pass);
@@ -309,7 +308,7 @@ static bl_status run_ahead(test_rank *self)
 {
     variant v = {.group = MICROS, .depth = 2, .save = BL_SAVE_S2};
     pass_model m = {.base = NULL};
-    bl_llama_pass *pass = NULL;
+    bl_pass *pass = NULL;
     bl_status st;
     ahead_state s = {.stream = self->stream, .stop_at = LAYERS + 4, .is_bounded = true};
     bl_pass_micro micro[MICROS];
@@ -319,8 +318,8 @@ static bl_status run_ahead(test_rank *self)
     BL_TRY_GOTO(st, done, pass_model_create(self, v.depth, &m));
     BL_TRY_GOTO(st, done, pass_create(self, &m, &v, &pass));
     use_adapter(&m, 0, MICROS, NULL, micro);
-    BL_TRY_GOTO(st, done, bl_llama_pass_run(pass, &input)); /* LAYERS + 1 visits */
-    TEST_CHECK_GOTO(st, done, bl_llama_pass_run(pass, &input) == BL_ESTOPPED);
+    BL_TRY_GOTO(st, done, bl_pass_run(pass, &input)); /* LAYERS + 1 visits */
+    TEST_CHECK_GOTO(st, done, bl_pass_run(pass, &input) == BL_ESTOPPED);
     TEST_CHECK_GOTO(st, done, s.is_bounded && s.queued == LAYERS + 4);
     TEST_CHECK_GOTO(st, done, atomic_load(&s.begun) >= s.queued - 2);
     st = bl_stream_synchronize(self->stream);
@@ -345,7 +344,7 @@ typedef struct step_run {
 
 typedef struct step_case {
     pass_model m;
-    bl_llama_pass *pass;
+    bl_pass *pass;
     outcome out;
     int32_t rare_ids[T_MAX];
 } step_case;
@@ -423,7 +422,7 @@ static bl_status find_planted(test_rank *self)
     bl_pass_micro all[MICROS];
     use_adapter(&c.m, 0, MICROS, NULL, all);
     bl_pass_input input = {.n_micro = MICROS, .micro = all};
-    bool is_found = bl_llama_pass_find_bad(c.pass, &input, &layer, &micro);
+    bool is_found = bl_pass_find_bad(c.pass, &input, &layer, &micro);
     TEST_CHECK_GOTO(st, done, is_found == (run->bad < LAYERS));
     TEST_CHECK_GOTO(st, done,
                     !is_found || (layer == run->bad && micro == (run->bad < 0 ? MICROS - 1 : 0)));

@@ -37,7 +37,7 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
 
 /* All micro-batches in passes of `group`. */
 static bl_status run_group(test_rank *self, pass_model *m, const pass_adapter *adapters[ADAPTERS],
-                           bl_llama_pass *pass, const usage *usages, int group, result *out)
+                           bl_pass *pass, const usage *usages, int group, result *out)
 {
     sink_state states[MICROS];
     bl_gradient_sink sinks[MICROS];
@@ -57,8 +57,8 @@ static bl_status run_group(test_rank *self, pass_model *m, const pass_adapter *a
         micro[i].gradients = &sinks[i];
     }
     for (int first = 0; first < MICROS; first += group) {
-        BL_TRY(bl_llama_pass_run(pass, &(bl_pass_input){.n_micro = group, .micro = micro + first}));
-        BL_TRY(bl_llama_pass_validate(pass));
+        BL_TRY(bl_pass_run(pass, &(bl_pass_input){.n_micro = group, .micro = micro + first}));
+        BL_TRY(bl_pass_validate(pass));
     }
     BL_TRY(bl_stream_synchronize(self->stream));
     memcpy(out->loss, m->loss, sizeof out->loss);
@@ -87,7 +87,7 @@ static bl_status run_mixed(test_rank *self)
     const variant *v = self->arg;
     pass_model m = {.base = NULL};
     pass_adapter second = {.shards = NULL};
-    bl_llama_pass *pass = NULL;
+    bl_pass *pass = NULL;
     const pass_adapter *adapters[ADAPTERS] = {&m.lora, &second};
     double first_loss[BL_COUNT(cases)];
     bl_status st;
@@ -138,22 +138,22 @@ static bl_status run_refused(test_rank *self)
     variant v = {.group = 1, .depth = 1};
     pass_model m = {.base = NULL};
     bl_gradient_sink sink = {.user = NULL};
-    bl_llama_pass *pass = NULL;
+    bl_pass *pass = NULL;
     bl_status st;
 
     BL_TRY_GOTO(st, done, pass_model_create(self, v.depth, &m));
     BL_TRY_GOTO(st, done, pass_create(self, &m, &v, &pass));
     bl_pass_micro micro[2] = {{.batch = m.micro, .loss_sum = m.loss, .gradients = &sink},
                               {.batch = m.micro, .loss_sum = m.loss}};
-    TEST_CHECK_GOTO(
-        st, done, bl_llama_pass_run(pass, &(bl_pass_input){1, micro, NULL, NULL}) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_pass_run(pass, &(bl_pass_input){1, micro, NULL, NULL}) == BL_EINTERNAL);
     micro[0].gradients = NULL;
-    TEST_CHECK_GOTO(
-        st, done, bl_llama_pass_run(pass, &(bl_pass_input){2, micro, NULL, NULL}) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_pass_run(pass, &(bl_pass_input){2, micro, NULL, NULL}) == BL_EINTERNAL);
     m.lora.layout.options.r++;
     micro[0].adapter = &m.lora.use;
-    TEST_CHECK_GOTO(
-        st, done, bl_llama_pass_run(pass, &(bl_pass_input){1, micro, NULL, NULL}) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_pass_run(pass, &(bl_pass_input){1, micro, NULL, NULL}) == BL_EINTERNAL);
     st = BL_OK;
 done:
     pass_model_close(self, &m, pass);

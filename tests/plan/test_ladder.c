@@ -14,10 +14,10 @@
 
 static const double GB = 1e9, TIB = 1099511627776.0;
 
-static bl_llama_config model_of(const char *name)
+static bl_model_config model_of(const char *name)
 {
-    bl_llama_config config;
-    assert_int_equal(bl_llama_config_preset(name, &config), BL_OK);
+    bl_model_config config;
+    assert_int_equal(bl_model_config_preset(name, &config), BL_OK);
     return config;
 }
 
@@ -35,7 +35,7 @@ static void test_405b(void **state)
         double published, unit, step;
     } figures[] = {
         {6.5, 1e12, 0.1}, {2.2, 1e12, 0.1}, {1.4, 0, 0.1}, {0.8, 1e12, 0.1}, {825, 1e9, 1}};
-    bl_llama_config model = model_of("llama3.1-405b");
+    bl_model_config model = model_of("llama3.1-405b");
     bl_strategy_job job = {
         .model = &model, .n_devices = 8, .length = 1024, .batch = 1, .lora_r = 64};
     (void)state;
@@ -52,7 +52,7 @@ static void test_405b(void **state)
 /* 417 GB is published for the base alone (docs/model.md); LoRA's state makes 2 % more of it. */
 static void test_405b_in_fp8(void **state)
 {
-    bl_llama_config model = model_of("llama3.1-405b");
+    bl_model_config model = model_of("llama3.1-405b");
     bl_strategy_job job = {
         .model = &model, .n_devices = 8, .length = 1024, .batch = 1, .lora_r = 64};
     bl_strategy_memory m;
@@ -74,7 +74,7 @@ static void test_405b_in_fp8(void **state)
 static void test_7b(void **state)
 {
     static const double published[] = {39.98, 27.73, 15.48};
-    bl_llama_config model = model_of("llama2-7b");
+    bl_model_config model = model_of("llama2-7b");
     bl_strategy_job job = {
         .model = &model, .n_params = 7e9, .n_devices = 8, .length = 256, .batch = 1};
     (void)state;
@@ -104,7 +104,7 @@ static void test_family(void **state)
     assert_int_equal(bl_hardware_preset("8xv100-32g", &v100), BL_OK);
     for (size_t i = 0; i < BL_COUNT(names); i++)
         for (int k = 0; k < 5; k++) {
-            bl_llama_config model = model_of(names[i]);
+            bl_model_config model = model_of(names[i]);
             bl_strategy_job job = {.model = &model,
                                    .n_devices = v100.n_devices,
                                    .length = 256 << k,
@@ -121,7 +121,7 @@ static void test_family(void **state)
 /* What recomputes is slower, what shards more is slower, and both take less. */
 static void test_order(void **state)
 {
-    bl_llama_config model = model_of("llama2-13b");
+    bl_model_config model = model_of("llama2-13b");
     bl_strategy_job job = {
         .model = &model, .n_devices = 8, .length = 2048, .batch = 1, .lora_r = 8};
     bl_strategy_memory m[2];

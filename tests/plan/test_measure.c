@@ -23,7 +23,7 @@ static char cache[] = "/tmp/ballast-test-measure-XXXXXX";
 
 typedef struct measure_case {
     bl_train_config *config;
-    bl_llama_config model;
+    bl_model_config model;
     bl_format formats[2 * BL_PROJECTIONS];
     bl_lora_layout lora;
     bl_hardware hardware;

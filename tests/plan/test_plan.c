@@ -19,7 +19,7 @@ static const char DIR[] = "/nowhere/pages"; /* a plan creates nothing */
 
 typedef struct plan_case {
     bl_train_config *config;
-    bl_llama_config model;
+    bl_model_config model;
     bl_format *formats;
     bl_lora_layout lora;
     bl_plan_input input;
@@ -52,7 +52,7 @@ static void open_case(plan_case *p, const char *checkpointing)
     *p = (plan_case){0};
     assert_int_equal(
         bl_train_config_load(BL_CONFIG_TRAIN, NULL, (int)BL_COUNT(args), args, &p->config), BL_OK);
-    assert_int_equal(bl_llama_config_preset("llama3.1-8b", &p->model), BL_OK);
+    assert_int_equal(bl_model_config_preset("llama3.1-8b", &p->model), BL_OK);
     int64_t n_formats = p->model.n_layers * BL_PROJECTIONS;
     p->formats = calloc((size_t)n_formats, sizeof *p->formats);
     assert_non_null(p->formats);
@@ -326,7 +326,7 @@ static void test_check_by_a_gpus_memory(void **state)
 
 static int64_t predicted(const bl_plan_input *in, unsigned save, bool expects, bl_memory_ledger *m)
 {
-    bl_llama_placement placement = {.n = 1};
+    bl_placement placement = {.n = 1};
     bl_pass_options pass = bl_plan_pass_options(in, save);
 
     assert_int_equal(expects ? bl_plan_expect_memory(in, &placement, &pass, m)

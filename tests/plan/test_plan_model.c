@@ -36,7 +36,7 @@ static void test_names(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(known); i++) {
         assert_int_equal(bl_plan_model_open(known[i].name, BL_BASE_AUTO, &m), BL_OK);
-        double billions = (double)bl_llama_config_n_params(&m.config) * 1e-9;
+        double billions = (double)bl_model_config_n_params(&m.config) * 1e-9;
         if (fabs(billions - known[i].billions) > 0.0006 * known[i].billions)
             fail_msg("%s: %.4f, published %.4f", known[i].name, billions, known[i].billions);
         bl_plan_model_close(&m);
@@ -84,23 +84,23 @@ static void test_folder(void **state)
     const char *data = getenv("BALLAST_TEST_DATA");
     char dir[512];
     bl_plan_model m;
-    bl_llama_model *whole;
+    bl_model *whole;
 
     (void)state;
     assert_int_equal(bl_plan_model_open("/nowhere/model", BL_BASE_AUTO, &m), BL_EINPUT);
     if (!data) TEST_SKIP("BALLAST_TEST_DATA is not set");
     snprintf(dir, sizeof dir, "%s/models/stories260K-bf16", data);
     assert_int_equal(bl_plan_model_open(dir, BL_BASE_FP8_BLOCK, &m), BL_OK);
-    assert_int_equal(bl_llama_model_open(dir, BL_BASE_FP8_BLOCK, 64, &whole), BL_OK);
+    assert_int_equal(bl_model_open(dir, BL_BASE_FP8_BLOCK, 64, &whole), BL_OK);
     assert_memory_equal(&m.config, &whole->config, sizeof m.config);
     assert_memory_equal(m.formats, whole->formats,
                         (size_t)m.config.n_layers * BL_PROJECTIONS * sizeof *m.formats);
-    bl_llama_stored_size stored = bl_llama_measure_stored(whole);
+    bl_model_stored_size stored = bl_model_measure_stored(whole);
     assert_int_equal(m.stored.n_bytes, stored.n_bytes);
     assert_int_equal(m.stored.row_bytes, stored.row_bytes);
     assert_int_equal(m.stored.is_in_blocks, true);
     assert_int_equal(m.embedding_dtype, whole->embedding_dtype);
-    bl_llama_model_close(whole);
+    bl_model_close(whole);
     bl_plan_model_close(&m);
 }
 

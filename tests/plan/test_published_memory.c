@@ -46,7 +46,7 @@ static bl_memory_ledger ledger_of(const char *model, const char *base_format, bl
                     "0",
                     "--lora_target_modules",
                     "all-linear"};
-    const bl_llama_placement placement = {.tier = BL_TIER_HOST, .n = GPUS};
+    const bl_placement placement = {.tier = BL_TIER_HOST, .n = GPUS};
     bl_memory_ledger m;
 
     if (bl_plan_case_open("8xh100", 0, (int)BL_COUNT(argv), argv, c) != BL_OK)
@@ -65,7 +65,7 @@ static void test_fp8_base(void **state)
 
     (void)state;
     bl_memory_ledger m = ledger_of("llama-3.1-405b", "auto", &c);
-    double n_params = (double)bl_llama_config_n_params(&c.model.config);
+    double n_params = (double)bl_model_config_n_params(&c.model.config);
     double tables = 2.0 * (double)(c.model.config.vocab_size * c.model.config.hidden_size) * 2;
     double coded = n_params * (1 + 4.0 / 512);
     assert_rounds_to("FP8, GB", (coded + tables) / GB, 417, 1);
@@ -105,7 +105,7 @@ static void test_a_gpus_peak(void **state)
 
     (void)state;
     bl_memory_ledger m = ledger_of("llama-3.1-405b", "auto", &c);
-    const bl_llama_config *model = &c.model.config;
+    const bl_model_config *model = &c.model.config;
     double inputs = (double)m.item[BL_MEMORY_LAYER_INPUTS].device / GB;
     double layer = (double)m.item[BL_MEMORY_RING].device / (double)c.config->ring_depth / GB;
     assert_rounds_to("checkpoints, GB", inputs, 4, 1);

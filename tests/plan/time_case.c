@@ -12,7 +12,7 @@ void time_case_init(time_case *c, const char *model)
     bl_lora_options lora = {.r = 16, .alpha = 16};
 
     *c = (time_case){.run = {.save = BL_SAVE_S0}};
-    assert_int_equal(bl_llama_config_preset(model, &c->model), BL_OK);
+    assert_int_equal(bl_model_config_preset(model, &c->model), BL_OK);
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         lora.target[p] = true;
         c->run.format[p] = BL_FORMAT_FP8_ROW;

@@ -6,7 +6,7 @@
 #include "plan/time.h"
 
 typedef struct time_case {
-    bl_llama_config model;
+    bl_model_config model;
     bl_lora_layout lora;
     bl_time_run run;
     bl_time_input input; /* points into the case */

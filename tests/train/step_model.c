@@ -20,7 +20,7 @@ const step_batch step_batches[STEP_MICROS] = {{.n_tokens = 150, .first_document 
                                               {.n_tokens = 128, .first_id = 5},
                                               {.n_tokens = 37, .first_document = 1, .first_id = 9}};
 
-static const bl_llama_config step_config = {.vocab_size = STEP_VOCAB,
+static const bl_model_config step_config = {.vocab_size = STEP_VOCAB,
                                             .hidden_size = STEP_HIDDEN,
                                             .intermediate_size = STEP_INTER,
                                             .n_layers = STEP_LAYERS,
@@ -89,7 +89,7 @@ static bl_status write_page(step_model *m, const bl_base_walk *at)
 
 static bl_status make_pages(step_model *m, bl_tier tier)
 {
-    bl_llama_weights *w = &m->weights;
+    bl_model_weights *w = &m->weights;
     bl_pages_options options = {.device = m->device, .pin = true, .node = -1, .n_shards = 1};
     int64_t n_pages = bl_base_part_count(&w->layout);
     bl_page_spec specs[STEP_LAYERS * BL_LAYER_MATRICES + 1];
@@ -97,7 +97,7 @@ static bl_status make_pages(step_model *m, bl_tier tier)
 
     TEST_CHECK(n_pages <= (int64_t)BL_COUNT(specs));
     for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);) {
-        bl_llama_page_name(STEP_LAYERS, &at, names[at.index]);
+        bl_model_page_name(STEP_LAYERS, &at, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tier};
     }
     BL_TRY(bl_pages_create(&options, n_pages, specs, &w->pages));
@@ -108,7 +108,7 @@ static bl_status make_pages(step_model *m, bl_tier tier)
 /* One scale for all. */
 static bl_status make_scales(step_model *m)
 {
-    bl_llama_weights *w = &m->weights;
+    bl_model_weights *w = &m->weights;
     enum { MOST = 2 * STEP_INTER + 4 * STEP_HIDDEN };
     float scales[MOST];
 
@@ -125,15 +125,15 @@ static bl_status make_scales(step_model *m)
 static bl_status make_tables(step_model *m)
 {
     enum { ROWS = 256, HALF = STEP_HEAD_DIM / 2, N_NORMS = (2 * STEP_LAYERS + 1) * STEP_HIDDEN };
-    bl_llama_weights *w = &m->weights;
+    bl_model_weights *w = &m->weights;
     float norms[N_NORMS], tables[2 * ROWS * HALF];
     double inverse[HALF];
-    int64_t n = bl_llama_table_positions(m->kind.device, m->model.n_positions);
+    int64_t n = bl_model_table_positions(m->kind.device, m->model.n_positions);
 
     TEST_CHECK(n <= ROWS);
     for (int i = 0; i < N_NORMS; i++) norms[i] = 1.0f + float_value(900, i, 0.25);
     BL_TRY(to_device(m, norms, sizeof norms, (void **)&w->norms));
-    bl_llama_config_rope_inv_freq(&step_config, inverse);
+    bl_model_config_rope_inv_freq(&step_config, inverse);
     bl_rope_fill_tables(0, n, HALF, inverse, tables, tables + n * HALF);
     BL_TRY(to_device(m, tables, (size_t)(2 * n * HALF) * sizeof *tables, (void **)&w->rope_tables));
     w->dims.cos_table = w->rope_tables;
@@ -143,25 +143,25 @@ static bl_status make_tables(step_model *m)
 
 static bl_status make_base(step_model *m, const step_choice *choice)
 {
-    bl_llama_weights *w = &m->weights;
+    bl_model_weights *w = &m->weights;
     uint16_t *embedding = malloc(STEP_VOCAB * STEP_HIDDEN * sizeof *embedding);
 
     for (int64_t i = 0; i < STEP_VOCAB * STEP_HIDDEN; i++) embedding[i] = half_value(901, i, 1.0);
     for (int i = 0; i < STEP_HIDDEN && !m->kind.is_tied; i++)
         embedding[STEP_POISON_ID * STEP_HIDDEN + i] = 0x7fc0; /* NaN */
     for (int i = 0; i < STEP_LAYERS * BL_PROJECTIONS; i++) m->formats[i] = m->kind.format;
-    m->model = (bl_llama_model){.config = step_config,
-                                .formats = m->formats,
-                                .embedding = embedding,
-                                .embedding_dtype = BL_BF16,
-                                .head_dtype = BL_BF16,
-                                .n_positions = 128};
+    m->model = (bl_model){.config = step_config,
+                          .formats = m->formats,
+                          .embedding = embedding,
+                          .embedding_dtype = BL_BF16,
+                          .head_dtype = BL_BF16,
+                          .n_positions = 128};
     m->model.config.tie_word_embeddings = m->kind.is_tied;
-    *w = (bl_llama_weights){.model = &m->model,
+    *w = (bl_model_weights){.model = &m->model,
                             .device = m->device,
                             .dims = bl_block_dims_of(&step_config, m->kind.device)};
-    BL_TRY(bl_llama_layout(&m->model.config, m->formats, BL_BF16, m->kind.device, 1, &w->layout));
-    if (bl_llama_head_is_table(&m->model.config, m->kind.device))
+    BL_TRY(bl_model_layout(&m->model.config, m->formats, BL_BF16, m->kind.device, 1, &w->layout));
+    if (bl_model_head_is_table(&m->model.config, m->kind.device))
         w->tied_head = (bl_weight){
             .rows = STEP_VOCAB,
             .cols = STEP_HIDDEN,
@@ -170,8 +170,8 @@ static bl_status make_base(step_model *m, const step_choice *choice)
     BL_TRY(make_scales(m));
     BL_TRY(make_tables(m));
     BL_TRY(make_pages(m, choice->tier));
-    return bl_llama_base_create(w,
-                                &(bl_llama_base_options){.shard_group = m->comm,
+    return bl_model_base_create(w,
+                                &(bl_model_base_options){.shard_group = m->comm,
                                                          .copy = m->copy,
                                                          .gather = m->gather,
                                                          .ring_depth = choice->depth},
@@ -332,10 +332,10 @@ static bl_status make_pass(step_model *m, const step_choice *choice)
     if (choice->prepares)
         bl_linear_prepared_measure(m->kind.device, &m->weights.layout, STEP_LAYERS, m->kind.mode,
                                    NULL, &options.prepared);
-    BL_TRY(bl_llama_pass_create(m->device, &m->weights, m->base, m->compute, &options, &m->pass));
-    bl_pass_bytes n = bl_llama_pass_measure(&step_config, &options);
+    BL_TRY(bl_pass_create(m->device, &m->weights, m->base, m->compute, &options, &m->pass));
+    bl_pass_bytes n = bl_pass_measure(&step_config, &options);
     TEST_CHECK((int64_t)(bl_device_bytes(m->device) - before) ==
-               bl_llama_pass_bytes(&step_config, &options) + n.host_embeddings);
+               bl_pass_total_bytes(&step_config, &options) + n.host_embeddings);
     return BL_OK;
 }
 
@@ -365,7 +365,7 @@ void step_close(step_model *m)
     bl_stream *const streams[] = {m->compute, m->communication, m->gather, m->copy, m->activations};
     for (size_t i = 0; i < BL_COUNT(streams); i++)
         if (streams[i]) (void)bl_stream_synchronize(streams[i]);
-    bl_llama_pass_destroy(m->pass);
+    bl_pass_destroy(m->pass);
     bl_adapter_state_destroy(m->state);
     bl_base_destroy(m->base);
     bl_pages_destroy(m->weights.pages);
@@ -398,8 +398,8 @@ bl_status step_run(step_model *m, const step_choice *choice, step_result *out)
                                        .loss_sum = bl_adapter_state_loss_sum(m->state),
                                        .gradients = bl_adapter_state_sink(m->state),
                                        .loss_scale = 1.0 / 64};
-        BL_TRY(bl_llama_pass_run(m->pass, &(bl_pass_input){.n_micro = n, .micro = micro}));
-        BL_TRY(bl_llama_pass_validate(m->pass));
+        BL_TRY(bl_pass_run(m->pass, &(bl_pass_input){.n_micro = n, .micro = micro}));
+        BL_TRY(bl_pass_validate(m->pass));
     }
     BL_TRY(bl_adapter_state_join(m->state));
     BL_TRY(fetch(m, m->state->grad, &out->gradients));
@@ -415,7 +415,7 @@ bl_status step_evaluate(step_model *m, int index, double *loss)
     bl_pass_micro micro = {.batch = &m->micro[index], .adapter = &m->adapter, .loss_sum = sum};
 
     BL_TRY(bl_stream_zero(m->compute, sum, sizeof *sum));
-    BL_TRY(bl_llama_pass_run(m->pass, &(bl_pass_input){.n_micro = 1, .micro = &micro}));
+    BL_TRY(bl_pass_run(m->pass, &(bl_pass_input){.n_micro = 1, .micro = &micro}));
     BL_TRY(bl_stream_synchronize(m->compute));
     BL_TRY(bl_staging_download(m->staging, loss, sum, sizeof *loss));
     BL_TRY(bl_stream_zero(m->compute, sum, sizeof *sum));

@@ -44,13 +44,13 @@ typedef struct step_model {
     bl_stream *compute, *communication, *gather, *copy, *activations;
     bl_staging *staging;
     bl_format formats[STEP_LAYERS * BL_PROJECTIONS];
-    bl_llama_model model;
-    bl_llama_weights weights;
+    bl_model model;
+    bl_model_weights weights;
     bl_base *base;
     bl_lora_layout layout;
     bl_adapter_state *state;
     bl_pass_adapter adapter;
-    bl_llama_pass *pass;
+    bl_pass *pass;
     bl_micro_batch micro[STEP_MICROS];
     bl_twin *batches[STEP_MICROS];
 } step_model;

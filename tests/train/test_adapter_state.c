@@ -20,7 +20,7 @@
 
 enum { N_LAYERS = 3, DEPTH = 2, LATE_US = 100 * 1000 };
 
-static const bl_llama_config config = {.hidden_size = 24,
+static const bl_model_config config = {.hidden_size = 24,
                                        .intermediate_size = 40,
                                        .n_layers = N_LAYERS,
                                        .n_heads = 4,

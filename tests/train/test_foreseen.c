@@ -112,12 +112,12 @@ static void add_foreseen(void *user, const bl_span *span)
 
 static void foresee(const job *j, spans *out)
 {
-    bl_llama_config model;
+    bl_model_config model;
     bl_lora_options options = {.r = 8, .alpha = 16};
     bl_lora_layout lora;
     bl_time_run run = {.save = j->save};
 
-    assert_int_equal(bl_llama_config_load(
+    assert_int_equal(bl_model_config_load(
                          j->is_untied ? GOLDEN_DIR "/models/tiny-gqa" : runs_path("model"), &model),
                      BL_OK);
     for (int p = 0; p < BL_PROJECTIONS; p++) {

@@ -230,11 +230,11 @@ static void test_evaluation(void **state)
 /* ---- generation ---- */
 
 typedef struct generation {
-    bl_llama_model *model;
+    bl_model *model;
     bl_comm *comm;
     bl_device *device;
     bl_stream *stream;
-    bl_llama_weights *weights;
+    bl_model_weights *weights;
     bl_base *base;
     bl_lora_layout lora;
     bl_tensor lora_weights;
@@ -251,11 +251,11 @@ static void close_generation(generation *g)
     bl_generator_destroy(g->generator);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->lora_weights.data);
     bl_base_destroy(g->base);
-    bl_llama_weights_free(g->weights);
+    bl_model_weights_free(g->weights);
     bl_stream_destroy(g->stream);
     bl_device_destroy(g->device);
     bl_comm_destroy(g->comm);
-    bl_llama_model_close(g->model);
+    bl_model_close(g->model);
 }
 
 /* The logits after each token of a prompt and of its greedy continuation; the caller's. */
@@ -266,11 +266,11 @@ static float *generate(const char *model, const char *adapter, int64_t n_tokens,
     generation g = {0};
     const float *logits;
 
-    ok(bl_llama_model_open(model, BL_BASE_AUTO, N_PROMPT + n_tokens, &g.model));
+    ok(bl_model_open(model, BL_BASE_AUTO, N_PROMPT + n_tokens, &g.model));
     ok(bl_comm_create_local(1, 0.0, &g.comm));
     ok(bl_device_create_cpu(2, &g.device));
     ok(bl_stream_create(g.device, "compute", &g.stream));
-    ok(bl_llama_weights_load(g.model, g.device, g.comm, g.stream, NULL, &g.weights));
+    ok(bl_model_weights_load(g.model, g.device, g.comm, g.stream, NULL, &g.weights));
     ok(bl_base_create_resident(&g.weights->layout, g.weights->shards, &g.base));
     ok(bl_lora_read_all(adapter, &g.model->config, g.device, &g.lora, &g.lora_weights));
     ok(bl_generator_create(g.device, g.stream, g.weights, g.base, &g.lora, g.lora_weights,

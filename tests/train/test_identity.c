@@ -152,7 +152,7 @@ static bl_status check_as_rank(test_rank *self)
 {
     const uint64_t *checksums = self->arg;
     bl_job job = {.topology.n_ranks = self->n_ranks};
-    bl_llama_weights weights = {.checksum = checksums[self->rank]};
+    bl_model_weights weights = {.checksum = checksums[self->rank]};
     bl_rank rank = {.job = &job,
                     .index = self->rank,
                     .talk = {.comm = self->comm, .stream = self->stream},

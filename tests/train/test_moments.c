@@ -82,12 +82,12 @@ bl_status __wrap_bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     return __real_bl_rank_evaluate(r, out);
 }
 
-bl_status __real_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
-bl_status __wrap_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input);
-bl_status __wrap_bl_llama_pass_run(bl_llama_pass *pass, const bl_pass_input *input)
+bl_status __real_bl_pass_run(bl_pass *pass, const bl_pass_input *input);
+bl_status __wrap_bl_pass_run(bl_pass *pass, const bl_pass_input *input);
+bl_status __wrap_bl_pass_run(bl_pass *pass, const bl_pass_input *input)
 {
     if (atomic_load(&is_asked_in_evaluation)) atomic_fetch_add(&n_passes_after, 1);
-    return __real_bl_llama_pass_run(pass, input);
+    return __real_bl_pass_run(pass, input);
 }
 
 /* And when the n-th piece of the base is about to be loaded; 0: it is not. Pieces are counted. */

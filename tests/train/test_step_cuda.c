@@ -206,9 +206,9 @@ static void test_the_first_bad_output_is_found(void **state)
     bl_pass_input input = {.n_micro = STEP_MICROS, .micro = all};
     for (int bad = 0; bad < 2; bad++) {
         if (bad) ((int32_t *)m.micro[3].host_ids)[36] = STEP_POISON_ID; /* its last token */
-        ok(bl_llama_pass_run(m.pass, &input));
+        ok(bl_pass_run(m.pass, &input));
         ok(bl_adapter_state_join(m.state));
-        bool is_found = bl_llama_pass_find_bad(m.pass, &input, &layer, &micro);
+        bool is_found = bl_pass_find_bad(m.pass, &input, &layer, &micro);
         assert_true(is_found == (bad == 1));
         if (is_found) assert_true(layer == -1 && micro == 3);
     }
@@ -255,16 +255,16 @@ static void test_the_host_runs_two_visits_ahead(void **state)
     ok(step_open(&bf16_kind, &plain, &m));
     ahead_state s = {.stream = m.compute, .is_bounded = true};
     for (int i = 0; i < STEP_MICROS; i++) micro[i] = (bl_pass_micro){.batch = &m.micro[i]};
-    assert_int_equal(bl_llama_pass_run(m.pass, &(bl_pass_input){.n_micro = STEP_MICROS,
-                                                                .micro = micro,
-                                                                .stop = before_visit,
-                                                                .stop_user = &s}),
+    assert_int_equal(bl_pass_run(m.pass, &(bl_pass_input){.n_micro = STEP_MICROS,
+                                                          .micro = micro,
+                                                          .stop = before_visit,
+                                                          .stop_user = &s}),
                      BL_OK);
     assert_int_equal(s.queued, STEP_LAYERS + 1);
-    assert_int_equal(bl_llama_pass_run(m.pass, &(bl_pass_input){.n_micro = STEP_MICROS,
-                                                                .micro = micro,
-                                                                .stop = before_visit,
-                                                                .stop_user = &s}),
+    assert_int_equal(bl_pass_run(m.pass, &(bl_pass_input){.n_micro = STEP_MICROS,
+                                                          .micro = micro,
+                                                          .stop = before_visit,
+                                                          .stop_user = &s}),
                      BL_ESTOPPED);
     assert_true(s.is_bounded && s.queued == 6 && atomic_load(&s.begun) >= 4);
     step_close(&m);

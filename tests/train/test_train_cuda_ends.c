@@ -190,11 +190,11 @@ static void test_evaluation(void **state)
 /* ---- generation ---- */
 
 typedef struct generation {
-    bl_llama_model *model;
+    bl_model *model;
     bl_comm *comm;
     bl_device *device;
     bl_stream *stream;
-    bl_llama_weights *weights;
+    bl_model_weights *weights;
     bl_base *base;
     bl_lora_layout lora;
     bl_tensor lora_weights;
@@ -206,11 +206,11 @@ static void close_generation(generation *g)
     bl_generator_destroy(g->generator);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->lora_weights.data);
     bl_base_destroy(g->base);
-    bl_llama_weights_free(g->weights);
+    bl_model_weights_free(g->weights);
     bl_stream_destroy(g->stream);
     bl_comm_destroy(g->comm);
     bl_device_destroy(g->device);
-    bl_llama_model_close(g->model);
+    bl_model_close(g->model);
 }
 
 /* The logits after `text`, given in pieces of `piece` tokens; the caller's. */
@@ -220,12 +220,12 @@ static float *continue_text(bool on_gpu, const char *model, const char *adapter,
     generation g = {0};
     const float *logits = NULL;
 
-    ok(bl_llama_model_open(model, BL_BASE_AUTO, n, &g.model));
+    ok(bl_model_open(model, BL_BASE_AUTO, n, &g.model));
     ok(bl_comm_create_local(1, 0.0, &g.comm));
     ok(on_gpu ? bl_device_create_cuda(0, &g.device) : bl_device_create_cpu(1, &g.device));
     if (on_gpu) ok(bl_device_start_workers(g.device, 2));
     ok(bl_stream_create(g.device, "compute", &g.stream));
-    ok(bl_llama_weights_load(g.model, g.device, g.comm, g.stream, NULL, &g.weights));
+    ok(bl_model_weights_load(g.model, g.device, g.comm, g.stream, NULL, &g.weights));
     ok(bl_base_create_resident(&g.weights->layout, g.weights->shards, &g.base));
     ok(bl_lora_read_all(adapter, &g.model->config, g.device, &g.lora, &g.lora_weights));
     ok(bl_generator_create(g.device, g.stream, g.weights, g.base, &g.lora, g.lora_weights, n,

@@ -5,12 +5,12 @@
  *   qkv = RoPE(norm1(x) W_qkv^T);  a = attention(qkv);  mid = x + a W_o^T;  g|u = norm2(mid) W_gate_up^T;  out = mid + (silu(g) u) W_down^T
  * each W with its LoRA update. What is not kept is computed again in backward by the same ops in the same order: any choice gives
  * the same bits. Norms and SwiGLU are always computed again; the output of W_down never (nobody reads it). */
-#ifndef BALLAST_LLAMA_BLOCK_H
-#define BALLAST_LLAMA_BLOCK_H
+#ifndef BALLAST_ARCH_BLOCK_H
+#define BALLAST_ARCH_BLOCK_H
 
 #include "linear/apply.h"
-#include "llama/config.h"
-#include "llama/lora.h"
+#include "arch/config.h"
+#include "arch/lora.h"
 
 /* What a block keeps beside its input, and the bytes a token costs (fp32 here, bf16 on a GPU): a mask. */
 typedef enum bl_save {
@@ -55,7 +55,7 @@ typedef struct bl_block_dims {
 } bl_block_dims;
 
 /* Without the tables. */
-bl_block_dims bl_block_dims_of(const bl_llama_config *config, bl_device_kind kind);
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind);
 
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated; attention (T,q);
  * mid (T,H); gate_up (T,2I); lse (T,n_heads), fp32. */
@@ -101,7 +101,7 @@ typedef struct bl_block {
     const bl_lora_layout *lora; /* NULL: no adapter */
     bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
-    unsigned bf16_matrices;     /* bit m: bl_llama_matrix m is an exception from dims->mode */
+    unsigned bf16_matrices;     /* bit m: bl_layer_matrix m is an exception from dims->mode */
     /* Of dims->prepared_bytes: what products make of the layer's matrices, kept until it is forgotten;
      * NULL: each product makes it. */
     bl_linear_prepared *prepared;

@@ -12,7 +12,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "llama/config.h"
+#include "arch/config.h"
 #include "skip.h"
 
 static char folder[] = "/tmp/ballast-config-XXXXXX";
@@ -42,13 +42,13 @@ static int remove_folder(void **state)
     "8192"
 
 /* config.json = {the sizes above, then `rest`}, loaded. */
-static bl_status load_text(const char *text, bl_llama_config *config)
+static bl_status load_text(const char *text, bl_model_config *config)
 {
     assert_int_equal(bl_file_write_atomic(config_path, text, strlen(text)), BL_OK);
-    return bl_llama_config_load(folder, config);
+    return bl_model_config_load(folder, config);
 }
 
-static bl_status load(const char *rest, bl_llama_config *config)
+static bl_status load(const char *rest, bl_model_config *config)
 {
     char text[2048];
     snprintf(text, sizeof text, "{" SIZES "%s%s}", *rest ? "," : "", rest);
@@ -57,7 +57,7 @@ static bl_status load(const char *rest, bl_llama_config *config)
 
 static void test_big_integers(void **state)
 {
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     assert_int_equal(
@@ -76,7 +76,7 @@ static void test_big_integers(void **state)
 
 static void test_defaults(void **state)
 {
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     assert_int_equal(load("", &c), BL_OK);
@@ -88,7 +88,7 @@ static void test_defaults(void **state)
     assert_int_equal(c.bos_token_id, -1);
     assert_int_equal(c.n_eos_token_ids, 0);
     assert_int_equal(c.max_position_embeddings, 2048);
-    assert_int_equal(bl_llama_config_load(config_path, &c), BL_OK); /* the file itself */
+    assert_int_equal(bl_model_config_load(config_path, &c), BL_OK); /* the file itself */
 }
 
 static void test_spellings(void **state)
@@ -101,7 +101,7 @@ static void test_spellings(void **state)
         "\"rope_theta\":500000,\"rope_parameters\":{\"rope_theta\":500000.0,\"rope_type\":"
         "\"llama3\"," LLAMA3_FIELDS "}",
     };
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(llama31); i++) {
@@ -186,7 +186,7 @@ static void test_refusals(void **state)
          "\"default\"}",
          "key rope_scaling: expected nothing beside rope_parameters"},
     };
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
@@ -207,7 +207,7 @@ static void test_refusals(void **state)
         strstr(bl_error_text(), "key hidden_size: expected a multiple of num_attention_heads"));
     assert_int_equal(load_text("{\"vocab_size\":1e3}", &c), BL_EINPUT);
     assert_int_equal(load_text("7", &c), BL_EINPUT);
-    assert_int_equal(bl_llama_config_load("/nonexistent", &c), BL_EINPUT);
+    assert_int_equal(bl_model_config_load("/nonexistent", &c), BL_EINPUT);
 }
 
 /* Files of other architectures whose model_type was edited. */
@@ -239,7 +239,7 @@ static void test_keys_that_change_the_model(void **state)
         {"\"num_local_experts\":8", "\"num_local_experts\":null"},
         {"\"hidden_act\":7", "\"hidden_act\":\"silu\",\"use_cache\":true,\"unknown_key\":3"},
     };
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
@@ -264,23 +264,23 @@ static void test_presets(void **state)
         {"llama3-70b", 70553706496}, {"llama3.1-405b", 405853388800}, {"llama3.2-1b", 1235814400},
         {"llama3.2-3b", 3212749824}, {"llama3.3-70b", 70553706496},
     };
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
-        assert_int_equal(bl_llama_config_preset(cases[i].name, &c), BL_OK);
-        assert_int_equal(bl_llama_config_n_params(&c), cases[i].n_params);
+        assert_int_equal(bl_model_config_preset(cases[i].name, &c), BL_OK);
+        assert_int_equal(bl_model_config_n_params(&c), cases[i].n_params);
         assert_int_equal(c.n_heads % c.n_kv_heads, 0);
     }
-    assert_int_equal(bl_llama_config_preset("llama3.1-405b", &c), BL_OK);
+    assert_int_equal(bl_model_config_preset("llama3.1-405b", &c), BL_OK);
     assert_true(c.rope_kind == BL_ROPE_LLAMA3 && c.rope_factor == 8 && c.rope_theta == 5e5);
     assert_int_equal(c.head_dim, 128);
-    assert_int_equal(bl_llama_config_preset("llama3.2-1b", &c), BL_OK);
+    assert_int_equal(bl_model_config_preset("llama3.2-1b", &c), BL_OK);
     assert_true(c.tie_word_embeddings && c.rope_factor == 32);
-    assert_int_equal(bl_llama_config_preset("llama-3.2-1b", &c), BL_OK);
+    assert_int_equal(bl_model_config_preset("llama-3.2-1b", &c), BL_OK);
     assert_true(c.tie_word_embeddings && c.rope_factor == 32);
-    assert_int_equal(bl_llama_config_preset("llama-9", &c), BL_EUSAGE);
-    assert_int_equal(bl_llama_config_preset("llama9", &c), BL_EUSAGE);
+    assert_int_equal(bl_model_config_preset("llama-9", &c), BL_EUSAGE);
+    assert_int_equal(bl_model_config_preset("llama9", &c), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "llama3.1-405b, "));
 }
 
@@ -309,18 +309,18 @@ static void test_rope_frequencies(void **state)
         {"llama2-7b", 1, 0.8659643233600653},
     };
     double inverse[64];
-    bl_llama_config c;
+    bl_model_config c;
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
-        assert_int_equal(bl_llama_config_preset(cases[i].preset, &c), BL_OK);
-        bl_llama_config_rope_inv_freq(&c, inverse);
+        assert_int_equal(bl_model_config_preset(cases[i].preset, &c), BL_OK);
+        bl_model_config_rope_inv_freq(&c, inverse);
         double error = fabs(inverse[cases[i].pair] / cases[i].inverse - 1);
         if (!(error <= 1.8e-15))
             fail_msg("%s pair %d: %.17g", cases[i].preset, cases[i].pair, inverse[cases[i].pair]);
     }
     assert_int_equal(load("\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", &c), BL_OK);
-    bl_llama_config_rope_inv_freq(&c, inverse);
+    bl_model_config_rope_inv_freq(&c, inverse);
     assert_true(inverse[0] == 0.25);
     assert_true(fabs(inverse[2] * 4 * 100 - 1) <= 1.8e-15); /* 10000^(-4/8) = 1/100 */
 }
@@ -342,7 +342,7 @@ static void test_kv_heads_follow_k_proj(void **state)
     static const struct {
         int64_t rows, n_kv_heads; /* 0: refused */
     } cases[] = {{16, 2}, {32, 4}, {8, 1}, {24, 0}, {12, 0}, {64, 0}, {0, 0}};
-    bl_llama_config c;
+    bl_model_config c;
     bl_hf_model *model;
 
     (void)state;
@@ -350,7 +350,7 @@ static void test_kv_heads_follow_k_proj(void **state)
         assert_int_equal(load("\"num_key_value_heads\":4", &c), BL_OK);
         put_k_proj(cases[i].rows, 32);
         assert_int_equal(bl_hf_open(folder, &model), BL_OK);
-        bl_status st = bl_llama_config_fit_kv_heads(&c, model);
+        bl_status st = bl_model_config_fit_kv_heads(&c, model);
         assert_int_equal(st, cases[i].n_kv_heads ? BL_OK : BL_EINPUT);
         assert_int_equal(c.n_kv_heads, cases[i].n_kv_heads ? cases[i].n_kv_heads : 4);
         bl_hf_close(model);
@@ -360,18 +360,18 @@ static void test_kv_heads_follow_k_proj(void **state)
 static void test_real_config(void **state)
 {
     const char *data = getenv("BALLAST_TEST_DATA");
-    bl_llama_config c;
+    bl_model_config c;
     char path[512];
 
     (void)state;
     TEST_SKIP_WITHOUT_DATA(data);
     snprintf(path, sizeof path, "%s/models/stories260K", data);
-    assert_int_equal(bl_llama_config_load(path, &c), BL_OK);
+    assert_int_equal(bl_model_config_load(path, &c), BL_OK);
     assert_int_equal(c.n_layers, 5);
     assert_int_equal(c.n_kv_heads, 4);
     assert_int_equal(c.head_dim, 8);
     assert_true(c.tie_word_embeddings);
-    assert_int_equal(bl_llama_config_n_params(&c),
+    assert_int_equal(bl_model_config_n_params(&c),
                      260032); /* its safetensors holds 1,040,128 bytes of F32 */
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "llama/lora.h"
+#include "arch/lora.h"
 
 #include <math.h>
 
-void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options,
+void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
     *out = (bl_lora_layout){0};
@@ -38,7 +38,7 @@ static void place_factors(bl_lora_layout *layout, int first, int end)
     }
 }
 
-static bl_llama_matrix matrix_of(int projection)
+static bl_layer_matrix matrix_of(int projection)
 {
     return bl_projection_get((bl_projection)projection)->matrix;
 }
@@ -54,7 +54,7 @@ void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked)
     }
 }
 
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, bl_tensor weights,
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear)
 {
     linear->n_parts = 0;

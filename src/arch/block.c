@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "llama/block.h"
+#include "arch/block.h"
 
 #include "base/sizes.h"
 #include "ops/attention.h"
@@ -9,7 +9,7 @@
 
 enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
 
-bl_block_dims bl_block_dims_of(const bl_llama_config *config, bl_device_kind kind)
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind)
 {
     bl_block_dims dims = {.hidden = config->hidden_size,
                           .inter = config->intermediate_size,
@@ -191,7 +191,7 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
 }
 
 /* One fused matrix with its adapters. */
-static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
+static bl_linear_use use_matrix(const bl_block *block, bl_layer_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
                                 float *gradients)
 {
@@ -211,7 +211,7 @@ static bl_linear_use use_matrix(const bl_block *block, bl_llama_matrix matrix,
     return use;
 }
 
-static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
+static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
                                 bl_tensor x, bl_tensor y)
 {
@@ -219,7 +219,7 @@ static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_lla
     return bl_linear_apply(stream, &use, batch->T, x, y);
 }
 
-static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_llama_matrix matrix,
+static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
                                  float *gradients, bl_tensor x, bl_tensor dy, bl_tensor dx)
 {

@@ -5,14 +5,14 @@
  * by matrix, the A's of all projections before their B's: what bl_lora_linear's is_stacked wants of devices with bf16 activations.
  * Layers are alike, so one layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks: rank i
  * holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end. */
-#ifndef BALLAST_LLAMA_LORA_H
-#define BALLAST_LLAMA_LORA_H
+#ifndef BALLAST_ARCH_LORA_H
+#define BALLAST_ARCH_LORA_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "linear/lora_linear.h"
-#include "llama/projection.h"
+#include "arch/projection.h"
 
 typedef struct bl_lora_options {
     int64_t r;
@@ -35,14 +35,14 @@ typedef struct bl_lora_layout {
 } bl_lora_layout;
 
 /* options NULL: no adapter at all. */
-void bl_lora_layout_init(const bl_llama_config *config, const bl_lora_options *options,
+void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out);
 /* Moves the projections of a layout between the two orders. */
 void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked);
 
 /* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one layer, gradients NULL in a
  * forward. Leaves weight, dropout and workspace alone. */
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_llama_matrix matrix, bl_tensor weights,
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear);
 
 /* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of projection p in layer l is a function of

@@ -8,7 +8,7 @@
  * (hidden, q_width, inter), scores (head_dim), attention (T); forward and, for gradients, back again. */
 #include "ops_test.h"
 
-#include "llama/block.h"
+#include "arch/block.h"
 #include "model/weights.h"
 #include "ops/philox.h"
 #include "ops/rope.h"
@@ -37,7 +37,7 @@ static const block_case cases[] = {
 typedef struct toy {
     const block_case *c;
     test_device d;
-    bl_llama_config config;
+    bl_model_config config;
     bl_block_dims dims;
     bl_base_layout layout;
     void *shards;
@@ -55,7 +55,7 @@ static void create_base(toy *m)
 {
     bl_format formats[LAYERS * BL_PROJECTIONS];
     for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
-    assert_int_equal(bl_llama_layout(&m->config, formats, BL_F32, BL_DEVICE_CPU, 1, &m->layout),
+    assert_int_equal(bl_model_layout(&m->config, formats, BL_F32, BL_DEVICE_CPU, 1, &m->layout),
                      BL_OK);
     m->shards = test_random_floats((int64_t)(m->layout.shard_bytes / sizeof(float)), 3);
     float *weights = m->shards;
@@ -80,7 +80,7 @@ static void create_toy(const block_case *c, toy *m)
     double inverse[64];
 
     *m = (toy){.c = c, .d = test_device_create(2)};
-    m->config = (bl_llama_config){.vocab_size = 8,
+    m->config = (bl_model_config){.vocab_size = 8,
                                   .hidden_size = c->hidden,
                                   .intermediate_size = c->inter,
                                   .n_layers = LAYERS,
@@ -93,7 +93,7 @@ static void create_toy(const block_case *c, toy *m)
     m->dims = bl_block_dims_of(&m->config, BL_DEVICE_CPU);
     m->cos_table = test_floats(T_ALL * c->head_dim / 2);
     m->sin_table = test_floats(T_ALL * c->head_dim / 2);
-    bl_llama_config_rope_inv_freq(&m->config, inverse);
+    bl_model_config_rope_inv_freq(&m->config, inverse);
     bl_rope_fill_tables(0, T_ALL, c->head_dim / 2, inverse, m->cos_table, m->sin_table);
     m->dims.cos_table = m->cos_table;
     m->dims.sin_table = m->sin_table;

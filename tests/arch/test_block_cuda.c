@@ -12,7 +12,7 @@
  * scores of attention are about one: a sharp softmax would multiply errors. */
 #include "ops_test.h"
 
-#include "llama/block.h"
+#include "arch/block.h"
 #include "model/weights.h"
 #include "ops/rope.h"
 
@@ -31,7 +31,7 @@ typedef struct dims_case {
 static const dims_case dims_cases[] = {{128, 256, 4, 4, 32, true}, {64, 172, 8, 4, 8, false}};
 
 typedef struct host {
-    bl_llama_config config;
+    bl_model_config config;
     bl_base_layout layout;
     uint8_t *shards;
     float *scales, *norms, *cos_table, *sin_table, *x, *d;
@@ -105,11 +105,11 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
                            .tie_word_embeddings = true,
                            .rope_theta = 100.0}};
     for (int p = 0; p < BL_PROJECTIONS; p++) formats[p] = format;
-    check(bl_llama_layout(&h->config, formats, BL_BF16, BL_DEVICE_CPU, 1, &h->layout));
+    check(bl_model_layout(&h->config, formats, BL_BF16, BL_DEVICE_CPU, 1, &h->layout));
     fill_base(h, pool);
     h->cos_table = test_floats(T * c->head_dim / 2);
     h->sin_table = test_floats(T * c->head_dim / 2);
-    bl_llama_config_rope_inv_freq(&h->config, inverse);
+    bl_model_config_rope_inv_freq(&h->config, inverse);
     bl_rope_fill_tables(0, T, c->head_dim / 2, inverse, h->cos_table, h->sin_table);
     h->norms = test_random_floats(2 * c->hidden, 5);
     for (int64_t i = 0; i < 2 * c->hidden; i++) h->norms[i] += 1.5f;

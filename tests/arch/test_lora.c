@@ -2,10 +2,10 @@
 /* Where adapters lie in a layer's flat vector, how they begin, and what of that a PEFT configuration says. */
 #include "ops_test.h"
 
-#include "llama/lora.h"
+#include "arch/lora.h"
 #include "model/lora_io.h"
 
-static const bl_llama_config config = {.hidden_size = 24,
+static const bl_model_config config = {.hidden_size = 24,
                                        .intermediate_size = 40,
                                        .n_layers = 3,
                                        .n_heads = 4,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "llama/projection.h"
+#include "arch/projection.h"
 
 static const bl_projection_info projections[BL_PROJECTIONS] = {
     [BL_Q] = {"q_proj", "self_attn.q_proj", BL_QKV, 0},
@@ -16,7 +16,7 @@ const bl_projection_info *bl_projection_get(bl_projection projection)
     return &projections[projection];
 }
 
-void bl_projection_shape(const bl_llama_config *config, bl_projection projection, int64_t *rows,
+void bl_projection_shape(const bl_model_config *config, bl_projection projection, int64_t *rows,
                          int64_t *cols)
 {
     int64_t q = config->n_heads * config->head_dim, kv = config->n_kv_heads * config->head_dim;
@@ -43,7 +43,7 @@ void bl_projection_shape(const bl_llama_config *config, bl_projection projection
     }
 }
 
-int64_t bl_projection_row(const bl_llama_config *config, bl_projection projection)
+int64_t bl_projection_row(const bl_model_config *config, bl_projection projection)
 {
     int64_t row = 0, rows, cols;
     for (int p = 0; p < (int)projection; p++) {

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "llama/config_internal.h"
+#include "arch/config_internal.h"
 
 /* The value, beside null, that changes nothing. */
 typedef enum neutral {
@@ -199,7 +199,7 @@ static void warn_of_unknown(const char *file, json_t *root)
                        file, names);
 }
 
-bl_status bl_llama_config_check_keys(const char *file, json_t *root)
+bl_status bl_model_config_check_keys(const char *file, json_t *root)
 {
     BL_TRY(check_changing(file, root));
     warn_of_unknown(file, root);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "llama/config.h"
+#include "arch/config.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,7 +11,7 @@
 #include "base/hub.h"
 #include "base/json.h"
 #include "base/sizes.h"
-#include "llama/config_internal.h"
+#include "arch/config_internal.h"
 
 /* Far above any model and far below what could overflow a product of three of them. */
 enum {
@@ -43,12 +43,12 @@ static bl_status check_architecture(const char *file, json_t *root)
     }
     if (architectures && !found)
         return bl_json_fail(file, "architectures", "[\"LlamaForCausalLM\"]", architectures);
-    return bl_llama_config_check_keys(file, root);
+    return bl_model_config_check_keys(file, root);
 }
 
 /* ---- sizes ---- */
 
-static bl_status read_sizes(const char *file, const json_t *root, bl_llama_config *c)
+static bl_status read_sizes(const char *file, const json_t *root, bl_model_config *c)
 {
     BL_TRY(
         bl_json_get_int(file, root, "vocab_size", BL_JSON_REQUIRED, 1, MAX_VOCAB, &c->vocab_size));
@@ -89,7 +89,7 @@ static bl_status read_sizes(const char *file, const json_t *root, bl_llama_confi
 }
 
 /* eos_token_id is one id or a list of them. */
-static bl_status read_token_ids(const char *file, const json_t *root, bl_llama_config *c)
+static bl_status read_token_ids(const char *file, const json_t *root, bl_model_config *c)
 {
     const json_t *eos = json_object_get(root, "eos_token_id");
 
@@ -104,7 +104,7 @@ static bl_status read_token_ids(const char *file, const json_t *root, bl_llama_c
         c->n_eos_token_ids = id >= 0;
         return BL_OK;
     }
-    if (json_array_size(eos) > BL_LLAMA_MAX_EOS)
+    if (json_array_size(eos) > BL_MODEL_MAX_EOS)
         return bl_json_fail(file, "eos_token_id", "at most 8 ids", eos);
     for (size_t i = 0; i < json_array_size(eos); i++) {
         const json_t *id = json_array_get(eos, i);
@@ -119,7 +119,7 @@ static bl_status read_token_ids(const char *file, const json_t *root, bl_llama_c
 /* ---- rotary embedding ---- */
 
 /* The fields of rope_scaling or rope_parameters; `where` names it in errors. */
-static bl_status read_rope_fields(const char *where, const json_t *rope, bl_llama_config *c)
+static bl_status read_rope_fields(const char *where, const json_t *rope, bl_model_config *c)
 {
     const char *key = json_object_get(rope, "rope_type") ? "rope_type" : "type";
     const char *type = "default";
@@ -146,7 +146,7 @@ static bl_status read_rope_fields(const char *where, const json_t *rope, bl_llam
                            MAX_POSITIONS, &c->rope_original_max_positions);
 }
 
-static bl_status read_rope(const char *file, const json_t *root, bl_llama_config *c)
+static bl_status read_rope(const char *file, const json_t *root, bl_model_config *c)
 {
     static const double min_theta = 1, max_theta = 1e12;
     bl_status st = BL_OK;
@@ -179,7 +179,7 @@ done:
     return st;
 }
 
-void bl_llama_config_rope_inv_freq(const bl_llama_config *config, double *inverse)
+void bl_model_config_rope_inv_freq(const bl_model_config *config, double *inverse)
 {
     static const double two_pi = 6.283185307179586476925;
     double low = config->rope_low_freq_factor, high = config->rope_high_freq_factor;
@@ -204,13 +204,13 @@ void bl_llama_config_rope_inv_freq(const bl_llama_config *config, double *invers
 
 /* ---- loading ---- */
 
-bl_status bl_llama_config_load(const char *path, bl_llama_config *out)
+bl_status bl_model_config_load(const char *path, bl_model_config *out)
 {
     bl_status st = BL_OK;
     bool is_folder;
     char *file = NULL;
     json_t *root = NULL;
-    bl_llama_config config = {0};
+    bl_model_config config = {0};
 
     BL_TRY(bl_hub_check_json(path, "config.json", &is_folder));
     if (is_folder)
@@ -230,7 +230,7 @@ done:
     return st;
 }
 
-bl_status bl_llama_config_fit_kv_heads(bl_llama_config *config, const bl_hf_model *model)
+bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_model *model)
 {
     const bl_stored_tensor *k = bl_hf_find(model, "model.layers.0.self_attn.k_proj.weight");
 
@@ -245,7 +245,7 @@ bl_status bl_llama_config_fit_kv_heads(bl_llama_config *config, const bl_hf_mode
     return BL_OK;
 }
 
-static json_t *describe_rope(const bl_llama_config *c)
+static json_t *describe_rope(const bl_model_config *c)
 {
     if (c->rope_kind == BL_ROPE_DEFAULT)
         return json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta", c->rope_theta);
@@ -259,7 +259,7 @@ static json_t *describe_rope(const bl_llama_config *c)
                      (json_int_t)c->rope_original_max_positions);
 }
 
-bl_status bl_llama_config_describe(const bl_llama_config *c, json_t **out)
+bl_status bl_model_config_describe(const bl_model_config *c, json_t **out)
 {
     bl_json_watch_memory();
     json_t *eos = json_array(), *rope = describe_rope(c);
@@ -280,7 +280,7 @@ bl_status bl_llama_config_describe(const bl_llama_config *c, json_t **out)
     return BL_FAIL(BL_ENOMEM, "the model's configuration");
 }
 
-int64_t bl_llama_config_n_params(const bl_llama_config *config)
+int64_t bl_model_config_n_params(const bl_model_config *config)
 {
     int64_t hidden = config->hidden_size;
     int64_t attention = 2 * (config->n_heads + config->n_kv_heads) * config->head_dim * hidden;
@@ -313,7 +313,7 @@ int64_t bl_llama_config_n_params(const bl_llama_config *config)
 
 static const struct {
     const char *name;
-    bl_llama_config config;
+    bl_model_config config;
 } presets[] = {
     {"llama2-7b", LLAMA2(4096, 11008, 32, 32, 32)},
     {"llama2-13b", LLAMA2(5120, 13824, 40, 40, 40)},
@@ -341,7 +341,7 @@ static bool is_preset(const char *preset, const char *name)
            strcmp(preset + n_bytes, name + n_bytes + 1) == 0;
 }
 
-bl_status bl_llama_config_preset(const char *name, bl_llama_config *out)
+bl_status bl_model_config_preset(const char *name, bl_model_config *out)
 {
     char known[512] = "";
 
