@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/sizes.h"
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "comm/wire/wire.h"
 
 enum { MAX_RANKS = 16, REPETITIONS = 9 };

@@ -4,7 +4,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(library_modules base build_id safetensors io device fp8 ops comm offload linear linear_paged)
+set(library_modules base build_id safetensors io device fp8 ops comm job ring offload linear linear_paged)
 set(library_objects)
 set(BALLAST_LINK_LIBRARIES)
 foreach(module ${library_modules})
@@ -39,7 +39,7 @@ set(library_headers
   fp8/fp8.h fp8/codec.h
   ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h
   ops/optimizer.h ops/philox.h
-  comm/comm.h comm/processes.h comm/gather_ring.h comm/host_memory.h comm/nccl/nccl.h
+  comm/comm.h job/processes.h ring/gather_ring.h comm/host_memory.h comm/nccl/nccl.h
   offload/tier.h offload/arena.h offload/pages.h offload/pager.h
   linear/base.h linear/base_paged.h linear/lora_linear.h linear/prepared.h linear/apply.h
   linear/layer.h)

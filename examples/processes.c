@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/processes.h"
+#include "job/processes.h"
 #include "linear/layer.h"
 
 enum { T = 24, N = 320, R = 8 };

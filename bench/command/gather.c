@@ -12,7 +12,7 @@
 #include "bench/command/bench.h"
 #include "bench/command/nccl_tests.h"
 #include "comm/comm.h"
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "comm/nccl/nccl.h"
 #include "device/staging.h"
 

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "options/options.h"
 #include "base/status.h"
 

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "comm/launch.h"
+#include "job/launch.h"
 
 static bl_status run_help(int argc, char *const *argv);
 static bl_status run_version(int argc, char *const *argv);

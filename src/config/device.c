@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "config/internal.h"
 #include "arch/projection.h"
 #include "ops/matmul.h"

@@ -14,7 +14,7 @@
 #include "base/cores.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "comm/nccl/nccl.h"
 #include "config/internal.h"
 

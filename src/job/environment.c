@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_environment.c -- what the environment says about a process's place in a job. Nothing is opened. */
+/* environment.c -- what the environment says about a process's place in a job. Nothing is opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
-#include "comm/launch_internal.h"
+#include "job/internal.h"
 
 enum { MAX_PROCESSES = 1 << 20 };
 
@@ -54,12 +54,12 @@ static bool read_child(bl_launch_info *out)
     if (!getenv(CHILD_VARIABLE)) return false;
     *out = (bl_launch_info){
         .kind = BL_LAUNCH_CHILD, .launcher = "ballast", .n_processes = 1, .n_local = 1};
-    if (comm_child_read(&child) != BL_OK) return true; /* bl_launch_begin says so */
+    if (job_child_read(&child) != BL_OK) return true; /* bl_launch_begin says so */
     out->rank = child.rank;
     out->n_processes = child.n_ranks;
     out->local_rank = child.rank - child.first_on_host;
     out->n_local = child.n_on_host;
-    comm_child_free(&child);
+    job_child_free(&child);
     return true;
 }
 
@@ -91,7 +91,7 @@ void bl_launch_read(bl_launch_info *out)
 
 /* ---- a child of bl_launch_run_ranks ---- */
 
-char *comm_child_format(const bl_launch_child *child)
+char *job_child_format(const bl_launch_child *child)
 {
     char *text = NULL;
     size_t n_bytes;
@@ -107,7 +107,7 @@ char *comm_child_format(const bl_launch_child *child)
     return NULL;
 }
 
-bool comm_child_is(const char *definition)
+bool job_child_is(const char *definition)
 {
     return strncmp(definition, CHILD_VARIABLE, sizeof CHILD_VARIABLE - 1) == 0 &&
            definition[sizeof CHILD_VARIABLE - 1] == '=';
@@ -147,7 +147,7 @@ static bool parse_child(const char *text, bl_launch_child *c)
     return c->sockets && parse_sockets(sockets + strlen("sockets="), c->n_ranks, c->sockets);
 }
 
-int comm_child_control(void)
+int job_child_control(void)
 {
     const char *text = getenv(CHILD_VARIABLE);
     bl_launch_child child = {0};
@@ -155,18 +155,18 @@ int comm_child_control(void)
     return text && parse_numbers(text, &child) ? child.control_fd : -1;
 }
 
-bl_status comm_child_read(bl_launch_child *out)
+bl_status job_child_read(bl_launch_child *out)
 {
     const char *text = getenv(CHILD_VARIABLE);
 
     *out = (bl_launch_child){0};
     if (text && parse_child(text, out)) return BL_OK;
-    comm_child_free(out);
+    job_child_free(out);
     return BL_FAIL(BL_EUSAGE, "%s: only ballast itself sets this variable; unset it",
                    CHILD_VARIABLE);
 }
 
-void comm_child_free(bl_launch_child *child)
+void job_child_free(bl_launch_child *child)
 {
     free(child->sockets);
     child->sockets = NULL;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch_internal.h -- what the files behind launch.h share. */
-#ifndef BALLAST_COMM_LAUNCH_INTERNAL_H
-#define BALLAST_COMM_LAUNCH_INTERNAL_H
+/* internal.h -- what the files behind launch.h share. */
+#ifndef BALLAST_JOB_INTERNAL_H
+#define BALLAST_JOB_INTERNAL_H
 
-#include "comm/launch.h"
-#include "comm/tcp/key.h"
+#include "job/launch.h"
+#include "job/tcp/key.h"
 #include "comm/wire/wire.h"
 
 /* What a parent hands to a child, by one variable of its environment; descriptors are the child's from its start. */
@@ -12,32 +12,32 @@ typedef struct bl_launch_child {
     int parent;        /* process */
     int rank, n_ranks; /* of the job */
     int first_on_host, n_on_host;
-    int control_fd; /* socket to the parent: comm_message, one a packet */
+    int control_fd; /* socket to the parent: job_message, one a packet */
     int line_fd;    /* memory file of bl_log_share_line */
     int bulk_fd;    /* bl_wire_links.shared_fd */
     int memory_fd;  /* bl_launch_host_memory_fd */
     int *sockets;   /* [n_ranks]: bl_wire_links.sockets */
 } bl_launch_child;
 
-/* launch_environment.c. The definition "NAME=value", the caller's to free; NULL: no memory. */
-char *comm_child_format(const bl_launch_child *child);
-bool comm_child_is(const char *definition); /* of that name */
-/* BL_EUSAGE: the variable is not as comm_child_format writes it. Free `out` after success. */
-bl_status comm_child_read(bl_launch_child *out);
-void comm_child_free(bl_launch_child *child);
-int comm_child_control(void); /* its control_fd; -1: this process is not a child. Takes no memory */
+/* environment.c. The definition "NAME=value", the caller's to free; NULL: no memory. */
+char *job_child_format(const bl_launch_child *child);
+bool job_child_is(const char *definition); /* of that name */
+/* BL_EUSAGE: the variable is not as job_child_format writes it. Free `out` after success. */
+bl_status job_child_read(bl_launch_child *out);
+void job_child_free(bl_launch_child *child);
+int job_child_control(void); /* its control_fd; -1: this process is not a child. Takes no memory */
 
 /* What a child tells its parent: the job's error, in place of printing it; or BL_OK, when it has closed its wire and nothing but its exit is
  * left, of all ranks of the job then; or BL_ESTOPPED without a text, when it stops and all ranks of the job know. */
-typedef struct comm_message {
+typedef struct job_message {
     bl_error error;
-} comm_message;
+} job_message;
 
 struct bl_launch {
     bl_launch_info info;
     bl_wire *wire;
     bl_launch_leave_fn leave;
-    comm_key key;  /* of the job, where mpirun or srun has started its processes */
+    job_key key;   /* of the job, where mpirun or srun has started its processes */
     int memory_fd; /* -1: none */
     double
         told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/launch.h"
+#include "job/launch.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -15,8 +15,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "comm/launch_internal.h"
-#include "comm/tcp/tcp.h"
+#include "job/internal.h"
+#include "job/tcp/tcp.h"
 
 /* ---- beginning ---- */
 
@@ -25,13 +25,13 @@ static bl_status begin_child(void)
 {
     bl_launch_child child;
 
-    BL_TRY(comm_child_read(&child));
+    BL_TRY(job_child_read(&child));
     bool has_parent = getppid() == child.parent;
     prctl(PR_SET_NAME, program_invocation_short_name); /* not "exe" */
     signal(SIGTTOU, SIG_IGN); /* it writes to a terminal whose foreground is its parent */
     void *line = mmap(NULL, 1, PROT_READ | PROT_WRITE, MAP_SHARED, child.line_fd, 0);
     if (line != MAP_FAILED) bl_log_share_line(line);
-    comm_child_free(&child);
+    job_child_free(&child);
     return has_parent ? BL_OK : BL_FAIL(BL_ERANK, "the process that started this rank is gone");
 }
 
@@ -51,8 +51,8 @@ bl_status bl_launch_begin(bl_launch_info *out)
  * before others. */
 static bool tell_parent(const bl_error *error)
 {
-    comm_message message = {.error = *error};
-    int fd = comm_child_control();
+    job_message message = {.error = *error};
+    int fd = job_child_control();
 
     return fd >= 0 && send(fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
 }
@@ -97,7 +97,7 @@ static bl_status open_child(bl_launch *launch)
 {
     bl_launch_child child;
 
-    BL_TRY(comm_child_read(&child));
+    BL_TRY(job_child_read(&child));
     launch->memory_fd = child.memory_fd;
     bl_status st = bl_wire_open_sockets(&(bl_wire_links){.rank = child.rank,
                                                          .n_processes = child.n_ranks,
@@ -107,7 +107,7 @@ static bl_status open_child(bl_launch *launch)
                                                          .shared_fd = child.bulk_fd},
                                         report_error, &launch->wire);
     if (child.rank == 0) bl_log_set_silent(false);
-    comm_child_free(&child);
+    job_child_free(&child);
     return st;
 }
 
@@ -122,10 +122,10 @@ static bl_status meet(bl_launch *launch, const bl_launch_options *options)
 
     if (!sockets) return BL_FAIL(BL_ENOMEM, "%d connections", info->n_processes);
     bl_status st = info->kind == BL_LAUNCH_MPI
-                       ? comm_mpi_meet(info, &launch->key, sockets)
-                       : comm_torchrun_meet(info, options->secret_dir,
-                                            options->has_failed ? FAILED_S : MEET_S, sockets);
-    if (st == BL_OK) st = comm_open_met(info, sockets, report_error, &launch->wire);
+                       ? job_mpi_meet(info, &launch->key, sockets)
+                       : job_torchrun_meet(info, options->secret_dir,
+                                           options->has_failed ? FAILED_S : MEET_S, sockets);
+    if (st == BL_OK) st = job_open_met(info, sockets, report_error, &launch->wire);
     if (st == BL_OK && info->kind == BL_LAUNCH_MPI) warn_if_bound(info);
     free(sockets);
     return st;

@@ -19,8 +19,8 @@
  * A process that fails tells the others before it leaves, each of them tells all others what it heard, and all leave with the error of the
  * lowest rank that failed, which one of them prints (a child: its parent). Should mpirun, srun or a parent die, the kernel ends its processes
  * (PR_SET_PDEATHSIG). */
-#ifndef BALLAST_COMM_LAUNCH_H
-#define BALLAST_COMM_LAUNCH_H
+#ifndef BALLAST_JOB_LAUNCH_H
+#define BALLAST_JOB_LAUNCH_H
 
 #include <stdbool.h>
 

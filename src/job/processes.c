@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/processes.h"
+#include "job/processes.h"
 
 #include <stdlib.h>
 
-#include "comm/launch_internal.h"
-#include "comm/tcp/tcp.h"
+#include "job/internal.h"
+#include "job/tcp/tcp.h"
 
 enum { MAX_RANKS = 1 << 20 };
 
@@ -30,16 +30,16 @@ static bl_status check(const bl_comm_processes *job)
 
 static bl_status meet(const bl_comm_processes *job, const bl_launch_info *info, int *sockets)
 {
-    comm_meeting meeting = {.info = info,
-                            .address = job->is_one_host ? "127.0.0.1" : job->address,
-                            .port = job->port,
-                            .port_key = "port",
-                            .job = job->port,
-                            .secret = job->secret,
-                            .is_quiet = true,
-                            .limit_s = job->meet_s > 0 ? job->meet_s : MEET_S};
+    job_meeting meeting = {.info = info,
+                           .address = job->is_one_host ? "127.0.0.1" : job->address,
+                           .port = job->port,
+                           .port_key = "port",
+                           .job = job->port,
+                           .secret = job->secret,
+                           .is_quiet = true,
+                           .limit_s = job->meet_s > 0 ? job->meet_s : MEET_S};
 
-    if (job->n_ranks > 1) return comm_meet(&meeting, sockets);
+    if (job->n_ranks > 1) return job_meet(&meeting, sockets);
     sockets[0] = -1;
     return BL_OK;
 }
@@ -52,7 +52,7 @@ static bl_status open_wire(const bl_comm_processes *job, int *sockets, bl_wire *
                            .n_local = job->is_one_host ? job->n_ranks : 1};
 
     BL_TRY(meet(job, &info, sockets));
-    return comm_open_met(&info, sockets, report_nothing, wire);
+    return job_open_met(&info, sockets, report_nothing, wire);
 }
 
 bl_status bl_comm_create_processes(const bl_comm_processes *job, bl_comm **out)

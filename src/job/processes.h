@@ -3,8 +3,8 @@
  *
  * The ranks meet at rank 0's address and port, prove to each other that they know the same secret, and are connected by TCP, each with each. Their
  * communicator is for host memory; on GPUs, bl_comm_create_nccl (comm/nccl/nccl.h) makes one for device memory of it, a GPU per process. */
-#ifndef BALLAST_COMM_PROCESSES_H
-#define BALLAST_COMM_PROCESSES_H
+#ifndef BALLAST_JOB_PROCESSES_H
+#define BALLAST_JOB_PROCESSES_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -15,7 +15,7 @@
 #define BALLAST_MODEL_PASS_H
 
 #include "linear/base.h"
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 #include "device/timeline.h"
 #include "arch/block.h"
 #include "arch/lora.h"

@@ -2,7 +2,7 @@
 /* pager.h -- brings pages to the device just before they are needed, over a fixed ring of slots: prefetch, acquire, release.
  *
  * A unit (a decoder layer, the head) is a list of items, each one page on this rank; with a communicator every rank holds a shard and
- * acquire gives the all-gathered whole (comm/gather_ring.h has the slots' states and invariants). Pages of the device tier are lent in a
+ * acquire gives the all-gathered whole (ring/gather_ring.h has the slots' states and invariants). Pages of the device tier are lent in a
  * group of one and copied into the slot otherwise; host pages are copied on the copy stream; disk pages are read by a reader with a deep
  * queue straight into the slot where the host can write it (bl_device_host_writes), else into a pinned bounce buffer and copied from there.
  *
@@ -18,7 +18,7 @@
 #ifndef BALLAST_OFFLOAD_PAGER_H
 #define BALLAST_OFFLOAD_PAGER_H
 
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 #include "offload/pages.h"
 
 #ifdef __cplusplus
@@ -38,8 +38,8 @@ typedef struct bl_pager_hooks {
 
 typedef struct bl_pager_unit {
     int n_items;
-    bool whole_ring;  /* as in comm/gather_ring.h */
-    const char *what; /* for errors: {"layer", 17}, as in comm/gather_ring.h */
+    bool whole_ring;  /* as in ring/gather_ring.h */
+    const char *what; /* for errors: {"layer", 17}, as in ring/gather_ring.h */
     int64_t index;
     int64_t page[BL_GATHER_ITEMS]; /* of each item; the pager says where it lies in a slot */
 } bl_pager_unit;
@@ -63,7 +63,7 @@ bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int6
                           const bl_pager_unit *units, bl_pager **out);
 void bl_pager_destroy(bl_pager *pager); /* NULL is fine */
 
-/* As those of comm/gather_ring.h. */
+/* As those of ring/gather_ring.h. */
 bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
 bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
                            const void **out);

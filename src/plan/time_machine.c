@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* time_machine.c -- a pass on simulated streams: what each action of the schedule queues, in the order in which
- * model/pass.c, comm/gather_ring.c, offload/pager.c, offload/spill.c and train/adapter_state.c queue it. A test compares
+ * model/pass.c, ring/gather_ring.c, offload/pager.c, offload/spill.c and train/adapter_state.c queue it. A test compares
  * the spans with those of a training. */
 #include <stdlib.h>
 
 #include "base/sizes.h"
-#include "comm/ring_slots.h"
+#include "ring/ring_slots.h"
 #include "plan/time_internal.h"
 
 enum { SPILL_SLOTS = 2, N_ITEMS = BL_LAYER_MATRICES, N_TURNS = 2 };

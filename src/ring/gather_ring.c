@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
-#include "comm/ring_slots.h"
+#include "ring/ring_slots.h"
 
 typedef struct ring_slot {
     bl_event *brought[BL_GATHER_ITEMS]; /* by the source: this rank's own shard is in place */

@@ -17,8 +17,8 @@
  * Invariants (bl_gather_ring_validate): (1) a unit is in at most one slot, or in all of them when it is `whole_ring`;
  * (2) an EMPTY slot's `free` event covers every use of its memory by those who acquired it, its `gathered` event every gather into it,
  * also of items that nobody acquired; (3) whatever writes into a slot waits for both. */
-#ifndef BALLAST_COMM_GATHER_RING_H
-#define BALLAST_COMM_GATHER_RING_H
+#ifndef BALLAST_RING_GATHER_RING_H
+#define BALLAST_RING_GATHER_RING_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/ring_slots.h"
+#include "ring/ring_slots.h"
 
 void bl_ring_slots_clear(bl_ring_slots *slots)
 {

@@ -3,8 +3,8 @@
  *
  * gather_ring.c keeps its books with it, and plan/ those of a ring in simulated time, so both take the same slots.
  * gather_ring.h has the states. */
-#ifndef BALLAST_COMM_RING_SLOTS_H
-#define BALLAST_COMM_RING_SLOTS_H
+#ifndef BALLAST_RING_RING_SLOTS_H
+#define BALLAST_RING_RING_SLOTS_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -12,7 +12,7 @@
 
 #include "comm/comm.h"
 #include "device/device.h"
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 #include "arch/lora.h"
 #include "model/pass.h"
 

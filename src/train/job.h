@@ -5,7 +5,7 @@
 #define BALLAST_TRAIN_JOB_H
 
 #include "comm/host_memory.h"
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "model/weights.h"
 #include "plan/plan.h"
 #include "train/data.h"

@@ -3,10 +3,10 @@
 #ifndef BALLAST_TRAIN_TRAIN_H
 #define BALLAST_TRAIN_TRAIN_H
 
-#include "comm/launch.h"
+#include "job/launch.h"
 #include "config/config.h"
 
-/* For both: `launch` was opened with a `leave` function (comm/launch.h), which ends the process when another one of the job fails. */
+/* For both: `launch` was opened with a `leave` function (job/launch.h), which ends the process when another one of the job fails. */
 
 /* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank. While they run, SIGTERM,
  * SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to BL_ESTOPPED after saving a checkpoint; a second one of the

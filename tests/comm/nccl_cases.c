@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 
 /* Bytes or elements: nothing, a few, about BL_NCCL_SMALL_BYTES of floats, and more than a piece of the scratch for 3 ranks and more. */
 static const int64_t lengths[] = {0, 1, 7, 1000, 16384, 16385, 70001};

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 #include "test_ranks.h"
 
 enum { N_RANKS = 3, N = 300001, N_SMALL = 7 }; /* a sum's piece is 262,144 floats: N takes two */

@@ -10,22 +10,22 @@
 
 #include "base/clock.h"
 
-const comm_address tcp_here = {.bytes = {127, 0, 0, 1}};
+const job_address tcp_here = {.bytes = {127, 0, 0, 1}};
 
 double tcp_soon(void)
 {
     return bl_now_s() + 120;
 }
 
-comm_listener tcp_listen_here(void)
+job_listener tcp_listen_here(void)
 {
-    comm_listener l;
-    assert_int_equal(comm_tcp_listen(&tcp_here, 1, 0, &l), BL_OK);
+    job_listener l;
+    assert_int_equal(job_tcp_listen(&tcp_here, 1, 0, &l), BL_OK);
     assert_int_equal(l.n, 1);
     return l;
 }
 
-int tcp_accept(const comm_listener *l)
+int tcp_accept(const job_listener *l)
 {
     struct pollfd p = {.fd = l->fds[0], .events = POLLIN};
     assert_int_equal(poll(&p, 1, 120000), 1);
@@ -36,7 +36,7 @@ int tcp_accept(const comm_listener *l)
 
 int tcp_connect(uint16_t port)
 {
-    int fd = comm_tcp_connect(&tcp_here, port, tcp_soon());
+    int fd = job_tcp_connect(&tcp_here, port, tcp_soon());
     assert_true(fd >= 0);
     return fd;
 }

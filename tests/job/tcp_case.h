@@ -11,14 +11,14 @@
 
 #include <sys/types.h>
 
-#include "comm/tcp/hello.h"
+#include "job/tcp/hello.h"
 
-extern const comm_address tcp_here; /* 127.0.0.1 */
+extern const job_address tcp_here; /* 127.0.0.1 */
 
 double tcp_soon(void); /* for what must come: a slow machine has time */
 
-comm_listener tcp_listen_here(void); /* at a free port */
-int tcp_accept(const comm_listener *listener);
+job_listener tcp_listen_here(void); /* at a free port */
+int tcp_accept(const job_listener *listener);
 int tcp_connect(uint16_t port);
 
 /* A process of its own, which ends with this one. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job; and a process that leaves.
- * Built with comm/tcp/mpi_absent.c. */
+ * Built with job/tcp/mpi_absent.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,8 +20,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "comm/launch.h"
-#include "comm/launch_internal.h"
+#include "job/launch.h"
+#include "job/internal.h"
 
 static const bl_launch_options no_options = {.leave = NULL};
 
@@ -326,7 +326,7 @@ static void be_child_that_leaves(int control_fd)
     pthread_t thread;
 
     mallopt(M_PERTURB, 0x5a); /* what is freed, is gone */
-    if (putenv(comm_child_format(&child)) != 0) _exit(126);
+    if (putenv(job_child_format(&child)) != 0) _exit(126);
     if (bl_launch_open(&(bl_launch_options){.leave = leave_late}, &launch) != BL_OK) _exit(126);
     if (pthread_create(&thread, NULL, look_for_ever, launch) != 0) _exit(126);
     (void)BL_FAIL(BL_ECANCELLED, "cancelled");

@@ -21,8 +21,8 @@
 
 static uint16_t find_free_port(void)
 {
-    comm_listener l = tcp_listen_here();
-    comm_tcp_close_listener(&l);
+    job_listener l = tcp_listen_here();
+    job_tcp_close_listener(&l);
     return l.port;
 }
 
@@ -53,13 +53,13 @@ static bool shares_memory(const bl_launch_info *info, const int *sockets)
 {
     int fd, rank = info->rank, other = -1;
 
-    if (comm_bulk_share(info, sockets, &fd) != BL_OK || fd < 0 || ftruncate(fd, 4096) != 0)
+    if (job_bulk_share(info, sockets, &fd) != BL_OK || fd < 0 || ftruncate(fd, 4096) != 0)
         return false;
     int *words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (words == MAP_FAILED) return false;
     words[rank] = 40 + rank;
-    return comm_tcp_send(sockets[1 - rank], &rank, sizeof rank, tcp_soon()) &&
-           comm_tcp_receive(sockets[1 - rank], &other, sizeof other, tcp_soon()) &&
+    return job_tcp_send(sockets[1 - rank], &rank, sizeof rank, tcp_soon()) &&
+           job_tcp_receive(sockets[1 - rank], &other, sizeof other, tcp_soon()) &&
            words[1 - rank] == 41 - rank;
 }
 
@@ -68,28 +68,28 @@ static int run_rank(const void *argument)
 {
     const rank_case *c = argument;
     bl_launch_info info = {.launcher = "torchrun", .rank = c->rank, .n_processes = 2, .n_local = 1};
-    comm_meeting meeting = {.info = &info,
-                            .address = "127.0.0.1",
-                            .port = c->port,
-                            .port_key = "the port",
-                            .job = 7,
-                            .secret = c->secret,
-                            .dir = c->dir,
-                            .limit_s = c->limit_s > 0 ? c->limit_s : 120};
+    job_meeting meeting = {.info = &info,
+                           .address = "127.0.0.1",
+                           .port = c->port,
+                           .port_key = "the port",
+                           .job = 7,
+                           .secret = c->secret,
+                           .dir = c->dir,
+                           .limit_s = c->limit_s > 0 ? c->limit_s : 120};
     int sockets[2], other = -1;
 
     if (c->is_one_host) info.n_local = 2, info.local_rank = c->rank;
     unsetenv("BALLAST_INTERFACE");
     if (c->interface) setenv("BALLAST_INTERFACE", c->interface, 1);
-    if (comm_meet(&meeting, sockets) != BL_OK) {
+    if (job_meet(&meeting, sockets) != BL_OK) {
         if (strstr(bl_error_text(), strerror(EADDRINUSE))) return CODE_PORT_IN_USE;
         fprintf(stderr, "rank %d: %s\n", c->rank, bl_error_text());
         return CODE_FAILED;
     }
     if (c->is_one_host && !shares_memory(&info, sockets)) return CODE_FAILED;
     int fd = sockets[1 - c->rank];
-    return comm_tcp_send(fd, &c->rank, sizeof c->rank, tcp_soon()) &&
-                   comm_tcp_receive(fd, &other, sizeof other, tcp_soon()) && other == 1 - c->rank
+    return job_tcp_send(fd, &c->rank, sizeof c->rank, tcp_soon()) &&
+                   job_tcp_receive(fd, &other, sizeof other, tcp_soon()) && other == 1 - c->rank
                ? 0
                : CODE_SILENT;
 }
@@ -103,7 +103,7 @@ static pid_t start_rank_0(rank_case *zero)
         zero->port = find_free_port();
         pid_t pid = tcp_start(run_rank, zero);
         while (!has_ended(pid)) {
-            int fd = comm_tcp_connect(&tcp_here, zero->port, tcp_soon());
+            int fd = job_tcp_connect(&tcp_here, zero->port, tcp_soon());
             if (fd >= 0) close(fd);
             if (fd >= 0 && !has_ended(pid)) return pid;
             usleep(10000);
@@ -142,11 +142,11 @@ static void relay(int rank_1, int rank_0, int64_t garbled, words *of_1)
                 bytes[garbled - (int64_t)n_of_0] ^= 1;
             n_of_0 += (size_t)n;
         }
-        if (!comm_tcp_send(p[1 - from].fd, bytes, (size_t)n, tcp_soon())) return;
+        if (!job_tcp_send(p[1 - from].fd, bytes, (size_t)n, tcp_soon())) return;
     }
 }
 
-static void relay_once(const comm_listener *middle, uint16_t port_0, int64_t garbled, words *of_1)
+static void relay_once(const job_listener *middle, uint16_t port_0, int64_t garbled, words *of_1)
 {
     int rank_1 = tcp_accept(middle), rank_0 = tcp_connect(port_0);
     relay(rank_1, rank_0, garbled, of_1);
@@ -154,25 +154,25 @@ static void relay_once(const comm_listener *middle, uint16_t port_0, int64_t gar
     close(rank_0);
 }
 
-enum { CHALLENGE_BYTES = sizeof(comm_challenge), ANSWER_AT = CHALLENGE_BYTES };
+enum { CHALLENGE_BYTES = sizeof(job_challenge), ANSWER_AT = CHALLENGE_BYTES };
 
 /* Between rank 1 and rank 0 is somebody who changes a byte of what rank 0 says, each time another one, and then none. */
 static void test_garbled_words(void **state)
 {
     static const int64_t garbled[] = {
-        0,                                                /* magic */
-        offsetof(comm_challenge, nonce),                  /* random number */
-        CHALLENGE_BYTES - 1,                              /* proof */
-        ANSWER_AT,                                        /* proof of the answer */
-        ANSWER_AT + COMM_MAC_BYTES,                       /* number of the key */
-        ANSWER_AT + COMM_MAC_BYTES + COMM_KEY_BYTES + 80, /* rank 0's place */
-        ANSWER_AT + COMM_MAC_BYTES + COMM_KEY_BYTES + (int)sizeof(comm_place) + 80, /* rank 1's */
+        0,                                              /* magic */
+        offsetof(job_challenge, nonce),                 /* random number */
+        CHALLENGE_BYTES - 1,                            /* proof */
+        ANSWER_AT,                                      /* proof of the answer */
+        ANSWER_AT + JOB_MAC_BYTES,                      /* number of the key */
+        ANSWER_AT + JOB_MAC_BYTES + JOB_KEY_BYTES + 80, /* rank 0's place */
+        ANSWER_AT + JOB_MAC_BYTES + JOB_KEY_BYTES + (int)sizeof(job_place) + 80, /* rank 1's */
         -1};
     rank_case zero = {.rank = 0, .secret = SECRET}, one = {.rank = 1, .secret = SECRET};
     words of_1;
 
     (void)state;
-    comm_listener middle = tcp_listen_here();
+    job_listener middle = tcp_listen_here();
     pid_t pid_0 = start_rank_0(&zero);
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
@@ -193,7 +193,7 @@ static void test_garbled_words(void **state)
         tcp_wait_for(pid_1);
         tcp_wait_for(pid_0);
     }
-    comm_tcp_close_listener(&middle);
+    job_tcp_close_listener(&middle);
 }
 
 /* All that comes on fd until the other end closes it. */
@@ -218,33 +218,33 @@ static void test_replay(void **state)
     words of_1;
 
     (void)state;
-    comm_listener middle = tcp_listen_here();
+    job_listener middle = tcp_listen_here();
     pid_t pid_0 = start_rank_0(&zero);
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
     int rank_1 = tcp_accept(&middle);
-    comm_challenge challenge = {.magic = "ballast3"};
+    job_challenge challenge = {.magic = "ballast3"};
     /* Rank 1 does not believe a challenge of somebody who does not know the secret: its proof is never heard. */
-    assert_true(comm_tcp_receive(rank_1, of_1.bytes, sizeof(comm_greeting), tcp_soon()));
-    assert_true(comm_tcp_send(rank_1, &challenge, sizeof challenge, tcp_soon()));
+    assert_true(job_tcp_receive(rank_1, of_1.bytes, sizeof(job_greeting), tcp_soon()));
+    assert_true(job_tcp_send(rank_1, &challenge, sizeof challenge, tcp_soon()));
     assert_int_equal(hear_all(rank_1), 0);
     close(rank_1);
     /* In the middle of a true start: garbled at the end of the challenge, so that rank 1 goes; then without. */
     relay_once(&middle, zero.port, -1, &of_1);
     assert_int_equal(tcp_wait_for(pid_1), 0);
     assert_int_equal(tcp_wait_for(pid_0), 0);
-    assert_true(of_1.n > sizeof(comm_greeting) + COMM_MAC_BYTES);
+    assert_true(of_1.n > sizeof(job_greeting) + JOB_MAC_BYTES);
 
     pid_0 = start_rank_0(&zero);
     int stranger = tcp_connect(zero.port);
-    assert_true(comm_tcp_send(stranger, of_1.bytes, of_1.n, tcp_soon()));
+    assert_true(job_tcp_send(stranger, of_1.bytes, of_1.n, tcp_soon()));
     assert_int_equal(hear_all(stranger), CHALLENGE_BYTES);
     close(stranger);
     one.port = zero.port;
     pid_1 = tcp_start(run_rank, &one);
     assert_int_equal(tcp_wait_for(pid_1), 0);
     assert_int_equal(tcp_wait_for(pid_0), 0);
-    comm_tcp_close_listener(&middle);
+    job_tcp_close_listener(&middle);
 }
 
 /* Rank 0 names the reason, and rank 1 does not join. */
@@ -291,30 +291,30 @@ static void test_secret_file(void **state)
     char dir[] = "/tmp/ballast-tcp-XXXXXX", path[256], *made;
     rank_case zero = {.rank = 0}, one = {.rank = 1};
     struct stat info;
-    comm_key written, seen;
+    job_key written, seen;
     bool is_there;
 
     (void)state;
     assert_non_null(mkdtemp(dir));
-    assert_int_equal(comm_secret_create(dir, 7, &made, &written), BL_OK);
+    assert_int_equal(job_secret_create(dir, 7, &made, &written), BL_OK);
     assert_int_equal(stat(made, &info), 0);
     assert_int_equal(info.st_mode & 0777, 0600);
-    assert_int_equal(comm_secret_read(dir, 7, &seen, &is_there), BL_OK);
+    assert_int_equal(job_secret_read(dir, 7, &seen, &is_there), BL_OK);
     assert_true(is_there);
     assert_memory_equal(&seen, &written, sizeof seen);
-    assert_int_equal(comm_secret_read(dir, 8, &seen, &is_there), BL_OK);
+    assert_int_equal(job_secret_read(dir, 8, &seen, &is_there), BL_OK);
     assert_false(is_there);
     char *other;
-    assert_int_equal(comm_secret_create(made, 7, &other, &seen), BL_EUSAGE);
+    assert_int_equal(job_secret_create(made, 7, &other, &seen), BL_EUSAGE);
     assert_int_equal(chmod(made, 0640), 0);
-    assert_int_equal(comm_secret_read(dir, 7, &seen, &is_there), BL_EUSAGE);
+    assert_int_equal(job_secret_read(dir, 7, &seen, &is_there), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), made));
     free(made);
 
     /* It is of a run that was killed; a new start replaces it, and removes its own. Rank 1 has read the old one before. */
-    assert_int_equal(comm_secret_create(dir, 7, &made, &written), BL_OK);
+    assert_int_equal(job_secret_create(dir, 7, &made, &written), BL_OK);
     one.dir = zero.dir = dir;
-    comm_listener middle = tcp_listen_here();
+    job_listener middle = tcp_listen_here();
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
     int early = tcp_accept(&middle);
@@ -330,7 +330,7 @@ static void test_secret_file(void **state)
     find_secret_file(dir, path, sizeof path);
     assert_string_equal(path, "");
     free(made);
-    comm_tcp_close_listener(&middle);
+    job_tcp_close_listener(&middle);
     assert_int_equal(rmdir(dir), 0);
 }
 
@@ -365,8 +365,8 @@ static int count_listening(uint16_t port, int *n_open)
 static void test_interface_is_bound(void **state)
 {
     rank_case zero = {.rank = 0, .secret = SECRET, .interface = "lo"};
-    comm_place place;
-    comm_listener l;
+    job_place place;
+    job_listener l;
     int n_open;
     bool is_chosen;
 
@@ -379,11 +379,11 @@ static void test_interface_is_bound(void **state)
 
     /* A job of one host. */
     unsetenv("BALLAST_INTERFACE");
-    assert_int_equal(comm_place_describe(true, &place, &is_chosen), BL_OK);
-    assert_int_equal(comm_tcp_listen(place.addresses, place.n_addresses, 0, &l), BL_OK);
+    assert_int_equal(job_place_describe(true, &place, &is_chosen), BL_OK);
+    assert_int_equal(job_tcp_listen(place.addresses, place.n_addresses, 0, &l), BL_OK);
     assert_int_equal(count_listening(l.port, &n_open), 1);
     assert_int_equal(n_open, 0);
-    comm_tcp_close_listener(&l);
+    job_tcp_close_listener(&l);
 }
 
 /* Without a name for rank 0, a secret and a directory. */
@@ -401,22 +401,22 @@ static void test_one_host(void **state)
 
 static void test_builds(void **state)
 {
-    comm_place places[2];
+    job_place places[2];
     bool is_chosen;
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(comm_place_describe(true, &places[i], &is_chosen), BL_OK);
+        assert_int_equal(job_place_describe(true, &places[i], &is_chosen), BL_OK);
         places[i].first_rank = i;
     }
     assert_string_equal(places[0].build, bl_build_id());
-    assert_int_equal(comm_place_compare_builds(places, 2, 1, true), BL_OK);
+    assert_int_equal(job_place_compare_builds(places, 2, 1, true), BL_OK);
     strcpy(places[1].build, "0123456789abcdef");
-    assert_int_equal(comm_place_compare_builds(places, 2, 1, true), BL_EUSAGE);
+    assert_int_equal(job_place_compare_builds(places, 2, 1, true), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), bl_build_id()));
     assert_non_null(strstr(bl_error_text(), "0123456789abcdef"));
     setenv("BALLAST_ALLOW_BUILD_MISMATCH", "1", 1);
-    assert_int_equal(comm_place_compare_builds(places, 2, 1, true), BL_OK);
+    assert_int_equal(job_place_compare_builds(places, 2, 1, true), BL_OK);
     unsetenv("BALLAST_ALLOW_BUILD_MISMATCH");
 }
 
@@ -449,27 +449,27 @@ static void test_waiting_is_logged(void **state)
 static void test_addresses_of_a_rank(void **state)
 {
     rank_case zero = {.rank = 0, .secret = SECRET}, one = {.rank = 1, .secret = SECRET};
-    comm_place found, told;
+    job_place found, told;
     words of_1;
     bool is_chosen;
 
     (void)state;
     unsetenv("BALLAST_INTERFACE");
-    assert_int_equal(comm_place_describe(false, &found, &is_chosen), BL_OK);
-    comm_listener middle = tcp_listen_here();
+    assert_int_equal(job_place_describe(false, &found, &is_chosen), BL_OK);
+    job_listener middle = tcp_listen_here();
     pid_t pid_0 = start_rank_0(&zero);
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
     relay_once(&middle, zero.port, -1, &of_1);
     assert_int_equal(tcp_wait_for(pid_1), 0);
     assert_int_equal(tcp_wait_for(pid_0), 0);
-    assert_int_equal(of_1.n, sizeof(comm_greeting) + COMM_MAC_BYTES + sizeof told);
+    assert_int_equal(of_1.n, sizeof(job_greeting) + JOB_MAC_BYTES + sizeof told);
     memcpy(&told, of_1.bytes + of_1.n - sizeof told, sizeof told);
     assert_string_equal(told.host, found.host);
     assert_int_equal(told.n_addresses, found.n_addresses);
     assert_memory_equal(told.addresses, found.addresses,
                         found.n_addresses * sizeof found.addresses[0]);
-    comm_tcp_close_listener(&middle);
+    job_tcp_close_listener(&middle);
 }
 
 int main(void)

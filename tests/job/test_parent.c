@@ -25,7 +25,7 @@
 
 #include "base/clock.h"
 #include "base/sizes.h"
-#include "comm/launch_internal.h"
+#include "job/internal.h"
 #include "comm/nccl/nccl.h"
 
 /* ---- a rank ---- */
@@ -177,7 +177,7 @@ static int be_rank(const char *what, const bl_launch_child *c)
     if (strcmp(what, "unloaded") == 0) return is_last ? 127 : 0;
     if (strcmp(what, "exhausted") == 0) return is_last ? tell_without_memory() : 0;
     if (strcmp(what, "exit") == 0) { /* a handler that hangs */
-        comm_message done = {0};
+        job_message done = {0};
         if (!talks(c) || send(c->control_fd, &done, sizeof done, 0) != sizeof done)
             return CODE_WRONG;
         if (is_last) wait_for_ever();
@@ -341,10 +341,10 @@ static void test_variable(void **state)
     bl_launch_info info;
 
     (void)state;
-    char *text = comm_child_format(&c), *value = strchr(text, '=') + 1;
-    assert_true(comm_child_is(text));
+    char *text = job_child_format(&c), *value = strchr(text, '=') + 1;
+    assert_true(job_child_is(text));
     setenv("BALLAST_CHILD", value, 1);
-    assert_int_equal(comm_child_read(&back), BL_OK);
+    assert_int_equal(job_child_read(&back), BL_OK);
     assert_memory_equal(back.sockets, sockets, sizeof sockets);
     free(back.sockets);
     back.sockets = sockets;
@@ -379,8 +379,8 @@ int main(int argc, char **argv)
     bl_launch_child c;
 
     if (argc < 2) return cmocka_run_group_tests(tests, NULL, NULL);
-    if (bl_launch_begin(&info) != BL_OK || comm_child_read(&c) != BL_OK) return CODE_WRONG;
+    if (bl_launch_begin(&info) != BL_OK || job_child_read(&c) != BL_OK) return CODE_WRONG;
     int code = be_rank(argv[1], &c);
-    comm_child_free(&c);
+    job_child_free(&c);
     return code;
 }

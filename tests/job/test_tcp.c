@@ -9,43 +9,43 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const comm_key key = {"a key"};
+static const job_key key = {"a key"};
 
 /* ---- the mesh ---- */
 
 typedef struct mesh_case {
     int own;
-    const comm_listener *listener;
+    const job_listener *listener;
     double limit_s;
-    comm_place places[2];
+    job_place places[2];
 } mesh_case;
 
 static mesh_case make_mesh(int own, uint16_t port, double limit_s)
 {
     mesh_case c = {.own = own, .limit_s = limit_s};
     for (int i = 0; i < 2; i++)
-        c.places[i] = (comm_place){.host = "here",
-                                   .first_rank = i,
-                                   .n_ranks = 1,
-                                   .port = port,
-                                   .n_addresses = 1,
-                                   .addresses = {tcp_here}};
+        c.places[i] = (job_place){.host = "here",
+                                  .first_rank = i,
+                                  .n_ranks = 1,
+                                  .port = port,
+                                  .n_addresses = 1,
+                                  .addresses = {tcp_here}};
     return c;
 }
 
 static bl_status connect_mesh(const mesh_case *c)
 {
-    comm_mesh mesh = {.key = &key,
-                      .places = c->places,
-                      .n_places = 2,
-                      .own = c->own,
-                      .listener = c->listener,
-                      .limit_s = c->limit_s};
-    comm_host_links links;
+    job_mesh mesh = {.key = &key,
+                     .places = c->places,
+                     .n_places = 2,
+                     .own = c->own,
+                     .listener = c->listener,
+                     .limit_s = c->limit_s};
+    job_host_links links;
 
-    bl_status st = comm_host_links_create(2, c->own, 1, &links);
-    if (st == BL_OK) st = comm_mesh_connect(&mesh, &links);
-    comm_host_links_close(&links);
+    bl_status st = job_host_links_create(2, c->own, 1, &links);
+    if (st == BL_OK) st = job_mesh_connect(&mesh, &links);
+    job_host_links_close(&links);
     return st;
 }
 
@@ -61,7 +61,7 @@ static void test_silent_strangers(void **state)
     int strangers[N_STRANGERS];
 
     (void)state;
-    comm_listener l = tcp_listen_here();
+    job_listener l = tcp_listen_here();
     for (int i = 0; i < N_STRANGERS; i++) {
         strangers[i] = tcp_connect(l.port);
         if (i % 2) (void)!write(strangers[i], "ballast3", 8);
@@ -72,7 +72,7 @@ static void test_silent_strangers(void **state)
     assert_int_equal(connect_mesh(&zero), BL_OK);
     assert_int_equal(tcp_wait_for(pid), 0);
     for (int i = 0; i < N_STRANGERS; i++) close(strangers[i]);
-    comm_tcp_close_listener(&l);
+    job_tcp_close_listener(&l);
 }
 
 /* Listens on 127.0.0.`last` and answers no more: its queue of one is full. */
@@ -107,12 +107,12 @@ static void test_silent_addresses(void **state)
     assert_int_equal(getsockname(listen_fd, (struct sockaddr *)&own, &own_bytes), 0);
     port = ntohs(own.sin_port);
     mesh_case zero = make_mesh(0, port, 40.0), one = make_mesh(1, port, 18.0);
-    comm_listener l = {.fds = {listen_fd}, .n = 1, .port = port};
+    job_listener l = {.fds = {listen_fd}, .n = 1, .port = port};
     zero.listener = &l;
     one.places[0].n_addresses = N_SILENT + 1;
     for (int i = 0; i < N_SILENT; i++) {
         silent[i] = listen_in_silence(2 + i, port, &waiting[i]);
-        one.places[0].addresses[i] = (comm_address){.bytes = {127, 0, 0, (uint8_t)(2 + i)}};
+        one.places[0].addresses[i] = (job_address){.bytes = {127, 0, 0, (uint8_t)(2 + i)}};
     }
     one.places[0].addresses[N_SILENT] = tcp_here;
     pid_t pid = tcp_start(run_mesh, &one);
@@ -150,39 +150,39 @@ static bool expect_all(void *user, int from, int to)
 static void test_accept_without_descriptors(void **state)
 {
     (void)state;
-    comm_listener l = tcp_listen_here();
-    comm_reception r = {.listener = &l, .key = &key, .n_ranks = 2, .expects = expect_all};
+    job_listener l = tcp_listen_here();
+    job_reception r = {.listener = &l, .key = &key, .n_ranks = 2, .expects = expect_all};
     int peer = tcp_connect(l.port);
-    assert_int_equal(comm_reception_open(&r), BL_OK);
+    assert_int_equal(job_reception_open(&r), BL_OK);
     struct rlimit before = limit_descriptors();
-    bl_status st = comm_reception_wait(&r, tcp_soon());
+    bl_status st = job_reception_wait(&r, tcp_soon());
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(st, BL_ELIMIT);
     assert_non_null(strstr(bl_error_text(), strerror(EMFILE)));
-    comm_reception_close(&r);
+    job_reception_close(&r);
     close(tcp_accept(&l)); /* it waited */
     close(peer);
-    comm_tcp_close_listener(&l);
+    job_tcp_close_listener(&l);
 }
 
 /* Not after limit_s: no peer is missing. */
 static void test_connect_without_descriptors(void **state)
 {
-    comm_host_links links;
+    job_host_links links;
 
     (void)state;
-    comm_listener l = tcp_listen_here();
+    job_listener l = tcp_listen_here();
     mesh_case one = make_mesh(1, l.port, 1e6);
-    comm_mesh mesh = {
+    job_mesh mesh = {
         .key = &key, .places = one.places, .n_places = 2, .own = 1, .limit_s = one.limit_s};
-    assert_int_equal(comm_host_links_create(2, 1, 1, &links), BL_OK); /* raises the limit */
+    assert_int_equal(job_host_links_create(2, 1, 1, &links), BL_OK); /* raises the limit */
     struct rlimit before = limit_descriptors();
-    bl_status st = comm_mesh_connect(&mesh, &links);
+    bl_status st = job_mesh_connect(&mesh, &links);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
     assert_int_equal(st, BL_ELIMIT);
     assert_non_null(strstr(bl_error_text(), strerror(EMFILE)));
-    comm_host_links_close(&links);
-    comm_tcp_close_listener(&l);
+    job_host_links_close(&links);
+    job_tcp_close_listener(&l);
 }
 
 int main(void)

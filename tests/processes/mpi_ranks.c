@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One process of a job under mpirun that runs a case of rank_cases.h. */
 #include "base/log.h"
-#include "comm/launch_internal.h"
+#include "job/internal.h"
 #include "rank_cases.h"
 
 static bl_status run_case(bl_launch *launch, const char *name)

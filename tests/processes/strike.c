@@ -51,7 +51,7 @@ static _Noreturn void refuse(const char *text)
     abort();
 }
 
-/* "... rank=1 ranks=3 ... sockets=5,-1,7" (comm/launch_environment.c). */
+/* "... rank=1 ranks=3 ... sockets=5,-1,7" (job/environment.c). */
 static bool read_child(void)
 {
     const char *child = getenv("BALLAST_CHILD"), *rank = child ? strstr(child, " rank=") : NULL,

@@ -7,7 +7,7 @@
 #include "ops_test.h"
 #include "test_ranks.h"
 
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 
 enum { FLOATS = 256, SHARD_BYTES = FLOATS * 4, PAUSE_US = 20000 };
 

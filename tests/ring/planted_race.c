@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "comm/gather_ring.h"
+#include "ring/gather_ring.h"
 #include "test_ranks.h"
 
 enum { N_VALUES = 64, LATE_US = 50000 };

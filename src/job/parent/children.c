@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/parent/children.h"
+#include "job/parent/children.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -23,12 +23,12 @@ static void close_fd(int *fd)
 
 /* ---- connections ---- */
 
-static int *socket_of(const comm_host_links *links, int local, int rank)
+static int *socket_of(const job_host_links *links, int local, int rank)
 {
     return &links->sockets[(size_t)local * (size_t)links->n_ranks + (size_t)rank];
 }
 
-void comm_host_allow_descriptors(size_t n)
+void job_host_allow_descriptors(size_t n)
 {
     enum { OTHERS = 256 };
     struct rlimit limit;
@@ -38,20 +38,19 @@ void comm_host_allow_descriptors(size_t n)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-bl_status comm_host_links_create(int n_ranks, int first_on_host, int n_on_host,
-                                 comm_host_links *out)
+bl_status job_host_links_create(int n_ranks, int first_on_host, int n_on_host, job_host_links *out)
 {
-    *out = (comm_host_links){
+    *out = (job_host_links){
         .n_ranks = n_ranks, .first_on_host = first_on_host, .n_on_host = n_on_host};
     size_t n = (size_t)n_on_host * (size_t)n_ranks; /* both at most 2^20 */
     out->sockets = malloc(n * sizeof *out->sockets);
     if (!out->sockets) return BL_FAIL(BL_ENOMEM, "the connections of %d ranks", n_ranks);
     for (size_t i = 0; i < n; i++) out->sockets[i] = -1;
-    comm_host_allow_descriptors(n);
+    job_host_allow_descriptors(n);
     return BL_OK;
 }
 
-void comm_host_links_close(comm_host_links *links)
+void job_host_links_close(job_host_links *links)
 {
     size_t n = (size_t)links->n_on_host * (size_t)links->n_ranks;
     for (size_t i = 0; links->sockets && i < n; i++) close_fd(&links->sockets[i]);
@@ -59,7 +58,7 @@ void comm_host_links_close(comm_host_links *links)
     links->sockets = NULL;
 }
 
-bl_status comm_host_links_connect(comm_host_links *links)
+bl_status job_host_links_connect(job_host_links *links)
 {
     for (int i = 0; i < links->n_on_host; i++)
         for (int k = 0; k < i; k++) {
@@ -97,7 +96,7 @@ static char **environment_with(char *definition)
     while (environ[n]) n++;
     char **out = calloc(n + 2, sizeof *out);
     for (size_t i = 0; out && i < n; i++)
-        if (!comm_child_is(environ[i])) out[used++] = environ[i];
+        if (!job_child_is(environ[i])) out[used++] = environ[i];
     if (out) out[used] = definition;
     return out;
 }
@@ -132,7 +131,7 @@ static bl_status spawn(const bl_launch_child *c, char *const *argv, const sigset
                        pid_t *pid)
 {
     start s;
-    char *definition = comm_child_format(c);
+    char *definition = job_child_format(c);
     char **environment = definition ? environment_with(definition) : NULL;
 
     if (!environment) {
@@ -175,8 +174,8 @@ static void close_files(shared_files *files)
     close_fd(&files->memory_fd);
 }
 
-static bl_status start_child(comm_host_links *links, int local, const shared_files *files,
-                             char *const *argv, const sigset_t *mask, comm_child *out)
+static bl_status start_child(job_host_links *links, int local, const shared_files *files,
+                             char *const *argv, const sigset_t *mask, job_child *out)
 {
     int ends[2];
 
@@ -193,7 +192,7 @@ static bl_status start_child(comm_host_links *links, int local, const shared_fil
                          .bulk_fd = files->bulk_fd,
                          .memory_fd = files->memory_fd,
                          .sockets = socket_of(links, local, 0)};
-    *out = (comm_child){.rank = c.rank, .control_fd = ends[0]};
+    *out = (job_child){.rank = c.rank, .control_fd = ends[0]};
     bl_status st = spawn(&c, argv, mask, &out->pid);
     out->is_running = st == BL_OK;
     close(ends[1]);
@@ -202,8 +201,8 @@ static bl_status start_child(comm_host_links *links, int local, const shared_fil
     return st;
 }
 
-static bl_status start_all(comm_host_links *links, char *const *argv, const sigset_t *mask,
-                           comm_children *out)
+static bl_status start_all(job_host_links *links, char *const *argv, const sigset_t *mask,
+                           job_children *out)
 {
     shared_files files = {-1, -1, -1};
 
@@ -219,44 +218,44 @@ static bl_status start_all(comm_host_links *links, char *const *argv, const sigs
 }
 
 /* Of those that were killed; their status says nothing. */
-static void wait_for_end(comm_children *children)
+static void wait_for_end(job_children *children)
 {
     for (int i = 0; i < children->n; i++) {
-        comm_child *c = &children->child[i];
+        job_child *c = &children->child[i];
         while (c->is_running && waitpid(c->pid, &c->wait_status, 0) < 0 && errno == EINTR) continue;
         children->n_running -= c->is_running;
         c->is_running = false;
     }
 }
 
-bl_status comm_children_start(comm_host_links *links, char *const *argv, const sigset_t *mask,
-                              comm_children *out)
+bl_status job_children_start(job_host_links *links, char *const *argv, const sigset_t *mask,
+                             job_children *out)
 {
-    *out = (comm_children){.child = calloc((size_t)links->n_on_host, sizeof *out->child)};
+    *out = (job_children){.child = calloc((size_t)links->n_on_host, sizeof *out->child)};
     bl_status st = out->child ? start_all(links, argv, mask, out)
                               : BL_FAIL(BL_ENOMEM, "%d children", links->n_on_host);
-    comm_host_links_close(links);
+    job_host_links_close(links);
     if (st != BL_OK) {
-        comm_children_kill(out);
+        job_children_kill(out);
         wait_for_end(out);
     }
     return st;
 }
 
-void comm_children_free(comm_children *children)
+void job_children_free(job_children *children)
 {
     for (int i = 0; i < children->n; i++) close_fd(&children->child[i].control_fd);
     free(children->child);
     /* The line's byte stays mapped: bl_log may look at it until the process ends. */
-    *children = (comm_children){0};
+    *children = (job_children){0};
 }
 
 /* ---- while they run ---- */
 
-void comm_children_reap(comm_children *children)
+void job_children_reap(job_children *children)
 {
     for (int i = 0; i < children->n; i++) {
-        comm_child *c = &children->child[i];
+        job_child *c = &children->child[i];
         if (!c->is_running || waitpid(c->pid, &c->wait_status, WNOHANG) != c->pid) continue;
         c->is_running = false;
         c->n_th = ++children->n_ended;
@@ -264,25 +263,25 @@ void comm_children_reap(comm_children *children)
     }
 }
 
-void comm_children_signal(const comm_children *children, int signal_number)
+void job_children_signal(const job_children *children, int signal_number)
 {
     for (int i = 0; i < children->n; i++)
         if (children->child[i].is_running) kill(children->child[i].pid, signal_number);
 }
 
-void comm_children_kill(comm_children *children)
+void job_children_kill(job_children *children)
 {
     for (int i = 0; i < children->n; i++) {
-        comm_child *c = &children->child[i];
+        job_child *c = &children->child[i];
         if (!c->is_running) continue;
         c->is_ended_by_us = true;
         kill(c->pid, SIGKILL);
     }
 }
 
-bool comm_children_hear(const comm_children *children, int i, bl_error *out)
+bool job_children_hear(const job_children *children, int i, bl_error *out)
 {
-    comm_message message;
+    job_message message;
     ssize_t n = recv(children->child[i].control_fd, &message, sizeof message, MSG_DONTWAIT);
 
     if (n != (ssize_t)sizeof message) return false;

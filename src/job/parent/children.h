@@ -1,57 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* children.h -- the ranks of a host as child processes: their start, what they say, their end. Of one thread, the parent's main one. */
-#ifndef BALLAST_COMM_PARENT_CHILDREN_H
-#define BALLAST_COMM_PARENT_CHILDREN_H
+#ifndef BALLAST_JOB_PARENT_CHILDREN_H
+#define BALLAST_JOB_PARENT_CHILDREN_H
 
 #include <signal.h>
 #include <sys/types.h>
 
-#include "comm/launch_internal.h"
+#include "job/internal.h"
 
-typedef struct comm_child {
+typedef struct job_child {
     pid_t pid;
     int rank;       /* of the job */
     int control_fd; /* this end of its socket */
     bool is_running, is_ended_by_us;
     int wait_status; /* of wait(2), once it does not run */
     int n_th;        /* the how manieth to end, from 1 */
-} comm_child;
+} job_child;
 
-typedef struct comm_children {
-    comm_child *child;
+typedef struct job_children {
+    job_child *child;
     int n, n_running, n_ended;
     void *line; /* of bl_log_share_line */
-} comm_children;
+} job_children;
 
 /* The connections of one host's ranks, before they are started. */
-typedef struct comm_host_links {
+typedef struct job_host_links {
     int n_ranks, first_on_host, n_on_host;
     int *sockets; /* [n_on_host * n_ranks]: of each local rank to each rank of the job; -1: none */
-} comm_host_links;
+} job_host_links;
 
 /* Lets this process open n descriptors and some more: up to the hard limit; what is missing then, a call that opens one reports. */
-void comm_host_allow_descriptors(size_t n);
+void job_host_allow_descriptors(size_t n);
 
 /* All -1. BL_ENOMEM. Close it after a failure, too. */
-bl_status comm_host_links_create(int n_ranks, int first_on_host, int n_on_host,
-                                 comm_host_links *out);
+bl_status job_host_links_create(int n_ranks, int first_on_host, int n_on_host, job_host_links *out);
 /* The ranks of the host with each other. BL_ELIMIT: too few descriptors. */
-bl_status comm_host_links_connect(comm_host_links *links);
-void comm_host_links_close(comm_host_links *links);
+bl_status job_host_links_connect(job_host_links *links);
+void job_host_links_close(job_host_links *links);
 
 /* Starts a child for each rank of the host, each in a process group of its own (Ctrl-C reaches the parent alone), with `mask` as its
  * signal mask, no standard input, and of this process's other descriptors none but its own. Closes `links`. After a failure the children that did start are killed.
  * Free `out` after a failure, too. */
-bl_status comm_children_start(comm_host_links *links, char *const *argv, const sigset_t *mask,
-                              comm_children *out);
-void comm_children_free(comm_children *children); /* none is running */
+bl_status job_children_start(job_host_links *links, char *const *argv, const sigset_t *mask,
+                             job_children *out);
+void job_children_free(job_children *children); /* none is running */
 
 /* Takes note of those that have ended. */
-void comm_children_reap(comm_children *children);
-void comm_children_signal(const comm_children *children, int signal_number); /* those that run */
-void comm_children_kill(comm_children *children);
+void job_children_reap(job_children *children);
+void job_children_signal(const job_children *children, int signal_number); /* those that run */
+void job_children_kill(job_children *children);
 
 /* What child i has to say: true, and *out is a job's error. Does not wait. */
-bool comm_children_hear(const comm_children *children, int i, bl_error *out);
+bool job_children_hear(const job_children *children, int i, bl_error *out);
 
 #endif

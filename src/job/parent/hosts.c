@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hosts.c -- the parents of several hosts, which mpirun or srun has started: by their connection they tell each other how many ranks they have and where
  * these can be reached; then the ranks are connected, before they are started. */
-#include "comm/parent/hosts.h"
+#include "job/parent/hosts.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "comm/tcp/tcp.h"
+#include "job/tcp/tcp.h"
 
 static const double MEET_S = 300.0, CONNECT_S = 60.0;
 
 typedef struct host_record {
-    uint8_t salt[COMM_KEY_BYTES]; /* the first one's is the job's */
-    comm_place place;
+    uint8_t salt[JOB_KEY_BYTES]; /* the first one's is the job's */
+    job_place place;
 } host_record;
 
-static bl_status describe_self(const bl_launch *launch, int n_here, comm_listener *listener,
+static bl_status describe_self(const bl_launch *launch, int n_here, job_listener *listener,
                                host_record *own)
 {
     const bl_launch_info *info = &launch->info;
     bool is_one_host = info->n_local == info->n_processes, is_chosen;
 
     memset(own, 0, sizeof *own);
-    BL_TRY(comm_random(own->salt, sizeof own->salt));
-    BL_TRY(comm_place_describe(is_one_host, &own->place, &is_chosen));
+    BL_TRY(job_random(own->salt, sizeof own->salt));
+    BL_TRY(job_place_describe(is_one_host, &own->place, &is_chosen));
     own->place.first_rank = info->rank * n_here;
     own->place.n_ranks = n_here;
-    BL_TRY(comm_tcp_listen(own->place.addresses,
-                           is_one_host || is_chosen ? own->place.n_addresses : 0, 0, listener));
+    BL_TRY(job_tcp_listen(own->place.addresses,
+                          is_one_host || is_chosen ? own->place.n_addresses : 0, 0, listener));
     own->place.port = listener->port;
     return BL_OK;
 }
@@ -54,7 +54,7 @@ static bl_status all_gather(bl_launch *launch, const char *what, const void *own
 }
 
 typedef struct intent {
-    char host[COMM_HOST_BYTES];
+    char host[JOB_HOST_BYTES];
     int32_t n_ranks;
 } intent;
 
@@ -85,51 +85,51 @@ bl_status bl_launch_agree(bl_launch *launch, int n_here)
 }
 
 static bl_status connect_hosts(const bl_launch *launch, const host_record *all,
-                               const comm_listener *listener, comm_host_links *links)
+                               const job_listener *listener, job_host_links *links)
 {
     int n_hosts = launch->info.n_processes;
-    comm_place *places = calloc((size_t)n_hosts, sizeof *places);
-    comm_key key;
-    comm_mesh mesh = {.key = &key,
-                      .places = places,
-                      .n_places = n_hosts,
-                      .own = launch->info.rank,
-                      .listener = listener,
-                      .limit_s = CONNECT_S};
+    job_place *places = calloc((size_t)n_hosts, sizeof *places);
+    job_key key;
+    job_mesh mesh = {.key = &key,
+                     .places = places,
+                     .n_places = n_hosts,
+                     .own = launch->info.rank,
+                     .listener = listener,
+                     .limit_s = CONNECT_S};
 
     if (!places) return BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", n_hosts);
     for (int i = 0; i < n_hosts; i++) {
         places[i] = all[i].place;
-        places[i].host[COMM_HOST_BYTES - 1] = '\0';
+        places[i].host[JOB_HOST_BYTES - 1] = '\0';
     }
-    comm_key_derive(&launch->key, all[0].salt, &key);
-    comm_patience_begin(&mesh.patience, &launch->info);
-    bl_status st = comm_mesh_connect(&mesh, links);
+    job_key_derive(&launch->key, all[0].salt, &key);
+    job_patience_begin(&mesh.patience, &launch->info);
+    bl_status st = job_mesh_connect(&mesh, links);
     free(places);
     return st;
 }
 
-static bl_status meet(bl_launch *launch, int n_here, comm_listener *listener, host_record *all,
-                      comm_host_links *links)
+static bl_status meet(bl_launch *launch, int n_here, job_listener *listener, host_record *all,
+                      job_host_links *links)
 {
     const bl_launch_info *info = &launch->info;
     host_record own;
 
     BL_TRY(describe_self(launch, n_here, listener, &own));
     BL_TRY(all_gather(launch, "the hosts' addresses", &own, all, sizeof own));
-    BL_TRY(comm_host_links_create(info->n_processes * n_here, info->rank * n_here, n_here, links));
+    BL_TRY(job_host_links_create(info->n_processes * n_here, info->rank * n_here, n_here, links));
     return connect_hosts(launch, all, listener, links);
 }
 
-bl_status comm_hosts_meet(bl_launch *launch, int n_here, comm_host_links *links)
+bl_status job_hosts_meet(bl_launch *launch, int n_here, job_host_links *links)
 {
     host_record *all = calloc((size_t)launch->info.n_processes, sizeof *all);
-    comm_listener listener = {.n = 0};
+    job_listener listener = {.n = 0};
 
-    *links = (comm_host_links){0};
+    *links = (job_host_links){0};
     bl_status st = all ? meet(launch, n_here, &listener, all, links)
                        : BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", launch->info.n_processes);
-    comm_tcp_close_listener(&listener);
+    job_tcp_close_listener(&listener);
     free(all);
     return st;
 }

@@ -24,7 +24,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
-#include "comm/parent/hosts.h"
+#include "job/parent/hosts.h"
 
 /* EXIT_S: a rank that ends with the first one's may wait the deadline for another, and then for its word (wire/thread.c). */
 static const double LEFT_S = 5.0, TOLD_S = 1.0, EXIT_S = 4.0;
@@ -32,7 +32,7 @@ static const double LEFT_S = 5.0, TOLD_S = 1.0, EXIT_S = 4.0;
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
 
 typedef struct watch {
-    comm_children children;
+    job_children children;
     bl_launch *launch; /* NULL: one host */
     double deadline_s; /* 0: none */
     double exit_s;
@@ -98,17 +98,17 @@ static void stop_and_continue(watch *w)
 
     sigemptyset(&stop);
     sigaddset(&stop, SIGTSTP);
-    comm_children_signal(&w->children, SIGSTOP);
+    job_children_signal(&w->children, SIGSTOP);
     raise(SIGTSTP);
     pthread_sigmask(SIG_UNBLOCK, &stop, NULL); /* stops here */
     pthread_sigmask(SIG_BLOCK, &stop, NULL);
-    comm_children_signal(&w->children, SIGCONT);
+    job_children_signal(&w->children, SIGCONT);
 }
 
 static void kill_left(watch *w)
 {
-    comm_children_reap(&w->children); /* who has ended, has not been killed */
-    comm_children_kill(&w->children);
+    job_children_reap(&w->children); /* who has ended, has not been killed */
+    job_children_kill(&w->children);
 }
 
 /* A terminal that closes sends SIGHUP, and so does its shell; the limit of CPU time sends SIGXCPU each second. */
@@ -124,7 +124,7 @@ static void take_request(watch *w, int signal_number, double now_s)
         w->asked = signal_number;
         w->asked_s = now_s;
         if (signal_number == SIGINT) bl_log_note_echo();
-        comm_children_signal(&w->children, signal_number);
+        job_children_signal(&w->children, signal_number);
     } else if (!is_repeated(w, signal_number, now_s)) {
         if (signal_number == SIGINT) bl_log_note_echo();
         w->is_left_at_once = true;
@@ -148,7 +148,7 @@ static void take_signals(watch *w)
         if (number == SIGTSTP)
             stop_and_continue(w);
         else if (number == SIGCONT)
-            comm_children_signal(&w->children, SIGCONT);
+            job_children_signal(&w->children, SIGCONT);
         else if (number != SIGCHLD)
             take_request(w, number, now_s);
     }
@@ -179,11 +179,11 @@ static void hear(watch *w)
     bl_error word;
 
     for (int i = 0; i < w->children.n; i++)
-        while (comm_children_hear(&w->children, i, &word)) take_word(w, &word);
+        while (job_children_hear(&w->children, i, &word)) take_word(w, &word);
     if (!is_hearsay(&w->told) && w->told.status != BL_ESTOPPED) tell_other_parents(w, &w->told);
 }
 
-static bool has_failed(const comm_child *c)
+static bool has_failed(const job_child *c)
 {
     return !c->is_running && !(WIFEXITED(c->wait_status) && WEXITSTATUS(c->wait_status) == 0);
 }
@@ -201,7 +201,7 @@ static void look_after(watch *w)
 {
     double now = bl_now_s();
 
-    comm_children_reap(&w->children);
+    job_children_reap(&w->children);
     bool fails =
         is_failed_elsewhere(w) || (w->told.status != BL_OK && w->told.status != BL_ESTOPPED);
     for (int i = 0; i < w->children.n; i++) fails |= has_failed(&w->children.child[i]);
@@ -247,44 +247,44 @@ static void wait_for_other_parents(const watch *w, bool has_silent_rank)
 }
 
 /* Of those that `is_one`, the one that ended first; NULL: none. */
-static const comm_child *find_first(const watch *w, bool (*is_one)(const comm_child *))
+static const job_child *find_first(const watch *w, bool (*is_one)(const job_child *))
 {
-    const comm_child *first = NULL;
+    const job_child *first = NULL;
     for (int i = 0; i < w->children.n; i++) {
-        const comm_child *c = &w->children.child[i];
+        const job_child *c = &w->children.child[i];
         if (is_one(c) && (!first || c->n_th < first->n_th)) first = c;
     }
     return first;
 }
 
-static bool was_killed(const comm_child *c)
+static bool was_killed(const job_child *c)
 {
     return !c->is_ended_by_us && WIFSIGNALED(c->wait_status);
 }
 
-static bool was_ended_by_us(const comm_child *c)
+static bool was_ended_by_us(const job_child *c)
 {
     return c->is_ended_by_us && WIFSIGNALED(c->wait_status);
 }
 
-static bool has_exited_with(const comm_child *c, bl_status st)
+static bool has_exited_with(const job_child *c, bl_status st)
 {
     return WIFEXITED(c->wait_status) && WEXITSTATUS(c->wait_status) == bl_status_exit_code(st);
 }
 
-static bool has_left(const comm_child *c)
+static bool has_left(const job_child *c)
 {
     return WIFEXITED(c->wait_status) && WEXITSTATUS(c->wait_status) != 0;
 }
 
 /* Not because another one was lost. */
-static bool has_left_by_itself(const comm_child *c)
+static bool has_left_by_itself(const job_child *c)
 {
     return has_left(c) && !has_exited_with(c, BL_ERANK);
 }
 
 /* "rank 3 (process 4711)", of several hosts "rank 3 (process 4711 on host b)" */
-static void name_child(const watch *w, const comm_child *c, char *text, size_t text_bytes)
+static void name_child(const watch *w, const job_child *c, char *text, size_t text_bytes)
 {
     char host[64] = "?";
 
@@ -296,7 +296,7 @@ static void name_child(const watch *w, const comm_child *c, char *text, size_t t
     snprintf(text, text_bytes, "rank %d (process %d on host %s)", c->rank, (int)c->pid, host);
 }
 
-static bl_status say_killed(const watch *w, const comm_child *c)
+static bl_status say_killed(const watch *w, const job_child *c)
 {
     int number = WTERMSIG(c->wait_status);
     char name[128];
@@ -307,7 +307,7 @@ static bl_status say_killed(const watch *w, const comm_child *c)
                                      : "");
 }
 
-static bl_status say_late(const watch *w, const comm_child *c)
+static bl_status say_late(const watch *w, const job_child *c)
 {
     char name[128];
 
@@ -315,7 +315,7 @@ static bl_status say_late(const watch *w, const comm_child *c)
     return BL_FAIL(BL_ERANK, "%s did not end when the others did", name);
 }
 
-static bl_status warn_of_exit(const watch *w, const comm_child *c)
+static bl_status warn_of_exit(const watch *w, const job_child *c)
 {
     char name[128];
 
@@ -326,7 +326,7 @@ static bl_status warn_of_exit(const watch *w, const comm_child *c)
 
 /* A rank that left without a word, or went when it was asked to stop: before it had begun, by the signal; before it took requests, with a stop's exit
  * code. Of neither do the other hosts' ranks know more than that it has gone. */
-static bl_status judge_silent(const watch *w, const comm_child *killed, const comm_child *left)
+static bl_status judge_silent(const watch *w, const job_child *killed, const job_child *left)
 {
     enum { NOT_LOADED = 127 }; /* of the dynamic loader */
     char name[128];
@@ -350,9 +350,9 @@ static bl_status judge_silent(const watch *w, const comm_child *killed, const co
 /* What a rank has said is the job's error; but the parent knows more than ranks that only saw another one go. */
 static bl_status judge(const watch *w)
 {
-    const comm_child *killed = find_first(w, was_killed), *odd = find_first(w, has_left_by_itself),
-                     *left = odd ? odd : find_first(w, has_left),
-                     *late = find_first(w, was_ended_by_us);
+    const job_child *killed = find_first(w, was_killed), *odd = find_first(w, has_left_by_itself),
+                    *left = odd ? odd : find_first(w, has_left),
+                    *late = find_first(w, was_ended_by_us);
     bl_status told = w->told.status;
     bool knows_better = killed || odd, is_stop = odd && has_exited_with(odd, BL_ESTOPPED);
 
@@ -384,23 +384,23 @@ static void close_watch(watch *w)
 {
     if (w->polled && w->polled[0].fd > 0) close(w->polled[0].fd);
     free(w->polled);
-    comm_children_free(&w->children);
+    job_children_free(&w->children);
 }
 
 /* May take minutes, until the other hosts have come. */
-static bl_status connect_ranks(bl_launch *launch, int n_here, comm_host_links *links)
+static bl_status connect_ranks(bl_launch *launch, int n_here, job_host_links *links)
 {
-    bl_status st = launch ? comm_hosts_meet(launch, n_here, links)
-                          : comm_host_links_create(n_here, 0, n_here, links);
-    if (st == BL_OK) st = comm_host_links_connect(links);
-    if (st != BL_OK) comm_host_links_close(links);
+    bl_status st = launch ? job_hosts_meet(launch, n_here, links)
+                          : job_host_links_create(n_here, 0, n_here, links);
+    if (st == BL_OK) st = job_host_links_connect(links);
+    if (st != BL_OK) job_host_links_close(links);
     return st;
 }
 
 bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks)
 {
     watch w = {.launch = launch, .deadline_s = ranks->deadline_s, .exit_s = ranks->exit_s};
-    comm_host_links links;
+    job_host_links links;
     sigset_t signals, old;
 
     signal(
@@ -410,11 +410,11 @@ bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks)
                          &links)); /* until there are ranks, a signal ends this process */
     list_signals(ranks->takes_requests, &signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old);
-    bl_status st = comm_children_start(&links, ranks->argv, &old, &w.children);
+    bl_status st = job_children_start(&links, ranks->argv, &old, &w.children);
     if (st == BL_OK && (st = open_watch(&w, &signals)) != BL_OK) {
         bl_error error;
         bl_error_save(&error, st);
-        comm_children_kill(&w.children);
+        job_children_kill(&w.children);
         st = bl_error_restore(&error);
     }
     if (w.children.line) bl_log_share_line(w.children.line);

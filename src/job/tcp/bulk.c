@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/tcp/tcp.h"
+#include "job/tcp/tcp.h"
 
 static const double SHARE_S = 60.0;
 
@@ -58,15 +58,15 @@ static bl_status offer_to_all(const offer *o, int n, const int *sockets, double 
     uint8_t has;
 
     for (int i = 1; i < n; i++)
-        if (!comm_tcp_send(sockets[i], o, sizeof *o, deadline)) return fail_gone(i);
+        if (!job_tcp_send(sockets[i], o, sizeof *o, deadline)) return fail_gone(i);
     *have_all = o->fd >= 0;
     for (int i = 1; i < n; i++) {
-        if (!comm_tcp_receive(sockets[i], &has, 1, deadline)) return fail_gone(i);
+        if (!job_tcp_receive(sockets[i], &has, 1, deadline)) return fail_gone(i);
         *have_all &= has == 1;
     }
     has = *have_all;
     for (int i = 1; i < n; i++)
-        if (!comm_tcp_send(sockets[i], &has, 1, deadline)) return fail_gone(i);
+        if (!job_tcp_send(sockets[i], &has, 1, deadline)) return fail_gone(i);
     return BL_OK;
 }
 
@@ -75,16 +75,16 @@ static bl_status take_offer(int socket, double deadline, int *fd, bool *have_all
     offer o;
     uint8_t has;
 
-    if (!comm_tcp_receive(socket, &o, sizeof o, deadline)) return fail_gone(0);
+    if (!job_tcp_receive(socket, &o, sizeof o, deadline)) return fail_gone(0);
     *fd = open_file(&o);
     has = *fd >= 0;
-    if (!comm_tcp_send(socket, &has, 1, deadline) || !comm_tcp_receive(socket, &has, 1, deadline))
+    if (!job_tcp_send(socket, &has, 1, deadline) || !job_tcp_receive(socket, &has, 1, deadline))
         return fail_gone(0);
     *have_all = has == 1;
     return BL_OK;
 }
 
-bl_status comm_bulk_share(const bl_launch_info *info, const int *sockets, int *out)
+bl_status job_bulk_share(const bl_launch_info *info, const int *sockets, int *out)
 {
     double deadline = bl_now_s() + SHARE_S;
     bool have_all = false;
@@ -107,8 +107,8 @@ bl_status comm_bulk_share(const bl_launch_info *info, const int *sockets, int *o
     return st;
 }
 
-bl_status comm_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
-                        bl_wire **out)
+bl_status job_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
+                       bl_wire **out)
 {
     bl_wire_links links = {.rank = info->rank,
                            .n_processes = info->n_processes,
@@ -117,7 +117,7 @@ bl_status comm_open_met(const bl_launch_info *info, int *sockets, bl_wire_report
                            .n_on_host = info->n_local};
 
     *out = NULL;
-    bl_status st = comm_bulk_share(info, sockets, &links.shared_fd);
+    bl_status st = job_bulk_share(info, sockets, &links.shared_fd);
     if (st == BL_OK) return bl_wire_open_sockets(&links, report, out);
     for (int i = 0; i < info->n_processes; i++)
         if (sockets[i] >= 0) close(sockets[i]);

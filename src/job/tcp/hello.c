@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/tcp/hello.h"
+#include "job/tcp/hello.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,21 +15,21 @@
 static const char MAGIC[8] = "ballast3";
 static const char HOST_PROOF[] = "host", GUEST_PROOF[] = "guest", ANSWER_PROOF[] = "answer";
 
-static void prove(const comm_hello *h, const char *purpose, const void *bytes, size_t n_bytes,
-                  comm_mac *out)
+static void prove(const job_hello *h, const char *purpose, const void *bytes, size_t n_bytes,
+                  job_mac *out)
 {
-    const comm_bytes parts[] = {{&h->greeting, sizeof h->greeting},
-                                {h->host_nonce, sizeof h->host_nonce},
-                                {bytes, n_bytes}};
-    comm_mac_make(h->key, purpose, parts, (int)BL_COUNT(parts), out);
+    const job_bytes parts[] = {{&h->greeting, sizeof h->greeting},
+                               {h->host_nonce, sizeof h->host_nonce},
+                               {bytes, n_bytes}};
+    job_mac_make(h->key, purpose, parts, (int)BL_COUNT(parts), out);
 }
 
-static bool is_proved(const comm_hello *h, const char *purpose, const void *bytes, size_t n_bytes,
-                      const comm_mac *proof)
+static bool is_proved(const job_hello *h, const char *purpose, const void *bytes, size_t n_bytes,
+                      const job_mac *proof)
 {
-    comm_mac own;
+    job_mac own;
     prove(h, purpose, bytes, n_bytes, &own);
-    if (comm_mac_equal(&own, proof)) return true;
+    if (job_mac_equal(&own, proof)) return true;
     errno = EKEYREJECTED;
     return false;
 }
@@ -41,91 +41,91 @@ static double earlier(double a_s, double b_s)
 
 /* ---- the guest ---- */
 
-static bool hear_challenge(int fd, comm_hello *h, double deadline)
+static bool hear_challenge(int fd, job_hello *h, double deadline)
 {
-    comm_challenge c;
+    job_challenge c;
 
-    if (!comm_tcp_receive(fd, &c, sizeof c, deadline)) return false;
+    if (!job_tcp_receive(fd, &c, sizeof c, deadline)) return false;
     memcpy(h->host_nonce, c.nonce, sizeof c.nonce);
     errno = EPROTO;
     return memcmp(c.magic, MAGIC, sizeof MAGIC) == 0 && is_proved(h, HOST_PROOF, NULL, 0, &c.proof);
 }
 
-bool comm_hello_claim(int fd, comm_hello *h, const void *claim, size_t n_bytes, double deadline)
+bool job_hello_claim(int fd, job_hello *h, const void *claim, size_t n_bytes, double deadline)
 {
     struct {
-        comm_mac proof;
-        uint8_t bytes[COMM_CLAIM_BYTES];
+        job_mac proof;
+        uint8_t bytes[JOB_CLAIM_BYTES];
     } words;
-    double hello_until = earlier(deadline, bl_now_s() + COMM_HELLO_S);
+    double hello_until = earlier(deadline, bl_now_s() + JOB_HELLO_S);
 
     memcpy(h->greeting.magic, MAGIC, sizeof MAGIC);
     h->greeting.claim_bytes = (int32_t)n_bytes;
-    if (comm_random(h->greeting.nonce, sizeof h->greeting.nonce) != BL_OK) return false;
-    if (!comm_tcp_send(fd, &h->greeting, sizeof h->greeting, hello_until) ||
+    if (job_random(h->greeting.nonce, sizeof h->greeting.nonce) != BL_OK) return false;
+    if (!job_tcp_send(fd, &h->greeting, sizeof h->greeting, hello_until) ||
         !hear_challenge(fd, h, hello_until))
         return false;
     prove(h, GUEST_PROOF, claim, n_bytes, &words.proof);
     if (n_bytes > 0) memcpy(words.bytes, claim, n_bytes);
-    return comm_tcp_send(fd, &words, sizeof words.proof + n_bytes, deadline);
+    return job_tcp_send(fd, &words, sizeof words.proof + n_bytes, deadline);
 }
 
-bool comm_hello_hear(int fd, const comm_hello *h, void *answer, size_t n_bytes, double deadline)
+bool job_hello_hear(int fd, const job_hello *h, void *answer, size_t n_bytes, double deadline)
 {
-    comm_mac proof;
+    job_mac proof;
 
-    return comm_tcp_receive(fd, &proof, sizeof proof, deadline) &&
-           comm_tcp_receive(fd, answer, n_bytes, deadline) &&
+    return job_tcp_receive(fd, &proof, sizeof proof, deadline) &&
+           job_tcp_receive(fd, answer, n_bytes, deadline) &&
            is_proved(h, ANSWER_PROOF, answer, n_bytes, &proof);
 }
 
-bool comm_hello_answer(int fd, const comm_hello *h, const void *answer, size_t n_bytes,
-                       double deadline)
+bool job_hello_answer(int fd, const job_hello *h, const void *answer, size_t n_bytes,
+                      double deadline)
 {
-    comm_mac proof;
+    job_mac proof;
 
     prove(h, ANSWER_PROOF, answer, n_bytes, &proof);
-    return comm_tcp_send(fd, &proof, sizeof proof, deadline) &&
-           comm_tcp_send(fd, answer, n_bytes, deadline);
+    return job_tcp_send(fd, &proof, sizeof proof, deadline) &&
+           job_tcp_send(fd, answer, n_bytes, deadline);
 }
 
 /* ---- the host's guests ---- */
 
-struct comm_guest {
+struct job_guest {
     int fd;
     double since_s;
     bool is_challenged;
-    comm_hello hello;
+    job_hello hello;
     size_t n_have;
-    uint8_t bytes[sizeof(comm_mac) + COMM_CLAIM_BYTES]; /* of what it is saying */
+    uint8_t bytes[sizeof(job_mac) + JOB_CLAIM_BYTES]; /* of what it is saying */
 };
 
-_Static_assert(sizeof(comm_greeting) <= sizeof(comm_mac) + COMM_CLAIM_BYTES, "it fits in");
+_Static_assert(sizeof(job_greeting) <= sizeof(job_mac) + JOB_CLAIM_BYTES, "it fits in");
 
-bl_status comm_reception_open(comm_reception *r)
+bl_status job_reception_open(job_reception *r)
 {
     r->n_guests = r->n_rejected = 0;
-    r->guests = calloc(COMM_GUESTS, sizeof *r->guests);
+    r->guests = calloc(JOB_GUESTS, sizeof *r->guests);
     return r->guests ? BL_OK : BL_FAIL(BL_ENOMEM, "connections of %d ranks", r->n_ranks);
 }
 
-static void dismiss(comm_reception *r, int i)
+static void dismiss(job_reception *r, int i)
 {
     if (r->guests[i].fd >= 0) close(r->guests[i].fd);
     r->guests[i] = r->guests[--r->n_guests];
 }
 
-void comm_reception_close(comm_reception *r)
+void job_reception_close(job_reception *r)
 {
     while (r->n_guests > 0) dismiss(r, r->n_guests - 1);
     free(r->guests);
     r->guests = NULL;
 }
 
-static bool challenge(comm_reception *r, comm_guest *g)
+static bool challenge(job_reception *r, job_guest *g)
 {
-    comm_challenge c = {.magic = {0}};
-    comm_hello *h = &g->hello;
+    job_challenge c = {.magic = {0}};
+    job_hello *h = &g->hello;
 
     memcpy(&h->greeting, g->bytes, sizeof h->greeting);
     h->key = r->key;
@@ -134,7 +134,7 @@ static bool challenge(comm_reception *r, comm_guest *g)
         !r->expects(r->user, h->greeting.from, h->greeting.to))
         return false;
     memcpy(c.magic, MAGIC, sizeof MAGIC);
-    if (comm_random(c.nonce, sizeof c.nonce) != BL_OK) return false;
+    if (job_random(c.nonce, sizeof c.nonce) != BL_OK) return false;
     memcpy(h->host_nonce, c.nonce, sizeof c.nonce);
     prove(h, HOST_PROOF, NULL, 0, &c.proof);
     g->is_challenged = true;
@@ -144,9 +144,9 @@ static bool challenge(comm_reception *r, comm_guest *g)
 }
 
 /* True: it has been admitted, and its connection taken over. */
-static bool admit(comm_reception *r, comm_guest *g)
+static bool admit(job_reception *r, job_guest *g)
 {
-    comm_mac proof;
+    job_mac proof;
     const uint8_t *claim = g->bytes + sizeof proof;
 
     memcpy(&proof, g->bytes, sizeof proof);
@@ -158,11 +158,11 @@ static bool admit(comm_reception *r, comm_guest *g)
 }
 
 /* Hears what has come. False: the guest goes; *is_admitted: because it has been admitted. */
-static bool hear(comm_reception *r, comm_guest *g, bool *is_admitted)
+static bool hear(job_reception *r, job_guest *g, bool *is_admitted)
 {
     for (;;) {
         size_t n_wanted =
-            g->is_challenged ? sizeof(comm_mac) + r->claim_bytes : sizeof(comm_greeting);
+            g->is_challenged ? sizeof(job_mac) + r->claim_bytes : sizeof(job_greeting);
         ssize_t n = recv(g->fd, g->bytes + g->n_have, n_wanted - g->n_have, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
@@ -179,7 +179,7 @@ static bool hear(comm_reception *r, comm_guest *g, bool *is_admitted)
     return false;
 }
 
-static int find_oldest(const comm_reception *r)
+static int find_oldest(const job_reception *r)
 {
     int oldest = 0;
     for (int i = 1; i < r->n_guests; i++)
@@ -188,41 +188,41 @@ static int find_oldest(const comm_reception *r)
 }
 
 /* Where there is no room, the one that has been silent for longest gives way, if it had time to speak. */
-static bool has_room(comm_reception *r, double now_s)
+static bool has_room(job_reception *r, double now_s)
 {
     static const double TIME_TO_SPEAK_S = 0.5;
 
-    if (r->n_guests < COMM_GUESTS) return true;
+    if (r->n_guests < JOB_GUESTS) return true;
     int oldest = find_oldest(r);
     if (now_s - r->guests[oldest].since_s < TIME_TO_SPEAK_S) return false;
     dismiss(r, oldest);
     return true;
 }
 
-static bl_status accept_guest(comm_reception *r, int listen_fd, double now_s)
+static bl_status accept_guest(job_reception *r, int listen_fd, double now_s)
 {
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
 
     if (fd >= 0) {
-        comm_guest *g = &r->guests[r->n_guests++];
-        *g = (comm_guest){.fd = fd, .since_s = now_s};
+        job_guest *g = &r->guests[r->n_guests++];
+        *g = (job_guest){.fd = fd, .since_s = now_s};
         return BL_OK;
     }
-    if (comm_tcp_is_of_peer(errno)) return BL_OK;
-    if (comm_tcp_is_limit(errno) && r->n_guests > 0) {
+    if (job_tcp_is_of_peer(errno)) return BL_OK;
+    if (job_tcp_is_limit(errno) && r->n_guests > 0) {
         dismiss(r, find_oldest(r));
         return BL_OK;
     }
-    return bl_fail_errno(comm_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
+    return bl_fail_errno(job_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
                          "accepting connections of other ranks");
 }
 
 /* Returns at once when something has come, and after 0.2 s at most. */
-static bl_status poll_all(const comm_reception *r, bool takes_more, double until,
+static bl_status poll_all(const job_reception *r, bool takes_more, double until,
                           struct pollfd *polled)
 {
     enum { MOST_MS = 200 };
-    const comm_listener *l = r->listener;
+    const job_listener *l = r->listener;
     double left_ms = 1e3 * (until - bl_now_s());
 
     for (int i = 0; i < l->n; i++)
@@ -235,9 +235,9 @@ static bl_status poll_all(const comm_reception *r, bool takes_more, double until
     return errno == EINTR ? BL_OK : bl_fail_errno(BL_EIO, "waiting for connections");
 }
 
-bl_status comm_reception_wait(comm_reception *r, double until)
+bl_status job_reception_wait(job_reception *r, double until)
 {
-    struct pollfd polled[COMM_PLACE_ADDRESSES + COMM_GUESTS];
+    struct pollfd polled[JOB_PLACE_ADDRESSES + JOB_GUESTS];
     bool is_admitted = false;
 
     while (!is_admitted) {
@@ -246,12 +246,12 @@ bl_status comm_reception_wait(comm_reception *r, double until)
         now_s = bl_now_s();
         /* From the last one: its place is taken by one that has been heard. */
         for (int i = r->n_guests - 1; i >= 0 && !is_admitted; i--) {
-            bool is_over = now_s - r->guests[i].since_s > COMM_HELLO_S;
+            bool is_over = now_s - r->guests[i].since_s > JOB_HELLO_S;
             if (polled[r->listener->n + i].revents ? !hear(r, &r->guests[i], &is_admitted)
                                                    : is_over)
                 dismiss(r, i);
         }
-        for (int i = 0; i < r->listener->n && r->n_guests < COMM_GUESTS; i++)
+        for (int i = 0; i < r->listener->n && r->n_guests < JOB_GUESTS; i++)
             if (polled[i].revents) BL_TRY(accept_guest(r, r->listener->fds[i], now_s));
         if (bl_now_s() >= until) break;
     }

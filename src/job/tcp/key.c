@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/tcp/key.h"
+#include "job/tcp/key.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,19 +15,19 @@
 
 #include "base/files.h"
 
-_Static_assert(COMM_MAC_BYTES == crypto_auth_hmacsha256_BYTES, "HMAC-SHA256");
-_Static_assert(COMM_KEY_BYTES == crypto_auth_hmacsha256_KEYBYTES, "HMAC-SHA256");
+_Static_assert(JOB_MAC_BYTES == crypto_auth_hmacsha256_BYTES, "HMAC-SHA256");
+_Static_assert(JOB_KEY_BYTES == crypto_auth_hmacsha256_KEYBYTES, "HMAC-SHA256");
 
-enum { SECRET_TEXT_BYTES = 2 * COMM_KEY_BYTES }; /* in hexadecimal */
+enum { SECRET_TEXT_BYTES = 2 * JOB_KEY_BYTES }; /* in hexadecimal */
 
-bl_status comm_random(void *bytes, size_t n_bytes)
+bl_status job_random(void *bytes, size_t n_bytes)
 {
     if (getrandom(bytes, n_bytes, 0) == (ssize_t)n_bytes) return BL_OK;
     return bl_fail_errno(BL_EIO, "random bytes: getrandom");
 }
 
-void comm_mac_make(const comm_key *key, const char *purpose, const comm_bytes *parts, int n_parts,
-                   comm_mac *out)
+void job_mac_make(const job_key *key, const char *purpose, const job_bytes *parts, int n_parts,
+                  job_mac *out)
 {
     crypto_auth_hmacsha256_state state;
 
@@ -39,25 +39,25 @@ void comm_mac_make(const comm_key *key, const char *purpose, const comm_bytes *p
     sodium_memzero(&state, sizeof state);
 }
 
-bool comm_mac_equal(const comm_mac *a, const comm_mac *b)
+bool job_mac_equal(const job_mac *a, const job_mac *b)
 {
     return sodium_memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
 }
 
-void comm_key_of(const char *secret, comm_key *out)
+void job_key_of(const char *secret, job_key *out)
 {
-    static const comm_key none = {{0}};
-    comm_mac mac;
+    static const job_key none = {{0}};
+    job_mac mac;
 
-    comm_mac_make(&none, "ballast secret", &(comm_bytes){secret, strlen(secret)}, 1, &mac);
+    job_mac_make(&none, "ballast secret", &(job_bytes){secret, strlen(secret)}, 1, &mac);
     memcpy(out->bytes, mac.bytes, sizeof out->bytes);
 }
 
-void comm_key_derive(const comm_key *key, const uint8_t salt[COMM_KEY_BYTES], comm_key *out)
+void job_key_derive(const job_key *key, const uint8_t salt[JOB_KEY_BYTES], job_key *out)
 {
-    comm_mac mac;
+    job_mac mac;
 
-    comm_mac_make(key, "ballast connections", &(comm_bytes){salt, COMM_KEY_BYTES}, 1, &mac);
+    job_mac_make(key, "ballast connections", &(job_bytes){salt, JOB_KEY_BYTES}, 1, &mac);
     memcpy(out->bytes, mac.bytes, sizeof out->bytes);
 }
 
@@ -68,14 +68,14 @@ static bl_status name_file(const char *dir, uint64_t job, char **path)
     return bl_text_format(path, "%s/.ballast.secret-%016" PRIx64, dir, job);
 }
 
-static bl_status write_secret(const char *path, comm_key *out)
+static bl_status write_secret(const char *path, job_key *out)
 {
-    uint8_t bytes[COMM_KEY_BYTES];
+    uint8_t bytes[JOB_KEY_BYTES];
     char text[SECRET_TEXT_BYTES + 1];
 
-    BL_TRY(comm_random(bytes, sizeof bytes));
+    BL_TRY(job_random(bytes, sizeof bytes));
     sodium_bin2hex(text, sizeof text, bytes, sizeof bytes);
-    comm_key_of(text, out);
+    job_key_of(text, out);
     if (unlink(path) != 0 && errno != ENOENT)
         return bl_fail_errno(BL_EUSAGE,
                              "%s: remove this file, which is in the way of the job's secret", path);
@@ -99,7 +99,7 @@ static bl_status create_dir(const char *dir)
     return bl_error_restore(&error);
 }
 
-bl_status comm_secret_create(const char *dir, uint64_t job, char **path, comm_key *out)
+bl_status job_secret_create(const char *dir, uint64_t job, char **path, job_key *out)
 {
     *path = NULL;
     BL_TRY(create_dir(dir));
@@ -124,7 +124,7 @@ static bl_status check_owner(int fd, const char *path)
     return BL_OK;
 }
 
-static bl_status read_secret(const char *path, comm_key *out, bool *is_there)
+static bl_status read_secret(const char *path, job_key *out, bool *is_there)
 {
     char text[SECRET_TEXT_BYTES + 1] = "";
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -134,11 +134,11 @@ static bl_status read_secret(const char *path, comm_key *out, bool *is_there)
     bl_status st = check_owner(fd, path);
     if (st == BL_OK) *is_there = read(fd, text, SECRET_TEXT_BYTES) == SECRET_TEXT_BYTES;
     close(fd);
-    if (*is_there) comm_key_of(text, out);
+    if (*is_there) job_key_of(text, out);
     return st;
 }
 
-bl_status comm_secret_read(const char *dir, uint64_t job, comm_key *out, bool *is_there)
+bl_status job_secret_read(const char *dir, uint64_t job, job_key *out, bool *is_there)
 {
     char *path = NULL;
 

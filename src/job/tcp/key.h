@@ -4,8 +4,8 @@
  *
  *   secret        text of BALLAST_SECRET, or of a file that rank 0 creates in a directory that all ranks read
  *   key           of the secret or, between processes of one start, a random number of the job */
-#ifndef BALLAST_COMM_TCP_KEY_H
-#define BALLAST_COMM_TCP_KEY_H
+#ifndef BALLAST_JOB_TCP_KEY_H
+#define BALLAST_JOB_TCP_KEY_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,40 +13,40 @@
 
 #include "base/status.h"
 
-enum { COMM_KEY_BYTES = 32, COMM_MAC_BYTES = 32, COMM_SECRET_MIN_BYTES = 16 };
+enum { JOB_KEY_BYTES = 32, JOB_MAC_BYTES = 32, JOB_SECRET_MIN_BYTES = 16 };
 
-typedef struct comm_key {
-    uint8_t bytes[COMM_KEY_BYTES];
-} comm_key;
+typedef struct job_key {
+    uint8_t bytes[JOB_KEY_BYTES];
+} job_key;
 
-typedef struct comm_mac {
-    uint8_t bytes[COMM_MAC_BYTES];
-} comm_mac;
+typedef struct job_mac {
+    uint8_t bytes[JOB_MAC_BYTES];
+} job_mac;
 
-typedef struct comm_bytes {
+typedef struct job_bytes {
     const void *at;
     size_t n;
-} comm_bytes;
+} job_bytes;
 
 /* Random bytes of the system. BL_EIO. */
-bl_status comm_random(void *bytes, size_t n_bytes);
+bl_status job_random(void *bytes, size_t n_bytes);
 
 /* The code of the parts, one after the other, for one purpose: no code is valid for another. Parts have fixed sizes. */
-void comm_mac_make(const comm_key *key, const char *purpose, const comm_bytes *parts, int n_parts,
-                   comm_mac *out);
+void job_mac_make(const job_key *key, const char *purpose, const job_bytes *parts, int n_parts,
+                  job_mac *out);
 /* In a time that does not depend on the bytes. */
-bool comm_mac_equal(const comm_mac *a, const comm_mac *b);
+bool job_mac_equal(const job_mac *a, const job_mac *b);
 
 /* The key of a secret text. */
-void comm_key_of(const char *secret, comm_key *out);
+void job_key_of(const char *secret, job_key *out);
 /* Another key of the same secret, for one connection of all ranks: `salt` is random. */
-void comm_key_derive(const comm_key *key, const uint8_t salt[COMM_KEY_BYTES], comm_key *out);
+void job_key_derive(const job_key *key, const uint8_t salt[JOB_KEY_BYTES], job_key *out);
 
 /* A new secret in `dir`, which is created if need be, for the job of that number: *path is the file, readable by its owner only, the caller's to
  * remove and free. BL_EUSAGE: `dir` is a file, or a file of that name is another user's. */
-bl_status comm_secret_create(const char *dir, uint64_t job, char **path, comm_key *out);
+bl_status job_secret_create(const char *dir, uint64_t job, char **path, job_key *out);
 /* What rank 0 has written there; *is_there false: nothing yet. Asks a network file system anew. BL_EUSAGE: the file is another user's, or others may
  * read it. */
-bl_status comm_secret_read(const char *dir, uint64_t job, comm_key *out, bool *is_there);
+bl_status job_secret_read(const char *dir, uint64_t job, job_key *out, bool *is_there);
 
 #endif

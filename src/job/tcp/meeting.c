@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/tcp/hello.h"
+#include "job/tcp/hello.h"
 
 static const double CONNECT_S = 60.0, TRY_S = 5.0;
 /* The others wait for rank 0 a little longer: it, which knows who did not come, should be the one to say so. */
@@ -24,7 +24,7 @@ static const double SECRET_S = 65.0;
 static const char LOCAL_DIR[] = "/dev/shm";
 
 typedef struct meeting {
-    const comm_meeting *of;
+    const job_meeting *of;
     int rank, n;
     double deadline, limit_s;
     bool is_one_host, is_interface_chosen, has_secret;
@@ -32,16 +32,16 @@ typedef struct meeting {
     double reached_s; /* or there is none yet; since when it is known to be there; 0: it is not */
     const char *secret_dir; /* NULL: none */
     char *secret_path;      /* rank 0's */
-    comm_key secret, key;
-    comm_patience patience;
-    comm_listener listener; /* for the mesh */
-    comm_place own;         /* as this rank knows it */
-    comm_place *places;     /* [n] */
-    int *ranks_fd;          /* [n]: rank 0's, of those that have come */
-    comm_hello *hellos;     /* [n] */
+    job_key secret, key;
+    job_patience patience;
+    job_listener listener; /* for the mesh */
+    job_place own;         /* as this rank knows it */
+    job_place *places;     /* [n] */
+    int *ranks_fd;         /* [n]: rank 0's, of those that have come */
+    job_hello *hellos;     /* [n] */
 } meeting;
 
-static bl_status open_meeting(const comm_meeting *of, meeting *m)
+static bl_status open_meeting(const job_meeting *of, meeting *m)
 {
     const bl_launch_info *info = of->info;
     double limit_s = info->rank == 0 ? of->limit_s : of->limit_s + LONGER_S;
@@ -52,7 +52,7 @@ static bl_status open_meeting(const comm_meeting *of, meeting *m)
                    .limit_s = limit_s,
                    .deadline = bl_now_s() + limit_s,
                    .is_one_host = info->n_local == info->n_processes};
-    comm_patience_begin(&m->patience, info);
+    job_patience_begin(&m->patience, info);
     m->patience.speaks &= !of->is_quiet;
     m->secret_dir = of->dir ? of->dir : m->is_one_host ? LOCAL_DIR : NULL;
     m->places = calloc((size_t)m->n, sizeof *m->places);
@@ -61,9 +61,9 @@ static bl_status open_meeting(const comm_meeting *of, meeting *m)
     for (int i = 0; m->ranks_fd && i < m->n; i++) m->ranks_fd[i] = -1;
     if (!m->places || !m->ranks_fd || !m->hellos)
         return BL_FAIL(BL_ENOMEM, "the addresses of %d ranks", m->n);
-    BL_TRY(comm_place_describe(m->is_one_host, &m->own, &m->is_interface_chosen));
+    BL_TRY(job_place_describe(m->is_one_host, &m->own, &m->is_interface_chosen));
     bool binds = m->is_one_host || m->is_interface_chosen;
-    BL_TRY(comm_tcp_listen(m->own.addresses, binds ? m->own.n_addresses : 0, 0, &m->listener));
+    BL_TRY(job_tcp_listen(m->own.addresses, binds ? m->own.n_addresses : 0, 0, &m->listener));
     m->own.first_rank = m->rank;
     m->own.n_ranks = 1;
     m->own.port = m->listener.port;
@@ -82,7 +82,7 @@ static void close_meeting(meeting *m)
 {
     close_visits(m);
     if (m->secret_path) unlink(m->secret_path);
-    comm_tcp_close_listener(&m->listener);
+    job_tcp_close_listener(&m->listener);
     free(m->secret_path);
     free(m->places);
     free(m->ranks_fd);
@@ -91,16 +91,16 @@ static void close_meeting(meeting *m)
 
 /* The address over which rank 0 was met comes first: it certainly leads from one host to another. Not so a host's own name for itself; nor is one
  * wanted that is not of the chosen interface. */
-static void prefer(const meeting *m, const comm_address *address, comm_place *place)
+static void prefer(const meeting *m, const job_address *address, job_place *place)
 {
     int i = 0;
 
-    if (comm_address_is_loopback(address)) return;
+    if (job_address_is_loopback(address)) return;
     while (i < place->n_addresses && memcmp(&place->addresses[i], address, sizeof *address) != 0)
         i++;
     if (i == place->n_addresses) {
         if (m->is_interface_chosen) return;
-        if (i < COMM_PLACE_ADDRESSES)
+        if (i < JOB_PLACE_ADDRESSES)
             place->n_addresses++;
         else
             i--; /* the last one gives way */
@@ -110,12 +110,12 @@ static void prefer(const meeting *m, const comm_address *address, comm_place *pl
 }
 
 /* Whether bytes of the network are what rank `rank` can have said of itself. */
-static bool is_place_of(const comm_place *place, int rank)
+static bool is_place_of(const job_place *place, int rank)
 {
     return memchr(place->host, '\0', sizeof place->host) &&
            memchr(place->build, '\0', sizeof place->build) && place->first_rank == rank &&
            place->n_ranks == 1 && place->n_addresses >= 1 &&
-           place->n_addresses <= COMM_PLACE_ADDRESSES;
+           place->n_addresses <= JOB_PLACE_ADDRESSES;
 }
 
 /* Where the job has none, its number is not secret: it only keeps jobs apart. */
@@ -123,7 +123,7 @@ static void use_no_secret(meeting *m)
 {
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)m->of->job);
-    comm_key_of(text, &m->secret);
+    job_key_of(text, &m->secret);
     m->has_secret = true;
 }
 
@@ -132,11 +132,11 @@ static void use_no_secret(meeting *m)
 static bl_status create_secret(meeting *m)
 {
     if (m->of->secret) {
-        comm_key_of(m->of->secret, &m->secret);
+        job_key_of(m->of->secret, &m->secret);
         return BL_OK;
     }
     if (m->secret_dir)
-        return comm_secret_create(m->secret_dir, m->of->job, &m->secret_path, &m->secret);
+        return job_secret_create(m->secret_dir, m->of->job, &m->secret_path, &m->secret);
     use_no_secret(m);
     bl_log_warning("BALLAST_SECRET is not set: any process that reaches port %d of this host can "
                    "join the job; set it to the same text on all ranks",
@@ -181,11 +181,11 @@ static bool expects(void *user, int from, int to)
 }
 
 /* A rank that comes again has lost its first connection. */
-static bool admits(void *user, const comm_hello *hello, const void *claim, int fd)
+static bool admits(void *user, const job_hello *hello, const void *claim, int fd)
 {
     meeting *m = user;
     int rank = hello->greeting.from;
-    comm_place place;
+    job_place place;
 
     memcpy(&place, claim, sizeof place);
     if (!is_place_of(&place, rank)) return false;
@@ -200,37 +200,37 @@ static bool admits(void *user, const comm_hello *hello, const void *claim, int f
 static bl_status tell_all(meeting *m)
 {
     size_t n_places_bytes = (size_t)m->n * sizeof *m->places;
-    uint8_t *words = malloc(COMM_KEY_BYTES + n_places_bytes);
-    bl_status st = words ? comm_random(words, COMM_KEY_BYTES)
+    uint8_t *words = malloc(JOB_KEY_BYTES + n_places_bytes);
+    bl_status st = words ? job_random(words, JOB_KEY_BYTES)
                          : BL_FAIL(BL_ENOMEM, "the addresses of %d ranks", m->n);
 
     if (st == BL_OK) {
-        comm_key_derive(&m->secret, words, &m->key);
-        memcpy(words + COMM_KEY_BYTES, m->places, n_places_bytes);
+        job_key_derive(&m->secret, words, &m->key);
+        memcpy(words + JOB_KEY_BYTES, m->places, n_places_bytes);
     }
     for (int i = 1; i < m->n && st == BL_OK; i++)
-        if (!comm_hello_answer(m->ranks_fd[i], &m->hellos[i], words,
-                               COMM_KEY_BYTES + n_places_bytes, m->deadline))
+        if (!job_hello_answer(m->ranks_fd[i], &m->hellos[i], words, JOB_KEY_BYTES + n_places_bytes,
+                              m->deadline))
             st = bl_fail_errno(BL_ERANK, "rank %d on host %s went away while ranks met", i,
                                m->places[i].host);
     free(words);
     return st;
 }
 
-static bl_status gather(meeting *m, const comm_listener *door)
+static bl_status gather(meeting *m, const job_listener *door)
 {
-    comm_reception r = {.listener = door,
-                        .key = &m->secret,
-                        .job = m->of->job,
-                        .n_ranks = m->n,
-                        .claim_bytes = sizeof(comm_place),
-                        .expects = expects,
-                        .admits = admits,
-                        .user = m};
+    job_reception r = {.listener = door,
+                       .key = &m->secret,
+                       .job = m->of->job,
+                       .n_ranks = m->n,
+                       .claim_bytes = sizeof(job_place),
+                       .expects = expects,
+                       .admits = admits,
+                       .user = m};
     char list[128];
     int n_missing;
 
-    BL_TRY(comm_reception_open(&r));
+    BL_TRY(job_reception_open(&r));
     bl_status st = BL_OK;
     while (st == BL_OK && (n_missing = list_missing(m, list, sizeof list)) > 0) {
         double now_s = bl_now_s();
@@ -238,45 +238,44 @@ static bl_status gather(meeting *m, const comm_listener *door)
             st = say_missing(m, r.n_rejected);
             break;
         }
-        comm_patience_log(&m->patience, "%s %s to come to %s port %d, at most %.0f s",
-                          n_missing == 1 ? "rank" : "ranks", list, m->of->address, m->of->port,
-                          m->limit_s);
-        st = comm_reception_wait(&r, now_s + 1.0 < m->deadline ? now_s + 1.0 : m->deadline);
+        job_patience_log(&m->patience, "%s %s to come to %s port %d, at most %.0f s",
+                         n_missing == 1 ? "rank" : "ranks", list, m->of->address, m->of->port,
+                         m->limit_s);
+        st = job_reception_wait(&r, now_s + 1.0 < m->deadline ? now_s + 1.0 : m->deadline);
     }
-    comm_reception_close(&r);
+    job_reception_close(&r);
     return st;
 }
 
-static void add_address(const comm_address *address, comm_place *place)
+static void add_address(const job_address *address, job_place *place)
 {
     for (int i = 0; i < place->n_addresses; i++)
         if (memcmp(&place->addresses[i], address, sizeof *address) == 0) return;
-    if (place->n_addresses < COMM_PLACE_ADDRESSES)
-        place->addresses[place->n_addresses++] = *address;
+    if (place->n_addresses < JOB_PLACE_ADDRESSES) place->addresses[place->n_addresses++] = *address;
 }
 
 /* Of a chosen interface its addresses, and those that this host has of rank 0's name, at which others look for it. */
-static bl_status open_door(const meeting *m, comm_listener *door)
+static bl_status open_door(const meeting *m, job_listener *door)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *list = NULL;
-    comm_place at = m->own;
-    comm_address address;
+    job_place at = m->own;
+    job_address address;
 
     if (m->is_interface_chosen && getaddrinfo(m->of->address, NULL, &hints, &list) == 0) {
         for (const struct addrinfo *i = list; i; i = i->ai_next)
-            if (comm_address_read(i->ai_addr, &address)) add_address(&address, &at);
+            if (job_address_read(i->ai_addr, &address)) add_address(&address, &at);
         freeaddrinfo(list);
     }
     bool binds = m->is_one_host || m->is_interface_chosen;
-    bl_status st = comm_tcp_listen(at.addresses, binds ? at.n_addresses : 0, m->of->port, door);
+    bl_status st = job_tcp_listen(at.addresses, binds ? at.n_addresses : 0, m->of->port, door);
     return st == BL_OK ? st
                        : bl_error_prefix(st, "the port at which ranks meet (%s)", m->of->port_key);
 }
 
 static bl_status receive_all(meeting *m)
 {
-    comm_listener door = {.n = 0};
+    job_listener door = {.n = 0};
 
     m->places[0] = m->own;
     bl_status st = create_secret(m);
@@ -284,7 +283,7 @@ static bl_status receive_all(meeting *m)
     if (st == BL_OK) st = gather(m, &door);
     if (st == BL_OK) st = tell_all(m);
     close_visits(m);
-    comm_tcp_close_listener(&door);
+    job_tcp_close_listener(&door);
     return st;
 }
 
@@ -294,10 +293,10 @@ static bl_status receive_all(meeting *m)
 static bl_status find_secret(meeting *m)
 {
     if (m->of->secret) {
-        comm_key_of(m->of->secret, &m->secret);
+        job_key_of(m->of->secret, &m->secret);
         m->has_secret = true;
     } else if (m->secret_dir) {
-        BL_TRY(comm_secret_read(m->secret_dir, m->of->job, &m->secret, &m->has_secret));
+        BL_TRY(job_secret_read(m->secret_dir, m->of->job, &m->secret, &m->has_secret));
     } else {
         use_no_secret(m);
     }
@@ -305,16 +304,16 @@ static bl_status find_secret(meeting *m)
 }
 
 /* Rank 0's answer on fd. False with errno; EPROTO: it is somebody else's. */
-static bool hear_answer(meeting *m, int fd, const comm_hello *hello)
+static bool hear_answer(meeting *m, int fd, const job_hello *hello)
 {
     size_t n_places_bytes = (size_t)m->n * sizeof *m->places;
-    uint8_t *words = malloc(COMM_KEY_BYTES + n_places_bytes);
+    uint8_t *words = malloc(JOB_KEY_BYTES + n_places_bytes);
     bool is_heard =
-        words && comm_hello_hear(fd, hello, words, COMM_KEY_BYTES + n_places_bytes, m->deadline);
+        words && job_hello_hear(fd, hello, words, JOB_KEY_BYTES + n_places_bytes, m->deadline);
 
     if (is_heard) {
-        comm_key_derive(&m->secret, words, &m->key);
-        memcpy(m->places, words + COMM_KEY_BYTES, n_places_bytes);
+        job_key_derive(&m->secret, words, &m->key);
+        memcpy(m->places, words + JOB_KEY_BYTES, n_places_bytes);
         for (int i = 0; i < m->n; i++)
             if (!is_place_of(&m->places[i], i)) is_heard = false, errno = EPROTO;
     }
@@ -323,22 +322,22 @@ static bool hear_answer(meeting *m, int fd, const comm_hello *hello)
 }
 
 /* One connection to rank 0, through all of it. False with errno: try again. */
-static bool visit(meeting *m, const comm_address *master)
+static bool visit(meeting *m, const job_address *master)
 {
     double try_until = bl_now_s() + TRY_S;
-    comm_place place = m->own;
-    comm_hello hello = {.key = &m->secret,
-                        .greeting = {.job = m->of->job, .n_ranks = m->n, .from = m->rank}};
+    job_place place = m->own;
+    job_hello hello = {.key = &m->secret,
+                       .greeting = {.job = m->of->job, .n_ranks = m->n, .from = m->rank}};
     int fd =
-        comm_tcp_connect(master, m->of->port, try_until < m->deadline ? try_until : m->deadline);
+        job_tcp_connect(master, m->of->port, try_until < m->deadline ? try_until : m->deadline);
 
     if (fd < 0) return false;
     if (m->reached_s == 0.0) m->reached_s = bl_now_s();
-    comm_address address;
-    if (comm_tcp_own_address(fd, &address)) prefer(m, &address, &place);
+    job_address address;
+    if (job_tcp_own_address(fd, &address)) prefer(m, &address, &place);
     errno = ENOKEY;
     bool is_claimed =
-        m->has_secret && comm_hello_claim(fd, &hello, &place, sizeof place, m->deadline);
+        m->has_secret && job_hello_claim(fd, &hello, &place, sizeof place, m->deadline);
     m->is_refused = !is_claimed && (errno == ENOKEY || errno == EKEYREJECTED);
     bool is_done = is_claimed && hear_answer(m, fd, &hello);
     int code = errno;
@@ -352,8 +351,8 @@ static bool try_addresses(meeting *m, const struct addrinfo *list)
 {
     errno = EAFNOSUPPORT;
     for (; list; list = list->ai_next) {
-        comm_address address;
-        if (comm_address_read(list->ai_addr, &address) && visit(m, &address)) return true;
+        job_address address;
+        if (job_address_read(list->ai_addr, &address) && visit(m, &address)) return true;
     }
     return false;
 }
@@ -366,7 +365,7 @@ static bool try_master(meeting *m, int *found, int *code)
 
     *found = 0;
     if (m->is_one_host) {
-        bool is_done = visit(m, &comm_loopback);
+        bool is_done = visit(m, &job_loopback);
         *code = errno;
         return is_done;
     }
@@ -402,16 +401,16 @@ static bl_status visit_master(meeting *m)
     for (;;) { /* a name may be known a little later, too */
         BL_TRY(find_secret(m));
         if (try_master(m, &found, &code)) return BL_OK;
-        bool is_limit = found == 0 && comm_tcp_is_limit(code);
+        bool is_limit = found == 0 && job_tcp_is_limit(code);
         errno = code;
         if (is_limit) return bl_fail_errno(BL_ELIMIT, "the connection to rank 0");
         BL_TRY(check_secret(m));
         if (bl_now_s() >= m->deadline) break;
-        comm_patience_log(&m->patience, "rank 0 at %s port %d, at most %.0f s: %s", m->of->address,
-                          m->of->port, m->limit_s,
-                          found != 0      ? gai_strerror(found)
-                          : m->is_refused ? "it has another secret"
-                                          : strerror(code));
+        job_patience_log(&m->patience, "rank 0 at %s port %d, at most %.0f s: %s", m->of->address,
+                         m->of->port, m->limit_s,
+                         found != 0      ? gai_strerror(found)
+                         : m->is_refused ? "it has another secret"
+                                         : strerror(code));
         nanosleep(&pause, NULL);
     }
     if (found != 0)
@@ -425,28 +424,28 @@ static bl_status visit_master(meeting *m)
 
 static bl_status connect_all(meeting *m, int *sockets)
 {
-    comm_mesh mesh = {.key = &m->key,
-                      .places = m->places,
-                      .n_places = m->n,
-                      .own = m->rank,
-                      .listener = &m->listener,
-                      .limit_s = CONNECT_S};
+    job_mesh mesh = {.key = &m->key,
+                     .places = m->places,
+                     .n_places = m->n,
+                     .own = m->rank,
+                     .listener = &m->listener,
+                     .limit_s = CONNECT_S};
 
-    BL_TRY(comm_place_compare_builds(m->places, m->n, m->rank, m->of->is_quiet));
-    comm_patience_begin(&mesh.patience, m->of->info);
+    BL_TRY(job_place_compare_builds(m->places, m->n, m->rank, m->of->is_quiet));
+    job_patience_begin(&mesh.patience, m->of->info);
     mesh.patience.speaks &= !m->of->is_quiet;
-    return comm_mesh_connect_ranks(&mesh, sockets);
+    return job_mesh_connect_ranks(&mesh, sockets);
 }
 
-bl_status comm_meet(const comm_meeting *of, int *sockets)
+bl_status job_meet(const job_meeting *of, int *sockets)
 {
     meeting m;
 
     for (int i = 0; i < of->info->n_processes; i++) sockets[i] = -1;
-    if (of->secret && strlen(of->secret) < COMM_SECRET_MIN_BYTES)
+    if (of->secret && strlen(of->secret) < JOB_SECRET_MIN_BYTES)
         return BL_FAIL(BL_EUSAGE, "the secret (BALLAST_SECRET) has fewer than %d characters",
-                       COMM_SECRET_MIN_BYTES);
-    comm_host_allow_descriptors((size_t)of->info->n_processes);
+                       JOB_SECRET_MIN_BYTES);
+    job_host_allow_descriptors((size_t)of->info->n_processes);
     bl_status st = open_meeting(of, &m);
     if (st == BL_OK) st = m.rank == 0 ? receive_all(&m) : visit_master(&m);
     if (st == BL_OK) st = connect_all(&m, sockets);

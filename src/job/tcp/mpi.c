@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "comm/tcp/tcp.h"
+#include "job/tcp/tcp.h"
 
 /* After the exchange; MPI's end takes some milliseconds. */
 static const double END_S = 20.0;
@@ -31,7 +31,7 @@ typedef struct exchange {
     unsigned char *own, *all;
 } exchange;
 
-bl_status comm_mpi_check(const bl_launch_info *info)
+bl_status job_mpi_check(const bl_launch_info *info)
 {
 #ifdef OPEN_MPI
     static const char *const names[] = {"PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_FD",
@@ -166,8 +166,8 @@ static void configure_mpi(const bl_launch_info *info)
         setenv("OMPI_MCA_btl_tcp_if_include", interface, 0);
 }
 
-bl_status comm_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
-                          double limit_s)
+bl_status job_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
+                         double limit_s)
 {
     exchange *x = create_exchange(info, own, n_bytes);
     pthread_t thread;

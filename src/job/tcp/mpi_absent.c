@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A build without MPI. */
-#include "comm/tcp/tcp.h"
+#include "job/tcp/tcp.h"
 
-bl_status comm_mpi_check(const bl_launch_info *info)
+bl_status job_mpi_check(const bl_launch_info *info)
 {
     return BL_FAIL(
         BL_EUSAGE,
@@ -11,9 +11,9 @@ bl_status comm_mpi_check(const bl_launch_info *info)
         info->n_processes, info->n_processes);
 }
 
-bl_status comm_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
-                          double limit_s)
+bl_status job_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
+                         double limit_s)
 {
     (void)own, (void)all, (void)n_bytes, (void)limit_s;
-    return comm_mpi_check(info);
+    return job_mpi_check(info);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/tcp/tcp.h"
+#include "job/tcp/tcp.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,11 +23,11 @@
 static const char INTERFACE_VARIABLE[] = "BALLAST_INTERFACE";
 static const char ANY_BUILD_VARIABLE[] = "BALLAST_ALLOW_BUILD_MISMATCH";
 
-const comm_address comm_loopback = {.bytes = {IN_LOOPBACKNET, 0, 0, 1}};
+const job_address job_loopback = {.bytes = {IN_LOOPBACKNET, 0, 0, 1}};
 
 /* ---- addresses ---- */
 
-static socklen_t to_socket_address(const comm_address *a, uint16_t port,
+static socklen_t to_socket_address(const job_address *a, uint16_t port,
                                    struct sockaddr_storage *out)
 {
     memset(out, 0, sizeof *out);
@@ -45,11 +45,11 @@ static socklen_t to_socket_address(const comm_address *a, uint16_t port,
     return sizeof *v4;
 }
 
-bool comm_address_read(const struct sockaddr *in, comm_address *out)
+bool job_address_read(const struct sockaddr *in, job_address *out)
 {
     const uint8_t *bytes;
 
-    *out = (comm_address){0};
+    *out = (job_address){0};
     if (in && in->sa_family == AF_INET) {
         memcpy(out->bytes, &((const struct sockaddr_in *)in)->sin_addr, 4);
         return true;
@@ -66,30 +66,30 @@ bool comm_address_read(const struct sockaddr *in, comm_address *out)
     return true;
 }
 
-void comm_address_format(const comm_address *address, char text[COMM_ADDRESS_TEXT_BYTES])
+void job_address_format(const job_address *address, char text[JOB_ADDRESS_TEXT_BYTES])
 {
-    inet_ntop(address->is_v6 ? AF_INET6 : AF_INET, address->bytes, text, COMM_ADDRESS_TEXT_BYTES);
+    inet_ntop(address->is_v6 ? AF_INET6 : AF_INET, address->bytes, text, JOB_ADDRESS_TEXT_BYTES);
 }
 
 static void add_addresses(const struct ifaddrs *list, const char *name, bool wants_loopback,
-                          comm_place *place)
+                          job_place *place)
 {
-    for (; list && place->n_addresses < COMM_PLACE_ADDRESSES; list = list->ifa_next) {
+    for (; list && place->n_addresses < JOB_PLACE_ADDRESSES; list = list->ifa_next) {
         bool is_loopback = list->ifa_flags & IFF_LOOPBACK;
         if (!(list->ifa_flags & IFF_UP)) continue;
         if (name ? strcmp(list->ifa_name, name) != 0 : is_loopback != wants_loopback) continue;
-        if (comm_address_read(list->ifa_addr, &place->addresses[place->n_addresses]))
+        if (job_address_read(list->ifa_addr, &place->addresses[place->n_addresses]))
             place->n_addresses++;
     }
 }
 
-bool comm_address_is_loopback(const comm_address *a)
+bool job_address_is_loopback(const job_address *a)
 {
     return a->is_v6 ? memcmp(a->bytes, &in6addr_loopback, sizeof a->bytes) == 0
                     : a->bytes[0] == IN_LOOPBACKNET;
 }
 
-static bl_status find_addresses(const char *name, comm_place *place)
+static bl_status find_addresses(const char *name, job_place *place)
 {
     struct ifaddrs *list = NULL;
 
@@ -104,7 +104,7 @@ static bl_status find_addresses(const char *name, comm_place *place)
     return BL_FAIL(BL_EUSAGE, "host %s has no network address", place->host);
 }
 
-bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chosen)
+bl_status job_place_describe(bool is_one_host, job_place *place, bool *is_chosen)
 {
     const char *name = getenv(INTERFACE_VARIABLE);
 
@@ -114,7 +114,7 @@ bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chos
     snprintf(place->build, sizeof place->build, "%s", bl_build_id());
     *is_chosen = !is_one_host && name && name[0];
     if (!is_one_host) return find_addresses(*is_chosen ? name : NULL, place);
-    place->addresses[0] = comm_loopback;
+    place->addresses[0] = job_loopback;
     place->n_addresses = 1;
     return BL_OK;
 }
@@ -127,13 +127,13 @@ static bl_status leave_to_rank_0(int rank)
     return BL_FAIL(BL_EUSAGE, "%s", "");
 }
 
-bl_status comm_place_compare_builds(const comm_place *places, int n_places, int rank, bool is_quiet)
+bl_status job_place_compare_builds(const job_place *places, int n_places, int rank, bool is_quiet)
 {
     const char *allowed = getenv(ANY_BUILD_VARIABLE);
 
     for (int i = 1; i < n_places; i++) {
-        const comm_place *a = &places[0], *b = &places[i];
-        if (strncmp(a->build, b->build, COMM_BUILD_BYTES) == 0) continue;
+        const job_place *a = &places[0], *b = &places[i];
+        if (strncmp(a->build, b->build, JOB_BUILD_BYTES) == 0) continue;
         if (!allowed || strcmp(allowed, "1") != 0) {
             bl_status st = BL_FAIL(BL_EUSAGE,
                                    "rank %d on host %s is build %s and rank %d on host %s build "
@@ -150,12 +150,12 @@ bl_status comm_place_compare_builds(const comm_place *places, int n_places, int 
     return BL_OK;
 }
 
-bool comm_tcp_own_address(int fd, comm_address *out)
+bool job_tcp_own_address(int fd, job_address *out)
 {
     struct sockaddr_storage storage;
     socklen_t n = sizeof storage;
     return getsockname(fd, (struct sockaddr *)&storage, &n) == 0 &&
-           comm_address_read((struct sockaddr *)&storage, out);
+           job_address_read((struct sockaddr *)&storage, out);
 }
 
 /* ---- connections ---- */
@@ -184,7 +184,7 @@ static bool wait_for(int fd, short events, double deadline)
 }
 
 /* Connections to it go through `address` only: of IPv6 those of IPv4 as well, where it is the one for all. -1 with errno. */
-static int open_listening(const comm_address *address, uint16_t port, bool is_for_all)
+static int open_listening(const job_address *address, uint16_t port, bool is_for_all)
 {
     struct sockaddr_storage storage;
     int only_v6 = !is_for_all, on = 1;
@@ -210,19 +210,19 @@ static uint16_t port_of(int fd)
 }
 
 /* All addresses: by a socket of IPv6, or of IPv4 where the system has no other. */
-static bool listen_on_all(uint16_t port, comm_listener *out)
+static bool listen_on_all(uint16_t port, job_listener *out)
 {
-    int fd = open_listening(&(comm_address){.is_v6 = 1}, port, true);
+    int fd = open_listening(&(job_address){.is_v6 = 1}, port, true);
 
-    if (fd < 0 && errno != EADDRINUSE && !comm_tcp_is_limit(errno))
-        fd = open_listening(&(comm_address){.is_v6 = 0}, port, true);
+    if (fd < 0 && errno != EADDRINUSE && !job_tcp_is_limit(errno))
+        fd = open_listening(&(job_address){.is_v6 = 0}, port, true);
     if (fd < 0) return false;
     out->fds[out->n++] = fd;
     return true;
 }
 
-static bool listen_on_each(const comm_address *addresses, int n_addresses, uint16_t port,
-                           comm_listener *out)
+static bool listen_on_each(const job_address *addresses, int n_addresses, uint16_t port,
+                           job_listener *out)
 {
     int code = EADDRNOTAVAIL;
 
@@ -231,7 +231,7 @@ static bool listen_on_each(const comm_address *addresses, int n_addresses, uint1
         if (fd < 0 && errno == EADDRNOTAVAIL) continue;
         if (fd < 0) {
             code = errno;
-            comm_tcp_close_listener(out);
+            job_tcp_close_listener(out);
             errno = code;
             return false;
         }
@@ -242,32 +242,32 @@ static bool listen_on_each(const comm_address *addresses, int n_addresses, uint1
     return out->n > 0;
 }
 
-bl_status comm_tcp_listen(const comm_address *addresses, int n_addresses, uint16_t port,
-                          comm_listener *out)
+bl_status job_tcp_listen(const job_address *addresses, int n_addresses, uint16_t port,
+                         job_listener *out)
 {
     enum { TRIES = 16 }; /* a free port of the first address may be another's at the next */
     bool is_open = false;
 
     for (int i = 0; i < TRIES && !is_open; i++) {
-        *out = (comm_listener){.n = 0};
+        *out = (job_listener){.n = 0};
         is_open = n_addresses > 0 ? listen_on_each(addresses, n_addresses, port, out)
                                   : listen_on_all(port, out);
         if (!is_open && (port != 0 || errno != EADDRINUSE)) break;
     }
     if (!is_open)
-        return bl_fail_errno(comm_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
+        return bl_fail_errno(job_tcp_is_limit(errno) ? BL_ELIMIT : BL_EIO,
                              "listening on TCP port %d", port);
     out->port = port_of(out->fds[0]);
     return BL_OK;
 }
 
-void comm_tcp_close_listener(comm_listener *listener)
+void job_tcp_close_listener(job_listener *listener)
 {
     for (int i = 0; i < listener->n; i++) close(listener->fds[i]);
     listener->n = 0;
 }
 
-int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline)
+int job_tcp_connect(const job_address *address, uint16_t port, double deadline)
 {
     struct sockaddr_storage storage;
     socklen_t n = to_socket_address(address, port, &storage), n_code = sizeof(int);
@@ -284,12 +284,12 @@ int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline
     return fd;
 }
 
-bool comm_tcp_is_limit(int code)
+bool job_tcp_is_limit(int code)
 {
     return code == EMFILE || code == ENFILE;
 }
 
-bool comm_tcp_is_of_peer(int code)
+bool job_tcp_is_of_peer(int code)
 {
     static const int codes[] = {ECONNABORTED, EINTR,     EAGAIN, ENETDOWN,     EPROTO,
                                 ENOPROTOOPT,  EHOSTDOWN, ENONET, EHOSTUNREACH, EOPNOTSUPP,
@@ -299,7 +299,7 @@ bool comm_tcp_is_of_peer(int code)
     return false;
 }
 
-bool comm_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline)
+bool job_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline)
 {
     for (size_t done = 0; done < n_bytes;) {
         if (!wait_for(fd, POLLOUT, deadline)) return false;
@@ -311,7 +311,7 @@ bool comm_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline)
     return true;
 }
 
-bool comm_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline)
+bool job_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline)
 {
     for (size_t done = 0; done < n_bytes;) {
         if (!wait_for(fd, POLLIN, deadline)) return false;
@@ -325,16 +325,16 @@ bool comm_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline)
 
 /* ---- waiting ---- */
 
-void comm_patience_begin(comm_patience *patience, const bl_launch_info *info)
+void job_patience_begin(job_patience *patience, const bl_launch_info *info)
 {
     static const double FIRST_S = 3.0;
 
-    *patience = (comm_patience){
+    *patience = (job_patience){
         .start_s = bl_now_s(), .speaks = info->local_rank == 0, .unmutes = info->rank > 0};
     patience->next_s = patience->start_s + FIRST_S;
 }
 
-void comm_patience_log(comm_patience *patience, const char *format, ...)
+void job_patience_log(job_patience *patience, const char *format, ...)
 {
     static const double AGAIN_S = 30.0;
     double now_s = bl_now_s();

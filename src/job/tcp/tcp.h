@@ -9,8 +9,8 @@
  * who can change packets on the network can change what ranks send.
  *
  * Everything here waits up to a limit, and then names who did not come. */
-#ifndef BALLAST_COMM_TCP_TCP_H
-#define BALLAST_COMM_TCP_TCP_H
+#ifndef BALLAST_JOB_TCP_TCP_H
+#define BALLAST_JOB_TCP_TCP_H
 
 #include <netinet/in.h>
 #include <stdbool.h>
@@ -18,105 +18,104 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "comm/parent/children.h"
-#include "comm/tcp/key.h"
+#include "job/parent/children.h"
+#include "job/tcp/key.h"
 
-enum { COMM_PLACE_ADDRESSES = 16, COMM_HOST_BYTES = 72, COMM_BUILD_BYTES = 72 };
+enum { JOB_PLACE_ADDRESSES = 16, JOB_HOST_BYTES = 72, JOB_BUILD_BYTES = 72 };
 
 /* An address of either kind; plain bytes, to be sent between hosts of one byte order. */
-typedef struct comm_address {
+typedef struct job_address {
     uint8_t is_v6;     /* 0: it is of IPv4 */
     uint8_t bytes[16]; /* of IPv4 the first 4 */
-} comm_address;
+} job_address;
 
-typedef struct comm_place {
-    char host[COMM_HOST_BYTES];   /* its name, for errors; NUL-terminated */
-    char build[COMM_BUILD_BYTES]; /* bl_build_id of its program; NUL-terminated */
+typedef struct job_place {
+    char host[JOB_HOST_BYTES];   /* its name, for errors; NUL-terminated */
+    char build[JOB_BUILD_BYTES]; /* bl_build_id of its program; NUL-terminated */
     int32_t first_rank, n_ranks;
     uint16_t port;
     uint16_t n_addresses;
-    comm_address addresses[COMM_PLACE_ADDRESSES];
-} comm_place;
+    job_address addresses[JOB_PLACE_ADDRESSES];
+} job_place;
 
 /* ---- tcp.c ---- */
 
 /* Sockets that listen at one port of several addresses. */
-typedef struct comm_listener {
-    int fds[COMM_PLACE_ADDRESSES], n;
+typedef struct job_listener {
+    int fds[JOB_PLACE_ADDRESSES], n;
     uint16_t port;
-} comm_listener;
+} job_listener;
 
 /* On these addresses or, where there are none, on all; on `port` or, where that is 0, on a free one. Addresses that this host does not have are left out
  * unless it has none. Close it, also after a failure. BL_ELIMIT, BL_EIO. */
-bl_status comm_tcp_listen(const comm_address *addresses, int n_addresses, uint16_t port,
-                          comm_listener *out);
-void comm_tcp_close_listener(comm_listener *listener); /* a zeroed one is fine */
+bl_status job_tcp_listen(const job_address *addresses, int n_addresses, uint16_t port,
+                         job_listener *out);
+void job_tcp_close_listener(job_listener *listener); /* a zeroed one is fine */
 
 /* This host's name and addresses, and this program's build: of a job of one host the loopback address; else those of the network interface that the
  * environment variable BALLAST_INTERFACE names (*is_chosen); without it all but those of loopback interfaces, unless there are no
  * others. BL_EUSAGE: no such interface, or it has no address. */
-bl_status comm_place_describe(bool is_one_host, comm_place *place, bool *is_chosen);
+bl_status job_place_describe(bool is_one_host, job_place *place, bool *is_chosen);
 
 /* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ; unless is_quiet, on rank 0
  * only: all ranks find the same, and the others' text is empty. */
-bl_status comm_place_compare_builds(const comm_place *places, int n_places, int rank,
-                                    bool is_quiet);
+bl_status job_place_compare_builds(const job_place *places, int n_places, int rank, bool is_quiet);
 
 /* Connects, until `deadline` (bl_now_s) at most. -1 with errno. */
-int comm_tcp_connect(const comm_address *address, uint16_t port, double deadline);
+int job_tcp_connect(const job_address *address, uint16_t port, double deadline);
 /* Whether an errno says that there are no more descriptors: to wait does not help. */
-bool comm_tcp_is_limit(int code);
+bool job_tcp_is_limit(int code);
 /* Whether accept's errno concerns one connection, which is gone then, and not the listening socket: see accept(2). */
-bool comm_tcp_is_of_peer(int code);
+bool job_tcp_is_of_peer(int code);
 
 /* All of it until the deadline, or false. The sockets are blocking. */
-bool comm_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline);
-bool comm_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline);
+bool job_tcp_send(int fd, const void *bytes, size_t n_bytes, double deadline);
+bool job_tcp_receive(int fd, void *bytes, size_t n_bytes, double deadline);
 
 /* A connected socket's own address. */
-bool comm_tcp_own_address(int fd, comm_address *out);
+bool job_tcp_own_address(int fd, job_address *out);
 
-extern const comm_address comm_loopback;
-bool comm_address_is_loopback(const comm_address *address);
+extern const job_address job_loopback;
+bool job_address_is_loopback(const job_address *address);
 /* False for other families, and for link-local addresses of IPv6, which mean nothing on another host. An IPv4 address that a socket of IPv6
  * shows is one of IPv4. */
-bool comm_address_read(const struct sockaddr *in, comm_address *out);
-enum { COMM_ADDRESS_TEXT_BYTES = INET6_ADDRSTRLEN };
-void comm_address_format(const comm_address *address, char text[COMM_ADDRESS_TEXT_BYTES]);
+bool job_address_read(const struct sockaddr *in, job_address *out);
+enum { JOB_ADDRESS_TEXT_BYTES = INET6_ADDRSTRLEN };
+void job_address_format(const job_address *address, char text[JOB_ADDRESS_TEXT_BYTES]);
 
 /* When to log that one still waits: some seconds after the start, then every half minute. */
-typedef struct comm_patience {
+typedef struct job_patience {
     double start_s, next_s;
     bool speaks;  /* false: another process of the host does */
     bool unmutes; /* the log of this process is silent otherwise */
-} comm_patience;
+} job_patience;
 
-void comm_patience_begin(comm_patience *patience, const bl_launch_info *info);
+void job_patience_begin(job_patience *patience, const bl_launch_info *info);
 /* Logs "waiting since 5 s for ...", if it is time to. */
-void comm_patience_log(comm_patience *patience, const char *format, ...) BL_PRINTF(2, 3);
+void job_patience_log(job_patience *patience, const char *format, ...) BL_PRINTF(2, 3);
 
 /* ---- mesh.c ---- */
 
-typedef struct comm_mesh {
-    const comm_key *key;
-    const comm_place *places; /* [n_places], in the order of their ranks */
+typedef struct job_mesh {
+    const job_key *key;
+    const job_place *places; /* [n_places], in the order of their ranks */
     int n_places, own;
-    const comm_listener *listener; /* of places[own].port; borrowed */
-    comm_patience patience;
+    const job_listener *listener; /* of places[own].port; borrowed */
+    job_patience patience;
     double limit_s;
-} comm_mesh;
+} job_mesh;
 
 /* Each rank of this place with each rank of each other one: into `links`, whose local ranks are this place's. Collective over the places. BL_ERANK names
  * the place or rank that did not come; BL_ELIMIT: too few descriptors. */
-bl_status comm_mesh_connect(comm_mesh *mesh, comm_host_links *links);
+bl_status job_mesh_connect(job_mesh *mesh, job_host_links *links);
 
 /* The same of places of one rank each: sockets[n_places], -1 at the own place; the caller's. */
-bl_status comm_mesh_connect_ranks(comm_mesh *mesh, int *sockets);
+bl_status job_mesh_connect_ranks(job_mesh *mesh, int *sockets);
 
 /* ---- meeting.c ---- */
 
 /* Processes that know where rank 0 listens. */
-typedef struct comm_meeting {
+typedef struct job_meeting {
     const bl_launch_info *info; /* rank, n_processes, local_rank, n_local */
     const char *address;        /* of rank 0's host: a name or a number */
     uint16_t port;
@@ -126,44 +125,44 @@ typedef struct comm_meeting {
     const char *dir;      /* which all ranks see; NULL: none */
     bool is_quiet;        /* nothing is logged */
     double limit_s;
-} comm_meeting;
+} job_meeting;
 
 /* Rank 0 listens at the port, each other rank tells it where it can be reached and gets the list of all; then all are connected: sockets[n_processes],
  * -1 at the own place; the caller's. Collective. BL_EUSAGE: different builds, or no common secret; BL_ERANK names who did not come; BL_ELIMIT: too few
  * descriptors. */
-bl_status comm_meet(const comm_meeting *meeting, int *sockets);
+bl_status job_meet(const job_meeting *meeting, int *sockets);
 
 /* ---- torchrun.c ---- */
 
-/* comm_meet of the processes that torchrun has started: at MASTER_ADDR, on the port that BALLAST_PORT names, or the one after MASTER_PORT (torchrun's own store
+/* job_meet of the processes that torchrun has started: at MASTER_ADDR, on the port that BALLAST_PORT names, or the one after MASTER_PORT (torchrun's own store
  * has that one); the secret is BALLAST_SECRET or in `dir`. BL_EUSAGE: a variable that is not as torchrun sets it. */
-bl_status comm_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
-                             int *sockets);
+bl_status job_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
+                            int *sockets);
 
 /* ---- launcher.c ---- */
 
 /* The processes that mpirun or srun has started: MPI, which is closed again, carries their addresses and a random key; then they are connected:
  * sockets as above. *key is the job's. */
-bl_status comm_mpi_meet(const bl_launch_info *info, comm_key *key, int *sockets);
+bl_status job_mpi_meet(const bl_launch_info *info, job_key *key, int *sockets);
 
 /* ---- bulk.c ---- */
 
 /* A memory file that all ranks of a job of one host have, for bl_wire_links.shared_fd; -1, on all of them, where the job has several hosts, or a rank cannot
  * open it. Collective. The caller's. BL_ERANK: a rank went away. */
-bl_status comm_bulk_share(const bl_launch_info *info, const int *sockets, int *fd);
+bl_status job_bulk_share(const bl_launch_info *info, const int *sockets, int *fd);
 
 /* The wire of processes that are connected, with that memory. Takes the sockets over, also when it fails. */
-bl_status comm_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
-                        bl_wire **out);
+bl_status job_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
+                       bl_wire **out);
 
 /* ---- mpi.c; mpi_absent.c in a build without MPI ---- */
 
 /* BL_EUSAGE: processes of srun that MPI could not start with, as there is no PMIx; it would end them without a usable error. Opens nothing. */
-bl_status comm_mpi_check(const bl_launch_info *info);
+bl_status job_mpi_check(const bl_launch_info *info);
 
 /* all[n_processes * n_bytes] = n_bytes from each process, by MPI, which is started for that and ended. Once. BL_EUSAGE when MPI does not see all
  * processes, and in a build without it; BL_ERANK: it does not start within the limit. */
-bl_status comm_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
-                          double limit_s);
+bl_status job_mpi_gather(const bl_launch_info *info, const void *own, void *all, size_t n_bytes,
+                         double limit_s);
 
 #endif

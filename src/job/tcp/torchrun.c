@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/tcp/tcp.h"
+#include "job/tcp/tcp.h"
 
 static uint64_t hash_text(uint64_t hash, const char *text)
 {
@@ -29,20 +29,20 @@ static bl_status read_port(uint16_t *port)
     return BL_OK;
 }
 
-bl_status comm_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
-                             int *sockets)
+bl_status job_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
+                            int *sockets)
 {
     const char *secret = getenv("BALLAST_SECRET");
-    comm_meeting meeting = {.info = info,
-                            .address = getenv("MASTER_ADDR"),
-                            .port_key = "BALLAST_PORT, or MASTER_PORT + 1",
-                            .secret = secret && secret[0] ? secret : NULL,
-                            .dir = dir,
-                            .limit_s = limit_s};
+    job_meeting meeting = {.info = info,
+                           .address = getenv("MASTER_ADDR"),
+                           .port_key = "BALLAST_PORT, or MASTER_PORT + 1",
+                           .secret = secret && secret[0] ? secret : NULL,
+                           .dir = dir,
+                           .limit_s = limit_s};
 
     if (!meeting.address) return BL_FAIL(BL_EUSAGE, "MASTER_ADDR is not set: rank 0's host");
     BL_TRY(read_port(&meeting.port));
     /* Neighbors with other jobs do not mix, nor do their files. */
     meeting.job = hash_text(0xcbf29ce484222325u ^ meeting.port, getenv("TORCHELASTIC_RUN_ID"));
-    return comm_meet(&meeting, sockets);
+    return job_meet(&meeting, sockets);
 }
