@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/host_name.h"
 #include "base/log.h"
 
 static const char LOCK_NAME[] = ".ballast.lock";
@@ -121,9 +122,9 @@ static bl_status check_content(const char *path, int fd)
 
 static bl_status write_holder(const char *path, int fd)
 {
-    char host[256] = "", holder[HOLDER_BYTES];
+    char host[256], holder[HOLDER_BYTES];
 
-    gethostname(host, sizeof host - 1);
+    bl_host_name(host, sizeof host);
     int length = snprintf(holder, sizeof holder, "%ld %s\n", (long)getpid(), host);
     if (ftruncate(fd, 0) != 0) return bl_fail_errno(BL_EIO, "%s: ftruncate", path);
     return bl_file_write_full(fd, path, holder, (size_t)length, 0);

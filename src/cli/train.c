@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/sizes.h"
+#include "base/signals.h"
 #include "cli/cli.h"
 #include "train/train.h"
 
@@ -41,18 +41,6 @@ static void leave_with(bl_status st)
     _exit(bl_status_exit_code(st));
 }
 
-static void take_requests_to_stop(void (*handler)(int))
-{
-    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
-    struct sigaction leave = {.sa_handler = handler}, before;
-    sigemptyset(&leave.sa_mask);
-    for (size_t i = 0; i < BL_COUNT(signals); i++) {
-        bool is_ignored = sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN;
-        if (signals[i] != SIGHUP || !is_ignored)
-            sigaction(signals[i], &leave, NULL); /* nohup has ignored it */
-    }
-}
-
 /* What a process that is a rank, or has the ranks as threads, does. */
 typedef bl_status (*job_fn)(const bl_train_config *config, bl_launch *launch, void *user);
 
@@ -84,7 +72,7 @@ static bl_status run_job(bl_config_command which, const char *command, int argc,
         return st == BL_OK ? opened : bl_error_restore(&error);
     }
     if (bl_launch_size(launch) > 1 && which == BL_CONFIG_TRAIN)
-        take_requests_to_stop(leave_silently);
+        bl_stop_signals_handle(leave_silently);
     st = st == BL_OK ? run_config(config, launch, command, argc, argv, run, user)
                      : bl_error_restore(&error);
     bl_train_config_free(config);
@@ -117,7 +105,7 @@ static bl_status run_train(int argc, char *const *argv)
     BL_TRY(bl_launch_begin(&info));
     set_up_cuda(&info);
     bool is_one_of_several = info.kind == BL_LAUNCH_CHILD || info.n_processes > 1;
-    take_requests_to_stop(is_one_of_several ? leave_silently : leave_at_once);
+    bl_stop_signals_handle(is_one_of_several ? leave_silently : leave_at_once);
     return run_job(BL_CONFIG_TRAIN, "train", argc, argv, train, NULL);
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/files.h"
+#include "base/host_name.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
@@ -357,7 +358,7 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
     own->host = bl_plan_available_bytes(input);
     own->tokenizer = input->tokenizer_bytes;
     own->gpu = has_gpu ? bl_plan_gpu_available_bytes(input) : -1;
-    (void)gethostname(own->name, sizeof own->name - 1);
+    bl_host_name(own->name, sizeof own->name);
     st = bl_talk_gather(&t, rooms, sizeof *rooms);
     bl_talk_close(&t);
     if (st == BL_OK && job->topology.first_here == 0) {

@@ -8,46 +8,13 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "base/sizes.h"
 #include "train/ranks.h"
 #include "train/trainer.h"
 
 /* Ranks that were loading remove their page files; a hung disk is not waited for. */
 static const double CLEAN_UP_S = 2.0;
-
-static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
-
-/* A terminal that closes sends SIGHUP, and so does its shell; the limit of CPU time sends SIGXCPU each second. */
-static bool repeats_itself(int signal_number)
-{
-    return signal_number == SIGXCPU || signal_number == SIGHUP;
-}
-
-/* A blocked signal waits to be taken, also one that the process ignores: nohup's SIGHUP stays ignored. */
-static void list_signals(sigset_t *signals)
-{
-    struct sigaction action;
-
-    sigemptyset(signals);
-    for (size_t i = 0; i < BL_COUNT(stop_signals); i++) {
-        int number = stop_signals[i];
-        bool is_ignored = sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
-        if (number != SIGHUP || !is_ignored) sigaddset(signals, number);
-    }
-}
-
-/* Those that came again, and would end the process before it has said why it ends. */
-static void swallow_repeated(const sigset_t *signals)
-{
-    const struct timespec now = {0};
-    sigset_t repeated;
-
-    sigemptyset(&repeated);
-    for (size_t i = 0; i < BL_COUNT(stop_signals); i++)
-        if (repeats_itself(stop_signals[i]) && sigismember(signals, stop_signals[i]))
-            sigaddset(&repeated, stop_signals[i]);
-    while (sigtimedwait(&repeated, NULL, &now) > 0) continue;
-}
 
 /* The second signal is the process's own again: its handler or, without one, its end. No file on disk minds. */
 static void give_back(const sigset_t *signals, int signal_number)
@@ -112,7 +79,7 @@ static void abandon(watch *w)
 static void take_signal(watch *w, const sigset_t *signals, int signal_number)
 {
     double grace_s = w->training->job.config->grace_s;
-    bool is_repeated = w->asked_s > 0.0 && (w->is_child || repeats_itself(signal_number) ||
+    bool is_repeated = w->asked_s > 0.0 && (w->is_child || bl_stop_signal_repeats(signal_number) ||
                                             bl_now_s() - w->asked_s < BL_LAUNCH_ONE_REQUEST_S);
 
     if (signal_number > 0 && !is_repeated) {
@@ -254,7 +221,7 @@ bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_pea
     sigset_t signals, old;
     watch w;
 
-    list_signals(&signals);
+    bl_stop_signals_list(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_status st = create_watch(training, output, &w);
     if (st == BL_OK) st = run_to_end(&w, output, &signals);
@@ -264,7 +231,7 @@ bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_pea
     for (int i = 0; w.trainers && i < w.ranks.n_here; i++) bl_trainer_free(&w.trainers[i]);
     free(w.trainers);
     bl_ranks_free(&w.ranks);
-    swallow_repeated(&signals);
+    bl_stop_signals_discard_repeated(&signals);
     if (!(training->job.launch && st == BL_ESTOPPED)) pthread_sigmask(SIG_SETMASK, &old, NULL);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
