@@ -60,28 +60,37 @@ static bl_status find_traces(const bl_training *training, const bl_output *outpu
     return BL_OK;
 }
 
-/* Without the checkpoints: removed, or measured where `n_bytes` is given. */
-static bl_status visit_files(const bl_train_config *c, const bl_output *output, int64_t *n_bytes)
+typedef bl_status (*file_fn)(const char *path, int64_t *n_bytes);
+
+static bl_status add_size(const char *path, int64_t *n_bytes)
+{
+    *n_bytes += bl_tree_bytes(path);
+    return BL_OK;
+}
+
+static bl_status delete_file(const char *path, int64_t *n_bytes)
+{
+    (void)n_bytes;
+    return bl_tree_remove(path);
+}
+
+/* Calls `f` for the files of the old run outside of checkpoints. The configuration is not among them: it is replaced,
+ * and this run may have been started from it. */
+static bl_status for_old_files(const bl_train_config *c, const bl_output *output, file_fn f,
+                               int64_t *n_bytes)
 {
     for (size_t i = 0; bl_output_name(i); i++) {
         char *path;
-        bl_status st = BL_OK;
-        /* It is replaced: this run may have been started from it. */
         if (strcmp(bl_output_name(i), BL_OUTPUT_CONFIG) == 0) continue;
         BL_TRY(bl_path_join(c->output_dir, bl_output_name(i), &path));
-        if (bl_file_list_has(output->files, path)) {
-            if (n_bytes)
-                *n_bytes += bl_tree_bytes(path);
-            else
-                st = bl_tree_remove(path);
-        }
+        bl_status st = bl_file_list_has(output->files, path) ? f(path, n_bytes) : BL_OK;
         free(path);
         BL_TRY(st);
     }
     return BL_OK;
 }
 
-static bl_status measure_step(const char *dir, int64_t step, int64_t *n_bytes)
+static bl_status add_step_size(const char *dir, int64_t step, int64_t *n_bytes)
 {
     char *path;
     BL_TRY(bl_text_format(&path, "%s/step-%" PRId64, dir, step));
@@ -90,25 +99,40 @@ static bl_status measure_step(const char *dir, int64_t step, int64_t *n_bytes)
     return BL_OK;
 }
 
-/* What the runs wrote: removed, or measured where `n_bytes` is given. Newest checkpoints first: a crash leaves older ones. */
-static bl_status visit_old_run(const bl_training *training, const bl_output *output,
-                               int64_t *n_bytes)
+/* Adds the bytes that delete_old_run would free. Changes nothing on disk. */
+static bl_status add_old_run_size(const bl_training *training, const bl_output *output,
+                                  int64_t *n_bytes)
 {
-    const char *dir = training->checkpoint_dir;
     int64_t *steps;
     size_t n_steps;
 
-    BL_TRY(bl_checkpoint_list_owned(dir, output->files, &steps, &n_steps));
+    BL_TRY(bl_checkpoint_list_owned(training->checkpoint_dir, output->files, &steps, &n_steps));
     bl_status st = BL_OK;
     for (size_t i = 0; i < n_steps && st == BL_OK; i++)
-        st = n_bytes ? measure_step(dir, steps[i], n_bytes) : bl_checkpoint_remove(dir, steps[i]);
+        st = add_step_size(training->checkpoint_dir, steps[i], n_bytes);
     free(steps);
-    return st == BL_OK ? visit_files(training->job.config, output, n_bytes) : st;
+    BL_TRY(st);
+    return for_old_files(training->job.config, output, add_size, n_bytes);
+}
+
+/* Newest checkpoints first: a crash leaves older ones. */
+static bl_status delete_old_run(const bl_training *training, const bl_output *output)
+{
+    int64_t *steps;
+    size_t n_steps;
+
+    BL_TRY(bl_checkpoint_list_owned(training->checkpoint_dir, output->files, &steps, &n_steps));
+    bl_status st = BL_OK;
+    for (size_t i = 0; i < n_steps && st == BL_OK; i++)
+        st = bl_checkpoint_remove(training->checkpoint_dir, steps[i]);
+    free(steps);
+    BL_TRY(st);
+    return for_old_files(training->job.config, output, delete_file, NULL);
 }
 
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output)
 {
-    return training->start.starts_over ? visit_old_run(training, output, NULL) : BL_OK;
+    return training->start.starts_over ? delete_old_run(training, output) : BL_OK;
 }
 
 /* Checkpoints of others that a save of this run would replace. */
@@ -347,7 +371,7 @@ static bl_status prepare_folder(bl_training *training, bl_output *output)
     BL_TRY(choose_start(training, output));
     BL_TRY(check_later_steps(training, output));
     BL_TRY(bl_dir_free_bytes(job->config->output_dir, &free_bytes));
-    if (training->start.starts_over) BL_TRY(visit_old_run(training, output, &free_bytes));
+    if (training->start.starts_over) BL_TRY(add_old_run_size(training, output, &free_bytes));
     if (free_bytes >= needed) return BL_OK;
     return BL_FAIL(BL_ELIMIT, "%s: a checkpoint takes %lld bytes, the disk has %lld",
                    job->config->output_dir, (long long)needed, (long long)free_bytes);
