@@ -70,7 +70,7 @@ static void finish(runner *r, int stream)
 
 static double seconds_of(const plan_op *op)
 {
-    return op->work ? op->work->seconds * (op->times > 0 ? op->times : 1) : 0;
+    return op->work ? op->work->seconds : 0;
 }
 
 static bool is_done(const plan_simulation *sim, int op)

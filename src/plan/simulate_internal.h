@@ -44,7 +44,6 @@ enum { PLAN_NOTHING = -1 }; /* an event that was never recorded: no wait */
 
 typedef struct plan_op {
     const plan_work *work; /* borrowed; NULL: a wait for operation `of` */
-    double times;          /* the work is done so often, one after the other; 0: once */
     int of;                /* PLAN_NOTHING: no wait, a mark in the stream */
     int stream;
     /* A span of the timeline, from here to the end of operation span_end; name NULL: none. */

@@ -11,10 +11,6 @@
 /* Of the datasheet's bytes a second, what kernels that only read and write reach (docs/model.md). */
 static const double MEMORY_EFFICIENCY = 0.85;
 
-/* A run of layers that is longer is simulated as so many, of which those in the middle, where a visit is
- * like the next, stand for the others. */
-enum { SHORT_LAYERS = 14, EDGE_LAYERS = 4 };
-
 const char *bl_time_phase_name(bl_time_phase phase)
 {
     static const char *const names[BL_TIME_PHASES] = {"forward", "head", "backward", "optimizer"};
@@ -102,44 +98,32 @@ static bl_status check_rates(const bl_time_input *in)
 
 /* ---- a pass, and what it says of a step ---- */
 
-/* Layers that are simulated, and for how many of the model's each visit of one stands. */
+/* The run that each layer belongs to, and where its matrices are stored. */
 typedef struct plan_layers {
     int64_t n;
     int *run;       /* [n] */
-    double *weight; /* [n] */
     bl_tier *tiers; /* [(n + 1) * BL_LAYER_MATRICES] */
 } plan_layers;
 
 static void free_layers(plan_layers *layers)
 {
     free(layers->run);
-    free(layers->weight);
     free(layers->tiers);
 }
 
-static bl_status create_layers(const bl_time_input *in, bool fast, plan_layers *out)
+static bl_status create_layers(const bl_time_input *in, plan_layers *out)
 {
     *out = (plan_layers){.n = 0};
-    for (int r = 0; r < in->n_runs; r++)
-        out->n += fast ? bl_min_i64(in->runs[r].n_layers, SHORT_LAYERS) : in->runs[r].n_layers;
+    for (int r = 0; r < in->n_runs; r++) out->n += in->runs[r].n_layers;
     out->run = calloc((size_t)out->n, sizeof *out->run);
-    out->weight = calloc((size_t)out->n, sizeof *out->weight);
     out->tiers = calloc((size_t)(out->n + 1) * BL_LAYER_MATRICES, sizeof *out->tiers);
-    if (!out->run || !out->weight || !out->tiers) {
+    if (!out->run || !out->tiers) {
         free_layers(out);
         return BL_FAIL(BL_ENOMEM, "a prediction");
     }
     int64_t at = 0;
-    for (int r = 0; r < in->n_runs; r++) {
-        int64_t n = in->runs[r].n_layers;
-        int64_t shown = fast ? bl_min_i64(n, SHORT_LAYERS) : n;
-        int64_t middle = shown - 2 * EDGE_LAYERS;
-        for (int64_t l = 0; l < shown; l++, at++) {
-            bool is_middle = shown < n && l >= EDGE_LAYERS && l < shown - EDGE_LAYERS;
-            out->run[at] = r;
-            out->weight[at] = is_middle ? (double)(n - 2 * EDGE_LAYERS) / (double)middle : 1;
-        }
-    }
+    for (int r = 0; r < in->n_runs; r++)
+        for (int64_t l = 0; l < in->runs[r].n_layers; l++) out->run[at++] = r;
     return BL_OK;
 }
 
@@ -200,15 +184,14 @@ static void free_run(plan_run *run)
 }
 
 /* One pass over `group` micro-batches, simulated. */
-static bl_status simulate(const bl_time_input *in, int group, bool fast, bool is_warm,
-                          plan_run *run)
+static bl_status simulate(const bl_time_input *in, int group, bool is_warm, plan_run *run)
 {
-    *run = (plan_run){.pass = {.input = in, .is_warm = is_warm, .merges_micro = fast}};
+    *run = (plan_run){.pass = {.input = in, .is_warm = is_warm}};
     plan_pass *pass = &run->pass;
 
     plan_simulation_init(&pass->sim);
     BL_TRY(plan_amounts_create(in, group, &run->amounts));
-    BL_TRY(create_layers(in, fast, &run->layers));
+    BL_TRY(create_layers(in, &run->layers));
     BL_TRY(place_layers(in, &run->amounts, &run->layers));
     pass->amounts = &run->amounts;
     pass->run_of_layer = run->layers.run;
@@ -233,12 +216,6 @@ static bl_time_phase phase_of(const plan_pass *pass, int64_t visit)
     return visit < head ? BL_TIME_FORWARD : visit == head ? BL_TIME_HEAD : BL_TIME_BACKWARD;
 }
 
-static double weight_of(const plan_run *run, int64_t visit)
-{
-    int64_t unit = bl_schedule_unit(&run->pass.schedule, visit);
-    return unit < run->layers.n ? run->layers.weight[unit] : 1;
-}
-
 /* A stream's operations, each with the visit in which it began. Visit v is the time from the end of v - 1 to
  * its own; what comes after the last belongs to that. */
 static void account_stream(const plan_run *run, plan_stream stream, double times,
@@ -254,11 +231,11 @@ static void account_stream(const plan_run *run, plan_stream stream, double times
                (stream != PLAN_COMPUTE || i > pass->visit_end[visit]))
             visit++;
         bl_time_part *part = &out->part[phase_of(pass, visit)];
-        double weight = times * weight_of(run, visit), seconds = weight * (op->end_s - op->begin_s);
+        double seconds = times * (op->end_s - op->begin_s);
         if (op->is_stall) part->wait_s[op->lane] += seconds;
         if (op->work && stream == PLAN_COMPUTE) part->compute_s += seconds;
         if (op->work) part->busy_s[op->lane] += seconds;
-        if (op->name) out->bytes[op->lane] += weight * (double)op->n_bytes;
+        if (op->name) out->bytes[op->lane] += times * (double)op->n_bytes;
     }
 }
 
@@ -272,7 +249,7 @@ static void account(const plan_run *run, double times, bl_time_estimate *out)
     for (int64_t v = 0; v < n_visits; v++) {
         double begin_s = end_s;
         end_s = pass->sim.ops[pass->visit_end[v]].end_s;
-        out->part[phase_of(pass, v)].seconds += times * weight_of(run, v) * (end_s - begin_s);
+        out->part[phase_of(pass, v)].seconds += times * (end_s - begin_s);
     }
     all_s = pass->sim.ops[pass->sim.last[PLAN_COMPUTE]].end_s; /* joined with LoRA's stream */
     out->part[BL_TIME_BACKWARD].seconds += times * (all_s - end_s);
@@ -306,7 +283,7 @@ static void finish(const bl_time_input *in, double optimizer_s, bl_time_estimate
     if (peak > 0) out->mfu = out->model_flops / (out->step_s * peak * (double)in->n_ranks);
 }
 
-static bl_status predict(const bl_time_input *in, bool fast, bl_time_estimate *out)
+bl_status bl_time_predict(const bl_time_input *in, bl_time_estimate *out)
 {
     int group = (int)bl_min_i64(in->group, in->n_micro), rest = in->n_micro % group;
     const int groups[2] = {group, rest};
@@ -317,7 +294,7 @@ static bl_status predict(const bl_time_input *in, bool fast, bl_time_estimate *o
     BL_TRY(check_rates(in));
     for (int i = 0; i < 2 && groups[i] > 0; i++) {
         plan_run run;
-        bl_status st = simulate(in, groups[i], fast, true, &run);
+        bl_status st = simulate(in, groups[i], true, &run);
         if (st == BL_OK) account(&run, times[i], out);
         if (i == 0) optimizer_s = run.amounts.optimizer_s;
         free_run(&run);
@@ -327,22 +304,12 @@ static bl_status predict(const bl_time_input *in, bool fast, bl_time_estimate *o
     return BL_OK;
 }
 
-bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out)
-{
-    return predict(input, false, out);
-}
-
-bl_status bl_time_predict_fast(const bl_time_input *input, bl_time_estimate *out)
-{
-    return predict(input, true, out);
-}
-
 bl_status bl_time_trace(const bl_time_input *in, bool is_first, bl_span_sink sink, void *user)
 {
     plan_run run;
 
     BL_TRY(check_rates(in));
-    bl_status st = simulate(in, (int)bl_min_i64(in->group, in->n_micro), false, !is_first, &run);
+    bl_status st = simulate(in, (int)bl_min_i64(in->group, in->n_micro), !is_first, &run);
     for (int i = 0; st == BL_OK && i < run.pass.sim.n_ops; i++) {
         const plan_op *op = &run.pass.sim.ops[i];
         if (!op->name) continue;

@@ -132,10 +132,8 @@ typedef struct bl_time_estimate {
     double bytes[BL_N_LANES]; /* a step and rank, received */
 } bl_time_estimate;
 
-/* BL_EUSAGE: a rate that is needed is 0; BL_ENOMEM. bl_time_predict simulates each visit of the step; bl_time_predict_fast
- * the first and last few layers of each run, and takes the others for their mean: for searches. */
+/* Simulates each visit of the step. BL_EUSAGE: a rate that is needed is 0; BL_ENOMEM. */
 bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out);
-bl_status bl_time_predict_fast(const bl_time_input *input, bl_time_estimate *out);
 
 /* The spans of a pass over a group, as the program's timeline gives them (device/timeline.h), in the same order, from
  * the time 0. is_first: nothing was prefetched; else it comes after a pass like it. */

@@ -20,7 +20,6 @@ typedef struct plan_segment {
 typedef struct plan_segments {
     int n;
     plan_segment at[PLAN_MAX_SEGMENTS];
-    plan_work whole; /* all of them, of a later micro-batch */
 } plan_segments;
 
 /* Bringing a matrix of a unit. */
@@ -66,8 +65,7 @@ typedef struct plan_pass {
     const int *run_of_layer; /* [n_layers]: which run a layer belongs to */
     const bl_tier *
         tiers; /* [(n_layers + 1) * BL_LAYER_MATRICES]: of each matrix; the head's is the first of its row */
-    bool is_warm;      /* after a pass like it: what that one prefetched is there */
-    bool merges_micro; /* micro-batches after the first of a visit are one */
+    bool is_warm; /* after a pass like it: what that one prefetched is there */
     /* Results: of each visit, the operations of compute that begin and end it. */
     plan_simulation sim;
     int *visit_begin, *visit_end; /* [n_visits] */

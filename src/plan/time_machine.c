@@ -56,11 +56,9 @@ static bl_status add_stall(machine *m, bl_lane lane, int event, int64_t unit, in
                                                   .item = item});
 }
 
-static bl_status add_work(machine *m, plan_stream stream, bl_lane lane, const plan_work *work,
-                          double times)
+static bl_status add_work(machine *m, plan_stream stream, bl_lane lane, const plan_work *work)
 {
-    return plan_simulation_add(
-        m->sim, &(plan_op){.stream = stream, .lane = lane, .work = work, .times = times});
+    return plan_simulation_add(m->sim, &(plan_op){.stream = stream, .lane = lane, .work = work});
 }
 
 static bl_status add_span(machine *m, plan_stream stream, bl_lane lane, const char *name,
@@ -122,7 +120,7 @@ static bl_status queue_source(machine *m, int64_t unit, slot_events *events)
     for (int i = 0; i < n_items(m, unit); i++) {
         if (tier_of(m, unit, i) != BL_TIER_DISK) continue;
         BL_TRY(add_wait(m, PLAN_READER, submitted));
-        BL_TRY(add_work(m, PLAN_READER, BL_LANE_DISK, &item_of(m, unit, i)->read, 1));
+        BL_TRY(add_work(m, PLAN_READER, BL_LANE_DISK, &item_of(m, unit, i)->read));
         read[i] = plan_simulation_last(m->sim);
     }
     for (int i = 0; i < n_items(m, unit); i++) {
@@ -133,7 +131,7 @@ static bl_status queue_source(machine *m, int64_t unit, slot_events *events)
         int span = plan_simulation_last(m->sim);
         bool is_read = tier_of(m, unit, i) == BL_TIER_DISK;
         if (is_read) BL_TRY(add_wait(m, PLAN_COPY, read[i]));
-        BL_TRY(add_work(m, PLAN_COPY, BL_LANE_COPY, is_read ? &item->copy_read : &item->copy, 1));
+        BL_TRY(add_work(m, PLAN_COPY, BL_LANE_COPY, is_read ? &item->copy_read : &item->copy));
         m->sim->ops[span].span_end = events->brought[i] = plan_simulation_last(m->sim);
     }
     return BL_OK;
@@ -267,18 +265,18 @@ static bl_status acquire_lora(machine *m, int64_t layer)
     return add_stall(m, BL_LANE_LORA, m->lora.events[slot].ready[0], layer, 0);
 }
 
-/* Reduced over all ranks and added to the shard, `times` one after the other. */
-static bl_status queue_gradients(machine *m, int64_t layer, double times)
+/* Reduced over all ranks and added to the shard. */
+static bl_status queue_gradients(machine *m, int64_t layer)
 {
     const plan_amounts *a = m->pass->amounts;
 
     BL_TRY(
         add_span(m, PLAN_LORA, BL_LANE_LORA, "gradients", layer, -1, a->lora_reduce_bytes, NULL));
     int span = plan_simulation_last(m->sim);
-    BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_reduce, times));
+    BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_reduce));
     m->reduced[m->turn] = plan_simulation_last(m->sim);
     m->turn = (m->turn + 1) % N_TURNS;
-    BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_add, times));
+    BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_add));
     m->sim->ops[span].span_end = plan_simulation_last(m->sim);
     return BL_OK;
 }
@@ -289,35 +287,16 @@ static bl_status run_segments(machine *m, int64_t layer, const plan_segments *se
 {
     const plan_segment *s = segments->at;
 
-    if (!first && m->pass->merges_micro)
-        return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &segments->whole, 1);
     for (int i = 0; i < segments->n; i++) {
         BL_TRY(acquire_base(m, layer, s[i].matrix));
-        BL_TRY(add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, first ? &s[i].work : &s[i].later, 1));
+        BL_TRY(add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, first ? &s[i].work : &s[i].later));
     }
     return BL_OK;
 }
 
 static bl_status run_forward(machine *m, int64_t layer, int micro)
 {
-    const plan_segments *segments = &layer_of(m, layer)->forward;
-
-    if (!m->pass->merges_micro || micro == 0) return run_segments(m, layer, segments, micro == 0);
-    if (micro > 1) return BL_OK;
-    return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &segments->whole,
-                    m->pass->schedule.n_micro - 1);
-}
-
-/* The micro-batches between the first and the last as one, whose gradients are reduced while it computes. */
-static bl_status run_middle(machine *m, int64_t layer, const plan_segments *segments)
-{
-    double times = m->pass->schedule.n_micro - 2;
-
-    if (has_lora(m)) BL_TRY(queue_gradients(m, layer, times));
-    BL_TRY(add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &segments->whole, times));
-    return has_lora(m)
-               ? add_stall(m, BL_LANE_LORA, plan_simulation_event(m->sim, PLAN_LORA), layer, -1)
-               : BL_OK;
+    return run_segments(m, layer, &layer_of(m, layer)->forward, micro == 0);
 }
 
 static bl_status run_backward(machine *m, int64_t layer, int micro)
@@ -328,13 +307,11 @@ static bl_status run_backward(machine *m, int64_t layer, int micro)
     bool is_kept = layer == s->n_layers - 1 && s->n_micro == 1;
     const plan_segments *segments = is_kept ? &l->backward_kept : &l->backward;
 
-    if (m->pass->merges_micro && micro > 0 && micro < s->n_micro - 1)
-        return micro == 1 ? run_middle(m, layer, segments) : BL_OK;
     if (has_lora(m)) BL_TRY(add_stall(m, BL_LANE_LORA, m->reduced[m->turn], layer, -1));
     BL_TRY(run_segments(m, layer, segments, micro == 0));
     if (!has_lora(m)) return BL_OK;
     BL_TRY(add_wait(m, PLAN_LORA, plan_simulation_event(m->sim, PLAN_COMPUTE)));
-    return queue_gradients(m, layer, 1);
+    return queue_gradients(m, layer);
 }
 
 /* ---- the stacks of activations ---- */
@@ -467,11 +444,11 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_ACQUIRE_HEAD:
         return acquire_base(m, unit, 0);
     case BL_ACTION_EMBED:
-        return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &a->embed, 1);
+        return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &a->embed);
     case BL_ACTION_FORWARD:
         return run_forward(m, unit, action->micro);
     case BL_ACTION_HEAD:
-        return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &a->head, 1);
+        return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &a->head);
     case BL_ACTION_BACKWARD:
         return run_backward(m, unit, action->micro);
     case BL_ACTION_RELEASE_BASE:

@@ -21,7 +21,6 @@ typedef struct tally {
     double prepared_s, prepared_bytes;
     bool is_decoded[BL_LAYER_MATRICES], is_transposed[BL_LAYER_MATRICES];
     plan_segments *segments;
-    double whole_s, whole_bytes;
 } tally;
 
 static bool is_cuda(const bl_time_input *in)
@@ -64,8 +63,6 @@ static void acquire(tally *t, int matrix)
         plan_segment *last = &s->at[s->n - 1];
         last->work = work_of(t->in, t->seconds + t->prepared_s, t->bytes + t->prepared_bytes);
         last->later = work_of(t->in, t->seconds, t->bytes);
-        t->whole_s += t->seconds;
-        t->whole_bytes += t->bytes;
         t->seconds = t->bytes = t->prepared_s = t->prepared_bytes = 0;
     }
     if (matrix >= 0) s->at[s->n++] = (plan_segment){.matrix = matrix};
@@ -74,8 +71,6 @@ static void acquire(tally *t, int matrix)
 static void end_segments(tally *t)
 {
     acquire(t, -1);
-    t->segments->whole = work_of(t->in, t->whole_s, t->whole_bytes);
-    t->whole_s = t->whole_bytes = 0;
     for (int m = 0; m < BL_LAYER_MATRICES; m++) t->is_decoded[m] = t->is_transposed[m] = false;
 }
 

@@ -93,22 +93,6 @@ static void what_is_held_back_leaves_room(void **state)
     plan_simulation_free(&sim);
 }
 
-static void work_may_be_done_several_times(void **state)
-{
-    const plan_work one = {.seconds = 1, .use = {[PLAN_CORES] = 2}};
-    plan_simulation sim;
-
-    (void)state;
-    plan_simulation_init(&sim);
-    sim.capacity[PLAN_CORES] = 1;
-    assert_int_equal(
-        plan_simulation_add(&sim, &(plan_op){.stream = PLAN_COMPUTE, .work = &one, .times = 3}),
-        BL_OK);
-    assert_int_equal(plan_simulation_run(&sim), BL_OK);
-    assert_float_equal(ended(&sim, 0), 6, 1e-6);
-    plan_simulation_free(&sim);
-}
-
 static void waiting_in_a_circle_is_an_error(void **state)
 {
     plan_simulation sim;
@@ -127,7 +111,6 @@ int main(void)
         cmocka_unit_test(streams_keep_order_and_wait_for_events),
         cmocka_unit_test(a_full_resource_slows_those_that_use_it),
         cmocka_unit_test(what_is_held_back_leaves_room),
-        cmocka_unit_test(work_may_be_done_several_times),
         cmocka_unit_test(waiting_in_a_circle_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

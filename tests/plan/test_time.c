@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The time of a step: against sums by hand, against an independent model of one node, and the fast
- * prediction against the whole one. */
+/* The time of a step: against sums by hand, and against an independent model of one node. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -167,30 +166,6 @@ static void other_figures_of_that_model(void **state)
     assert_near(predict(&c.input).tokens_per_s, 4388, 0.05);
 }
 
-/* Every combination of placement, group, saved tensors and depth. */
-static void the_fast_prediction_is_near(void **state)
-{
-    static const double ratios[] = {0, 0.3, 0.75, 1}, rates[] = {3e9, 12e9, 50e9};
-    static const unsigned saves[] = {BL_SAVE_S0, BL_SAVE_S3, BL_SAVE_S4};
-    double worst = 0;
-    (void)state;
-    for (int i = 0; i < 4 * 3 * 3 * 2 * 2 * 3; i++) {
-        time_case c;
-        bl_time_estimate fast;
-        time_case_init(&c, i % 2 ? "llama3.1-70b" : "llama3.1-405b");
-        c.input.offload_ratio = ratios[i / 2 % 4];
-        c.input.rates.copy_in_bytes_per_s = rates[i / 8 % 3];
-        c.run.save = saves[i / 24 % 3];
-        c.input.offload_activations = i / 72 % 2;
-        c.input.n_micro = c.input.group = 1 + 3 * (i / 144 % 3);
-        c.input.ring_depth = 2 + i % 2;
-        assert_int_equal(bl_time_predict_fast(&c.input, &fast), BL_OK);
-        double part = fabs(fast.step_s / predict(&c.input).step_s - 1);
-        if (part > worst) worst = part;
-    }
-    if (worst > 0.06) fail_msg("%g %% off", 100 * worst);
-}
-
 /* Layers of two kinds: time adds up between those of each kind alone. */
 static void runs_of_layers_add_up(void **state)
 {
@@ -292,7 +267,6 @@ int main(void)
         cmocka_unit_test(micro_batches_share_a_transfer),
         cmocka_unit_test(the_table_of_one_node),
         cmocka_unit_test(other_figures_of_that_model),
-        cmocka_unit_test(the_fast_prediction_is_near),
         cmocka_unit_test(runs_of_layers_add_up),
         cmocka_unit_test(more_of_anything_is_not_slower),
         cmocka_unit_test(a_picture_of_the_streams),
