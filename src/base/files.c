@@ -545,6 +545,12 @@ bl_status bl_text_format(char **out, const char *format, ...)
     return BL_FAIL(BL_ENOMEM, "a text");
 }
 
+bool bl_text_ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), n_end = strlen(end);
+    return n >= n_end && strcmp(text + n - n_end, end) == 0;
+}
+
 bl_status bl_path_join(const char *dir, const char *name, char **out)
 {
     size_t length = strlen(dir);

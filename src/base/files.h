@@ -120,5 +120,6 @@ void bl_dir_lock_release(bl_dir_lock *lock); /* NULL is fine */
 bl_status bl_path_join(const char *dir, const char *name, char **out);
 /* A printf into a new block that the caller frees. */
 bl_status bl_text_format(char **out, const char *format, ...) BL_PRINTF(2, 3);
+bool bl_text_ends_with(const char *text, const char *end);
 
 #endif

@@ -211,6 +211,11 @@ static bl_memory_item largest_item(const bl_memory_ledger *m, bool of_host)
     return (bl_memory_item)largest;
 }
 
+static double usable_gb(const bl_figure *memory_bytes)
+{
+    return (double)bl_plan_usable_bytes((int64_t)memory_bytes->value) * 1e-9;
+}
+
 static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan_choice *choice)
 {
     char remedies[BL_PLAN_REMEDY_BYTES];
@@ -226,8 +231,8 @@ static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan
         "of which %.1f GB may be used; the largest parts per rank: %s %.1f GB of the GPU, %s %.1f "
         "GB of the host; %s%s",
         c->model.name, c->hardware.name, (double)m->device * 1e-9,
-        0.9 * c->hardware.device_memory_bytes.value * 1e-9, (double)(m->total * n_processes) * 1e-9,
-        0.9 * c->hardware.host_memory_bytes.value * 1e-9, bl_memory_item_name(gpu),
+        usable_gb(&c->hardware.device_memory_bytes), (double)(m->total * n_processes) * 1e-9,
+        usable_gb(&c->hardware.host_memory_bytes), bl_memory_item_name(gpu),
         (double)m->item[gpu].device * 1e-9, bl_memory_item_name(host),
         (double)m->item[host].host * 1e-9,
         remedies[0] ? "it fits with " : "no single change makes it fit", remedies);

@@ -154,28 +154,12 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
     return config_choose_dtype(*device, gpu->name, gpu->capability, dtype);
 }
 
-/* N of "layers.N" or "model.layers.N"; -1: it is neither. */
-static int64_t parse_layer(const char *name)
-{
-    static const char *const heads[] = {"model.layers.", "layers."};
-    char canonical[24];
-
-    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
-        size_t n_head = strlen(heads[i]);
-        if (strncmp(name, heads[i], n_head) != 0) continue;
-        long long layer = strtoll(name + n_head, NULL, 10);
-        snprintf(canonical, sizeof canonical, "%lld", layer);
-        return layer >= 0 && strcmp(name + n_head, canonical) == 0 ? layer : -1;
-    }
-    return -1;
-}
-
 /* The matrices that a name selects, bits, in one layer or, *layer -1, in all. */
 static bl_status parse_module(const char *name, int64_t *layer, unsigned *matrices)
 {
     bl_peft_module module;
 
-    if ((*layer = parse_layer(name)) >= 0) {
+    if ((*layer = bl_peft_layer_parse(name, strlen(name))) >= 0) {
         *matrices = (1u << BL_LAYER_MATRICES) - 1;
         return BL_OK;
     }
@@ -206,7 +190,7 @@ bl_status bl_train_config_bf16_matrices(const bl_train_config *c, int64_t n_laye
     memset(masks, 0, (size_t)n_layers * sizeof *masks);
     for (int64_t i = 0; i < modules->n_items; i++) {
         int64_t layer;
-        unsigned matrices;
+        unsigned matrices = 0;
         BL_TRY(parse_module(modules->items[i], &layer, &matrices));
         if (layer >= n_layers)
             return BL_FAIL(BL_EUSAGE, "compute_bf16_modules: '%s': the model has layers 0 to %lld",

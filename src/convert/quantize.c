@@ -267,12 +267,6 @@ static bl_status refuse_other_content(const quantization *q)
     return st;
 }
 
-static bool ends_with(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 /* Files that go along: all but weights in any form, what is rewritten, and hidden files. */
 static bool is_copied(const char *name)
 {
@@ -283,7 +277,7 @@ static bool is_copied(const char *name)
                                           ".msgpack",     ".onnx",
                                           ".tmp"};
     for (size_t i = 0; i < BL_COUNT(weights); i++)
-        if (ends_with(name, weights[i])) return false;
+        if (bl_text_ends_with(name, weights[i])) return false;
     return name[0] != '.' && strcmp(name, CONFIG) != 0 && strcmp(name, MANIFEST) != 0;
 }
 

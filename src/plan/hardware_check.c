@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "base/sizes.h"
 #include "plan/hardware.h"
 
@@ -17,17 +18,11 @@ static const struct {
               {"_s", 1e-9, 10},
               {"_watts", 1e-3, 1e7}};
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), n_end = strlen(end);
-    return n >= n_end && strcmp(text + n - n_end, end) == 0;
-}
-
 bl_status bl_hardware_check_figure(const char *key, double value)
 {
     size_t i = 0;
 
-    while (i < BL_COUNT(ranges) && !ends_with(key, ranges[i].end)) i++;
+    while (i < BL_COUNT(ranges) && !bl_text_ends_with(key, ranges[i].end)) i++;
     if (i == BL_COUNT(ranges)) return BL_FAIL(BL_EINTERNAL, "%s: a figure without a range", key);
     if (value == 0 || (isfinite(value) && value >= ranges[i].least && value <= ranges[i].most))
         return BL_OK;

@@ -52,6 +52,11 @@ int64_t bl_plan_gpu_available_bytes(const bl_plan_input *in)
     return bl_max_i64(0, (int64_t)free_bytes - bl_plan_communicator_bytes(&in->topology));
 }
 
+int64_t bl_plan_usable_bytes(int64_t available)
+{
+    return available < 0 ? 0 : available / 10 * 9;
+}
+
 static int64_t gpu_bytes(const bl_plan_input *in, const bl_memory_ledger *m)
 {
     return bl_memory_gpu_bytes(m, in->topology.n_here);
@@ -81,7 +86,7 @@ static room room_of(const bl_plan_input *in, const bl_plan *plan)
                : (room){"memory", plan->memory.total, bl_plan_available_bytes(in)};
 }
 
-/* The least with which nine tenths of the memory are enough. A CPU's device memory is host memory: only the disk tier makes room. */
+/* The least with which the usable memory is enough. A CPU's device memory is host memory: only the disk tier makes room. */
 static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
 {
     enum { N_TRIES = 20 };
@@ -92,7 +97,9 @@ static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
         plan->placement.ratio = (double)i / N_TRIES;
         BL_TRY(predict(in, plan->pass.save, plan));
         r = room_of(in, plan);
-        if (r.available < 0 || r.needed <= r.available / 10 * 9 / processes_on_host(in)) break;
+        if (r.available < 0 ||
+            r.needed <= bl_plan_usable_bytes(r.available) / processes_on_host(in))
+            break;
     }
     bl_log_info("offload_ratio auto: %.2f, %.4g of %.4g GB of available %s", plan->placement.ratio,
                 bl_gb(r.needed), bl_gb(r.available), r.name);
@@ -123,7 +130,7 @@ static bool has_room(const bl_plan_input *in, const bl_plan *plan)
     if (plan->memory.total > available / 2 / processes_on_host(in)) return false;
     if (!is_gpu(in)) return true;
     room r = room_of(in, plan);
-    return r.available < 0 || r.needed <= r.available / 10 * 9;
+    return r.available < 0 || r.needed <= bl_plan_usable_bytes(r.available);
 }
 
 static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
@@ -149,7 +156,8 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
     BL_TRY(bl_plan_prepare(in, &with.pass));
     BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.pass, &with.memory));
     room r = room_of(in, &with);
-    if (r.needed > r.available / 10 * 9) return BL_OK; /* nor where that is not known */
+    if (r.needed > bl_plan_usable_bytes(r.available))
+        return BL_OK; /* nor where that is not known */
     bl_log_info("weights are prepared once per visit, in %.4g GB of GPU memory per rank",
                 bl_gb((int64_t)bl_linear_prepared_bytes(&with.pass.prepared)));
     *plan = with;

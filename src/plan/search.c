@@ -145,9 +145,10 @@ typedef struct search {
     bl_plan_choice *choice;
 } search;
 
-static int64_t nine_tenths(int64_t available)
+/* Unlimited where it is not known. */
+static int64_t limit_of(int64_t available)
 {
-    return available < 0 ? INT64_MAX : available / 10 * 9;
+    return available < 0 ? INT64_MAX : bl_plan_usable_bytes(available);
 }
 
 static bl_status predict(const search *s, bl_plan_option *o)
@@ -385,7 +386,7 @@ static bl_status each_shard_size(search *s, const bl_train_config *base)
     return BL_OK;
 }
 
-/* Of which a process may take nine tenths; 0: not known. */
+/* The usable part of the host's memory; 0: not known. */
 static int64_t host_bytes(const search *s)
 {
     return s->host_limit < INT64_MAX ? s->host_limit : 0;
@@ -401,8 +402,8 @@ static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_object
                 .free_keys = free_keys,
                 .objective = objective,
                 .is_of_memory = is_of_memory,
-                .gpu_limit = nine_tenths(bl_plan_gpu_available_bytes(in)),
-                .host_limit = nine_tenths(bl_plan_available_bytes(in)),
+                .gpu_limit = limit_of(bl_plan_gpu_available_bytes(in)),
+                .host_limit = limit_of(bl_plan_available_bytes(in)),
                 .disk_limit = disk > 0 ? disk / in->topology.n_on_host : INFINITY,
                 .choice = out};
 

@@ -98,16 +98,10 @@ done:
     return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "checkpoints of this run") : st;
 }
 
-static bool ends_with(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), end = strlen(suffix);
-    return n >= end && !strcmp(name + n - end, suffix);
-}
-
 /* `path` ends with BL_CHECKPOINT_TMP: it goes, unless it is a step that stepped aside for one that never came. */
 static bl_status clean_path(const char *path)
 {
-    if (ends_with(path, BL_CHECKPOINT_ASIDE)) {
+    if (bl_text_ends_with(path, BL_CHECKPOINT_ASIDE)) {
         char *step;
         BL_TRY(
             bl_text_format(&step, "%.*s", (int)(strlen(path) - strlen(BL_CHECKPOINT_ASIDE)), path));

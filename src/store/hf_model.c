@@ -285,19 +285,13 @@ const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name)
 
 /* ---- the whole list ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t text_length = strlen(text), end_length = strlen(end);
-    return text_length >= end_length && !strcmp(text + text_length - end_length, end);
-}
-
 static bool is_ignored(const char *name)
 {
     static const char *const ends[] = {".input_scale",     ".weight_zero_point",  ".k_scale",
                                        ".v_scale",         "rotary_emb.inv_freq", ".weight_scale",
                                        ".weight_scale_inv"};
     for (size_t i = 0; i < BL_COUNT(ends); i++)
-        if (ends_with(name, ends[i])) return true;
+        if (bl_text_ends_with(name, ends[i])) return true;
     return false;
 }
 

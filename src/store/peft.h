@@ -36,6 +36,9 @@ const char *bl_peft_module_name(bl_peft_module module); /* "q_proj" */
  * projection. */
 bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *layer);
 
+/* N of the n bytes "layers.N" or "model.layers.N"; -1: something else. */
+int64_t bl_peft_layer_parse(const char *name, size_t n);
+
 /* The modules that a list of such names selects, or a regular expression (matched as Python's re.fullmatch
  * does, by PCRE2, against each path): bit m of *targets, module m. Refused, with `refusal` and "where:
  * reason": a name that selects nothing, a module that is selected in some of the n_layers layers only. */

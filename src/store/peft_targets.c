@@ -9,6 +9,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include "base/sizes.h"
 #include "store/peft_internal.h"
 
 /* ---- modules ---- */
@@ -29,23 +30,34 @@ const char *bl_peft_module_name(bl_peft_module module)
 
 /* ---- a list of names ---- */
 
-/* N of the prefix "N.", "layers.N." or "model.layers.N.", n bytes of it; -1: it is none of these. */
-static int64_t parse_layer(const char *prefix, size_t n)
+/* The number that the n bytes are, without sign or leading zeros; -1: something else. */
+static int64_t parse_index(const char *text, size_t n)
 {
-    static const char *const heads[] = {"model.layers.", "layers.", ""};
     char canonical[24];
+    int64_t index = strtoll(text, NULL, 10);
+    int length = snprintf(canonical, sizeof canonical, "%" PRId64, index);
 
-    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+    return index >= 0 && n == (size_t)length && !strncmp(text, canonical, n) ? index : -1;
+}
+
+int64_t bl_peft_layer_parse(const char *name, size_t n)
+{
+    static const char *const heads[] = {"model.layers.", "layers."};
+
+    for (size_t i = 0; i < BL_COUNT(heads); i++) {
         size_t n_head = strlen(heads[i]);
-        if (n <= n_head || strncmp(prefix, heads[i], n_head) != 0) continue;
-        int64_t layer = strtoll(prefix + n_head, NULL, 10);
-        int length = snprintf(canonical, sizeof canonical, "%" PRId64 ".", layer);
-        if (layer >= 0 && n - n_head == (size_t)length &&
-            !strncmp(prefix + n_head, canonical, n - n_head))
-            return layer;
-        return -1;
+        if (n > n_head && !strncmp(name, heads[i], n_head))
+            return parse_index(name + n_head, n - n_head);
     }
     return -1;
+}
+
+/* N of the prefix "N.", "layers.N." or "model.layers.N.", n bytes of it; -1: it is none of these. */
+static int64_t parse_prefix(const char *prefix, size_t n)
+{
+    if (n == 0 || prefix[n - 1] != '.') return -1;
+    int64_t layer = bl_peft_layer_parse(prefix, n - 1);
+    return layer >= 0 ? layer : parse_index(prefix, n - 1);
 }
 
 bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *layer)
@@ -58,7 +70,7 @@ bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *lay
         size_t n_path = strlen(path);
         if (!strcmp(name, path) || !strcmp(name, bl_peft_module_name(*module))) return true;
         if (n <= n_path || strcmp(name + n - n_path, path) != 0) continue;
-        return (*layer = parse_layer(name, n - n_path)) >= 0;
+        return (*layer = parse_prefix(name, n - n_path)) >= 0;
     }
     return false;
 }

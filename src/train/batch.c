@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "chat/template.h"
 #include "plan/memory.h"
-
-enum { IGNORED = -100 };
 
 /* Where the host fills in what the device has at `memory`. */
 static void *on_host(const bl_batches *b, const void *memory)
@@ -84,9 +83,9 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
     }
     for (int64_t t = 0; t < n; t++) {
         bool last = t + 1 == n;
-        float weight = last || s.labels[t + 1] == IGNORED ? 0.0f
-                       : s.weights                        ? s.weights[t + 1]
-                                                          : 1.0f;
+        float weight = last || s.labels[t + 1] == BL_LABEL_MASKED ? 0.0f
+                       : s.weights                                ? s.weights[t + 1]
+                                                                  : 1.0f;
         if (t > 0 && s.document_ids && s.document_ids[t] != s.document_ids[t - 1])
             ends[++b->n_documents] = (int32_t)(T + t);
         ids[T + t] = s.ids[t];
