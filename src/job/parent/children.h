@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "job/internal.h"
+#include "job/links.h"
 
 typedef struct job_child {
     pid_t pid;
@@ -22,21 +23,6 @@ typedef struct job_children {
     int n, n_running, n_ended;
     void *line; /* of bl_log_share_line */
 } job_children;
-
-/* The connections of one host's ranks, before they are started. */
-typedef struct job_host_links {
-    int n_ranks, first_on_host, n_on_host;
-    int *sockets; /* [n_on_host * n_ranks]: of each local rank to each rank of the job; -1: none */
-} job_host_links;
-
-/* Lets this process open n descriptors and some more: up to the hard limit; what is missing then, a call that opens one reports. */
-void job_host_allow_descriptors(size_t n);
-
-/* All -1. BL_ENOMEM. Close it after a failure, too. */
-bl_status job_host_links_create(int n_ranks, int first_on_host, int n_on_host, job_host_links *out);
-/* The ranks of the host with each other. BL_ELIMIT: too few descriptors. */
-bl_status job_host_links_connect(job_host_links *links);
-void job_host_links_close(job_host_links *links);
 
 /* Starts a child for each rank of the host, each in a process group of its own (Ctrl-C reaches the parent alone), with `mask` as its
  * signal mask, no standard input, and of this process's other descriptors none but its own. Closes `links`. After a failure the children that did start are killed.

@@ -24,8 +24,7 @@ static int n_ranks_of(const job_mesh *m)
 
 static int *socket_to(const job_host_links *links, int from, int to)
 {
-    return &links->sockets[(size_t)(from - links->first_on_host) * (size_t)links->n_ranks +
-                           (size_t)to];
+    return job_host_links_at(links, from - links->first_on_host, to);
 }
 
 static bool is_in(const job_place *place, int rank)
