@@ -10,8 +10,10 @@ function(ballast_harden target)
   # Position-independent code for programs; modules of libballast are compiled with -fPIC.
   target_compile_options(${target} INTERFACE
     "$<$<AND:$<COMPILE_LANGUAGE:C>,$<NOT:$<BOOL:$<TARGET_PROPERTY:POSITION_INDEPENDENT_CODE>>>>:-fPIE>")
+  set(type $<TARGET_PROPERTY:TYPE>)
   target_link_options(${target} INTERFACE
-    "$<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:LINKER:-z,relro;LINKER:-z,now;LINKER:-z,noexecstack;-pie>")
+    "$<$<IN_LIST:${type},EXECUTABLE;SHARED_LIBRARY>:LINKER:-z,relro;LINKER:-z,now;LINKER:-z,noexecstack>"
+    "$<$<STREQUAL:${type},EXECUTABLE>:-pie>")
   if(BALLAST_SANITIZE)
     return()
   endif()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# libballast: the LoRA linear layer, the FP8 formats, the pager, devices and communicators, without the trainer. Headers keep their
-# folders under include/ballast; a pkg-config file and a CMake package name the libraries a program must link.
+# libballast, static and shared: the LoRA linear layer, the FP8 formats, the pager, devices and communicators, without the trainer.
+# Headers keep their folders under include/ballast; pkg-config files and a CMake package name the libraries a program must link.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -17,7 +17,7 @@ foreach(module ${library_modules})
 endforeach()
 add_library(libballast STATIC ${library_objects})
 set_target_properties(libballast PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE C)
-add_library(ballast::ballast ALIAS libballast)
+add_library(ballast::ballast_static ALIAS libballast)
 
 if(BALLAST_CUDA AND NOT BALLAST_CUDA_EMULATED)
   string(APPEND BALLAST_LINK_LIBRARIES " -L${CUDAToolkit_LIBRARY_DIR} -lcublasLt -lcudart_static -ldl -lrt")
@@ -31,24 +31,38 @@ if(BALLAST_HAS_MPI)
   string(JOIN " " BALLAST_LINK_LIBRARIES_ALL ${MPI_C_LIBRARIES})
 endif()
 
-set(library_headers
-  base/status.h base/sizes.h base/dtype.h base/host_device.h base/pool.h
-  store/safetensors.h
-  io/reader.h
-  device/device.h device/staging.h device/tensor.h device/timeline.h
-  fp8/fp8.h fp8/codec.h
-  ops/ops.h ops/weight.h ops/matmul.h ops/gemm.h ops/norm.h ops/rope.h ops/attention.h ops/elementwise.h ops/loss_head.h
-  ops/optimizer.h ops/philox.h
-  comm/comm.h job/processes.h ring/gather_ring.h comm/host_memory.h comm/nccl/nccl.h
-  offload/tier.h offload/arena.h offload/pages.h offload/pager.h
-  linear/base.h linear/base_paged.h linear/lora_linear.h linear/prepared.h linear/apply.h
-  linear/layer.h)
-foreach(header ${library_headers})
+# The public headers are those that ballast.h includes.
+file(STRINGS src/ballast.h library_headers REGEX "^#include \"")
+list(TRANSFORM library_headers REPLACE "^#include \"(.*)\"$" "\\1")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/ballast.h)
+foreach(header ballast.h ${library_headers})
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES src/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ballast/${folder})
 endforeach()
 install(TARGETS libballast DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS ballast DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+# The shared library: of the archive, what the public functions need (the launcher and its MPI are not part of it). Sanitizers and the
+# emulated GPU are for tests only.
+set(BALLAST_SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}) # before 1.0 a minor version may change functions
+if(NOT BALLAST_SANITIZE AND NOT BALLAST_CUDA_EMULATED)
+  set(public_symbols ${CMAKE_BINARY_DIR}/public_symbols.txt) # "-Wl,-u,NAME" for each
+  set(public_headers ${library_headers})
+  list(TRANSFORM public_headers PREPEND ${CMAKE_SOURCE_DIR}/src/)
+  add_custom_command(OUTPUT ${public_symbols} DEPENDS ${public_headers} ${CMAKE_SOURCE_DIR}/cmake/public_symbols.cmake
+    COMMAND ${CMAKE_COMMAND} -D "HEADERS=${public_headers}" -D OUTPUT=${public_symbols} -P ${CMAKE_SOURCE_DIR}/cmake/public_symbols.cmake
+    COMMENT "Public symbols" VERBATIM)
+  add_library(libballast_shared SHARED $<TARGET_OBJECTS:bl_build_id> ${public_symbols})
+  target_link_options(libballast_shared PRIVATE @${public_symbols} LINKER:-z,defs,--as-needed)
+  set_target_properties(libballast_shared PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE C LINK_DEPENDS ${public_symbols}
+    VERSION ${PROJECT_VERSION} SOVERSION ${BALLAST_SOVERSION})
+  target_link_libraries(libballast_shared PRIVATE libballast)
+  foreach(module ${library_modules})
+    target_link_libraries(libballast_shared PRIVATE bl_${module})
+  endforeach()
+  add_library(ballast::ballast ALIAS libballast_shared)
+  install(TARGETS libballast_shared DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 
 # Its prefix is where it lies, so that `cmake --install --prefix` and a tree that is moved are right; an absolute folder stays.
 set(BALLAST_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
@@ -62,8 +76,17 @@ foreach(folder INCLUDEDIR LIBDIR)
     set(BALLAST_PC_${folder} "\${prefix}/${CMAKE_INSTALL_${folder}}")
   endif()
 endforeach()
-configure_file(cmake/ballast.pc.in ${CMAKE_BINARY_DIR}/ballast.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/ballast.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+# ballast.pc: the shared library; ballast-static.pc: the archive, with all that it links.
+foreach(name ballast ballast-static)
+  set(BALLAST_PC_LIBS "-lballast")
+  set(BALLAST_PC_LIBS_PRIVATE "${BALLAST_LINK_LIBRARIES} ${BALLAST_LINK_LIBRARIES_ALL} -pthread -lm")
+  if(name STREQUAL "ballast-static")
+    set(BALLAST_PC_LIBS "-l:libballast.a ${BALLAST_LINK_LIBRARIES} -pthread -lm")
+    set(BALLAST_PC_LIBS_PRIVATE "${BALLAST_LINK_LIBRARIES_ALL}")
+  endif()
+  configure_file(cmake/ballast.pc.in ${CMAKE_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()
 
 configure_package_config_file(cmake/ballast-config.cmake.in ${CMAKE_BINARY_DIR}/ballast-config.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ballast PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)

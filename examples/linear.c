@@ -11,8 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/comm.h"
-#include "linear/layer.h"
+#include <ballast/ballast.h>
 
 enum { LAYERS = 4, T = 24, N = 320, R = 8 };
 

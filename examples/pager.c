@@ -13,8 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device/timeline.h"
-#include "offload/pager.h"
+#include <ballast/ballast.h>
 
 enum { N_MATRICES = 24, ROWS = 512, COLS = 1024, RING_DEPTH = 3, N_PASSES = 2 };
 

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "job/processes.h"
-#include "linear/layer.h"
+#include <ballast/ballast.h>
 
 enum { T = 24, N = 320, R = 8 };
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/api.h"
 #include "base/host_device.h"
 
 #ifdef __cplusplus
@@ -34,9 +35,9 @@ typedef enum bl_dtype {
     BL_DTYPE_COUNT
 } bl_dtype;
 
-size_t bl_dtype_bytes(bl_dtype dtype);                /* bytes of one element */
-const char *bl_dtype_name(bl_dtype dtype);            /* "BF16" */
-bool bl_dtype_parse(const char *name, bl_dtype *out); /* false: unknown name */
+BL_API size_t bl_dtype_bytes(bl_dtype dtype);                /* bytes of one element */
+BL_API const char *bl_dtype_name(bl_dtype dtype);            /* "BF16" */
+BL_API bool bl_dtype_parse(const char *name, bl_dtype *out); /* false: unknown name */
 
 BL_HOST_DEVICE float bl_bf16_to_f32(uint16_t bits)
 {
@@ -56,12 +57,12 @@ BL_HOST_DEVICE uint16_t bl_f32_to_bf16(float value)
     return (uint16_t)(bits >> 16);
 }
 
-float bl_f16_to_f32(uint16_t bits); /* exact, subnormals included */
+BL_API float bl_f16_to_f32(uint16_t bits); /* exact, subnormals included */
 /* Round to nearest even; overflow to infinity; NaN stays NaN. */
-uint16_t bl_f32_to_f16(float value);
+BL_API uint16_t bl_f32_to_f16(float value);
 
 /* dst[i] = (float)src[i] for i < count; src holds `dtype`: F32, F16, BF16 or F64. Any alignment. False: other dtype. */
-bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count);
+BL_API bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count);
 
 #ifdef __cplusplus
 }

@@ -22,13 +22,13 @@ enum { BL_POOL_SCRATCH_BYTES = 1 << 20 };
 typedef void (*bl_pool_fn)(void *arg, int64_t index, void *scratch);
 
 /* n_threads >= 1 counts the caller of bl_pool_run: n_threads - 1 threads are started. Owned by the caller. */
-bl_status bl_pool_create(int n_threads, bl_pool **out);
-void bl_pool_destroy(bl_pool *pool); /* NULL is fine */
-int bl_pool_threads(const bl_pool *pool);
+BL_API bl_status bl_pool_create(int n_threads, bl_pool **out);
+BL_API void bl_pool_destroy(bl_pool *pool); /* NULL is fine */
+BL_API int bl_pool_threads(const bl_pool *pool);
 
 /* Calls fn(arg, i, scratch) for each i in [0, n_items), on any of the threads, and returns when all are done. Calls from
  * several threads take turns. fn must not call bl_pool_run of the same pool. */
-void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg);
+BL_API void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,8 @@
 
 #include <stddef.h>
 
+#include "base/api.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -45,26 +47,26 @@ typedef struct bl_error {
 
 /* Records `status` and the formatted text for this thread and returns `status`. Does not touch errno. The text of BL_ENOMEM may be the
  * object alone: "out of memory: " comes before it, in place of an article, where "memory" is not in it. */
-bl_status bl_fail(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
+BL_API bl_status bl_fail(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 
 /* As bl_fail, and appends ": " and strerror(errno). ENOMEM, ENOSPC, EDQUOT and EMFILE turn BL_EIO into the status that fits. */
-bl_status bl_fail_errno(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
+BL_API bl_status bl_fail_errno(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 
 /* Puts the formatted text and ": " before the text recorded on this thread. Returns `status` unchanged. */
-bl_status bl_error_prefix(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
+BL_API bl_status bl_error_prefix(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 
 /* The text of this thread's last failure; valid until its next one. Never NULL. */
-const char *bl_error_text(void);
+BL_API const char *bl_error_text(void);
 
-void bl_error_save(bl_error *out, bl_status status); /* copies this thread's text */
+BL_API void bl_error_save(bl_error *out, bl_status status); /* copies this thread's text */
 /* Sets this thread's text, returns error->status. */
-bl_status bl_error_restore(const bl_error *error);
+BL_API bl_status bl_error_restore(const bl_error *error);
 
 /* The process exit code of notes in docs/reliability.md. */
-int bl_status_exit_code(bl_status status);
+BL_API int bl_status_exit_code(bl_status status);
 
 /* A short name: "ok", "usage", "input", ... */
-const char *bl_status_name(bl_status status);
+BL_API const char *bl_status_name(bl_status status);
 
 #define BL_FAIL(status, ...) bl_fail((status), __VA_ARGS__)
 

@@ -24,7 +24,7 @@ typedef enum bl_lane {
     BL_N_LANES
 } bl_lane;
 
-const char *bl_lane_name(bl_lane lane); /* "compute", "gather", ... */
+BL_API const char *bl_lane_name(bl_lane lane); /* "compute", "gather", ... */
 
 typedef struct bl_span {
     bl_lane lane;
@@ -42,21 +42,23 @@ typedef void (*bl_span_sink)(void *user, const bl_span *span);
 typedef struct bl_timeline bl_timeline;
 
 /* Room for max_spans that are not collected yet; spans beyond are dropped and counted. sink may be NULL. */
-bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink, void *sink_user,
-                             bl_timeline **out);
-void bl_timeline_destroy(bl_timeline *timeline); /* after the streams are idle; NULL is fine */
+BL_API bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink,
+                                    void *sink_user, bl_timeline **out);
+BL_API void
+bl_timeline_destroy(bl_timeline *timeline); /* after the streams are idle; NULL is fine */
 
 /* A span begins and ends where `stream` is at the time of the call. *span is for end; the name is kept, not copied. */
-bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
-                            int item, bl_stream *stream, int *span);
-bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream, int64_t n_bytes);
+BL_API bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name,
+                                   int64_t unit, int item, bl_stream *stream, int *span);
+BL_API bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream,
+                                 int64_t n_bytes);
 
 /* `stream` waits for `event`; the wait counts as a stall on `lane`. */
-bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
-                           int item, bl_stream *stream, bl_event *event);
+BL_API bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name,
+                                  int64_t unit, int item, bl_stream *stream, bl_event *event);
 
 /* Takes in what has finished. Called between steps; begin does so, too, when room runs out. */
-void bl_timeline_collect(bl_timeline *timeline);
+BL_API void bl_timeline_collect(bl_timeline *timeline);
 
 /* Sums over all spans collected since create. */
 typedef struct bl_lane_totals {
@@ -67,8 +69,8 @@ typedef struct bl_timeline_totals {
     bl_lane_totals lane[BL_N_LANES];
     int64_t n_dropped;
 } bl_timeline_totals;
-void bl_timeline_get_totals(const bl_timeline *timeline,
-                            bl_timeline_totals *out); /* zeros for NULL */
+BL_API void bl_timeline_get_totals(const bl_timeline *timeline,
+                                   bl_timeline_totals *out); /* zeros for NULL */
 
 #ifdef __cplusplus
 }

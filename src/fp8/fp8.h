@@ -40,27 +40,29 @@ typedef enum bl_format {
 
 enum { BL_FP8_BLOCK = 128 };
 
-const char *bl_format_name(bl_format format);           /* "fp8_row" */
-bool bl_format_parse(const char *name, bl_format *out); /* false: unknown name */
-bool bl_format_from_dtype(bl_dtype dtype,
-                          bl_format *out); /* the stored format of F32, F16, BF16; else false */
-bool bl_format_is_fp8(bl_format format);
-size_t bl_format_code_bytes(bl_format format); /* of one weight */
+BL_API const char *bl_format_name(bl_format format);           /* "fp8_row" */
+BL_API bool bl_format_parse(const char *name, bl_format *out); /* false: unknown name */
+BL_API bool
+bl_format_from_dtype(bl_dtype dtype,
+                     bl_format *out); /* the stored format of F32, F16, BF16; else false */
+BL_API bool bl_format_is_fp8(bl_format format);
+BL_API size_t bl_format_code_bytes(bl_format format); /* of one weight */
 /* Bytes of the codes of a rows x cols matrix, and the number of its scales. False: more than a size_t can
  * count. */
-bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes,
-                     size_t *n_scales);
+BL_API bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes,
+                            size_t *n_scales);
 
 /* ---- quantising. `src` and `codes` begin at row `row_begin` of the projection and hold rows [row_begin,
  * row_end). ---- */
 
 /* fp8_row; scales[row_end - row_begin]. Errors name the row of the projection and the column. */
-bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
-                              int64_t row_end, int64_t cols, uint8_t *codes, float *scales);
+BL_API bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src,
+                                     int64_t row_begin, int64_t row_end, int64_t cols,
+                                     uint8_t *codes, float *scales);
 
 /* fp8_block, whole: rows [0, rows) and scales[ceil(rows/128)][ceil(cols/128)]. */
-bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
-                                int64_t cols, uint8_t *codes, float *scales);
+BL_API bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
+                                       int64_t cols, uint8_t *codes, float *scales);
 
 /* fp8_block in three steps, for a rank that holds some rows only. It takes the absmax over all rows of the
  * blocks it has a part in (up to 127 rows on either side are its neighbours'), makes scales of them, and
@@ -69,28 +71,31 @@ bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, 
 
 /* absmax[i][j] = max(absmax[i][j], max |src| over the part of block (i, j) at hand): rows may come piece by
  * piece. */
-bl_status bl_fp8_block_absmax(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
-                              int64_t row_end, int64_t cols, float *absmax);
+BL_API bl_status bl_fp8_block_absmax(bl_pool *pool, bl_dtype dtype, const void *src,
+                                     int64_t row_begin, int64_t row_end, int64_t cols,
+                                     float *absmax);
 /* scale = absmax / 448, or 1; absmax finite, >= 0. */
-float bl_fp8_scale(float absmax);
-bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
-                              int64_t row_end, int64_t cols, const float *scales, uint8_t *codes);
+BL_API float bl_fp8_scale(float absmax);
+BL_API bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *src,
+                                     int64_t row_begin, int64_t row_end, int64_t cols,
+                                     const float *scales, uint8_t *codes);
 
 /* ---- and back: any format ---- */
 
 /* dst[(row - row_begin) * ld + col - col_begin] = the value at (row, col), for the tile [row_begin, row_end)
  * x [col_begin, col_end) of the matrix of `cols` columns that begins at `codes` and `scales`. ld >= col_end -
  * col_begin. */
-void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *scales, int64_t cols,
-                            int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end,
-                            float *dst, int64_t ld);
+BL_API void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *scales,
+                                   int64_t cols, int64_t row_begin, int64_t row_end,
+                                   int64_t col_begin, int64_t col_end, float *dst, int64_t ld);
 
 /* The whole matrix: dst[rows][cols]. */
-void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const float *scales,
-                       int64_t rows, int64_t cols, float *dst);
+BL_API void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes,
+                              const float *scales, int64_t rows, int64_t cols, float *dst);
 
 /* dst[cols][rows] = src[rows][cols], codes of one byte. */
-void bl_fp8_transpose(bl_pool *pool, const uint8_t *src, int64_t rows, int64_t cols, uint8_t *dst);
+BL_API void bl_fp8_transpose(bl_pool *pool, const uint8_t *src, int64_t rows, int64_t cols,
+                             uint8_t *dst);
 
 #ifdef __cplusplus
 }

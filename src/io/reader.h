@@ -42,13 +42,15 @@ enum {
 typedef struct bl_io_files bl_io_files;
 
 /* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has it. */
-bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, bl_io_files **out);
+BL_API bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct,
+                                  bl_io_files **out);
 /* How files are read is warned of once; with this, once for both. `other` must outlive `files`; before readers
  * of `files` are made. */
-void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
+BL_API void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
 /* Of file `index`, to ask what it is: borrowed. */
-int bl_io_files_descriptor(const bl_io_files *files, int index);
-void bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
+BL_API int bl_io_files_descriptor(const bl_io_files *files, int index);
+BL_API void
+bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
 
 /* ---- the reader ---- */
 
@@ -83,19 +85,20 @@ typedef struct bl_reader bl_reader;
 /* `files` is borrowed as long as the reader lives. Owns queue_depth buffers of chunk_bytes and a little.
  * The first of the readers of `files` warns when io_uring or the registration of memory is refused.
  * BL_ENOMEM, BL_ELIMIT. */
-bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files, bl_reader **out);
+BL_API bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files,
+                                  bl_reader **out);
 /* Waits for the requests that are in the kernel and drops those that are not; NULL is fine. */
-void bl_reader_destroy(bl_reader *reader);
+BL_API void bl_reader_destroy(bl_reader *reader);
 
 /* The engine in use: "uring" or "pread". */
-const char *bl_reader_engine_name(const bl_reader *reader);
+BL_API const char *bl_reader_engine_name(const bl_reader *reader);
 
 typedef struct bl_reader_stats {
     int64_t n_bytes; /* delivered */
     int64_t n_requests;
     double wait_s; /* that bl_reader_wait and bl_reader_next slept */
 } bl_reader_stats;
-void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out);
+BL_API void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out);
 
 /* ---- reads into memory of the caller's ---- */
 
@@ -114,9 +117,9 @@ typedef struct bl_io_read {
 } bl_io_read;
 
 /* Queues a read and returns. BL_EINTERNAL while a stream is open. */
-bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read);
+BL_API bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read);
 /* Returns when the read is done, with its status: dst is filled, or holds anything. */
-bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
+BL_API bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
 
 /* ---- ranges in order ---- */
 
@@ -136,11 +139,11 @@ typedef struct bl_io_chunk {
 /* Begins to read the ranges, which are borrowed until bl_reader_stream_end. A range of at most chunk_bytes
  * arrives as one chunk; an empty one does not arrive. BL_EINTERNAL while another stream or a read is under
  * way. */
-bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t n_ranges);
+BL_API bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t n_ranges);
 /* The next chunk; the one before is handed back. A failure ends the stream. */
-bl_status bl_reader_next(bl_reader *reader, bl_io_chunk *out);
+BL_API bl_status bl_reader_next(bl_reader *reader, bl_io_chunk *out);
 /* Ends the stream wherever it is. Without an open stream it does nothing. */
-void bl_reader_stream_end(bl_reader *reader);
+BL_API void bl_reader_stream_end(bl_reader *reader);
 
 #ifdef __cplusplus
 }

@@ -33,7 +33,7 @@ typedef struct bl_comm_processes {
 /* Collective among the ranks; strings are borrowed for the call. Destroy the communicators split from *out before it: destroying *out waits for the other
  * ranks to do the same, or for deadline_s, and closes the connections. BL_EUSAGE: a wrong value, a secret that others do not have, or ranks of different
  * builds; BL_ERANK names who did not come; BL_ELIMIT: too few descriptors. */
-bl_status bl_comm_create_processes(const bl_comm_processes *job, bl_comm **out);
+BL_API bl_status bl_comm_create_processes(const bl_comm_processes *job, bl_comm **out);
 
 #ifdef __cplusplus
 }

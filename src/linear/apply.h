@@ -28,10 +28,10 @@ typedef struct bl_linear_use {
 /* bl_lora_linear_forward and bl_lora_linear_backward with the matrix acquired for `stream`. The unit
  * stays acquired: releasing it is the caller's (bl_base_release, and bl_linear_prepared_forget). Errors: those of bl_base_acquire
  * and of the products. */
-bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T, bl_tensor x,
-                          bl_tensor y);
-bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T, bl_tensor x,
-                              bl_tensor dy, bl_tensor dx);
+BL_API bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T,
+                                 bl_tensor x, bl_tensor y);
+BL_API bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T,
+                                     bl_tensor x, bl_tensor dy, bl_tensor dx);
 
 #ifdef __cplusplus
 }

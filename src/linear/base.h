@@ -55,7 +55,7 @@ typedef struct bl_base_layout {
 
 /* Fills parts, offsets and sizes from n_shards, n_units, n_matrices and each weight's rows, cols and segments. BL_EINPUT when a size
  * overflows. */
-bl_status bl_base_layout_finish(bl_base_layout *layout);
+BL_API bl_status bl_base_layout_finish(bl_base_layout *layout);
 
 /* The parts of a layout one after the other: of a matrix, of the matrices of a unit, of unit after unit.
  *   for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) use(w.part); */
@@ -69,34 +69,35 @@ typedef struct bl_base_walk {
 } bl_base_walk;
 
 /* Goes on to the next part, or the first; false: there is none. */
-bool bl_base_next(bl_base_walk *walk);
-int64_t bl_base_part_count(const bl_base_layout *layout);
+BL_API bool bl_base_next(bl_base_walk *walk);
+BL_API int64_t bl_base_part_count(const bl_base_layout *layout);
 
 /* The rows [*begin, *end) of the part that shard `shard` really holds (may be none). */
-void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int64_t *end);
+BL_API void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int64_t *end);
 
 typedef struct bl_base bl_base;
 
 /* layout and shards (layout->shard_bytes, device memory) are borrowed until the base is destroyed. Resident: n_shards must be 1. */
-bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out);
+BL_API bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards,
+                                         bl_base **out);
 
 /* Of a base whose weights have checksums (base_paged.h): BL_EINPUT names the first page that has changed since it was loaded. With the
  * streams idle. Other bases: BL_OK. */
-bl_status bl_base_verify(bl_base *base);
+BL_API bl_status bl_base_verify(bl_base *base);
 
-void bl_base_destroy(bl_base *base); /* NULL is fine */
+BL_API void bl_base_destroy(bl_base *base); /* NULL is fine */
 
 /* The three return at once; the work is on streams. Errors: BL_EINTERNAL for a unit or matrix that there is none of, or an order against
  * the rules; a failed stream's error; of a reader or communicator, as offload/pager.h and comm/comm.h say. */
 
 /* A hint that `unit` comes soon, given in the order of use and never for a unit that comes after a whole_ring one which is still to
  * be acquired: that one needs every slot. All ranks of a shard group make the same calls in the same order. */
-bl_status bl_base_prefetch(bl_base *base, int64_t unit);
+BL_API bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
 /* *out: the matrix, codes and scales in device memory, its codes valid for tasks queued on `stream` until the unit's release. */
-bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
-                          bl_weight *out);
-bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
+BL_API bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
+                                 bl_weight *out);
+BL_API bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
 
 #ifdef __cplusplus
 }

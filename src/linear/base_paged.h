@@ -14,16 +14,16 @@ extern "C" {
 /* The parts of the layout are the first pages of `pages`, in order, each of
  * its part's shard_bytes. pages (sealed) and layout are borrowed until the base is destroyed; options->comm is the shard group (NULL when
  * n_shards is 1). */
-bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
-                               const bl_pager_options *options, bl_base **out);
+BL_API bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
+                                      const bl_pager_options *options, bl_base **out);
 /* Device memory of its ring, for plans: is_resident[bl_base_part_count(layout)] says of each page
  * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
-                                int ring_depth);
+BL_API size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
+                                       int ring_depth);
 /* Host memory of its reader, likewise, with the pages that lie on disk; bounces: the host cannot write device memory; queue_depth: as in
  * the options. */
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
-                                  bool bounces, int queue_depth);
+BL_API size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
+                                         bool bounces, int queue_depth);
 
 #ifdef __cplusplus
 }

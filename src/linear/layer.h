@@ -91,34 +91,34 @@ typedef struct bl_linear_memory {
 } bl_linear_memory;
 
 /* What create takes, without taking it. Errors: as bl_linear_stack_create's for specs and options. */
-bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,
-                               const bl_linear_spec *specs, bl_linear_memory *out);
+BL_API bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,
+                                      const bl_linear_spec *specs, bl_linear_memory *out);
 
 /* Reads, quantizes and stores this rank's rows. A is uniform in [-1/sqrt(cols), 1/sqrt(cols)), B zero.
  * Collective over the group; specs and options are equal on all ranks but for where rows come from,
  * dir and pin. A rank that fails aborts its job (bl_comm_abort), so that no other waits for it.
  * BL_EUSAGE: an option or spec, or ranks that differ; BL_EINPUT: a weight that is not finite, dir;
  * BL_ENOMEM, BL_ELIMIT, BL_EIO: memory and files; the error of read_rows. */
-bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_layers,
-                                 const bl_linear_spec *specs, bl_linear_stack **out);
+BL_API bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_layers,
+                                        const bl_linear_spec *specs, bl_linear_stack **out);
 /* After the streams of its calls are idle; NULL is fine. Page files stay, for the next start. */
-void bl_linear_stack_destroy(bl_linear_stack *stack);
+BL_API void bl_linear_stack_destroy(bl_linear_stack *stack);
 
 /* Borrowed until the stack is destroyed; NULL unless layer is in [0, n_layers). */
-bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer);
+BL_API bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer);
 
 /* All layers' LoRA weights, A before B in order of layers, each from a multiple of 64 floats on with
  * zeros between: *n_floats (may be NULL) of device memory. Gradients likewise; NULL with
  * forward_only. */
-float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats);
-float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_floats);
+BL_API float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats);
+BL_API float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_floats);
 
 /* Dropout's keys in the calls that follow: a mask depends on the seed, `step`, the layer, and of each
  * token its sample and position. forward and backward of a step need the same. sample, position:
  * device memory, of T elements each in every call, borrowed until the next such call; NULL: 0, and the
  * token's index. At first: step 0, NULL, NULL. */
-void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step, const int64_t *sample,
-                                 const int32_t *position);
+BL_API void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step,
+                                        const int64_t *sample, const int32_t *position);
 
 /* Views into the two vectors; B follows A. r 0: all NULL. */
 typedef struct bl_linear_lora_view {
@@ -126,7 +126,7 @@ typedef struct bl_linear_lora_view {
     float *A, *B;   /* (r, cols), (rows, r) */
     float *dA, *dB; /* overwritten by backward */
 } bl_linear_lora_view;
-bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
+BL_API bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
 
 /* Queue themselves on `stream`, of the stack's device, and return. x, dx (T, cols), y, dy (T, rows):
  * device memory, row-major, fp32 on the CPU and bf16 on CUDA. Calls on different streams are ordered
@@ -136,13 +136,13 @@ bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
  * neither x nor dy.
  * BL_EUSAGE: an argument that is NULL or of another dtype, by its name; T beyond max_tokens; backward with
  * forward_only. Else the error of stream or group. */
-bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T, bl_tensor x,
-                                  bl_tensor y);
-bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
-                                   bl_tensor x, bl_tensor dy, bl_tensor dx);
+BL_API bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
+                                         bl_tensor x, bl_tensor y);
+BL_API bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
+                                          bl_tensor x, bl_tensor dy, bl_tensor dx);
 
 /* Checks stored rows against the checksums of when they were written; streams idle. BL_EINPUT. */
-bl_status bl_linear_stack_verify(bl_linear_stack *stack);
+BL_API bl_status bl_linear_stack_verify(bl_linear_stack *stack);
 
 #ifdef __cplusplus
 }

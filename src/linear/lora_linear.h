@@ -62,21 +62,22 @@ typedef struct bl_lora_linear {
 
 /* out[i] = element begin + i of A's first values, i < count, A (r,K) row-major: uniform in [-1/sqrt(K), 1/sqrt(K)) (PEFT's
  * kaiming_uniform with a = sqrt 5), a function of (seed, layer, projection, element) alone. Host memory. */
-void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K, int64_t begin,
-                        int64_t count, float *out);
+BL_API void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K,
+                               int64_t begin, int64_t count, float *out);
 
 /* Bytes of the workspace on such a device; 0 is possible. Of `linear`, the weight's shape and formats, the
  * parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes are read; on the CPU the weight's columns alone. */
-size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear, int64_t T);
+BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear,
+                                             int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */
-bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
-                                 bl_tensor x, bl_tensor y);
+BL_API bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                                        bl_tensor x, bl_tensor y);
 
 /* dx (T,K) and the parts' dA, dB are overwritten; none for dx skips it. x is the forward's input. dx overlaps neither x nor dy.
  * T = 0 sets dA and dB to zero. */
-bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
-                                  bl_tensor x, bl_tensor dy, bl_tensor dx);
+BL_API bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
+                                         bl_tensor x, bl_tensor dy, bl_tensor dx);
 
 #ifdef __cplusplus
 }

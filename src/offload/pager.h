@@ -59,29 +59,29 @@ typedef struct bl_pager_options {
 typedef struct bl_pager bl_pager;
 
 /* pages must be sealed and is borrowed until destroy; units are copied. */
-bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
-                          const bl_pager_unit *units, bl_pager **out);
-void bl_pager_destroy(bl_pager *pager); /* NULL is fine */
+BL_API bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
+                                 const bl_pager_unit *units, bl_pager **out);
+BL_API void bl_pager_destroy(bl_pager *pager); /* NULL is fine */
 
 /* As those of ring/gather_ring.h. */
-bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
-bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
-                           const void **out);
-bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream);
+BL_API bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
+BL_API bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
+                                  const void **out);
+BL_API bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream);
 
 /* What create takes, for plans: device memory of the ring; host memory of the bounce buffer (not where the host can write device memory
  * itself) and of the reader's buffers, for a queue_depth as in the options. specs[] describes the pages that units name. SIZE_MAX: more
  * than can be counted. */
-size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth,
-                           int64_t n_units, const bl_pager_unit *units);
-size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
-                           int64_t n_units, const bl_pager_unit *units);
+BL_API size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_depth,
+                                  int64_t n_units, const bl_pager_unit *units);
+BL_API size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
+                                  int64_t n_units, const bl_pager_unit *units);
 
 /* Checks all pages against their checksums: host memory where it lies, device memory through a staging buffer, disk pages by reading
  * them through a buffer of the largest one's size. With the streams idle. BL_EINPUT names the first damaged page. */
-bl_status bl_pager_verify(bl_pager *pager);
+BL_API bl_status bl_pager_verify(bl_pager *pager);
 /* The invariants of ring and pages; BL_EINTERNAL says which is broken. */
-bl_status bl_pager_validate(const bl_pager *pager);
+BL_API bl_status bl_pager_validate(const bl_pager *pager);
 
 #ifdef __cplusplus
 }

@@ -38,52 +38,52 @@ typedef struct bl_pages_options {
 } bl_pages_options;
 
 /* What writing a page file takes beside the pages, until they are sealed: of one of n_on_host. */
-size_t bl_pages_writing_bytes(int n_on_host);
+BL_API size_t bl_pages_writing_bytes(int n_on_host);
 
 typedef struct bl_pages bl_pages;
 
 /* Takes all memory and opens or begins the page file. BL_ENOMEM; BL_ELIMIT names dir, the bytes needed and those free; BL_EIO, also
  * when dir is not there or not a directory. */
-bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
-                          const bl_page_spec *specs, bl_pages **out);
-void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
+BL_API bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
+                                 const bl_page_spec *specs, bl_pages **out);
+BL_API void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
 
 /* Whether the disk pages were found complete: write of a disk page is then an error. */
-bool bl_pages_has_disk(const bl_pages *pages);
+BL_API bool bl_pages_has_disk(const bl_pages *pages);
 
 /* Bytes [offset, offset + n_bytes) of a page, given in order from 0 on, no other page's in between; the memory of `bytes` is the host's. For
  * a page in memory that the host can write itself (host tier, bl_device_host_writes), bytes may be bl_pages_memory + offset: nothing is copied then.
  * Another order is BL_EINTERNAL. After a failure the page file is gone. */
-bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes,
-                         size_t n_bytes);
+BL_API bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes,
+                                size_t n_bytes);
 /* A number of the caller's beside each page, 0 at first: what the page was made from, say. It is set before seal, and kept in the list of
  * the page file, where a later run finds it with the page. */
-void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
-uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);
+BL_API void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
+BL_API uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);
 /* All pages are written: makes the page file durable, opens it for readers. BL_EUSAGE: meanwhile a run with other tiers wrote the same file. */
-bl_status bl_pages_seal(bl_pages *pages);
+BL_API bl_status bl_pages_seal(bl_pages *pages);
 
-const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
-int64_t bl_pages_count(const bl_pages *pages);
+BL_API const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
+BL_API int64_t bl_pages_count(const bl_pages *pages);
 /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory. */
-void *bl_pages_memory(const bl_pages *pages, int64_t page);
+BL_API void *bl_pages_memory(const bl_pages *pages, int64_t page);
 /* What the pages of a tier take, each rounded up to BL_DEVICE_ALIGNMENT_BYTES, which is BL_IO_ALIGN_BYTES. */
-size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
+BL_API size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
 
 /* For readers: the files (one, or none: NULL) and a disk page's place in file 0; a page's stored bytes are n_bytes. */
-bl_io_files *bl_pages_files(const bl_pages *pages);
-int64_t bl_pages_offset(const bl_pages *pages, int64_t page);
+BL_API bl_io_files *bl_pages_files(const bl_pages *pages);
+BL_API int64_t bl_pages_offset(const bl_pages *pages, int64_t page);
 
 /* Compares bytes (host memory, the page's n_bytes) with the page's checksum. BL_EINPUT: "FILE: page NAME at OFFSET: checksum ...", or
  * "memory of page NAME: ...". */
-bl_status bl_pages_check(const bl_pages *pages, int64_t page, const void *bytes);
+BL_API bl_status bl_pages_check(const bl_pages *pages, int64_t page, const void *bytes);
 /* The same for a page in memory, that of the device through `staging`, with nothing queued that writes it; BL_OK for others. */
-bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page, bl_staging *staging);
+BL_API bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page, bl_staging *staging);
 /* After a disk page was found damaged twice: removes the list, so that the next run writes the file anew. */
-void bl_pages_distrust_disk(bl_pages *pages);
+BL_API void bl_pages_distrust_disk(bl_pages *pages);
 /* Reads a whole disk page through `staging` into memory of either space and checks it; also before seal when has_disk. For small pages
  * (scales). After a failure dst holds anything. */
-bl_status bl_pages_read(const bl_pages *pages, int64_t page, bl_staging *staging, void *dst);
+BL_API bl_status bl_pages_read(const bl_pages *pages, int64_t page, bl_staging *staging, void *dst);
 
 #ifdef __cplusplus
 }

@@ -34,7 +34,7 @@ typedef struct bl_attention_forward_args {
     bl_tensor q, k, v, o;
     float *lse;
 } bl_attention_forward_args;
-bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
+BL_API bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
 
 /* Gradients of the above (position_offset 0). dq, dk, dv have the strides of q, k, v and are
  * overwritten. delta (T, n_heads) is scratch: delta_ih = do_i . o_i. do_ and o have o_stride. In
@@ -48,7 +48,7 @@ typedef struct bl_attention_backward_args {
     const float *lse;
     float *delta;
 } bl_attention_backward_args;
-bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args);
+BL_API bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args);
 
 #ifdef __cplusplus
 }

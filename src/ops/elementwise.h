@@ -15,7 +15,7 @@ typedef struct bl_swiglu_forward_args {
     int64_t T, I;
     bl_tensor gate_up, h;
 } bl_swiglu_forward_args;
-bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
+BL_API bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 
 /* dg = dh u sigma(g) (1 + g (1 - sigma(g))), du = dh silu(g). d_gate_up (T, 2I) overwritten; may be gate_up
  * itself. */
@@ -23,7 +23,7 @@ typedef struct bl_swiglu_backward_args {
     int64_t T, I;
     bl_tensor gate_up, dh, d_gate_up;
 } bl_swiglu_backward_args;
-bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
+BL_API bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
 
 /* y_i = a_i + b_i for i < n; y may be a or b. All are of one dtype; CUDA: fp32
  * or bf16. */
@@ -34,7 +34,7 @@ typedef struct bl_add_args {
      * the rank's workers belong. Not looked at on CUDA; the result is the same. */
     bool without_workers;
 } bl_add_args;
-bl_status bl_add(bl_stream *stream, const bl_add_args *args);
+BL_API bl_status bl_add(bl_stream *stream, const bl_add_args *args);
 
 /* y_i += x_i for i < n. Both are of one dtype; CUDA: fp32 or bf16. */
 typedef struct bl_accumulate_args {
@@ -42,7 +42,7 @@ typedef struct bl_accumulate_args {
     bl_tensor x, y;
     bool without_workers; /* as of bl_add */
 } bl_accumulate_args;
-bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
+BL_API bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
 
 /* y_i = x_i for i < n, from one dtype to another (the compute copies of LoRA weights), rounded to nearest
  * even. Every device: fp32 or bf16 on either side. y does not overlap x. */
@@ -50,7 +50,7 @@ typedef struct bl_cast_args {
     int64_t n;
     bl_tensor x, y;
 } bl_cast_args;
-bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
+BL_API bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
 
 /* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1 / (1 - p).
  * The random number is a function (Philox 4x32-10, Salmon et al. 2011) of (seed, step, sample[t],
@@ -70,7 +70,7 @@ typedef struct bl_dropout_args {
     const int32_t *position;
     bl_tensor x, y;
 } bl_dropout_args;
-bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
+BL_API bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 
 /* y (T, H) = rows ids[t] of table (V, H), converted from its dtype (F32, F16, BF16). The ids are < V: the
  * caller has checked. The table may lie in host memory. */
@@ -79,7 +79,7 @@ typedef struct bl_embedding_args {
     const int32_t *ids;
     bl_tensor table, y;
 } bl_embedding_args;
-bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
+BL_API bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
 
 #ifdef __cplusplus
 }

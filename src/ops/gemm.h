@@ -21,36 +21,36 @@ extern "C" {
 #endif
 
 /* C (M,N) = alpha op(A) op(B) + beta C; op(A) (M,K), op(B) (K,N); op transposes when asked. */
-bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
-                          int64_t K, float alpha, const float *A, int64_t lda, const float *B,
-                          int64_t ldb, float beta, float *C, int64_t ldc);
+BL_API bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                                 int64_t K, float alpha, const float *A, int64_t lda,
+                                 const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
 
 /* The frozen matrix W (N,K) = w (rows, cols) is decoded piece by piece into the workers' scratch; no fp32
  * copy of it exists. */
 
 /* y (T,N) = x (T,K) W^T + beta y */
-bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
-                                const bl_weight *w, float beta, float *y, int64_t ldy);
+BL_API bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
+                                       const bl_weight *w, float beta, float *y, int64_t ldy);
 
 /* dx (T,K) = dy (T,N) W + beta dx */
-bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
-                                const bl_weight *w, float beta, float *dx, int64_t lddx);
+BL_API bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
+                                       const bl_weight *w, float beta, float *dx, int64_t lddx);
 
 /* The library underneath: "onednn" or "openblas". */
-const char *bl_cpu_gemm_library(void);
+BL_API const char *bl_cpu_gemm_library(void);
 
 /* Has the library take for good what its first products would take; without it, they do. Call it while memory is there: before
  * threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no memory be executed. */
-bl_status bl_cpu_gemm_prepare(void);
+BL_API bl_status bl_cpu_gemm_prepare(void);
 
 /* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines where they differ may round products
  * differently. */
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
-void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
+BL_API void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
 /* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of bl_device_find_cuda. */
 enum { BL_CUDA_GEMM_TEXT_BYTES = 320 };
-bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES]);
+BL_API bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 
 #ifdef __cplusplus
 }

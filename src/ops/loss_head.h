@@ -38,10 +38,10 @@ typedef struct bl_loss_head_args {
     float *logp;
     double *loss_sum;
 } bl_loss_head_args;
-bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args);
+BL_API bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args);
 
 /* T: the largest that a call will have; not looked at on the CPU, nor is H. */
-size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V);
+BL_API size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V);
 
 #ifdef __cplusplus
 }

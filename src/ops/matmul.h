@@ -25,7 +25,7 @@ typedef struct bl_matmul_args {
     void *scratch;
     size_t scratch_bytes;
 } bl_matmul_args;
-bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
+BL_API bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 
 /* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always.
  * BF16: the matrix is dequantized to bf16. The reference.
@@ -44,17 +44,17 @@ typedef enum bl_matmul_fallback {
 } bl_matmul_fallback;
 
 /* One word, for metrics: "format", "shape", "capability", "refused". */
-const char *bl_matmul_fallback_name(bl_matmul_fallback reason);
+BL_API const char *bl_matmul_fallback_name(bl_matmul_fallback reason);
 /* The reason in words: "it is not stored in one FP8 format". */
-const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
+BL_API const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
 
 /* Whether a GPU of this compute capability (10 x major + minor) has the FP8 products: scales per row and per block are
  * Hopper's. The one owner of this decision: products, the configuration and plans ask here. */
-bool bl_matmul_has_fp8(int capability);
+BL_API bool bl_matmul_has_fp8(int capability);
 
 /* counts[reason] = how many products the device's streams were given so far that fell back, queued or run. The first of each reason is
  * logged. Zeros on the CPU. From any thread. */
-bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
+BL_API bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
 /* What products make of a frozen matrix before they multiply: the matrix in bf16, or its codes transposed and its scales stacked. Two
  * products that are given the same object make each of these once, and compute the bits that they would have computed without. The object
@@ -85,24 +85,26 @@ typedef struct bl_matmul_weight_args {
      * *is_refused = true. Not written otherwise. */
     bool *is_refused;
 } bl_matmul_weight_args;
-bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
+BL_API bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
 
 /* The mode of that product on a CUDA device that has FP8 products, as far as the matrix and T decide it: no GPU is asked, and cuBLASLt may
  * still refuse. mode, T, the weight's shape and formats are read; codes NULL: segments without gaps. *reason (may be NULL): why FP8
  * became BF16; else not written. */
-bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args, bl_matmul_fallback *reason);
+BL_API bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args,
+                                            bl_matmul_fallback *reason);
 
 /* *out: whether the product is known to come out as *is_refused = true. On the CPU, and where bf16 is asked for: false. */
-bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
-                                      bool *out);
+BL_API bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
+                                             bool *out);
 
 /* forward, mode, T, the weight's shape and formats and prepared->memory_bytes are read, other pointers are not. Does not shrink as T grows. */
-size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
+BL_API size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind,
+                                             const bl_matmul_weight_args *args);
 
 /* Bytes of prepared memory for both directions; mode and the weight's shape and formats are read. 0 where nothing needs to be made: on
  * the CPU, and of a matrix that is stored in bf16. In the FP8 mode of any weight: what falls back
  * to bf16 is dequantized there where it is large enough (as that of BF16 would be), else in scratch. */
-size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
+BL_API size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,7 @@ typedef struct bl_rmsnorm_forward_args {
     const float *w;
     float *rstd;
 } bl_rmsnorm_forward_args;
-bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
+BL_API bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
 
 /* dx_th (+)= rstd_t (dy_th w_h - x_th rstd_t^2 mean_k(dy_tk w_k x_tk)). The weight is frozen: no dw.
  * x (T,H), w (H), rstd (T) of the forward, dy (T,H) read; dx (T,H) overwritten when accumulate is 0, else
@@ -30,7 +30,7 @@ typedef struct bl_rmsnorm_backward_args {
     bl_tensor x, dy, dx;
     const float *w, *rstd;
 } bl_rmsnorm_backward_args;
-bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args);
+BL_API bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args);
 
 #ifdef __cplusplus
 }

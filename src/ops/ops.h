@@ -30,7 +30,7 @@ extern "C" {
 #endif
 
 /* Of activations and their gradients on such a device. */
-bl_dtype bl_act_dtype(bl_device_kind kind);
+BL_API bl_dtype bl_act_dtype(bl_device_kind kind);
 
 #ifdef __cplusplus
 }

@@ -24,7 +24,7 @@ typedef struct bl_adamw_args {
     const float *grad;
     float *w, *m, *v;
 } bl_adamw_args;
-bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args);
+BL_API bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args);
 
 /* *sum += sum_i x_i^2, in double, in an order that depends on n alone. */
 typedef struct bl_sum_squares_args {
@@ -32,7 +32,7 @@ typedef struct bl_sum_squares_args {
     const float *x;
     double *sum;
 } bl_sum_squares_args;
-bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args);
+BL_API bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args);
 
 /* torch.nn.utils.clip_grad_norm_: norm = sqrt(*sum_squares); *grad_scale = min(1, max_norm / (norm + 1e-6));
  * max_norm 0 = no clipping (1). */
@@ -41,7 +41,7 @@ typedef struct bl_clip_scale_args {
     const double *sum_squares;
     double *norm, *grad_scale;
 } bl_clip_scale_args;
-bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args);
+BL_API bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args);
 
 #ifdef __cplusplus
 }

@@ -22,12 +22,12 @@ typedef struct bl_rope_args {
     const float *cos_table, *sin_table;
     bl_tensor x;
 } bl_rope_args;
-bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
+BL_API bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 
 /* Host function, on host memory: cos and sin of p * inv_freq[i] for n_positions positions p from
  * first_position on, i < half, angles and functions in double. */
-void bl_rope_fill_tables(int64_t first_position, int64_t n_positions, int64_t half,
-                         const double *inv_freq, float *cos_table, float *sin_table);
+BL_API void bl_rope_fill_tables(int64_t first_position, int64_t n_positions, int64_t half,
+                                const double *inv_freq, float *cos_table, float *sin_table);
 
 #ifdef __cplusplus
 }

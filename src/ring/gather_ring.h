@@ -83,32 +83,33 @@ typedef struct bl_gather_ring bl_gather_ring;
 
 /* units[n_units] is copied. The ring takes max(depth * slot bytes, the largest whole_ring unit) of device memory, where slot bytes
  * is the largest other unit. */
-bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
-                                const bl_gather_unit *units, bl_gather_ring **out);
-void bl_gather_ring_destroy(bl_gather_ring *ring); /* after all streams are idle; NULL is fine */
+BL_API bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
+                                       const bl_gather_unit *units, bl_gather_ring **out);
+BL_API void
+bl_gather_ring_destroy(bl_gather_ring *ring); /* after all streams are idle; NULL is fine */
 
 /* Queues the gather of `unit` if it is not in the ring and a slot is EMPTY; else does nothing. */
-bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit);
+BL_API bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit);
 
 /* *out = item `item` of `unit`, gathered: valid for tasks queued on `stream` after this call until the unit is released. Gathers it
  * now if it was not prefetched. BL_EINTERNAL when no slot is EMPTY: somebody did not release. When the gather or copy stream has failed
  * by now, its error; a later failure reaches `stream`. */
-bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, bl_stream *stream,
-                                 const void **out);
+BL_API bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item,
+                                        bl_stream *stream, const void **out);
 
 /* The unit's slot may be overwritten once the tasks queued on `stream` so far have run. No-op if the unit is not in the ring. */
-bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream);
+BL_API bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream);
 
 /* Makes later gathers wait for the tasks queued on `stream` so far: call it after work that changes the shards. */
-bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream);
+BL_API bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream);
 
 /* The ring's memory, of bl_gather_ring_bytes: for those who register it with the kernel. */
-void *bl_gather_ring_memory(const bl_gather_ring *ring);
+BL_API void *bl_gather_ring_memory(const bl_gather_ring *ring);
 
 /* What create takes; SIZE_MAX when that is more than a size_t can count. */
-size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units,
-                            int group_size);
-bl_status bl_gather_ring_validate(const bl_gather_ring *ring);
+BL_API size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units,
+                                   int group_size);
+BL_API bl_status bl_gather_ring_validate(const bl_gather_ring *ring);
 
 #ifdef __cplusplus
 }

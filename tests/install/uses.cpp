@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "all_headers.h" /* written by test_install */
+#include <ballast/ballast.h>
 
 static bl_status quantize(bl_pool *pool, double *worst)
 {

@@ -54,17 +54,17 @@ typedef struct bl_nccl_options {
  * from the result by bl_comm_split, so that they share one order of launches. `device`: this rank's GPU, which no other rank uses; borrowed. Call it
  * before the device has work that waits for other ranks. BL_ELIMIT: the build or the machine has no NCCL, or one that is too
  * old; on all ranks: two of them have the same GPU. */
-bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
-                              const bl_nccl_options *options, bl_comm **out);
+BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
+                                     const bl_nccl_options *options, bl_comm **out);
 
-bool bl_comm_has_nccl(void); /* this build; the machine may have no library */
+BL_API bool bl_comm_has_nccl(void); /* this build; the machine may have no library */
 
 /* What NCCL reports by itself, long after the call: BL_ERANK "rank 2 on b: NCCL lost a rank in WHERE: WHY", by the rank that heard it; "failed"
  * where NCCL says nothing of another rank (is_loss false), whose end may be the cause all the same. */
-bl_status bl_nccl_report(int rank, const char *host, bool is_loss, const char *where,
-                         const char *why);
+BL_API bl_status bl_nccl_report(int rank, const char *host, bool is_loss, const char *where,
+                                const char *why);
 /* Whether the error is one of these: whoever started a rank that has gone knows better. */
-bool bl_nccl_is_report(const bl_error *error);
+BL_API bool bl_nccl_is_report(const bl_error *error);
 
 #ifdef __cplusplus
 }
