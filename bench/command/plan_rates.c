@@ -6,7 +6,7 @@
 #include "plan/measure.h"
 
 static bl_status measure_links(const bl_model_config *model, int n_ranks, int64_t runs,
-                               bl_time_rates *out)
+                               bl_rates *out)
 {
     size_t bytes =
         (size_t)bl_round_up(2 * model->intermediate_size * model->hidden_size / n_ranks, 4096);
@@ -26,7 +26,7 @@ static bl_status measure_links(const bl_model_config *model, int n_ranks, int64_
 
 bl_status bl_bench_plan_rates(const bl_model_config *model, int64_t lora_r, int64_t tokens,
                               int n_ranks, int threads, int64_t runs, bool in_cpu_time,
-                              bl_time_rates *out)
+                              bl_rates *out)
 {
     BL_TRY(bl_plan_measure_rates(&(bl_plan_measure_options){.model = model,
                                                             .lora_r = lora_r,

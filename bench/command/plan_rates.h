@@ -12,6 +12,6 @@
 /* in_cpu_time: a second is one of the processor's for each thread, which other jobs of the machine do not lengthen. */
 bl_status bl_bench_plan_rates(const bl_model_config *model, int64_t lora_r, int64_t tokens,
                               int n_ranks, int threads, int64_t runs, bool in_cpu_time,
-                              bl_time_rates *out);
+                              bl_rates *out);
 
 #endif

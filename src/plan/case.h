@@ -15,8 +15,8 @@ typedef struct bl_plan_case {
     bl_plan_model model;
     uint8_t *bf16_matrices; /* compute_bf16_modules, by layer */
     bl_lora_layout lora;
-    bl_time_rates measured; /* where input.measured points, if anywhere */
-    bl_plan_input input;    /* of a training; refers to the members above: a case does not move */
+    bl_rates measured;   /* where input.measured points, if anywhere */
+    bl_plan_input input; /* of a training; refers to the members above: a case does not move */
 } bl_plan_case;
 
 /* `name`: as bl_hardware_load takes it; NULL: this machine. Others 0: as that machine has them. */

@@ -48,7 +48,7 @@ typedef struct bl_plan_input {
     /* The rates by which a GPU's choices are weighed; NULL: those of this machine. */
     const bl_hardware *hardware;
     /* Of a rank's operations, measured on this processor, before those of `hardware`; NULL: not measured. */
-    const struct bl_time_rates *measured;
+    const struct bl_rates *measured;
 } bl_plan_input;
 
 #endif

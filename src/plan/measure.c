@@ -35,16 +35,15 @@ static const double RATE_MIN = 1e6, RATE_MAX = 1e16;
 static const struct {
     const char *key;
     size_t offset;
-} rates[] = {
-    {"gemm_flops_per_s", offsetof(bl_time_rates, gemm_flops_per_s)},
-    {"lora_flops_per_s", offsetof(bl_time_rates, lora_flops_per_s)},
-    {"head_flops_per_s", offsetof(bl_time_rates, head_flops_per_s)},
-    {"attention_forward_flops_per_s", offsetof(bl_time_rates, attention_forward_flops_per_s)},
-    {"attention_backward_flops_per_s", offsetof(bl_time_rates, attention_backward_flops_per_s)},
-    {"memory_bytes_per_s", offsetof(bl_time_rates, memory_bytes_per_s)},
-    {"optimizer_bytes_per_s", offsetof(bl_time_rates, optimizer_bytes_per_s)}};
+} rates[] = {{"gemm_flops_per_s", offsetof(bl_rates, gemm_flops_per_s)},
+             {"lora_flops_per_s", offsetof(bl_rates, lora_flops_per_s)},
+             {"head_flops_per_s", offsetof(bl_rates, head_flops_per_s)},
+             {"attention_forward_flops_per_s", offsetof(bl_rates, attention_forward_flops_per_s)},
+             {"attention_backward_flops_per_s", offsetof(bl_rates, attention_backward_flops_per_s)},
+             {"memory_bytes_per_s", offsetof(bl_rates, memory_bytes_per_s)},
+             {"optimizer_bytes_per_s", offsetof(bl_rates, optimizer_bytes_per_s)}};
 
-static double *rate_at(bl_time_rates *r, size_t i)
+static double *rate_at(bl_rates *r, size_t i)
 {
     return (double *)(void *)((char *)r + rates[i].offset);
 }
@@ -121,7 +120,7 @@ static bool is_plausible(bl_plan_measured *m)
 
 static bl_status measure(const bl_plan_measure_options *o, bl_plan_measured *out)
 {
-    bl_time_rates sum = {0};
+    bl_rates sum = {0};
     double lowest = INFINITY, highest = 0;
     time_t now = time(NULL);
     struct tm utc;

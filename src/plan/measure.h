@@ -20,11 +20,11 @@ typedef struct bl_plan_measure_options {
 
 /* Of one of the ranks: products with a base in fp8_row, attention and the other operations of a layer. Rates of links
  * are 0. BL_EUSAGE, BL_ENOMEM, BL_ELIMIT. */
-bl_status bl_plan_measure_rates(const bl_plan_measure_options *options, bl_time_rates *out);
+bl_status bl_plan_measure_rates(const bl_plan_measure_options *options, bl_rates *out);
 
 /* Rates, how far three rounds of them lay apart, and when that was. */
 typedef struct bl_plan_measured {
-    bl_time_rates rates;
+    bl_rates rates;
     double scatter; /* of products: (highest - lowest) / mean */
     char date[24];  /* "2026-11-23 14:05 UTC" */
     bool is_cached;

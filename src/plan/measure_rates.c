@@ -31,7 +31,7 @@ typedef struct rank_rates {
     uint8_t *codes;
     float *scales, *logits;
     uint16_t *head; /* NULL: not measured */
-    bl_time_rates rates;
+    bl_rates rates;
     bl_error error;
 } rank_rates;
 
@@ -240,7 +240,7 @@ static bl_status queue_head(rank_rates *m)
 static bl_status measure_all(rank_rates *m)
 {
     const bl_block_dims *d = &m->dims;
-    bl_time_rates *r = &m->rates;
+    bl_rates *r = &m->rates;
     int64_t rows[4], cols[4];
     double weights = 0, small = 0, T = (double)m->T,
            pairs = T * (double)m->options->document_tokens * (double)d->q_width;
@@ -320,7 +320,7 @@ static void *run_rank(void *argument)
 }
 
 /* The mean of the ranks' rates. */
-static void add_rates(const bl_time_rates *one, double part, bl_time_rates *sum)
+static void add_rates(const bl_rates *one, double part, bl_rates *sum)
 {
     sum->gemm_flops_per_s += part * one->gemm_flops_per_s;
     sum->lora_flops_per_s += part * one->lora_flops_per_s;
@@ -342,7 +342,7 @@ static bl_status make_documents(const bl_plan_measure_options *o, int32_t **ends
     return BL_OK;
 }
 
-bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_time_rates *out)
+bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_rates *out)
 {
     pthread_t thread[MAX_RANKS];
     int32_t *ends = NULL;
@@ -358,9 +358,9 @@ bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_time_rates 
         free(ends);
         return BL_FAIL(BL_ENOMEM, "out of memory: rates of %d ranks", o->n_ranks);
     }
-    *out = (bl_time_rates){.cores = (double)bl_cores_usable() / o->n_ranks,
-                           .compute_cores = o->threads,
-                           .copy_cores = 1};
+    *out = (bl_rates){.cores = (double)bl_cores_usable() / o->n_ranks,
+                      .compute_cores = o->threads,
+                      .copy_cores = 1};
     for (int i = 0; i < o->n_ranks; i++) {
         ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU),
                                 .options = o,

@@ -49,11 +49,11 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
 /* ---- time ---- */
 
 /* Links and what is shared are the machine's in any case. */
-static bl_time_rates rates_of(const bl_plan_input *in)
+static bl_rates rates_of(const bl_plan_input *in)
 {
-    bl_time_rates rates =
+    bl_rates rates =
         bl_time_rates_of(in->hardware, in->topology.n_on_host, (int)in->config->threads);
-    const bl_time_rates *measured = in->measured;
+    const bl_rates *measured = in->measured;
 
     if (!measured) return rates;
     rates.gemm_flops_per_s = rates.peak_flops_per_s = measured->gemm_flops_per_s;

@@ -27,10 +27,10 @@ bl_lane bl_time_bound(const bl_time_estimate *e)
 
 /* ---- rates ---- */
 
-bl_time_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads)
+bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads)
 {
     double n = n_ranks_on_host;
-    bl_time_rates r = {
+    bl_rates r = {
         .gemm_flops_per_s = h->bf16_gemm_flops_per_s.value,
         .fp8_gemm_flops_per_s = h->fp8_gemm_flops_per_s.value,
         .attention_forward_flops_per_s = h->attention_forward_flops_per_s.value,
@@ -74,7 +74,7 @@ static bl_status need(double rate, const char *what)
 
 static bl_status check_rates(const bl_time_input *in)
 {
-    const bl_time_rates *r = &in->rates;
+    const bl_rates *r = &in->rates;
     bool is_cuda = in->kind == BL_DEVICE_CUDA;
     bl_time_products products;
 
@@ -157,7 +157,7 @@ static bl_status place_layers(const bl_time_input *in, const plan_amounts *amoun
 
 static void set_capacities(const bl_time_input *in, plan_simulation *sim)
 {
-    const bl_time_rates *r = &in->rates;
+    const bl_rates *r = &in->rates;
 
     sim->capacity[PLAN_CORES] = r->cores;
     if (in->kind != BL_DEVICE_CUDA) return;

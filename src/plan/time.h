@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "device/rates.h"
 #include "device/timeline.h"
 #include "arch/block.h"
 #include "arch/lora.h"
@@ -17,38 +18,9 @@
 #include "ops/matmul.h"
 #include "plan/hardware.h"
 
-/* What one rank has while all others work as it does. Per second, but where the name says seconds (_s)
- * or cores. 0: there is no such thing, and it must not be needed; for latencies, none. */
-typedef struct bl_time_rates {
-    double gemm_flops_per_s;     /* products with frozen matrices: bf16 on a GPU, fp32 on a CPU */
-    double fp8_gemm_flops_per_s; /* the same with FP8 operands */
-    double lora_flops_per_s;     /* products with LoRA's factors; 0: as gemm */
-    double head_flops_per_s;     /* products with the head; 0: as gemm */
-    double attention_forward_flops_per_s, attention_backward_flops_per_s;
-    double memory_bytes_per_s; /* of the device: what is read plus what is written */
-    double decode_weights_per_s;
-    double optimizer_bytes_per_s; /* 0: as memory_bytes_per_s */
-    double launch_s;              /* the least time of an operation */
-
-    double gather_bytes_per_s, gather_latency_s; /* received from ranks of the host */
-    double network_bytes_per_s;                  /* of the whole host: into it from other hosts */
-    double network_latency_s;
-    double copy_in_bytes_per_s, copy_out_bytes_per_s; /* host memory to device memory, and back */
-    double copy_both_bytes_per_s; /* each of them while both go on; 0: as each alone */
-    double host_memory_bytes_per_s;
-    double disk_bytes_per_s; /* read */
-
-    double cores, compute_cores; /* the rank's share of the host's; those that compute uses */
-    double copy_cores;           /* used by a copy under way, by a gather, by a read */
-    double pace_bytes_per_s;     /* of pages, where a test paces them (offload/pager.h); 0: not */
-    double step_overhead_s;      /* a step's work on the host, while compute stands still */
-    double peak_flops_per_s; /* of one rank, for mfu: of products as gemm_flops_per_s has them */
-    double fp8_peak_flops_per_s; /* the same, FP8 */
-} bl_time_rates;
-
 /* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they share the
  * host's cores, of which each computes with `threads`. */
-bl_time_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads);
+bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads);
 
 /* Consecutive layers that are alike. */
 typedef struct bl_time_run {
@@ -78,7 +50,7 @@ typedef struct bl_time_input {
     bl_dtype head_dtype;
     bl_device_kind kind;
     bl_matmul_mode mode; /* of products with frozen matrices, on CUDA */
-    bl_time_rates rates;
+    bl_rates rates;
     int n_ranks, n_hosts; /* equal hosts, ranks numbered host by host */
     int n_shards;         /* ranks of a shard group */
     int ring_depth;

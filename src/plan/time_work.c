@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time_work.c -- floating-point operations and bytes of what arch/block.c, linear/lora_linear.c, ops/ and
- * comm/ do, and the seconds that they take at given rates; docs/model.md has the same as formulae.
- *
- * An operation takes max(flops / rate, bytes / memory's rate, launch_s). */
+/* time_work.c -- what each action of a pass costs on one rank: the ops of arch/block.c and
+ * linear/lora_linear.c in their order, at the costs of ops/cost.h, and the transfers of comm/ and
+ * offload/. docs/model.md has the same as formulas. */
 #include "plan/time_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "ops/cost.h"
 
-/* Sums of operations; the segment under way, if there is one. */
+/* Sums of operations; the current segment, if there is one. */
 typedef struct tally {
     const bl_time_input *in;
     const bl_time_run *run;
     bl_block_dims dims;
-    double T, element; /* tokens of a micro-batch; bytes of an activation */
+    bl_cost_setting setting;
+    int64_t T;   /* tokens of a micro-batch */
+    bl_tensor x; /* an activation; only its dtype counts */
     double seconds, bytes;
     /* Weights prepared in this visit, which only its first micro-batch pays for. */
     double prepared_s, prepared_bytes;
-    bool is_decoded[BL_LAYER_MATRICES], is_transposed[BL_LAYER_MATRICES];
+    bl_matmul_prepared prepared[BL_LAYER_MATRICES];
     plan_segments *segments;
 } tally;
 
@@ -28,21 +30,35 @@ static bool is_cuda(const bl_time_input *in)
     return in->kind == BL_DEVICE_CUDA;
 }
 
-static void add(tally *t, double flops, double flops_per_s, double bytes)
+static tally tally_of(const bl_time_input *in, const bl_time_run *run)
 {
-    const bl_time_rates *r = &t->in->rates;
-    double seconds = r->launch_s;
-
-    if (flops > 0) seconds = fmax(seconds, flops / flops_per_s);
-    if (r->memory_bytes_per_s > 0) seconds = fmax(seconds, bytes / r->memory_bytes_per_s);
-    t->seconds += seconds;
-    t->bytes += bytes;
+    tally t = {.in = in,
+               .run = run,
+               .dims = bl_block_dims_of(in->model, in->kind),
+               .setting = {in->kind, in->document_tokens, in->label_part},
+               .T = in->micro_tokens};
+    t.x = bl_tensor_of(in, t.dims.act);
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) t.prepared[m].memory_bytes = SIZE_MAX;
+    return t;
 }
 
-/* Reads and writes of `n` elements a token. */
-static void add_elementwise(tally *t, double n)
+static void add_kernel(tally *t, const bl_cost_kernel *kernel)
 {
-    add(t, 0, 0, t->T * n * t->element);
+    bool is_once = kernel->rate == BL_COST_PREPARE && !t->in->habits.decodes_each_use;
+    *(is_once ? &t->prepared_s : &t->seconds) += bl_cost_seconds(kernel, &t->in->rates);
+    *(is_once ? &t->prepared_bytes : &t->bytes) += kernel->bytes;
+}
+
+static void add(tally *t, bl_cost cost)
+{
+    for (int i = 0; i < cost.n; i++) add_kernel(t, &cost.kernel[i]);
+}
+
+/* What another system's kernels read and write instead of an op: n elements per token. */
+static void add_elements(tally *t, double n)
+{
+    add_kernel(t,
+               &(bl_cost_kernel){.bytes = (double)t->T * n * (double)bl_dtype_bytes(t->x.dtype)});
 }
 
 static plan_work work_of(const bl_time_input *in, double seconds, double bytes)
@@ -54,7 +70,7 @@ static plan_work work_of(const bl_time_input *in, double seconds, double bytes)
     return w;
 }
 
-/* Ends the segment under way and begins that of `matrix`. What comes before the first acquire counts to it. */
+/* Ends the current segment and begins that of `matrix`. What comes before the first acquire counts to it. */
 static void acquire(tally *t, int matrix)
 {
     plan_segments *s = t->segments;
@@ -71,19 +87,19 @@ static void acquire(tally *t, int matrix)
 static void end_segments(tally *t)
 {
     acquire(t, -1);
-    for (int m = 0; m < BL_LAYER_MATRICES; m++) t->is_decoded[m] = t->is_transposed[m] = false;
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) t->prepared[m].made = 0;
 }
 
 /* ---- frozen matrices and LoRA ---- */
 
 typedef struct matrix_size {
-    double rows, cols;         /* W (rows, cols) */
+    bl_weight weight;
     double stored_bytes;       /* of its codes */
-    bool is_fp8;               /* all of it is stored so */
-    bl_matmul_mode mode;       /* of products with it, as ops/ makes them; CUDA */
+    bl_matmul_mode mode;       /* of products with it, as asked for */
     bl_matmul_fallback reason; /* why that is not FP8 */
-    int64_t n_parts;           /* with LoRA */
-    double part_rows[3], r;    /* rows of each; LoRA's rank */
+    bool is_fp8;               /* its products are made in FP8 */
+    int n_parts;               /* with LoRA */
+    int64_t part_rows[3], r;   /* rows of each; LoRA's rank */
 } matrix_size;
 
 static bool is_exception(const bl_time_run *run, int matrix)
@@ -91,41 +107,29 @@ static bool is_exception(const bl_time_run *run, int matrix)
     return run->bf16_matrices >> matrix & 1u;
 }
 
-/* Of all its products: training pads tokens to whole rows of a block. */
-static bl_matmul_mode mode_of(const bl_time_input *in, const bl_time_run *run, int matrix,
-                              const bl_weight *weight, bl_matmul_fallback *reason)
-{
-    bl_block_dims dims = bl_block_dims_of(in->model, in->kind);
-    bl_matmul_mode mode = is_exception(run, matrix) ? BL_MATMUL_BF16 : in->mode;
-
-    return bl_matmul_weight_mode(
-        &(bl_matmul_weight_args){
-            .mode = mode, .T = bl_block_rows(&dims, in->micro_tokens), .weight = *weight},
-        reason);
-}
-
 static matrix_size size_of(const bl_time_input *in, const bl_time_run *run, int matrix)
 {
-    matrix_size m = {.is_fp8 = true, .r = (double)in->lora->options.r, .reason = BL_FALLBACK_COUNT};
-    bl_weight weight = {.rows = 0};
+    bl_block_dims dims = bl_block_dims_of(in->model, in->kind);
+    matrix_size m = {.mode = is_exception(run, matrix) ? BL_MATMUL_BF16 : in->mode,
+                     .r = in->lora->options.r,
+                     .reason = BL_FALLBACK_COUNT};
 
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         int64_t rows, cols;
         if ((int)bl_projection_get((bl_projection)p)->matrix != matrix) continue;
         bl_projection_shape(in->model, (bl_projection)p, &rows, &cols);
-        m.rows += (double)rows;
-        m.cols = (double)cols;
         m.stored_bytes +=
             (double)rows * (double)cols * (double)bl_format_code_bytes(run->format[p]);
-        m.is_fp8 = m.is_fp8 && bl_format_is_fp8(run->format[p]);
-        weight.segment[weight.n_segments++] =
+        m.weight.segment[m.weight.n_segments++] =
             (bl_weight_segment){.format = run->format[p], .rows = rows};
-        weight.rows += rows;
-        weight.cols = cols;
-        if (in->lora->n_floats > 0 && in->lora->a_offset[p] >= 0)
-            m.part_rows[m.n_parts++] = (double)rows;
+        m.weight.rows += rows;
+        m.weight.cols = cols;
+        if (in->lora->n_floats > 0 && in->lora->a_offset[p] >= 0) m.part_rows[m.n_parts++] = rows;
     }
-    m.mode = mode_of(in, run, matrix, &weight, &m.reason);
+    /* Training pads tokens to whole rows of a block. */
+    bl_matmul_weight_args product = {
+        .mode = m.mode, .T = bl_block_rows(&dims, in->micro_tokens), .weight = m.weight};
+    m.is_fp8 = bl_matmul_weight_mode(&product, &m.reason) == BL_MATMUL_FP8 && is_cuda(in);
     return m;
 }
 
@@ -137,75 +141,47 @@ void bl_time_count_products(const bl_time_input *in, bl_time_products *out)
             const bl_time_run *run = &in->runs[r];
             matrix_size m = size_of(in, run, matrix);
             out->n_matrices += run->n_layers;
-            if (is_cuda(in) && m.mode == BL_MATMUL_FP8) out->n_fp8 += run->n_layers;
+            if (m.is_fp8) out->n_fp8 += run->n_layers;
             if (is_exception(run, matrix)) out->n_exceptions += run->n_layers;
             if (out->reason == BL_FALLBACK_COUNT) out->reason = m.reason;
         }
 }
 
-/* Of a visit's first micro-batch, or of each. */
-static void add_prepared(tally *t, double seconds, double bytes)
-{
-    bool is_each = t->in->habits.decodes_each_use;
-    *(is_each ? &t->seconds : &t->prepared_s) += seconds;
-    *(is_each ? &t->bytes : &t->prepared_bytes) += bytes;
-}
-
-/* A weight is decoded, or its codes are transposed, at its first use in a visit. */
-static void prepare(tally *t, const matrix_size *m, int matrix, bool forward)
-{
-    const bl_time_rates *r = &t->in->rates;
-    bool decodes = m->mode == BL_MATMUL_BF16;
-    double weights = m->rows * m->cols;
-
-    if (!is_cuda(t->in) || !m->is_fp8 || t->in->habits.gathers_decoded) return;
-    if (t->in->habits.decodes_each_use) t->is_decoded[matrix] = t->is_transposed[matrix] = false;
-    if (decodes && !t->is_decoded[matrix]) { /* a byte is read, two are written */
-        t->is_decoded[matrix] = true;
-        add_prepared(t, weights / r->decode_weights_per_s, 3 * weights);
-    }
-    if (!decodes && !forward && !t->is_transposed[matrix]) { /* one and one */
-        t->is_transposed[matrix] = true;
-        add_prepared(t, weights * 2 / 3 / r->decode_weights_per_s, 2 * weights);
-    }
-}
-
 /* A product with the frozen matrix: y = x W^T or dx = dy W, added to what LoRA has left there. */
-static void add_frozen(tally *t, const matrix_size *m, bool forward, bool accumulates)
+static void add_frozen(tally *t, const matrix_size *m, int matrix, bool forward)
 {
-    const bl_time_input *in = t->in;
-    bool is_fp8 = is_cuda(in) && m->mode == BL_MATMUL_FP8;
-    double width_in = forward ? m->cols : m->rows, width_out = forward ? m->rows : m->cols;
-    double weight_bytes = is_fp8        ? m->rows * m->cols
-                          : is_cuda(in) ? 2 * m->rows * m->cols
-                                        : m->stored_bytes;
-    double outputs = t->T * width_out * t->element * (accumulates ? 2 : 1);
+    const bl_time_habits *habits = &t->in->habits;
+    bl_matmul_weight_args product = {.forward = forward,
+                                     .mode = m->is_fp8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+                                     .beta = m->n_parts > 0 ? 1 : 0,
+                                     .T = t->T,
+                                     .in = t->x,
+                                     .weight = m->weight};
 
-    if (is_fp8) add(t, 0, 0, t->T * width_in * (t->element + 1)); /* quantised */
-    add(t, 2 * t->T * m->rows * m->cols,
-        is_fp8 ? in->rates.fp8_gemm_flops_per_s : in->rates.gemm_flops_per_s,
-        weight_bytes + t->T * width_in * (is_fp8 ? 1 : t->element) + outputs);
+    if (!habits->decodes_each_use) product.prepared = &t->prepared[matrix];
+    for (int s = 0; s < m->weight.n_segments && habits->gathers_decoded && is_cuda(t->in); s++)
+        product.weight.segment[s].format = BL_FORMAT_BF16;
+    add(t, bl_cost_matmul_weight(&t->setting, &product));
 }
 
-/* C (T,N) = A (T,K) B, or one with the sum over T: whichever way, these are its operands. */
-static void add_small(tally *t, double K, double N)
+/* C (T,N) = A (T,K) B, or one with the sum over T: either way, these are its operands. */
+static void add_small(tally *t, int64_t K, int64_t N)
 {
-    const bl_time_rates *r = &t->in->rates;
-    add(t, 2 * t->T * K * N, r->lora_flops_per_s > 0 ? r->lora_flops_per_s : r->gemm_flops_per_s,
-        (t->T * (K + N) + K * N) * t->element);
+    add(t, bl_cost_matmul(&t->setting, &(bl_matmul_args){.M = t->T, .N = N, .K = K, .a = t->x}));
 }
 
-static void add_dropout(tally *t, double width)
+static void add_dropout(tally *t, int64_t width)
 {
-    if (t->in->lora->options.dropout > 0) add_elementwise(t, 2 * width);
+    if (t->in->lora->options.dropout > 0)
+        add(t, bl_cost_dropout(&t->setting, &(bl_dropout_args){.T = t->T, .C = width, .y = t->x}));
 }
 
 /* x A^T, for all parts at once where they are a stack (linear/lora_linear.c). */
 static void add_downs(tally *t, const matrix_size *m)
 {
-    int64_t n_products = is_cuda(t->in) && !t->in->habits.is_eager ? 1 : m->n_parts;
-    for (int64_t i = 0; i < n_products; i++)
-        add_small(t, m->cols, m->r * (double)(m->n_parts / n_products));
+    int n_products = is_cuda(t->in) && !t->in->habits.is_eager ? 1 : m->n_parts;
+    for (int i = 0; i < n_products; i++)
+        add_small(t, m->weight.cols, m->r * (m->n_parts / n_products));
 }
 
 static void linear_forward(tally *t, int matrix)
@@ -213,15 +189,14 @@ static void linear_forward(tally *t, int matrix)
     matrix_size m = size_of(t->in, t->run, matrix);
 
     acquire(t, matrix);
-    prepare(t, &m, matrix, true);
     if (m.n_parts > 0) {
-        add_dropout(t, m.cols);
+        add_dropout(t, m.weight.cols);
         add_downs(t, &m);
         for (int p = 0; p < m.n_parts; p++) add_small(t, m.r, m.part_rows[p]);
         /* scaled, and added to the frozen product */
-        if (t->in->habits.is_eager) add_elementwise(t, 5 * m.rows);
+        if (t->in->habits.is_eager) add_elements(t, 5 * (double)m.weight.rows);
     }
-    add_frozen(t, &m, true, m.n_parts > 0);
+    add_frozen(t, &m, matrix, true);
 }
 
 static void linear_backward(tally *t, int matrix)
@@ -229,9 +204,8 @@ static void linear_backward(tally *t, int matrix)
     matrix_size m = size_of(t->in, t->run, matrix);
 
     acquire(t, matrix);
-    prepare(t, &m, matrix, false);
     if (m.n_parts > 0) {
-        add_dropout(t, m.cols);
+        add_dropout(t, m.weight.cols);
         add_downs(t, &m);
         for (int p = 0; p < m.n_parts; p++) { /* dB and du */
             add_small(t, m.part_rows[p], m.r);
@@ -239,61 +213,99 @@ static void linear_backward(tally *t, int matrix)
         }
         add_downs(t, &m); /* dA */
         add_downs(t, &m); /* dx */
-        add_dropout(t, m.cols);
-        if (t->in->habits.is_eager) add_elementwise(t, 2 * m.rows + 3 * m.cols);
+        add_dropout(t, m.weight.cols);
+        if (t->in->habits.is_eager)
+            add_elements(t, 2 * (double)m.weight.rows + 3 * (double)m.weight.cols);
     }
-    add_frozen(t, &m, false, m.n_parts > 0);
+    add_frozen(t, &m, matrix, false);
 }
 
 /* ---- the block: arch/block.c in the same order ---- */
 
-/* Reads and writes of an element of x. Eager: to fp32, squared, mean, scaled, back, times the weight. */
+/* Eager: to fp32, squared, mean, scaled, back, times the weight. */
 static void norm_forward(tally *t)
 {
-    add_elementwise(t, (t->in->habits.is_eager ? 18 : 2) * (double)t->dims.hidden);
+    if (t->in->habits.is_eager)
+        add_elements(t, 18 * (double)t->dims.hidden);
+    else
+        add(t,
+            bl_cost_rmsnorm_forward(&t->setting, &(bl_rmsnorm_forward_args){
+                                                     .T = t->T, .H = t->dims.hidden, .x = t->x}));
 }
 
 static void norm_backward(tally *t)
 {
-    add_elementwise(t, (t->in->habits.is_eager ? 36 : 4) * (double)t->dims.hidden);
+    if (t->in->habits.is_eager)
+        add_elements(t, 36 * (double)t->dims.hidden);
+    else
+        add(t,
+            bl_cost_rmsnorm_backward(&t->setting, &(bl_rmsnorm_backward_args){
+                                                      .T = t->T, .H = t->dims.hidden, .x = t->x}));
 }
 
 /* Of q and k. Eager: two products, half of it negated, put together, a sum. */
 static void rotate(tally *t)
 {
-    double width = (double)(t->dims.q_width + t->dims.kv_width);
-    add_elementwise(t, (t->in->habits.is_eager ? 10 : 2) * width);
+    const bl_block_dims *d = &t->dims;
+
+    if (t->in->habits.is_eager)
+        add_elements(t, 10 * (double)(d->q_width + d->kv_width));
+    else
+        add(t, bl_cost_rope(&t->setting, &(bl_rope_args){.T = t->T,
+                                                         .n_heads = d->n_heads + d->n_kv_heads,
+                                                         .d = d->head_dim,
+                                                         .x = t->x}));
 }
 
+/* Eager: keys and values, repeated. */
 static void attention_forward(tally *t)
 {
-    double q = (double)t->dims.q_width, qkv = (double)t->dims.qkv_width;
-    add(t, 2 * t->T * t->in->document_tokens * q, t->in->rates.attention_forward_flops_per_s,
-        t->T * (q + qkv) * t->element);
-    if (t->in->habits.is_eager) add_elementwise(t, 2 * q); /* keys and values, repeated */
+    const bl_block_dims *d = &t->dims;
+
+    add(t, bl_cost_attention_forward(&t->setting,
+                                     &(bl_attention_forward_args){.T = t->T,
+                                                                  .n_heads = d->n_heads,
+                                                                  .n_kv_heads = d->n_kv_heads,
+                                                                  .d = d->head_dim,
+                                                                  .q = t->x}));
+    if (t->in->habits.is_eager) add_elements(t, 2 * (double)d->q_width);
 }
 
 static void attention_backward(tally *t)
 {
-    double q = (double)t->dims.q_width, qkv = (double)t->dims.qkv_width;
-    add(t, 5 * t->T * t->in->document_tokens * q, t->in->rates.attention_backward_flops_per_s,
-        t->T * (2 * q + 2 * qkv) * t->element);
-    if (t->in->habits.is_eager) add_elementwise(t, 2 * q);
+    const bl_block_dims *d = &t->dims;
+
+    add(t, bl_cost_attention_backward(&t->setting,
+                                      &(bl_attention_backward_args){.T = t->T,
+                                                                    .n_heads = d->n_heads,
+                                                                    .n_kv_heads = d->n_kv_heads,
+                                                                    .d = d->head_dim,
+                                                                    .q = t->x}));
+    if (t->in->habits.is_eager) add_elements(t, 2 * (double)d->q_width);
 }
 
 static void swiglu_forward(tally *t)
 {
-    add_elementwise(t, (t->in->habits.is_eager ? 5 : 3) * (double)t->dims.inter);
+    if (t->in->habits.is_eager)
+        add_elements(t, 5 * (double)t->dims.inter);
+    else
+        add(t, bl_cost_swiglu_forward(&t->setting, &(bl_swiglu_forward_args){
+                                                       .T = t->T, .I = t->dims.inter, .h = t->x}));
 }
 
 static void swiglu_backward(tally *t)
 {
-    add_elementwise(t, (t->in->habits.is_eager ? 10 : 5) * (double)t->dims.inter);
+    if (t->in->habits.is_eager)
+        add_elements(t, 10 * (double)t->dims.inter);
+    else
+        add(t,
+            bl_cost_swiglu_backward(&t->setting, &(bl_swiglu_backward_args){
+                                                     .T = t->T, .I = t->dims.inter, .dh = t->x}));
 }
 
 static void residual(tally *t)
 {
-    add_elementwise(t, 3 * (double)t->dims.hidden);
+    add(t, bl_cost_add(&t->setting, &(bl_add_args){.n = t->T * t->dims.hidden, .y = t->x}));
 }
 
 static void compute_qkv(tally *t)
@@ -370,7 +382,7 @@ static plan_work transfer(const bl_time_input *in, double seconds)
  * the others bring. An all-to-all is as much, and of a host's bytes only what comes from others. */
 static plan_work exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
 {
-    const bl_time_rates *r = &in->rates;
+    const bl_rates *r = &in->rates;
     double here = fmin(size, ranks_per_host(in)), received = (size - 1) * bytes, seconds = 0;
 
     if (size > 1) seconds = r->gather_latency_s + received / r->gather_bytes_per_s;
@@ -385,7 +397,7 @@ static plan_work exchange(const bl_time_input *in, double size, double bytes, bo
 
 static plan_work copy_work(const bl_time_input *in, double bytes, bool is_in)
 {
-    const bl_time_rates *r = &in->rates;
+    const bl_rates *r = &in->rates;
     double rate = is_in ? r->copy_in_bytes_per_s : r->copy_out_bytes_per_s;
     plan_work w = transfer(in, bytes > 0 ? bytes / rate : 0);
 
@@ -410,7 +422,7 @@ static void pace(const bl_time_input *in, double bytes, plan_work *copy)
 /* Shards lie where the pager has them; with gathers_decoded a rank gathers what it has decoded. */
 static plan_item item_of(const bl_time_input *in, double rows, double cols, double stored_bytes)
 {
-    const bl_time_rates *r = &in->rates;
+    const bl_rates *r = &in->rates;
     double size = in->n_shards, bytes = ceil(rows / size) * (stored_bytes / rows), gathered = bytes;
     plan_item item = {.shard_bytes = (int64_t)bytes, .copy = copy_work(in, bytes, true)};
 
@@ -435,18 +447,14 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
 static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int group,
                           plan_layer *out)
 {
-    bl_block_dims dims = bl_block_dims_of(in->model, in->kind);
-    tally t = {.in = in,
-               .run = run,
-               .dims = dims,
-               .T = (double)in->micro_tokens,
-               .element = (double)bl_dtype_bytes(dims.act)};
+    tally t = tally_of(in, run);
 
-    *out = (plan_layer){.saved_bytes = bl_block_rows(&dims, in->micro_tokens) *
-                                       bl_block_saved_bytes(&dims, run->save)};
+    *out = (plan_layer){.saved_bytes = bl_block_rows(&t.dims, in->micro_tokens) *
+                                       bl_block_saved_bytes(&t.dims, run->save)};
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
         matrix_size size = size_of(in, run, m);
-        out->item[m] = item_of(in, size.rows, size.cols, size.stored_bytes);
+        out->item[m] =
+            item_of(in, (double)size.weight.rows, (double)size.weight.cols, size.stored_bytes);
     }
     block_forward(&t, &out->forward);
     block_backward(&t, run->save, &out->backward);
@@ -457,34 +465,62 @@ static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int g
 
 /* ---- head, LoRA's communication, optimizer ---- */
 
-static plan_work head_work(const bl_time_input *in, double head_bytes)
+static plan_work head_work(const bl_time_input *in)
 {
-    const bl_time_rates *r = &in->rates;
     const bl_model_config *m = in->model;
-    bl_block_dims dims = bl_block_dims_of(m, in->kind);
-    tally t = {.in = in,
-               .dims = dims,
-               .T = (double)in->micro_tokens,
-               .element = (double)bl_dtype_bytes(dims.act)};
-    double rate = r->head_flops_per_s > 0 ? r->head_flops_per_s : r->gemm_flops_per_s;
-    double tokens = t.T * in->label_part, V = (double)m->vocab_size, H = (double)m->hidden_size;
+    tally t = tally_of(in, NULL);
+    bl_format format = BL_FORMAT_F32;
+    bl_weight head = {.rows = m->vocab_size, .cols = m->hidden_size, .n_segments = 1};
 
+    bl_format_from_dtype(in->head_dtype, &format);
+    head.segment[0] = (bl_weight_segment){.format = format, .rows = head.rows};
     norm_forward(&t);
-    for (int product = 0; product < 2; product++) /* logits; dx */
-        add(&t, 2 * tokens * V * H, rate, head_bytes + tokens * (V + H) * t.element);
-    /* fp32 logits are read for the maximum, the sum and the gradient, which is written */
-    add(&t, 0, 0, tokens * V * (3 * 4 + t.element));
+    add(&t, bl_cost_loss_head(&t.setting, &(bl_loss_head_args){.T = t.T,
+                                                               .H = m->hidden_size,
+                                                               .V = m->vocab_size,
+                                                               .head = head,
+                                                               .x = t.x,
+                                                               .dx = t.x}));
     norm_backward(&t);
     return work_of(in, t.seconds, t.bytes);
 }
 
+static plan_work embed_work(const bl_time_input *in)
+{
+    tally t = tally_of(in, NULL);
+
+    add(&t, bl_cost_embedding(
+                &t.setting, &(bl_embedding_args){.T = t.T, .H = in->model->hidden_size, .y = t.x}));
+    return work_of(in, t.seconds, t.bytes);
+}
+
+static double bytes_of(bl_cost cost)
+{
+    double bytes = 0;
+    for (int i = 0; i < cost.n; i++) bytes += cost.kernel[i].bytes;
+    return bytes;
+}
+
+/* The squares of the gradients, AdamW; then the gradients are cleared. */
+static double optimizer_bytes(const bl_time_input *in, int64_t chunk)
+{
+    tally t = tally_of(in, NULL);
+    int64_t n = chunk * in->model->n_layers;
+
+    return bytes_of(bl_cost_sum_squares(&t.setting, &(bl_sum_squares_args){.n = n})) +
+           bytes_of(bl_cost_adamw(&t.setting, &(bl_adamw_args){.n = n})) +
+           (double)sizeof(float) * (double)n;
+}
+
 static void lora_amounts(const bl_time_input *in, plan_amounts *out)
 {
-    const bl_time_rates *r = &in->rates;
+    const bl_rates *r = &in->rates;
     double n = in->n_ranks, chunk = ceil((double)in->lora->n_floats / n),
            element = (double)bl_dtype_bytes(bl_act_dtype(in->kind));
     double rate = r->memory_bytes_per_s > 0 ? r->memory_bytes_per_s : INFINITY;
     double optimizer_rate = r->optimizer_bytes_per_s > 0 ? r->optimizer_bytes_per_s : rate;
+    tally t = tally_of(in, NULL);
+    bl_add_args sum = {.n = (int64_t)chunk, .y = bl_tensor_f32(NULL)};
 
     out->lora_gather = exchange(in, n, chunk * element, false);
     out->lora_gather.seconds += 2 * chunk * element / rate;
@@ -492,9 +528,8 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
     out->lora_reduce = exchange(in, n, chunk * 4, true);
     out->lora_reduce.seconds += (n + 1) * chunk * 4 / rate;
     out->lora_reduce_bytes = (int64_t)((n - 1) * chunk * 4);
-    out->lora_add = transfer(in, 3 * chunk * 4 / rate);
-    /* Squares: g is read; AdamW: w, m, v read and written, g read; g is cleared. */
-    out->optimizer_s = 9 * 4 * chunk * (double)in->model->n_layers / optimizer_rate +
+    out->lora_add = transfer(in, bytes_of(bl_cost_add(&t.setting, &sum)) / rate);
+    out->optimizer_s = optimizer_bytes(in, (int64_t)chunk) / optimizer_rate +
                        2 * (r->gather_latency_s + (in->n_hosts > 1 ? r->network_latency_s : 0)) +
                        r->step_overhead_s;
 }
@@ -505,7 +540,7 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
     bl_block_dims dims = bl_block_dims_of(m, in->kind);
     double V = (double)m->vocab_size, H = (double)m->hidden_size;
     double head_bytes = V * H * (double)bl_dtype_bytes(in->head_dtype);
-    double element = (double)bl_dtype_bytes(dims.act), T = (double)in->micro_tokens;
+    double element = (double)bl_dtype_bytes(dims.act);
 
     *out = (plan_amounts){
         .input_bytes = (int64_t)((double)bl_block_rows(&dims, in->micro_tokens) * H * element)};
@@ -517,10 +552,8 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
         exchange(in, in->n_shards,
                  ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype), false)
             .seconds;
-    out->head = head_work(in, head_bytes);
-    tally embed = {.in = in, .dims = dims, .T = T, .element = element};
-    add_elementwise(&embed, 2 * H);
-    out->embed = work_of(in, embed.seconds, embed.bytes);
+    out->head = head_work(in);
+    out->embed = embed_work(in);
     lora_amounts(in, out);
     out->input_out = copy_work(in, (double)(group * out->input_bytes), false);
     out->input_back = copy_work(in, (double)(group * out->input_bytes), true);

@@ -36,7 +36,7 @@ static void products_alone(void **state)
     time_case_init(&c, "llama3.1-405b");
     c.lora.n_floats = 0;
     c.input.mode = BL_MATMUL_BF16;
-    bl_time_rates *r = &c.input.rates;
+    bl_rates *r = &c.input.rates;
     r->attention_forward_flops_per_s = r->attention_backward_flops_per_s = INFINITY;
     r->memory_bytes_per_s = r->decode_weights_per_s = r->gather_bytes_per_s = INFINITY;
     r->launch_s = r->gather_latency_s = 0;

@@ -53,7 +53,7 @@ void time_case_set_tokens(time_case *c, int64_t tokens)
 {
     c->input.micro_tokens = tokens;
     c->input.document_tokens = tokens < 4096 ? (double)tokens : 4096;
-    bl_time_rates *r = &c->input.rates;
+    bl_rates *r = &c->input.rates;
     r->attention_forward_flops_per_s = tokens < 2048 ? 400e12 : tokens < 4096 ? 484e12 : 591e12;
     r->attention_backward_flops_per_s = tokens < 2048 ? 300e12 : tokens < 4096 ? 370e12 : 474e12;
 }

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cost.h -- what each op costs: floating-point operations and bytes, computed from its arguments. The
+ * one owner of these; docs/model.md has them as formulas.
+ *
+ * An op is one kernel or several in a row. A kernel takes max(FLOPs / rate, bytes / memory's rate,
+ * launch_s). Pointers in the arguments are not followed, except `prepared` of a product with a frozen
+ * matrix: as in the product itself, `made` is read and set. */
+#ifndef BALLAST_OPS_COST_H
+#define BALLAST_OPS_COST_H
+
+#include <stdbool.h>
+
+#include "device/rates.h"
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "ops/loss_head.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/optimizer.h"
+#include "ops/rope.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The rate at which a kernel computes; its bytes move at memory_bytes_per_s, or at the rate named. */
+typedef enum bl_cost_rate {
+    BL_COST_MEMORY, /* no FLOPs that count */
+    BL_COST_GEMM,
+    BL_COST_FP8_GEMM,
+    BL_COST_LORA,
+    BL_COST_HEAD,
+    BL_COST_ATTENTION_FORWARD,
+    BL_COST_ATTENTION_BACKWARD,
+    BL_COST_PREPARE,  /* bytes at decode_weights_per_s for three bytes, nothing else */
+    BL_COST_OPTIMIZER /* bytes at optimizer_bytes_per_s */
+} bl_cost_rate;
+
+typedef struct bl_cost_kernel {
+    bl_cost_rate rate;
+    double flops, bytes; /* bytes: read and written, of device memory */
+} bl_cost_kernel;
+
+enum { BL_COST_KERNELS = 4 };
+typedef struct bl_cost {
+    int n;
+    bl_cost_kernel kernel[BL_COST_KERNELS];
+} bl_cost;
+
+/* What costs depend on and arguments do not show: the kind of device; of the data in device memory,
+ * the sum of squares of documents' lengths / the sum of lengths, and the part of tokens with labels
+ * (0..1). */
+typedef struct bl_cost_setting {
+    bl_device_kind kind;
+    double document_tokens, label_part;
+} bl_cost_setting;
+
+/* X(op): each op has bl_cost_<op>, which takes what the op takes. bl_accumulate is an add. */
+#define BL_COST_LIST(X)                                                                            \
+    X(rmsnorm_forward)                                                                             \
+    X(rmsnorm_backward)                                                                            \
+    X(rope)                                                                                        \
+    X(attention_forward)                                                                           \
+    X(attention_backward)                                                                          \
+    X(swiglu_forward)                                                                              \
+    X(swiglu_backward)                                                                             \
+    X(add)                                                                                         \
+    X(dropout)                                                                                     \
+    X(embedding)                                                                                   \
+    X(loss_head)                                                                                   \
+    X(adamw)                                                                                       \
+    X(sum_squares)                                                                                 \
+    X(matmul)                                                                                      \
+    X(matmul_weight)
+
+#define BL_COST_DECLARE(op)                                                                        \
+    bl_cost bl_cost_##op(const bl_cost_setting *setting, const bl_##op##_args *args);
+BL_COST_LIST(BL_COST_DECLARE)
+#undef BL_COST_DECLARE
+
+/* Of a kernel that nothing slows down. The rates that it needs must not be 0; memory_bytes_per_s 0:
+ * memory is no limit. */
+double bl_cost_seconds(const bl_cost_kernel *kernel, const bl_rates *rates);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cost.c -- FLOPs and bytes of each op. Elementwise ops count the elements that they read and write;
+ * products count their operands. What is small beside those (norm weights, rstd, scales, tables) is
+ * left out. */
+#include <math.h>
+
+#include "ops/cost.h"
+#include "ops/cuda/matmul_plan.h"
+
+static void add(bl_cost *cost, bl_cost_rate rate, double flops, double bytes)
+{
+    cost->kernel[cost->n++] = (bl_cost_kernel){rate, flops, bytes};
+}
+
+static double element_bytes(bl_tensor t)
+{
+    return (double)bl_dtype_bytes(t.dtype);
+}
+
+/* One kernel that reads and writes n elements of t's dtype, all in all. */
+static bl_cost elementwise(double n, bl_tensor t)
+{
+    bl_cost cost = {.n = 0};
+    add(&cost, BL_COST_MEMORY, 0, n * element_bytes(t));
+    return cost;
+}
+
+/* ---- norms, RoPE, elementwise ---- */
+
+bl_cost bl_cost_rmsnorm_forward(const bl_cost_setting *s, const bl_rmsnorm_forward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 2 * (double)a->H, a->x);
+}
+
+/* x, dy, dx; dx once more where it is added to. An overwritten one counts the same. */
+bl_cost bl_cost_rmsnorm_backward(const bl_cost_setting *s, const bl_rmsnorm_backward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 4 * (double)a->H, a->x);
+}
+
+bl_cost bl_cost_rope(const bl_cost_setting *s, const bl_rope_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 2 * (double)(a->n_heads * a->d), a->x);
+}
+
+bl_cost bl_cost_swiglu_forward(const bl_cost_setting *s, const bl_swiglu_forward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 3 * (double)a->I, a->h);
+}
+
+bl_cost bl_cost_swiglu_backward(const bl_cost_setting *s, const bl_swiglu_backward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 5 * (double)a->I, a->dh);
+}
+
+bl_cost bl_cost_add(const bl_cost_setting *s, const bl_add_args *a)
+{
+    (void)s;
+    return elementwise(3 * (double)a->n, a->y);
+}
+
+bl_cost bl_cost_dropout(const bl_cost_setting *s, const bl_dropout_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 2 * (double)a->C, a->y);
+}
+
+bl_cost bl_cost_embedding(const bl_cost_setting *s, const bl_embedding_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 2 * (double)a->H, a->y);
+}
+
+/* ---- attention: the causal half ---- */
+
+bl_cost bl_cost_attention_forward(const bl_cost_setting *s, const bl_attention_forward_args *a)
+{
+    double T = (double)a->T, q = (double)(a->n_heads * a->d),
+           qkv = q + (double)(2 * a->n_kv_heads * a->d);
+    bl_cost cost = {.n = 0};
+
+    add(&cost, BL_COST_ATTENTION_FORWARD, 2 * T * s->document_tokens * q,
+        T * (q + qkv) * element_bytes(a->q));
+    return cost;
+}
+
+bl_cost bl_cost_attention_backward(const bl_cost_setting *s, const bl_attention_backward_args *a)
+{
+    double T = (double)a->T, q = (double)(a->n_heads * a->d),
+           qkv = q + (double)(2 * a->n_kv_heads * a->d);
+    bl_cost cost = {.n = 0};
+
+    add(&cost, BL_COST_ATTENTION_BACKWARD, 5 * T * s->document_tokens * q,
+        T * (2 * q + 2 * qkv) * element_bytes(a->q));
+    return cost;
+}
+
+/* ---- products ---- */
+
+/* With LoRA's factors; C counts once, also where it is added to. */
+bl_cost bl_cost_matmul(const bl_cost_setting *s, const bl_matmul_args *a)
+{
+    double M = (double)a->M, N = (double)a->N, K = (double)a->K;
+    bl_cost cost = {.n = 0};
+
+    (void)s;
+    add(&cost, BL_COST_LORA, 2 * M * N * K, (M * K + K * N + M * N) * element_bytes(a->a));
+    return cost;
+}
+
+static double stored_bytes(const bl_weight *w)
+{
+    double bytes = 0;
+    for (int i = 0; i < w->n_segments; i++)
+        bytes += (double)w->segment[i].rows * (double)w->cols *
+                 (double)bl_format_code_bytes(w->segment[i].format);
+    return bytes;
+}
+
+/* What the product makes of the matrix first, unless it is in `prepared` already: the matrix in bf16;
+ * for dx in FP8 its codes transposed. */
+static void prepare(const bl_matmul_weight_args *a, ops_gemm_kind kind, bl_cost *cost)
+{
+    double weights = (double)a->weight.rows * (double)a->weight.cols;
+    bool is_bf16 = kind == OPS_GEMM_BF16, is_own = ops_matmul_plan_layout(a, kind).has_own;
+    unsigned piece = is_bf16 ? OPS_MADE_DENSE : OPS_MADE_TURNED, unused = 0;
+    unsigned *made = is_own ? &unused : &a->prepared->made;
+
+    if (is_bf16 ? ops_matmul_plan_is_dense(&a->weight) : a->forward) return;
+    if (*made & piece) return;
+    *made |= piece;
+    add(cost, BL_COST_PREPARE, 0, stored_bytes(&a->weight) + (is_bf16 ? 2 * weights : weights));
+}
+
+/* y = x W^T or dx = dy W. `out` counts twice where it is added to. */
+bl_cost bl_cost_matmul_weight(const bl_cost_setting *s, const bl_matmul_weight_args *a)
+{
+    const bl_weight *w = &a->weight;
+    double T = (double)a->T, rows = (double)w->rows, cols = (double)w->cols, weights = rows * cols,
+           inner = a->forward ? cols : rows, outer = a->forward ? rows : cols,
+           element = element_bytes(a->in), outputs = T * outer * element * (a->beta != 0 ? 2 : 1);
+    bool is_cuda = s->kind == BL_DEVICE_CUDA;
+    ops_gemm_kind kind = is_cuda ? ops_matmul_plan_kind(a, NULL) : OPS_GEMM_BF16;
+    bool is_fp8 = kind != OPS_GEMM_BF16;
+    double weight_bytes = is_fp8 ? weights : is_cuda ? 2 * weights : stored_bytes(w);
+    bl_cost cost = {.n = 0};
+
+    if (is_cuda) prepare(a, kind, &cost);
+    if (is_fp8) add(&cost, BL_COST_MEMORY, 0, T * inner * (element + 1)); /* `in` is quantized */
+    add(&cost, is_fp8 ? BL_COST_FP8_GEMM : BL_COST_GEMM, 2 * T * weights,
+        weight_bytes + T * inner * (is_fp8 ? 1 : element) + outputs);
+    return cost;
+}
+
+/* Logits, and with dx its product; fp32 logits are read for the maximum, the sum and the gradient,
+ * which is written. */
+bl_cost bl_cost_loss_head(const bl_cost_setting *s, const bl_loss_head_args *a)
+{
+    double tokens = (double)a->T * s->label_part, V = (double)a->V, H = (double)a->H,
+           element = element_bytes(a->x);
+    int n_products = bl_tensor_is_there(a->dx) ? 2 : 1;
+    bl_cost cost = {.n = 0};
+
+    for (int i = 0; i < n_products; i++)
+        add(&cost, BL_COST_HEAD, 2 * tokens * V * H,
+            stored_bytes(&a->head) + tokens * (V + H) * element);
+    add(&cost, BL_COST_MEMORY, 0, tokens * V * (3 * 4 + element));
+    return cost;
+}
+
+/* ---- optimizer ---- */
+
+/* w, m, v read and written, g read */
+bl_cost bl_cost_adamw(const bl_cost_setting *s, const bl_adamw_args *a)
+{
+    bl_cost cost = {.n = 0};
+    (void)s;
+    add(&cost, BL_COST_OPTIMIZER, 0, 7 * (double)sizeof(float) * (double)a->n);
+    return cost;
+}
+
+bl_cost bl_cost_sum_squares(const bl_cost_setting *s, const bl_sum_squares_args *a)
+{
+    bl_cost cost = {.n = 0};
+    (void)s;
+    add(&cost, BL_COST_OPTIMIZER, 0, (double)sizeof(float) * (double)a->n);
+    return cost;
+}
+
+/* ---- seconds ---- */
+
+static double or_else(double rate, double otherwise)
+{
+    return rate > 0 ? rate : otherwise;
+}
+
+static double flops_per_s(bl_cost_rate rate, const bl_rates *r)
+{
+    switch (rate) {
+    case BL_COST_FP8_GEMM:
+        return r->fp8_gemm_flops_per_s;
+    case BL_COST_LORA:
+        return or_else(r->lora_flops_per_s, r->gemm_flops_per_s);
+    case BL_COST_HEAD:
+        return or_else(r->head_flops_per_s, r->gemm_flops_per_s);
+    case BL_COST_ATTENTION_FORWARD:
+        return r->attention_forward_flops_per_s;
+    case BL_COST_ATTENTION_BACKWARD:
+        return r->attention_backward_flops_per_s;
+    default:
+        return r->gemm_flops_per_s;
+    }
+}
+
+double bl_cost_seconds(const bl_cost_kernel *k, const bl_rates *r)
+{
+    double memory = k->rate == BL_COST_OPTIMIZER
+                        ? or_else(r->optimizer_bytes_per_s, r->memory_bytes_per_s)
+                        : r->memory_bytes_per_s;
+    double seconds = r->launch_s;
+
+    if (k->rate == BL_COST_PREPARE) return k->bytes / 3 / r->decode_weights_per_s;
+    if (k->flops > 0) seconds = fmax(seconds, k->flops / flops_per_s(k->rate, r));
+    if (memory > 0) seconds = fmax(seconds, k->bytes / memory);
+    return seconds;
+}
