@@ -40,11 +40,6 @@ bool bl_file_list_has(const bl_file_list *list, const char *path)
            bsearch(&path, list->paths, list->n, sizeof *list->paths, compare_paths) != NULL;
 }
 
-const char *bl_file_list_path(const bl_file_list *list, size_t index)
-{
-    return index < list->n ? list->paths[index] : NULL;
-}
-
 bool bl_file_list_was_there(const bl_file_list *list)
 {
     return list->was_there;

@@ -34,7 +34,4 @@ bl_status bl_file_list_add(bl_file_list *list, const char *const *paths, size_t 
 /* Lists a file that is there, unchecked: the caller knows that this program wrote it. Written by the next add. */
 bl_status bl_file_list_adopt(bl_file_list *list, const char *path);
 
-/* Listed paths, in byte order; borrowed until the list changes. NULL from the last on. */
-const char *bl_file_list_path(const bl_file_list *list, size_t index);
-
 #endif

@@ -5,7 +5,7 @@
 
 #include "base/sizes.h"
 
-const char *bl_comm_kind_name(bl_comm_kind kind)
+static const char *kind_name(bl_comm_kind kind)
 {
     static const char *const names[] = {
         [BL_COMM_ALL_GATHER] = "all_gather",   [BL_COMM_REDUCE_SCATTER] = "reduce_scatter",
@@ -19,7 +19,7 @@ const char *bl_comm_kind_name(bl_comm_kind kind)
 const char *bl_comm_call_name(const bl_comm_call *call, char text[BL_COMM_CALL_TEXT_BYTES])
 {
     bool has_label = call->label.text[0] != '\0';
-    snprintf(text, BL_COMM_CALL_TEXT_BYTES, "%s%s%.*s", bl_comm_kind_name(call->kind),
+    snprintf(text, BL_COMM_CALL_TEXT_BYTES, "%s%s%.*s", kind_name(call->kind),
              has_label ? " of " : "", BL_COMM_LABEL_BYTES - 1, call->label.text);
     return text;
 }

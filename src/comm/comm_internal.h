@@ -22,8 +22,6 @@ typedef enum bl_comm_kind {
     BL_COMM_TRUST_ORDER
 } bl_comm_kind;
 
-const char *bl_comm_kind_name(bl_comm_kind kind);
-
 /* bl_comm_set_label's: "layer 17", or "". */
 enum { BL_COMM_LABEL_BYTES = 48 };
 typedef struct bl_comm_label {

@@ -127,70 +127,6 @@ static bl_status read_given(bl_config_command command, bool needs_all, const cha
     return bl_options_check_required(&options);
 }
 
-static bl_status load(bl_config_command command, const bl_config_machine *machine,
-                      const char *yaml_path, int argc, char *const *argv, bl_train_config *config)
-{
-    BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, config));
-    BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
-    return bl_train_config_validate(command, config);
-}
-
-static bl_status create(bl_config_command command, const bl_config_machine *machine,
-                        const char *yaml_path, int argc, char *const *argv, bl_train_config **out)
-{
-    bl_train_config *config = calloc(1, sizeof *config);
-
-    *out = NULL;
-    if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
-    bl_status st = load(command, machine, yaml_path, argc, argv, config);
-    if (st == BL_OK)
-        *out = config;
-    else
-        bl_train_config_free(config);
-    return st;
-}
-
-bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
-                               char *const *argv, bl_train_config **out)
-{
-    return create(command, NULL, yaml_path, argc, argv, out);
-}
-
-bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
-                                   bl_train_config **out)
-{
-    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, out);
-}
-
-bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out)
-{
-    bl_train_config *config = calloc(1, sizeof *config);
-
-    *out = NULL;
-    if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
-    bl_status st = read_given(BL_CONFIG_TRAIN, false, yaml_path, 0, NULL, config);
-    if (st == BL_OK)
-        *out = config;
-    else
-        bl_train_config_free(config);
-    return st;
-}
-
-void bl_train_config_free(bl_train_config *config)
-{
-    if (!config) return;
-    bl_options options = config_bind(BL_CONFIG_TRAIN, config);
-    bl_options_clear(&options);
-    free(config->config_file);
-    free(config);
-}
-
-bool bl_train_config_targets_by_pattern(const bl_train_config *config)
-{
-    const bl_string_list *list = &config->lora_target_modules;
-    return list->n_items == 1 && strpbrk(list->items[0], "*+?|()[]{}^$\\") != NULL;
-}
-
 /* Whether the model has the layers that a path names is not known yet. */
 static bl_status validate_targets(const bl_string_list *targets)
 {
@@ -280,7 +216,8 @@ static bl_status validate_training(const bl_train_config *config)
     return BL_OK;
 }
 
-bl_status bl_train_config_validate(bl_config_command command, const bl_train_config *config)
+/* Ranges that depend on several keys. */
+static bl_status validate(bl_config_command command, const bl_train_config *config)
 {
     if (config->ranks % config->shard_size != 0) {
         return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld",
@@ -296,6 +233,70 @@ bl_status bl_train_config_validate(bl_config_command command, const bl_train_con
                        config->offload_host_part);
     BL_TRY(config_check_modules(&config->compute_bf16_modules));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
+}
+
+static bl_status load(bl_config_command command, const bl_config_machine *machine,
+                      const char *yaml_path, int argc, char *const *argv, bl_train_config *config)
+{
+    BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, config));
+    BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
+    return validate(command, config);
+}
+
+static bl_status create(bl_config_command command, const bl_config_machine *machine,
+                        const char *yaml_path, int argc, char *const *argv, bl_train_config **out)
+{
+    bl_train_config *config = calloc(1, sizeof *config);
+
+    *out = NULL;
+    if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
+    bl_status st = load(command, machine, yaml_path, argc, argv, config);
+    if (st == BL_OK)
+        *out = config;
+    else
+        bl_train_config_free(config);
+    return st;
+}
+
+bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
+                               char *const *argv, bl_train_config **out)
+{
+    return create(command, NULL, yaml_path, argc, argv, out);
+}
+
+bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
+                                   bl_train_config **out)
+{
+    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, out);
+}
+
+bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out)
+{
+    bl_train_config *config = calloc(1, sizeof *config);
+
+    *out = NULL;
+    if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
+    bl_status st = read_given(BL_CONFIG_TRAIN, false, yaml_path, 0, NULL, config);
+    if (st == BL_OK)
+        *out = config;
+    else
+        bl_train_config_free(config);
+    return st;
+}
+
+void bl_train_config_free(bl_train_config *config)
+{
+    if (!config) return;
+    bl_options options = config_bind(BL_CONFIG_TRAIN, config);
+    bl_options_clear(&options);
+    free(config->config_file);
+    free(config);
+}
+
+bool bl_train_config_targets_by_pattern(const bl_train_config *config)
+{
+    const bl_string_list *list = &config->lora_target_modules;
+    return list->n_items == 1 && strpbrk(list->items[0], "*+?|()[]{}^$\\") != NULL;
 }
 
 bool bl_train_config_given(const bl_train_config *config, const char *key)

@@ -168,9 +168,6 @@ bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, c
 bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 
-/* Ranges that depend on several keys. bl_train_config_load calls it; call it again after changing fields. */
-bl_status bl_train_config_validate(bl_config_command command, const bl_train_config *config);
-
 /* Whether the user set the key (in the file or on the line), be it to the default. */
 bool bl_train_config_given(const bl_train_config *config, const char *key);
 

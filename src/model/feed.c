@@ -32,7 +32,8 @@ static int64_t tile_tokens(const bl_block_dims *dims)
     return bl_block_rows(dims, 1);
 }
 
-int64_t bl_feed_tokens(const bl_block_dims *dims, int64_t T)
+/* Tokens that a micro-batch of T has in the layers. */
+static int64_t padded_tokens(const bl_block_dims *dims, int64_t T)
 {
     return pads(dims) ? bl_block_rows(dims, T) : T;
 }
@@ -143,7 +144,7 @@ static bl_status pad_array(bl_stream *stream, void *dst, const void *src, size_t
 bl_status bl_feed_pad(bl_feed *feed, bl_stream *stream, int index, const bl_micro_batch *b,
                       bl_micro_batch *out)
 {
-    int64_t T = b->T, padded = bl_feed_tokens(&feed->weights->dims, T), n = b->n_documents;
+    int64_t T = b->T, padded = padded_tokens(&feed->weights->dims, T), n = b->n_documents;
 
     *out = *b;
     if (padded == T) return BL_OK;
@@ -219,7 +220,7 @@ bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *
 {
     const bl_model *model = feed->weights->model;
     int64_t H = model->config.hidden_size, T = batch->T,
-            padded = bl_feed_tokens(&feed->weights->dims, T);
+            padded = padded_tokens(&feed->weights->dims, T);
     bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
 
     if (!feed->pads)

@@ -24,9 +24,6 @@ typedef struct bl_feed_size {
 /* For groups of max_group micro-batches of T_max tokens. */
 bl_feed_size bl_feed_measure(const bl_block_dims *dims, int64_t T_max, int max_group);
 
-/* Tokens that a micro-batch of T has in the layers. */
-int64_t bl_feed_tokens(const bl_block_dims *dims, int64_t T);
-
 /* memory: device_bytes of device memory, 256-byte aligned, borrowed as device and weights are. Takes the
  * host memory itself. */
 bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int64_t T_max,
@@ -36,12 +33,12 @@ void bl_feed_destroy(bl_feed *feed); /* after the stream is idle; NULL is fine *
 /* A new group begins. Waits until the host memory of the last one has been read. */
 bl_status bl_feed_begin(bl_feed *feed);
 
-/* *out: micro-batch `index` of the group with bl_feed_tokens(T) tokens, for tasks queued on `stream` from
+/* *out: micro-batch `index` of the group, padded to bl_block_rows tokens on a GPU, for tasks queued on `stream` from
  * now on until the next group's. */
 bl_status bl_feed_pad(bl_feed *feed, bl_stream *stream, int index, const bl_micro_batch *batch,
                       bl_micro_batch *out);
 
-/* y (bl_feed_tokens(T), H) = the embeddings of the batch's ids, then zeros. first_row: of y in its group,
+/* y (tokens of bl_feed_pad's result, H) = the embeddings of the batch's ids, then zeros. first_row: of y in its group,
  * whose micro-batches do not overlap. BL_EINTERNAL: no host_ids on a device that needs them. */
 bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
                         int64_t first_row, bl_tensor y);

@@ -47,7 +47,7 @@ typedef struct bl_pass_micro {
 } bl_pass_micro;
 
 typedef struct bl_pass_options {
-    /* Of the device, for bl_pass_total_bytes before there is one; create looks at its device. */
+    /* Of the device, for bl_pass_measure before there is one; create looks at its device. */
     bl_device_kind kind;
     /* Of products with the frozen projections on CUDA; and, by layer, those that are made in bf16
      * all the same: bit m is bl_layer_matrix m. NULL: none. Borrowed by the pass. */
@@ -81,12 +81,8 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                          bl_stream *compute, const bl_pass_options *options, bl_pass **out);
 void bl_pass_destroy(bl_pass *pass); /* after the streams are idle; NULL is fine */
 
-/* Bytes of device memory that create takes, and of host memory: offloaded activations, and on a GPU the embeddings of a group. */
-int64_t bl_pass_total_bytes(const bl_model_config *config, const bl_pass_options *options);
-int64_t bl_pass_host_bytes(const bl_model_config *config, const bl_pass_options *options);
-
-/* The same by what they are for. Device memory: the members up to feed, whose sum is
- * bl_pass_total_bytes; host memory: the others. */
+/* Bytes that create takes, by purpose. Device memory: the members up to feed; host memory: the others, of
+ * offloaded activations, and on a GPU of the embeddings of a group. */
 typedef struct bl_pass_bytes {
     int64_t inputs;    /* layer inputs: all, or the slots of their stack */
     int64_t saved;     /* what layers keep beside their inputs, likewise */

@@ -71,19 +71,6 @@ int64_t model_pass_stacks_host_bytes(const model_pass_size *m)
     return model_stack_host_bytes(&m->inputs) + model_stack_host_bytes(&m->saved);
 }
 
-int64_t bl_pass_total_bytes(const bl_model_config *config, const bl_pass_options *options)
-{
-    model_pass_size m = model_pass_measure(config, options);
-    return model_pass_device_bytes(&m);
-}
-
-int64_t bl_pass_host_bytes(const bl_model_config *config, const bl_pass_options *options)
-{
-    model_pass_size m = model_pass_measure(config, options);
-    return (int64_t)bl_arena_piece_bytes((size_t)model_pass_stacks_host_bytes(&m)) +
-           m.feed.host_bytes;
-}
-
 bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_options *options)
 {
     model_pass_size m = model_pass_measure(config, options);

@@ -28,7 +28,8 @@ int64_t bl_schedule_n_visits(const bl_schedule *schedule)
     return (schedule->has_backward ? 2 : 1) * schedule->n_layers + 1;
 }
 
-int64_t bl_schedule_unit(const bl_schedule *schedule, int64_t at)
+/* What follows the last visit is the next pass's start. */
+static int64_t unit_at(const bl_schedule *schedule, int64_t at)
 {
     at %= bl_schedule_n_visits(schedule);
     return at <= schedule->n_layers ? at : 2 * schedule->n_layers - at;
@@ -40,7 +41,7 @@ static bl_status prefetch(const emitter *e)
     int64_t n_visits = bl_schedule_n_visits(s);
 
     for (int64_t at = e->visit; at < e->visit + s->ring_depth; at++) {
-        int64_t unit = bl_schedule_unit(s, at);
+        int64_t unit = unit_at(s, at);
         if (unit ==
             s->n_layers) { /* nothing may be gathered beyond a head that still needs the whole ring */
             if (s->head_is_tied) continue;
@@ -67,8 +68,8 @@ static bl_status end_visit(const emitter *e, int64_t unit)
     int64_t n_visits = bl_schedule_n_visits(s), next = e->visit + 1;
 
     /* A tied head lies in host memory: around it the last layer is visited twice in a row. */
-    if (s->head_is_tied && next < n_visits && bl_schedule_unit(s, next) == s->n_layers) next++;
-    bool again = unit == bl_schedule_unit(s, next); /* visited again at once: keep it */
+    if (s->head_is_tied && next < n_visits && unit_at(s, next) == s->n_layers) next++;
+    bool again = unit == unit_at(s, next); /* visited again at once: keep it */
     if (!again) BL_TRY(emit(e, BL_ACTION_RELEASE_BASE, unit));
     if ((!again || next >= n_visits) && unit < s->n_layers)
         BL_TRY(emit(e, BL_ACTION_RELEASE_LORA, unit));
@@ -109,7 +110,7 @@ bl_status bl_schedule_visit(const bl_schedule *schedule, int64_t at, bl_action_s
                             void *user)
 {
     const emitter e = {schedule, at, sink, user};
-    int64_t unit = bl_schedule_unit(schedule, at);
+    int64_t unit = unit_at(schedule, at);
 
     BL_TRY(begin_visit(&e, unit));
     if (at < schedule->n_layers)

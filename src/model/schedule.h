@@ -56,11 +56,9 @@ typedef struct bl_schedule {
     bool head_is_tied;
 } bl_schedule;
 
-/* n_layers + 1, and n_layers more with a backward pass. */
+/* n_layers + 1, and n_layers more with a backward pass: visits of layers 0..L-1, of the head, unit L, and of
+ * layers L-1..0. */
 int64_t bl_schedule_n_visits(const bl_schedule *schedule);
-
-/* The unit of visit `at`: layers 0..L-1, the head L, then with a backward pass L-1..0; what follows is the next pass's start. */
-int64_t bl_schedule_unit(const bl_schedule *schedule, int64_t at);
 
 /* Carries out one action; what is not BL_OK ends the pass. */
 typedef bl_status (*bl_action_sink)(void *user, const bl_action *action);

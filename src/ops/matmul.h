@@ -43,8 +43,6 @@ typedef enum bl_matmul_fallback {
     BL_FALLBACK_COUNT
 } bl_matmul_fallback;
 
-/* One word, for metrics: "format", "shape", "capability", "refused". */
-BL_API const char *bl_matmul_fallback_name(bl_matmul_fallback reason);
 /* The reason in words: "it is not stored in one FP8 format". */
 BL_API const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
 

@@ -260,14 +260,3 @@ const char *bl_matmul_fallback_text(bl_matmul_fallback reason)
     };
     return texts[reason];
 }
-
-const char *bl_matmul_fallback_name(bl_matmul_fallback reason)
-{
-    static const char *const names[BL_FALLBACK_COUNT] = {
-        [BL_FALLBACK_FORMAT] = "format",
-        [BL_FALLBACK_SHAPE] = "shape",
-        [BL_FALLBACK_CAPABILITY] = "capability",
-        [BL_FALLBACK_REFUSED] = "refused",
-    };
-    return names[reason];
-}

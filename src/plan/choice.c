@@ -11,7 +11,8 @@
 static const double SLACK = 0.05;     /* of speed */
 static const double SAME_HOST = 0.05; /* of a host's memory: less is not worth any speed */
 
-int64_t plan_option_host_bytes(const bl_plan_option *o)
+/* Of a process. */
+static int64_t option_host_bytes(const bl_plan_option *o)
 {
     return o->plan.memory.total;
 }
@@ -67,7 +68,7 @@ static void keep_by_speed(bl_plan_choice *c, const bl_plan_option *o)
 /* Whether a is at least as fast as b and takes no more of the host. */
 static bool beats(const bl_plan_option *a, const bl_plan_option *b)
 {
-    return plan_option_host_bytes(a) <= plan_option_host_bytes(b) && !is_better(b, a);
+    return option_host_bytes(a) <= option_host_bytes(b) && !is_better(b, a);
 }
 
 static bl_status keep_frugal(plan_frontier *f, const bl_plan_option *o)
@@ -110,14 +111,14 @@ void plan_choice_finish(const plan_frontier *f, int64_t host_bytes, bl_plan_choi
 
     for (int i = 0; i < f->n; i++)
         if (f->option[i].time.tokens_per_s >= enough)
-            least = fmin(least, (double)plan_option_host_bytes(&f->option[i]));
+            least = fmin(least, (double)option_host_bytes(&f->option[i]));
     least += SAME_HOST * (double)host_bytes;
     for (int i = 0; i < f->n; i++) {
         const bl_plan_option *o = &f->option[i];
-        if (o->time.tokens_per_s < enough || (double)plan_option_host_bytes(o) > least) continue;
+        if (o->time.tokens_per_s < enough || (double)option_host_bytes(o) > least) continue;
         if (!chosen || is_better(o, chosen)) chosen = o;
     }
-    if (!chosen || (double)plan_option_host_bytes(&c->best) <= least) return;
+    if (!chosen || (double)option_host_bytes(&c->best) <= least) return;
     c->second = c->best;
     c->best = *chosen;
 }

@@ -11,8 +11,6 @@ typedef struct plan_frontier {
     int n, room;
 } plan_frontier;
 
-/* Of a process. */
-int64_t plan_option_host_bytes(const bl_plan_option *option);
 /* Less of a GPU's memory, or as much and less of the host's. */
 bool plan_option_is_less(const bl_plan_option *a, const bl_plan_option *b);
 

@@ -98,7 +98,8 @@ int64_t bl_plan_communicator_bytes(const bl_topology *topology)
     return topology->n_here < topology->n_ranks ? COMMUNICATOR_BYTES : 0;
 }
 
-int64_t bl_plan_sums_bytes(const bl_topology *topology, int n_communicators)
+/* Of n_communicators with several ranks each. */
+static int64_t sums_bytes(const bl_topology *topology, int n_communicators)
 {
     return topology->n_here < topology->n_ranks ? n_communicators * (int64_t)BL_NCCL_SCRATCH_BYTES
                                                 : 0;
@@ -281,8 +282,8 @@ static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_
     if (kind == BL_DEVICE_CPU) return;
     out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
     int n_communicators = bl_plan_n_shards(in->config, &in->topology) > 1 ? 2 : 1;
-    out->item[BL_MEMORY_COMMUNICATION].device = bl_plan_communicator_bytes(&in->topology) +
-                                                bl_plan_sums_bytes(&in->topology, n_communicators);
+    out->item[BL_MEMORY_COMMUNICATION].device =
+        bl_plan_communicator_bytes(&in->topology) + sums_bytes(&in->topology, n_communicators);
 }
 
 /* Of a rank, while weights are read: most of the rest is not there yet. */

@@ -79,10 +79,9 @@ int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
 /* A GPU's context and, in a job of several ranks, communicator: what these items have. */
 int64_t bl_plan_gpu_reserve_bytes(int n_ranks);
 
-/* What NCCL takes of the GPU of a process, once it is there: nothing in a job of one process. Beside it, communicators have memory of
- * ours for sums, counted in bl_memory_gpu_bytes: of n_communicators with several ranks each. */
+/* What NCCL takes of the GPU of a process, once it is there: nothing in a job of one process. The ledger's
+ * bl_memory_gpu_bytes counts communicators' memory for sums beside it. */
 int64_t bl_plan_communicator_bytes(const bl_topology *topology);
-int64_t bl_plan_sums_bytes(const bl_topology *topology, int n_communicators);
 
 /* Of items [first, last], device and host memory together. */
 int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);

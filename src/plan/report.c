@@ -59,7 +59,8 @@ static double host_bytes(const bl_plan_report *r, const bl_memory_ledger *m)
 
 /* ---- text ---- */
 
-const char *plan_number(double number, char text[PLAN_NUMBER_BYTES])
+/* "131,072" */
+static const char *format_number(double number, char text[PLAN_NUMBER_BYTES])
 {
     char plain[PLAN_NUMBER_BYTES];
     size_t n = (size_t)snprintf(plain, sizeof plain, "%.0f", number), at = 0;
@@ -74,12 +75,19 @@ const char *plan_number(double number, char text[PLAN_NUMBER_BYTES])
 const char *plan_gb(double n_bytes, char text[PLAN_NUMBER_BYTES])
 {
     double gb = n_bytes / PLAN_GB;
-    if (gb >= 99.95) return plan_number(gb, text);
+    if (gb >= 99.95) return format_number(gb, text);
     snprintf(text, PLAN_NUMBER_BYTES, "%.*f", gb < 0.0995 ? 3 : gb < 9.995 ? 2 : 1, gb);
     return text;
 }
 
-void plan_list_add(plan_list *l, const char *format, ...)
+/* Words that are broken between them before column PLAN_COLUMN_LAST, by `separator` (", "; " " becomes " \" at an end). */
+typedef struct word_list {
+    FILE *out;
+    const char *separator;
+    int column, n;
+} word_list;
+
+static void BL_PRINTF(2, 3) add_word(word_list *l, const char *format, ...)
 {
     char text[96];
     va_list arguments;
@@ -126,12 +134,12 @@ static void print_model(const bl_plan_report *r, FILE *out)
     for (int p = 0; p < BL_PROJECTIONS; p++) n_targets += c->lora.a_offset[p] >= 0;
     bl_base_formats_list_held(&c->model.base_formats, held);
     bl_base_formats_list_stored(&c->model.base_formats, stored);
-    plan_list l = {.out = out, .separator = ", "};
+    word_list l = {.out = out, .separator = ", "};
     l.column = fprintf(out, "Model    ");
-    plan_list_add(&l, "%.40s: %.4g B parameters", c->model.name,
-                  (double)bl_model_config_n_params(&c->model.config) * 1e-9);
-    plan_list_add(&l, "%.36s in memory", held);
-    plan_list_add(&l, "%.36s in the checkpoint", stored);
+    add_word(&l, "%.40s: %.4g B parameters", c->model.name,
+             (double)bl_model_config_n_params(&c->model.config) * 1e-9);
+    add_word(&l, "%.36s in memory", held);
+    add_word(&l, "%.36s in the checkpoint", stored);
     fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",
             (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
             (double)(c->lora.n_floats * c->model.config.n_layers) * 1e-6);
@@ -150,8 +158,8 @@ static void print_machine(const bl_plan_report *r, FILE *out)
     describe_products(r, products);
     fprintf(out, "Step     %d rank%s x %lld sequence%s of %s tokens = %s tokens; products in %s\n",
             t->n_ranks, t->n_ranks == 1 ? "" : "s", (long long)sequences, sequences == 1 ? "" : "s",
-            plan_number((double)r->c->input.longest_train_row, a),
-            plan_number((double)(sequences * r->c->input.longest_train_row * t->n_ranks), b),
+            format_number((double)r->c->input.longest_train_row, a),
+            format_number((double)(sequences * r->c->input.longest_train_row * t->n_ranks), b),
             products);
 }
 
@@ -206,11 +214,11 @@ static void print_time(const bl_plan_report *r, FILE *out)
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
     fprintf(out, "Speed    %s tokens/s, %.3g s per step, bound by %s",
-            plan_number(e->tokens_per_s, a), e->step_s, bl_lane_name(bl_time_bound(e)));
+            format_number(e->tokens_per_s, a), e->step_s, bl_lane_name(bl_time_bound(e)));
     if (e->mfu > 0 && r->c->hardware.kind == BL_DEVICE_CUDA)
         fprintf(out, "; MFU %.1f %% of the %s peak", 100 * e->mfu, bl_plan_report_peak(r));
     describe_duration(seconds, b);
-    fprintf(out, "\nTime     %s for %s tokens", b, plan_number(r->total_tokens, a));
+    fprintf(out, "\nTime     %s for %s tokens", b, format_number(r->total_tokens, a));
     if (kwh > 0) fprintf(out, ", %.*f kWh", kwh < 10 ? 2 : 0, kwh);
     if (r->price_per_hour > 0) fprintf(out, ", price %.2f", bl_plan_report_price(r));
     describe_duration(load_s, b);
@@ -223,53 +231,46 @@ static void print_time(const bl_plan_report *r, FILE *out)
 /* To be copied behind `ballast train`. */
 static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
 {
-    plan_list l = {.out = out, .separator = " "};
+    word_list l = {.out = out, .separator = " "};
 
     l.column = fprintf(out, "Keys     ");
-    plan_list_add(&l, "--offload_ratio %.2f", plan->placement.ratio);
-    plan_list_add(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
+    add_word(&l, "--offload_ratio %.2f", plan->placement.ratio);
+    add_word(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
     if (plan->placement.tier == BL_TIER_DISK)
-        plan_list_add(&l, "--offload_host_part %.2f", plan->placement.host_part);
-    plan_list_add(&l, "--activation_checkpointing %s", bl_plan_save_name(plan->pass.save));
-    plan_list_add(&l, "--activation_offload %s", plan->pass.offload_activations ? "true" : "false");
-    plan_list_add(&l, "--per_device_train_batch_size %lld",
-                  (long long)c->per_device_train_batch_size);
-    plan_list_add(&l, "--gradient_accumulation_steps %lld",
-                  (long long)c->gradient_accumulation_steps);
-    plan_list_add(&l, "--visit_tokens %lld", (long long)(plan->pass.max_group * plan->pass.T_max));
-    plan_list_add(&l, "--ring_depth %lld", (long long)c->ring_depth);
-    plan_list_add(&l, "--shard_size %lld", (long long)c->shard_size);
+        add_word(&l, "--offload_host_part %.2f", plan->placement.host_part);
+    add_word(&l, "--activation_checkpointing %s", bl_plan_save_name(plan->pass.save));
+    add_word(&l, "--activation_offload %s", plan->pass.offload_activations ? "true" : "false");
+    add_word(&l, "--per_device_train_batch_size %lld", (long long)c->per_device_train_batch_size);
+    add_word(&l, "--gradient_accumulation_steps %lld", (long long)c->gradient_accumulation_steps);
+    add_word(&l, "--visit_tokens %lld", (long long)(plan->pass.max_group * plan->pass.T_max));
+    add_word(&l, "--ring_depth %lld", (long long)c->ring_depth);
+    add_word(&l, "--shard_size %lld", (long long)c->shard_size);
     fputs("\n", out);
 }
 
 /* The keys in which b differs from a. */
-static void print_difference(const bl_plan_option *a, const bl_plan_option *b, plan_list *l)
+static void print_difference(const bl_plan_option *a, const bl_plan_option *b, word_list *l)
 {
     const bl_train_config *x = &a->config, *y = &b->config;
     int64_t visit_a = a->plan.pass.max_group * a->plan.pass.T_max,
             visit_b = b->plan.pass.max_group * b->plan.pass.T_max;
 
-    if (x->offload_ratio != y->offload_ratio)
-        plan_list_add(l, "offload_ratio %.2f", y->offload_ratio);
+    if (x->offload_ratio != y->offload_ratio) add_word(l, "offload_ratio %.2f", y->offload_ratio);
     if (x->offload_tier != y->offload_tier)
-        plan_list_add(l, "offload_tier %s", y->offload_tier == BL_OFFLOAD_DISK ? "disk" : "host");
+        add_word(l, "offload_tier %s", y->offload_tier == BL_OFFLOAD_DISK ? "disk" : "host");
     if (x->offload_host_part != y->offload_host_part)
-        plan_list_add(l, "offload_host_part %.2f", y->offload_host_part);
+        add_word(l, "offload_host_part %.2f", y->offload_host_part);
     if (a->plan.pass.save != b->plan.pass.save)
-        plan_list_add(l, "activation_checkpointing %s", bl_plan_save_name(b->plan.pass.save));
+        add_word(l, "activation_checkpointing %s", bl_plan_save_name(b->plan.pass.save));
     if (x->activation_offload != y->activation_offload)
-        plan_list_add(l, "activation_offload %s", y->activation_offload ? "true" : "false");
+        add_word(l, "activation_offload %s", y->activation_offload ? "true" : "false");
     if (x->per_device_train_batch_size != y->per_device_train_batch_size) {
-        plan_list_add(l, "per_device_train_batch_size %lld",
-                      (long long)y->per_device_train_batch_size);
-        plan_list_add(l, "gradient_accumulation_steps %lld",
-                      (long long)y->gradient_accumulation_steps);
+        add_word(l, "per_device_train_batch_size %lld", (long long)y->per_device_train_batch_size);
+        add_word(l, "gradient_accumulation_steps %lld", (long long)y->gradient_accumulation_steps);
     }
-    if (visit_a != visit_b) plan_list_add(l, "visit_tokens %lld", (long long)visit_b);
-    if (x->ring_depth != y->ring_depth)
-        plan_list_add(l, "ring_depth %lld", (long long)y->ring_depth);
-    if (x->shard_size != y->shard_size)
-        plan_list_add(l, "shard_size %lld", (long long)y->shard_size);
+    if (visit_a != visit_b) add_word(l, "visit_tokens %lld", (long long)visit_b);
+    if (x->ring_depth != y->ring_depth) add_word(l, "ring_depth %lld", (long long)y->ring_depth);
+    if (x->shard_size != y->shard_size) add_word(l, "shard_size %lld", (long long)y->shard_size);
 }
 
 static void print_second(const bl_plan_report *r, FILE *out)
@@ -278,9 +279,9 @@ static void print_second(const bl_plan_report *r, FILE *out)
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
     if (second->time.tokens_per_s == 0) return;
-    plan_list l = {.out = out, .separator = ", "};
+    word_list l = {.out = out, .separator = ", "};
     l.column = fprintf(out, "Or       %s tokens/s (%+.1f %%), each host %s GB: ",
-                       plan_number(second->time.tokens_per_s, a),
+                       format_number(second->time.tokens_per_s, a),
                        100 * (second->time.tokens_per_s / best->time.tokens_per_s - 1),
                        plan_gb(host_bytes(r, &second->plan.memory), b));
     print_difference(best, second, &l);

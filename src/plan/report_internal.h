@@ -9,18 +9,8 @@ static const double PLAN_GB = 1e9;
 
 enum { PLAN_NUMBER_BYTES = 32, PLAN_COLUMN_LAST = 96, PLAN_INDENT = 9 };
 
-/* "131,072" */
-const char *plan_number(double number, char text[PLAN_NUMBER_BYTES]);
 /* "1,425", "70.3", "0.35": three digits at least. */
 const char *plan_gb(double n_bytes, char text[PLAN_NUMBER_BYTES]);
-
-/* Words that are broken between them before column PLAN_COLUMN_LAST, by `separator` (", "; " " becomes " \" at an end). */
-typedef struct plan_list {
-    FILE *out;
-    const char *separator;
-    int column, n;
-} plan_list;
-void plan_list_add(plan_list *list, const char *format, ...) BL_PRINTF(2, 3);
 
 /* report_details.c: memory by item, time by phase, rates. */
 void plan_report_print_details(const bl_plan_report *report, FILE *out);

@@ -467,8 +467,8 @@ static void test_fallbacks_are_counted(void **state)
     free_outputs(&refused), free_outputs(&want);
     for (int i = 0; i < BL_FALLBACK_COUNT; i++)
         for (int k = 0; k < i; k++)
-            assert_string_not_equal(bl_matmul_fallback_name((bl_matmul_fallback)i),
-                                    bl_matmul_fallback_name((bl_matmul_fallback)k));
+            assert_string_not_equal(bl_matmul_fallback_text((bl_matmul_fallback)i),
+                                    bl_matmul_fallback_text((bl_matmul_fallback)k));
 }
 
 /* cuBLASLt offers an FP8 product that adds, and refuses it when it is called: FP8 all the same, the frozen product

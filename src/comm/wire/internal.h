@@ -137,9 +137,6 @@ struct bl_wire_channel {
 bl_status bl_wire_open(const bl_wire_transport *transport, void *state, int rank, int n_processes,
                        bl_wire_report report, bl_wire **out);
 
-/* A condition whose waits end by CLOCK_MONOTONIC. */
-void bl_wire_init_condition(pthread_cond_t *condition);
-
 /* Takes down the job's first failure, and wakes the wire's thread. */
 void bl_wire_note_word(bl_wire *wire, const bl_word *word);
 

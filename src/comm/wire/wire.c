@@ -34,7 +34,8 @@ void bl_wire_first_error(bl_wire *w, bl_error *out)
 
 /* ---- the wire ---- */
 
-void bl_wire_init_condition(pthread_cond_t *condition)
+/* Its waits end by CLOCK_MONOTONIC. */
+static void init_condition(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -69,7 +70,7 @@ bl_status bl_wire_open(const bl_wire_transport *transport, void *state, int rank
     w->state = state;
     w->next_group = 1;
     pthread_mutex_init(&w->lock, NULL);
-    bl_wire_init_condition(&w->ready);
+    init_condition(&w->ready);
     w->heard = calloc((size_t)n_processes, sizeof *w->heard);
     if (!w->heard || bl_thread_create(&w->thread, bl_wire_main, w) != 0) {
         bl_status st = w->heard ? BL_ELIMIT : BL_ENOMEM;
@@ -256,7 +257,7 @@ bl_status bl_wire_channel_create(bl_wire *w, int group, int channel_idx, int siz
 
     *out = NULL;
     if (!channel) return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
-    bl_wire_init_condition(&channel->ended);
+    init_condition(&channel->ended);
     channel->wire = w;
     channel->size = size;
     channel->requests = w->transport->requests_create(2 * size);
