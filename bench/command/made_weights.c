@@ -10,7 +10,7 @@
 #include "base/sizes.h"
 #include "device/staging.h"
 #include "fp8/element.h"
-#include "linear/base_internal.h"
+#include "linear/base_backend.h"
 
 /* A block of random weights, which all are cut from: element i is a function of i alone. */
 enum { BLOCK_BYTES = 16 << 20 };

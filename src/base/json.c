@@ -12,7 +12,7 @@
 
 #include "base/file_kind.h"
 #include "base/files.h"
-#include "base/json_memory.h"
+#include "base/json_memory_internal.h"
 
 /* Digits of the smallest integers outside int64. */
 enum { SHOWN_VALUE_BYTES = 64, BIG_INTEGER_DIGITS = 19 };

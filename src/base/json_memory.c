@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/json_memory.h"
+#include "base/json_memory_internal.h"
 
 #include <pthread.h>
 #include <setjmp.h>

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "cli/generate_prompt.h"
+#include "cli/generate_prompt_internal.h"
 #include "config/config.h"
 #include "model/generate.h"
 #include "model/lora_io.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/generate_prompt.h"
+#include "cli/generate_prompt_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

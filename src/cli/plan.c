@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "cli/plan_data.h"
+#include "cli/plan_data_internal.h"
 #include "plan/expect.h"
 #include "plan/ladder_report.h"
 #include "plan/published.h"

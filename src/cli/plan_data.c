@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/plan_data.h"
+#include "cli/plan_data_internal.h"
 
 #include <stdio.h>
 

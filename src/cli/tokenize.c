@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "cli/cli.h"
-#include "cli/tokenize_data.h"
+#include "cli/tokenize_data_internal.h"
 #include "tokenizer/tokenizer.h"
 
 typedef struct tokenize_options {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/tokenize_data.h"
+#include "cli/tokenize_data_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * change nothing, or rejected with what to use instead. `ballast train` and `ballast config --from` read by
  * these rows. A name that ends in * comes after the names that it would hide. */
 #include "base/sizes.h"
-#include "config/table.h"
+#include "config/table_internal.h"
 
 #define BATCH_HINT                                                                                 \
     "per_device_train_batch_size and gradient_accumulation_steps (a step takes their product x "   \

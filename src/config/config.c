@@ -8,7 +8,7 @@
 #include "base/sizes.h"
 #include "store/peft.h"
 #include "config/internal.h"
-#include "config/table.h"
+#include "config/table_internal.h"
 
 /* Options write enums as int. */
 _Static_assert(sizeof(bl_data_format) == sizeof(int) && sizeof(bl_adapter_dtype) == sizeof(int),

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "config/internal.h"
-#include "config/table.h"
+#include "config/table_internal.h"
 
 /* A name that only files of this program have, or mostly. */
 typedef struct marker {

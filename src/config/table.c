@@ -4,7 +4,7 @@
  *
  * A key of a feature that this version does not have is in the table all the same, with `available` naming
  * the values that work: another value is refused, never ignored. */
-#include "config/table.h"
+#include "config/table_internal.h"
 
 #include "base/sizes.h"
 #include "config/config.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "linear/base_internal.h"
+#include "linear/base_backend.h"
 
 #include "base/sizes.h"
 

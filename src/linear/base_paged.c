@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "linear/base_internal.h"
+#include "linear/base_backend.h"
 
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
                "an item for each part of each matrix");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* base_resident.c -- the whole base in this rank's device memory: nothing moves. */
-#include "linear/base_internal.h"
+#include "linear/base_backend.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/page_file.h"
+#include "offload/page_file_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "offload/page_writer.h"
+#include "offload/page_writer_internal.h"
 
 enum { READ_DEPTH = 4, STAT_BLOCK_BYTES = 512 };
 

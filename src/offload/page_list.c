@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/page_list.h"
+#include "offload/page_list_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "offload/page_writer.h"
+#include "offload/page_writer_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

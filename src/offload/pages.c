@@ -8,8 +8,8 @@
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "offload/arena.h"
-#include "offload/page_file.h"
-#include "offload/page_writer.h"
+#include "offload/page_file_internal.h"
+#include "offload/page_writer_internal.h"
 
 _Static_assert((int)BL_DEVICE_ALIGNMENT_BYTES == (int)BL_IO_ALIGN_BYTES,
                "a page takes the same in every tier");

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "base/sizes.h"
-#include "plan/search.h"
+#include "plan/search_internal.h"
 
 static const double GB = 1e9;
 

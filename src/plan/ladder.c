@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/ladder.h"
+#include "plan/ladder_internal.h"
 
 #include "base/sizes.h"
 #include "arch/projection.h"

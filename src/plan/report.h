@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "plan/case.h"
-#include "plan/search.h"
+#include "plan/search_internal.h"
 
 /* All borrowed. */
 typedef struct bl_plan_report {

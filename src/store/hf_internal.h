@@ -5,7 +5,7 @@
 
 #include "base/json.h"
 #include "store/hf_model.h"
-#include "store/problems.h"
+#include "store/problems_internal.h"
 
 struct bl_hf_model {
     char *dir;

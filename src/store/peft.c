@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "store/peft_internal.h"
-#include "store/problems.h"
+#include "store/problems_internal.h"
 #include "store/safetensors.h"
 
 enum { NAME_BYTES = 128, ROUND_PIECE = 1 << 14 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "store/problems.h"
+#include "store/problems_internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -13,7 +13,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
-#include "store/problems.h"
+#include "store/problems_internal.h"
 
 enum { LENGTH_BYTES = 8, SNIFF_BYTES = BL_FILE_KIND_BYTES, CONVERT_BYTES = 1 << 16 };
 

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "train/training.h"
+#include "train/training_internal.h"
 
 enum { HEAD_BYTES = 4096 };
 

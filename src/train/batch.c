@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/batch.h"
+#include "train/batch_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

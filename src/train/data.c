@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "train/sampler.h"
+#include "train/sampler_internal.h"
 
 typedef struct opening {
     const bl_train_config *config;

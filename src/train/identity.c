@@ -8,7 +8,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 enum { HASH_TEXT_BYTES = 17 };
 

@@ -7,7 +7,7 @@
 #include "base/build_id.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "train/training.h"
+#include "train/training_internal.h"
 
 /* Of a checkpoint's state. */
 static const char KEY[] = "products", BUILD_KEY[] = "build";

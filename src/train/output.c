@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
-#include "train/training.h"
+#include "train/training_internal.h"
 
 static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG, BL_OUTPUT_README,
                                     BL_OUTPUT_METRICS, BL_OUTPUT_CONFIG};

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 static bl_batches *batches_of(const bl_trainer *t, int64_t step)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/ranks.h"
+#include "train/ranks_internal.h"
 
 #include <stdlib.h>
 

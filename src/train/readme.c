@@ -8,8 +8,8 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "train/sampler.h"
-#include "train/training.h"
+#include "train/sampler_internal.h"
+#include "train/training_internal.h"
 
 static void target_list(const bl_job *job, char *text, size_t n_bytes)
 {

@@ -9,8 +9,8 @@
 #include "base/sizes.h"
 #include "plan/lora.h"
 #include "ops/gemm.h"
-#include "train/sampler.h"
-#include "train/training.h"
+#include "train/sampler_internal.h"
+#include "train/training_internal.h"
 
 static bl_status print_model(const bl_job *job)
 {

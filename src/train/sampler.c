@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/sampler.h"
+#include "train/sampler_internal.h"
 
 #include <math.h>
 

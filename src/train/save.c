@@ -14,7 +14,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 /* ---- saving ---- */
 

@@ -25,8 +25,8 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/sampler.h"
-#include "train/training.h"
+#include "train/sampler_internal.h"
+#include "train/training_internal.h"
 
 /* ---- what runs in output_dir left ---- */
 

@@ -10,8 +10,8 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/sizes.h"
-#include "train/ranks.h"
-#include "train/trainer.h"
+#include "train/ranks_internal.h"
+#include "train/trainer_internal.h"
 
 /* Ranks that were loading remove their page files; a hung disk is not waited for. */
 static const double CLEAN_UP_S = 2.0;

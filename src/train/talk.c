@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/talk.h"
+#include "train/talk_internal.h"
 
 bl_status bl_talk_open(bl_comm *comm, bl_stream *stream, bl_talk *out)
 {

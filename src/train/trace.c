@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/trace.h"
+#include "train/trace_internal.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "config/config.h"
-#include "config/table.h"
+#include "config/table_internal.h"
 #include "device/device.h"
 
 #define REQUIRED "model_name_or_path: m\noutput_dir: o\ntrain_file: t\n"

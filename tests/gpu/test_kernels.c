@@ -2,7 +2,7 @@
 /* The CUDA kernels of ops/ against their CPU twins, over the shapes below. */
 #include "gpu_test.h"
 
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"

@@ -16,7 +16,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "offload/page_list.h"
+#include "offload/page_list_internal.h"
 
 enum { N_PLACES = 3, FILE_BYTES = 20480 };
 

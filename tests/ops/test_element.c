@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arithmetic on single elements that CUDA's kernels share with the CPU (fp8/element.h, ops/element.h):
+/* The arithmetic on single elements that CUDA's kernels share with the CPU (fp8/element.h, ops/element_internal.h):
  * over all codes, all bf16 numbers and the edges, it has the bits of the CPU ops, and the equation's value.
  */
 #include "ops_test.h"
@@ -8,7 +8,7 @@
 
 #include "fp8/element.h"
 #include "fp8/fp8.h"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"

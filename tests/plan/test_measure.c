@@ -17,7 +17,7 @@
 #include "base/sizes.h"
 #include "plan/lora.h"
 #include "plan/measure.h"
-#include "plan/search.h"
+#include "plan/search_internal.h"
 
 static char cache[] = "/tmp/ballast-test-measure-XXXXXX";
 

@@ -5,7 +5,7 @@
 #define BALLAST_TESTS_TRAIN_STEP_MODEL_H
 
 #include "model/pass.h"
-#include "train/adapter_state.h"
+#include "train/adapter_state_internal.h"
 
 enum {
     STEP_LAYERS = 3, /* more than fit the slots of offloaded activations */

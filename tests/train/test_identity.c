@@ -15,7 +15,7 @@
 #include "base/sizes.h"
 #include "store/safetensors.h"
 #include "train/rank.h"
-#include "train/training.h"
+#include "train/training_internal.h"
 
 enum { STEPS = 2, MAX_JSON_BYTES = 1 << 20 };
 

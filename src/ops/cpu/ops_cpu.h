@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/ops_internal.h"
 
 /* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the

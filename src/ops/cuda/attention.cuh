@@ -19,7 +19,7 @@
 #include "fp8/cuda/vector.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/ops_cuda.h"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 
 enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = ATTENTION_WARPS * BL_WARP };
 

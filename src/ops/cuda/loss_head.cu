@@ -8,7 +8,7 @@
 #include "base/sizes.h"
 #include "fp8/cuda/fp8_cuda.h"
 #include "fp8/cuda/vector.cuh"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/cuda/loss_head_plan.h"
 #include "ops/cuda/ops_cuda.h"
 

@@ -3,7 +3,7 @@
  * past ROW_THREADS * KEPT groups (16,384 channels) is read again. Sums: products and eight neighbours' sum in
  * fp32, all above in double, in an order that depends on H alone. */
 #include "fp8/cuda/vector.cuh"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
 
 enum { ROW_THREADS = 512, KEPT = 4 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own order. */
 #include "fp8/cuda/vector.cuh"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
 
 /* ---- AdamW ---- */

@@ -2,7 +2,7 @@
 /* A block takes a token, so that all of its heads share the position; a thread takes eight pairs of a head.
  */
 #include "fp8/cuda/vector.cuh"
-#include "ops/element.h"
+#include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
 
 typedef struct rope_tables {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json_memory.h -- what jansson allocates: counted, and given back when a parse runs out of memory.
+/* json_memory_internal.h -- what jansson allocates: counted, and given back when a parse runs out of memory.
  *
  * jansson 2.14's lexer does not look at whether its token could grow. It drops the byte and goes on: a string that
  * lost its closing quote is read past its end, a number that lost a digit stops at an assertion. So the first
  * allocation that fails in a parse ends the parse, by longjmp, and everything the parse allocated is freed. */
-#ifndef BALLAST_BASE_JSON_MEMORY_H
-#define BALLAST_BASE_JSON_MEMORY_H
+#ifndef BALLAST_BASE_JSON_MEMORY_INTERNAL_H
+#define BALLAST_BASE_JSON_MEMORY_INTERNAL_H
 
 #include <jansson.h>
 #include <stddef.h>

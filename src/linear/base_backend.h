@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_internal.h -- what a source of frozen weights implements. */
-#ifndef BALLAST_LINEAR_BASE_INTERNAL_H
-#define BALLAST_LINEAR_BASE_INTERNAL_H
+/* base_backend.h -- what a source of frozen weights implements. */
+#ifndef BALLAST_LINEAR_BASE_BACKEND_H
+#define BALLAST_LINEAR_BASE_BACKEND_H
 
 #include "linear/base.h"
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA. The op's header has
+/* element_internal.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA. The op's header has
  * the equation; here is the order of the roundings, in which both devices agree (CUDA files are compiled
  * without contraction). Only bl_exp differs. */
-#ifndef BALLAST_OPS_ELEMENT_H
-#define BALLAST_OPS_ELEMENT_H
+#ifndef BALLAST_OPS_ELEMENT_INTERNAL_H
+#define BALLAST_OPS_ELEMENT_INTERNAL_H
 
 #include <math.h>
 #include <stdint.h>

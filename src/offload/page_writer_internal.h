@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_writer.h -- the bytes of a page file on their way to the disk: in blocks, several of them under way at
+/* page_writer_internal.h -- the bytes of a page file on their way to the disk: in blocks, several of them under way at
  * a time, by threads of the writer's, while the caller makes the bytes of the next.
  *
  *   block     entered by                                left by
@@ -11,8 +11,8 @@
  * Invariants, under the lock: n_taken <= n_queued <= n_taken + n_blocks; blocks [n_taken, n_queued) are
  * QUEUED, and those of them and of the ones before that are not written yet are busy. After a failure nothing
  * is written that was QUEUED; the error is that of the first block, in their order, that failed. */
-#ifndef BALLAST_OFFLOAD_PAGE_WRITER_H
-#define BALLAST_OFFLOAD_PAGE_WRITER_H
+#ifndef BALLAST_OFFLOAD_PAGE_WRITER_INTERNAL_H
+#define BALLAST_OFFLOAD_PAGE_WRITER_INTERNAL_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* training.h -- what a training has beside a job: where it starts, and what it writes. */
-#ifndef BALLAST_TRAIN_TRAINING_H
-#define BALLAST_TRAIN_TRAINING_H
+/* training_internal.h -- what a training has beside a job: where it starts, and what it writes. */
+#ifndef BALLAST_TRAIN_TRAINING_INTERNAL_H
+#define BALLAST_TRAIN_TRAINING_INTERNAL_H
 
 #include <jansson.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "base/files.h"
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
-#include "train/job.h"
+#include "train/job_internal.h"
 #include "train/metrics.h"
 
 /* Where a training starts: at its beginning, or after the last step of a checkpoint. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer.h -- one rank of a training. */
-#ifndef BALLAST_TRAIN_TRAINER_H
-#define BALLAST_TRAIN_TRAINER_H
+/* trainer_internal.h -- one rank of a training. */
+#ifndef BALLAST_TRAIN_TRAINER_INTERNAL_H
+#define BALLAST_TRAIN_TRAINER_INTERNAL_H
 
 #include <stdatomic.h>
 
 #include "train/rank.h"
-#include "train/sampler.h"
-#include "train/training.h"
+#include "train/sampler_internal.h"
+#include "train/training_internal.h"
 
 /* What the process asks of its trainers. */
 typedef struct bl_control {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* problems.h -- collecting what is wrong with an input, so that one error names all of it (internal to
+/* problems_internal.h -- collecting what is wrong with an input, so that one error names all of it (internal to
  * store/). */
-#ifndef BALLAST_STORE_PROBLEMS_H
-#define BALLAST_STORE_PROBLEMS_H
+#ifndef BALLAST_STORE_PROBLEMS_INTERNAL_H
+#define BALLAST_STORE_PROBLEMS_INTERNAL_H
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef BALLAST_CLI_PLAN_DATA_H
-#define BALLAST_CLI_PLAN_DATA_H
+#ifndef BALLAST_CLI_PLAN_DATA_INTERNAL_H
+#define BALLAST_CLI_PLAN_DATA_INTERNAL_H
 
 #include "plan/case.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table.h -- the two constant tables behind config/config.h. */
-#ifndef BALLAST_CONFIG_TABLE_H
-#define BALLAST_CONFIG_TABLE_H
+/* table_internal.h -- the two constant tables behind config/config.h. */
+#ifndef BALLAST_CONFIG_TABLE_INTERNAL_H
+#define BALLAST_CONFIG_TABLE_INTERNAL_H
 
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenize_data.h -- `ballast tokenize --data`: a data set as a training run sees it. */
-#ifndef BALLAST_CLI_TOKENIZE_DATA_H
-#define BALLAST_CLI_TOKENIZE_DATA_H
+/* tokenize_data_internal.h -- `ballast tokenize --data`: a data set as a training run sees it. */
+#ifndef BALLAST_CLI_TOKENIZE_DATA_INTERNAL_H
+#define BALLAST_CLI_TOKENIZE_DATA_INTERNAL_H
 
 #include "data/dataset.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_prompt.h -- what `ballast generate` continues: a text, a file, messages or ids. */
-#ifndef BALLAST_CLI_GENERATE_PROMPT_H
-#define BALLAST_CLI_GENERATE_PROMPT_H
+/* generate_prompt_internal.h -- what `ballast generate` continues: a text, a file, messages or ids. */
+#ifndef BALLAST_CLI_GENERATE_PROMPT_INTERNAL_H
+#define BALLAST_CLI_GENERATE_PROMPT_INTERNAL_H
 
 #include "tokenizer/tokenizer.h"
 

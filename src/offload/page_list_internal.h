@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_list.h -- the list of a page file: a JSON document that says which page lies where, and with which
+/* page_list_internal.h -- the list of a page file: a JSON document that says which page lies where, and with which
  * checksum.
  *
  *   {"format": "ballast-pages-2", "key": "0123456789abcdef", "shard": 0, "n_shards": 8, "file_bytes": 12288,
@@ -8,8 +8,8 @@
  * Offsets are multiples of BL_IO_ALIGN_BYTES, pages do not overlap, names are unique. The last
  * BL_IO_ALIGN_BYTES of the page file are its seal: the XXH3-64 of the list. A list that was damaged, or that
  * belongs to another file of the same name, does not fit it. */
-#ifndef BALLAST_OFFLOAD_PAGE_LIST_H
-#define BALLAST_OFFLOAD_PAGE_LIST_H
+#ifndef BALLAST_OFFLOAD_PAGE_LIST_INTERNAL_H
+#define BALLAST_OFFLOAD_PAGE_LIST_INTERNAL_H
 
 #include <stddef.h>
 #include <stdint.h>
