@@ -72,17 +72,17 @@ done:
 }
 
 /* Hints run ahead of use by the depth of the ring; nothing here waits for anything but a free slot. */
-static bl_status stream_matrices(bl_pager *pager, bl_stream *compute, float *y)
+static bl_status stream_matrices(bl_gather_ring *ring, bl_stream *compute, float *y)
 {
     for (int i = 0; i < N_PASSES * N_MATRICES; i++) {
         product_args args = {.y = y + i % N_MATRICES * ROWS};
         const void *matrix;
         for (int ahead = 0; ahead < RING_DEPTH; ahead++)
-            BL_TRY(bl_pager_prefetch(pager, (i + ahead) % N_MATRICES));
-        BL_TRY(bl_pager_acquire(pager, i % N_MATRICES, 0, compute, &matrix));
+            BL_TRY(bl_gather_ring_prefetch(ring, (i + ahead) % N_MATRICES));
+        BL_TRY(bl_gather_ring_acquire(ring, i % N_MATRICES, 0, compute, &matrix));
         args.matrix = matrix;
         BL_TRY(bl_stream_call(compute, multiply, &args, sizeof args));
-        BL_TRY(bl_pager_release(pager, i % N_MATRICES, compute));
+        BL_TRY(bl_gather_ring_release(ring, i % N_MATRICES, compute));
     }
     return bl_stream_synchronize(compute);
 }
@@ -134,7 +134,7 @@ static bl_status run(const char *dir, float *y)
                                 .ring_depth = RING_DEPTH,
                                 .timeline = timeline};
     BL_TRY_GOTO(st, done, bl_pager_create(&options, pages, N_MATRICES, units, &pager));
-    BL_TRY_GOTO(st, done, stream_matrices(pager, compute, y));
+    BL_TRY_GOTO(st, done, stream_matrices(bl_pager_ring(pager), compute, y));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(copy));
     bl_timeline_collect(timeline);
     print_rate(timeline);

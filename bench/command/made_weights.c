@@ -10,7 +10,6 @@
 #include "base/sizes.h"
 #include "device/staging.h"
 #include "fp8/element.h"
-#include "linear/base_backend.h"
 
 /* A block of random weights, which all are cut from: element i is a function of i alone. */
 enum { BLOCK_BYTES = 16 << 20 };
@@ -241,64 +240,4 @@ done:
     bl_staging_destroy(staging);
     bl_model_weights_free(w);
     return st;
-}
-
-/* ---- layers that repeat ---- */
-
-typedef struct repeated_base {
-    bl_base base;
-    bl_base *inner;
-    int64_t n_layers, n_distinct;
-} repeated_base;
-
-static int64_t inner_unit(const repeated_base *self, int64_t unit)
-{
-    return unit < self->n_layers ? unit % self->n_distinct : self->n_distinct;
-}
-
-static bl_status repeated_prefetch(bl_base *base, int64_t unit)
-{
-    repeated_base *self = (repeated_base *)base;
-    return bl_base_prefetch(self->inner, inner_unit(self, unit));
-}
-
-static bl_status repeated_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
-                                  bl_weight *out)
-{
-    repeated_base *self = (repeated_base *)base;
-    return bl_base_acquire(self->inner, inner_unit(self, unit), matrix, stream, out);
-}
-
-static bl_status repeated_release(bl_base *base, int64_t unit, bl_stream *stream)
-{
-    repeated_base *self = (repeated_base *)base;
-    return bl_base_release(self->inner, inner_unit(self, unit), stream);
-}
-
-static void repeated_destroy(bl_base *base)
-{
-    bl_base_destroy(((repeated_base *)base)->inner);
-    free(base);
-}
-
-bl_status bl_repeated_base_create(bl_base *base, int64_t n_layers, int64_t n_distinct,
-                                  bl_base **out)
-{
-    static const bl_base_ops ops = {.prefetch = repeated_prefetch,
-                                    .acquire = repeated_acquire,
-                                    .release = repeated_release,
-                                    .destroy = repeated_destroy};
-    repeated_base *self = calloc(1, sizeof *self);
-
-    *out = NULL;
-    if (!self) {
-        bl_base_destroy(base);
-        return BL_FAIL(BL_ENOMEM, "a base");
-    }
-    *self = (repeated_base){.base = {&ops, base->layout},
-                            .inner = base,
-                            .n_layers = n_layers,
-                            .n_distinct = n_distinct};
-    *out = &self->base;
-    return BL_OK;
 }

@@ -18,10 +18,4 @@ bl_status bl_made_weights_create(const bl_model *model, bl_device *device, int s
 /* Norms for all layers of the model, all of them one; device memory, the caller's to free. */
 bl_status bl_made_norms_create(const bl_model *model, bl_device *device, float **out);
 
-/* The units of `base`, again and again: unit u < n_layers is its u % n_distinct, the head its last. So a
- * model takes the memory of a few of its layers. n_distinct: those, at least two more than the ring has slots. Owns
- * `base`, also after a failure. */
-bl_status bl_repeated_base_create(bl_base *base, int64_t n_layers, int64_t n_distinct,
-                                  bl_base **out);
-
 #endif

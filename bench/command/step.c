@@ -194,7 +194,8 @@ static bl_status make_weights(step_bench *b)
     b->whole.model = b->model;
     BL_TRY(bl_made_norms_create(b->model, r->device, &b->whole.norms));
     r->weights = &b->whole;
-    return bl_repeated_base_create(r->base, n_layers, n_distinct, &r->base);
+    bl_base_repeat_layers(r->base, n_layers, n_distinct);
+    return BL_OK;
 }
 
 static bl_status fill_batches(step_bench *b)

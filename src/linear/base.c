@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "linear/base_backend.h"
+/* base.c -- the layout of a base, and its units: in device memory, or gathered by a ring. */
+#include "linear/base_internal.h"
+
+#include <stdlib.h>
 
 #include "base/sizes.h"
 
@@ -98,8 +101,46 @@ void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int6
     *end = bl_min_i64(*begin + part->shard_rows, part->rows);
 }
 
-void bl_base_fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS],
-                         bl_weight *out)
+/* ---- a base ---- */
+
+bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out)
+{
+    *out = NULL;
+    if (layout->n_shards != 1)
+        return BL_FAIL(BL_EINTERNAL, "a resident base has one shard, not %d", layout->n_shards);
+    bl_base *base = calloc(1, sizeof *base);
+    if (!base) return BL_FAIL(BL_ENOMEM, "resident base");
+    *base = (bl_base){.layout = layout, .shards = shards};
+    *out = base;
+    return BL_OK;
+}
+
+void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_distinct)
+{
+    base->n_layers = n_layers;
+    base->n_distinct = n_distinct;
+}
+
+static int64_t own_unit(const bl_base *base, int64_t unit)
+{
+    if (base->n_distinct == 0) return unit;
+    return unit < base->n_layers ? unit % base->n_distinct : base->n_distinct;
+}
+
+void bl_base_destroy(bl_base *base)
+{
+    if (base && base->store.destroy) base->store.destroy(base->store.self);
+    free(base);
+}
+
+bl_status bl_base_prefetch(bl_base *base, int64_t unit)
+{
+    return base->ring ? bl_gather_ring_prefetch(base->ring, own_unit(base, unit)) : BL_OK;
+}
+
+/* *out = the matrix's weight with the codes of part p starting at codes[p]. */
+static void fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS],
+                        bl_weight *out)
 {
     *out = matrix->weight;
     for (int p = 0; p < matrix->n_parts; p++) {
@@ -112,28 +153,32 @@ void bl_base_fill_weight(const bl_base_matrix *matrix, const void *const codes[B
     }
 }
 
-void bl_base_destroy(bl_base *base)
-{
-    if (base) base->ops->destroy(base);
-}
-
-bl_status bl_base_prefetch(bl_base *base, int64_t unit)
-{
-    return base->ops->prefetch(base, unit);
-}
-
 bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
                           bl_weight *out)
 {
-    return base->ops->acquire(base, unit, matrix, stream, out);
+    int64_t own = own_unit(base, unit);
+    const bl_base_unit *u = &base->layout->units[own];
+    const bl_base_matrix *m = &u->matrix[matrix];
+    const void *codes[BL_BASE_SEGMENTS];
+    int item = 0;
+
+    for (int k = 0; k < matrix; k++) item += u->matrix[k].n_parts;
+    for (int p = 0; p < m->n_parts; p++) {
+        if (base->ring)
+            BL_TRY(bl_gather_ring_acquire(base->ring, own, item + p, stream, &codes[p]));
+        else
+            codes[p] = base->shards + u->offset + m->part[p].shard_offset;
+    }
+    fill_weight(m, codes, out);
+    return BL_OK;
 }
 
 bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream)
 {
-    return base->ops->release(base, unit, stream);
+    return base->ring ? bl_gather_ring_release(base->ring, own_unit(base, unit), stream) : BL_OK;
 }
 
 bl_status bl_base_verify(bl_base *base)
 {
-    return base->ops->verify ? base->ops->verify(base) : BL_OK;
+    return base->store.verify ? base->store.verify(base->store.self) : BL_OK;
 }

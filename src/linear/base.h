@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* base.h -- where frozen weights come from: the one small interface that the linear layer's callers see.
  *
- * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices. acquire gives a
- * matrix as the GEMM wants it; release says that the unit is no longer needed. base_resident.c holds everything in
- * device memory; base_paged.h has a row shard per rank, in device memory, host memory or on disk, and gathers it. */
+ * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices.
+ * acquire gives a matrix as the GEMM wants it; release says that the unit is no longer needed. A resident
+ * base is whole in device memory. A paged one (base_paged.h) has a row shard per rank, in device memory,
+ * host memory or on disk; a ring (ring/gather_ring.h) gathers its units, and the calls here are the
+ * ring's. */
 #ifndef BALLAST_LINEAR_BASE_H
 #define BALLAST_LINEAR_BASE_H
 
@@ -86,6 +88,11 @@ BL_API bl_status bl_base_create_resident(const bl_base_layout *layout, const voi
 BL_API bl_status bl_base_verify(bl_base *base);
 
 BL_API void bl_base_destroy(bl_base *base); /* NULL is fine */
+
+/* For benchmarks of models that are larger than memory: in the calls that follow, unit u < n_layers is this
+ * base's unit u % n_distinct, and unit n_layers, the head, is its unit n_distinct. n_distinct: at least two
+ * more than the ring has slots. */
+BL_API void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_distinct);
 
 /* The three return at once; the work is on streams. Errors: BL_EINTERNAL for a unit or matrix that there is none of, or an order against
  * the rules; a failed stream's error; of a reader or communicator, as offload/pager.h and comm/comm.h say. */

@@ -5,15 +5,10 @@
 
 #include <stdlib.h>
 
-#include "linear/base_backend.h"
+#include "linear/base_internal.h"
 
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
                "an item for each part of each matrix");
-
-typedef struct base_paged {
-    bl_base base;
-    bl_pager *pager;
-} base_paged;
 
 /* ---- pages ---- */
 
@@ -33,39 +28,14 @@ static bl_pager_unit *make_units(const bl_base_layout *layout)
 
 /* ---- a base ---- */
 
-static bl_status paged_prefetch(bl_base *base, int64_t unit)
+static bl_status verify_pager(void *pager)
 {
-    return bl_pager_prefetch(((base_paged *)base)->pager, unit);
+    return bl_pager_verify(pager);
 }
 
-static bl_status paged_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
-                               bl_weight *out)
+static void destroy_pager(void *pager)
 {
-    const bl_base_unit *u = &base->layout->units[unit];
-    const void *codes[BL_BASE_SEGMENTS];
-    int item = 0;
-
-    for (int m = 0; m < matrix; m++) item += u->matrix[m].n_parts;
-    for (int p = 0; p < u->matrix[matrix].n_parts; p++)
-        BL_TRY(bl_pager_acquire(((base_paged *)base)->pager, unit, item + p, stream, &codes[p]));
-    bl_base_fill_weight(&u->matrix[matrix], codes, out);
-    return BL_OK;
-}
-
-static bl_status paged_release(bl_base *base, int64_t unit, bl_stream *stream)
-{
-    return bl_pager_release(((base_paged *)base)->pager, unit, stream);
-}
-
-static bl_status paged_verify(bl_base *base)
-{
-    return bl_pager_verify(((base_paged *)base)->pager);
-}
-
-static void paged_destroy(bl_base *base)
-{
-    bl_pager_destroy(((base_paged *)base)->pager);
-    free(base);
+    bl_pager_destroy(pager);
 }
 
 static bl_status check_pages(const bl_base_layout *layout, const bl_pages *pages, int group_size)
@@ -88,25 +58,23 @@ static bl_status check_pages(const bl_base_layout *layout, const bl_pages *pages
 bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
                                const bl_pager_options *options, bl_base **out)
 {
-    static const bl_base_ops ops = {.prefetch = paged_prefetch,
-                                    .acquire = paged_acquire,
-                                    .release = paged_release,
-                                    .verify = paged_verify,
-                                    .destroy = paged_destroy};
+    bl_pager *pager = NULL;
 
     *out = NULL;
     BL_TRY(check_pages(layout, pages, options->comm ? bl_comm_size(options->comm) : 1));
-    base_paged *self = calloc(1, sizeof *self);
+    bl_base *base = calloc(1, sizeof *base);
     bl_pager_unit *units = make_units(layout);
-    bl_status st = self && units ? BL_OK : BL_FAIL(BL_ENOMEM, "paged base");
-    if (st == BL_OK) st = bl_pager_create(options, pages, layout->n_units, units, &self->pager);
+    bl_status st = base && units ? BL_OK : BL_FAIL(BL_ENOMEM, "paged base");
+    if (st == BL_OK) st = bl_pager_create(options, pages, layout->n_units, units, &pager);
     free(units);
     if (st != BL_OK) {
-        free(self);
+        free(base);
         return st;
     }
-    self->base = (bl_base){&ops, layout};
-    *out = &self->base;
+    *base = (bl_base){.layout = layout,
+                      .ring = bl_pager_ring(pager),
+                      .store = {pager, verify_pager, destroy_pager}};
+    *out = base;
     return BL_OK;
 }
 

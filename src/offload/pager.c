@@ -448,22 +448,9 @@ void bl_pager_destroy(bl_pager *pager)
     free(pager);
 }
 
-/* ---- use ---- */
-
-bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit)
+bl_gather_ring *bl_pager_ring(const bl_pager *pager)
 {
-    return bl_gather_ring_prefetch(pager->ring, unit);
-}
-
-bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
-                           const void **out)
-{
-    return bl_gather_ring_acquire(pager->ring, unit, item, stream, out);
-}
-
-bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream)
-{
-    return bl_gather_ring_release(pager->ring, unit, stream);
+    return pager->ring;
 }
 
 /* ---- checks ---- */

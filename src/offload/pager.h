@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pager.h -- brings pages to the device just before they are needed, over a fixed ring of slots: prefetch, acquire, release.
+/* pager.h -- brings pages to the device just before they are needed: the source that feeds a gather ring.
  *
  * A unit (a decoder layer, the head) is a list of items, each one page on this rank; with a communicator every rank holds a shard and
  * acquire gives the all-gathered whole (ring/gather_ring.h has the slots' states and invariants). Pages of the device tier are lent in a
@@ -63,11 +63,8 @@ BL_API bl_status bl_pager_create(const bl_pager_options *options, bl_pages *page
                                  const bl_pager_unit *units, bl_pager **out);
 BL_API void bl_pager_destroy(bl_pager *pager); /* NULL is fine */
 
-/* As those of ring/gather_ring.h. */
-BL_API bl_status bl_pager_prefetch(bl_pager *pager, int64_t unit);
-BL_API bl_status bl_pager_acquire(bl_pager *pager, int64_t unit, int item, bl_stream *stream,
-                                  const void **out);
-BL_API bl_status bl_pager_release(bl_pager *pager, int64_t unit, bl_stream *stream);
+/* The ring that the pager feeds: units are prefetched, acquired and released there. Until destroy. */
+BL_API bl_gather_ring *bl_pager_ring(const bl_pager *pager);
 
 /* What create takes, for plans: device memory of the ring; host memory of the bounce buffer (not where the host can write device memory
  * itself) and of the reader's buffers, for a queue_depth as in the options. specs[] describes the pages that units name. SIZE_MAX: more

@@ -357,7 +357,10 @@ static void test_forward_only(void **state)
     assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
     assert_int_equal(set_B(d.stream, stack, &p, 0), BL_OK);
     assert_null(bl_linear_stack_gradients(stack, &n));
-    assert_null(bl_linear_layer_lora(bl_linear_stack_layer(stack, 2)).dA);
+    bl_linear_lora_view view = bl_linear_layer_lora(bl_linear_stack_layer(stack, 2));
+    assert_null(view.dA);
+    const float *weights = bl_linear_stack_weights(stack, &n);
+    assert_true(view.A >= weights && view.B > view.A && view.B < weights + n);
     for (int pass = 0; pass < 2; pass++)
         for (int l = 0; l < LAYERS; l++) {
             float *out = test_floats(T * shapes[l].rows);

@@ -161,7 +161,7 @@ static bl_status look(bl_stream *stream, const void *argument)
 bl_status case_use(paged_case *c, int64_t unit, int item, unsigned pause_us)
 {
     const void *gathered;
-    BL_TRY(bl_pager_acquire(c->pager, unit, item, c->self->stream, &gathered));
+    BL_TRY(bl_gather_ring_acquire(bl_pager_ring(c->pager), unit, item, c->self->stream, &gathered));
     if (c->seen) {
         size_t n_bytes = case_page_bytes((int)c->units[unit].page[item]) * (size_t)c->self->n_ranks;
         BL_TRY(bl_stream_copy(c->self->stream, c->seen, gathered, n_bytes));
@@ -174,9 +174,9 @@ bl_status case_use(paged_case *c, int64_t unit, int item, unsigned pause_us)
 
 bl_status case_visit(paged_case *c, int64_t unit)
 {
-    BL_TRY(bl_pager_prefetch(c->pager, unit));
+    BL_TRY(bl_gather_ring_prefetch(bl_pager_ring(c->pager), unit));
     for (int i = 0; i < c->units[unit].n_items; i++) BL_TRY(case_use(c, unit, i, 0));
-    return bl_pager_release(c->pager, unit, c->self->stream);
+    return bl_gather_ring_release(bl_pager_ring(c->pager), unit, c->self->stream);
 }
 
 /* ---- files ---- */

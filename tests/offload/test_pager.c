@@ -88,7 +88,7 @@ static bl_status visit(paged_case *c, const schedule *s, int at)
     int rank = c->self->rank, ahead = choose(s, 0, 1000 + at, 4);
 
     for (int k = 0; k < ahead && at + k < VISITS; k++) {
-        BL_TRY(bl_pager_prefetch(c->pager, unit_at(s, at + k)));
+        BL_TRY(bl_gather_ring_prefetch(bl_pager_ring(c->pager), unit_at(s, at + k)));
         BL_TRY(bl_pager_validate(c->pager));
         if (unit_at(s, at + k) == CASE_WHOLE) break; /* it will need the whole ring */
     }
@@ -98,7 +98,7 @@ static bl_status visit(paged_case *c, const schedule *s, int at)
         BL_TRY(case_use(c, unit, i, pause_us));
     }
     if (at + 1 < VISITS && unit_at(s, at + 1) == unit) return BL_OK; /* visited again at once */
-    BL_TRY(bl_pager_release(c->pager, unit, c->self->stream));
+    BL_TRY(bl_gather_ring_release(bl_pager_ring(c->pager), unit, c->self->stream));
     return bl_pager_validate(c->pager);
 }
 

@@ -227,35 +227,35 @@ static bl_status do_step(paged_case *c, int step)
 {
     switch (step) {
     case 0:
-        return bl_pager_prefetch(c->pager, 0);
+        return bl_gather_ring_prefetch(bl_pager_ring(c->pager), 0);
     case 1:
-        return bl_pager_prefetch(c->pager, 1);
+        return bl_gather_ring_prefetch(bl_pager_ring(c->pager), 1);
     case 2:
         return case_use(c, 0, 0, 300);
     case 3:
         return case_use(c, 0, 1, 0);
     case 4:
-        return bl_pager_release(c->pager, 0, c->self->stream);
+        return bl_gather_ring_release(bl_pager_ring(c->pager), 0, c->self->stream);
     case 5:
-        return bl_pager_prefetch(c->pager, 3);
+        return bl_gather_ring_prefetch(bl_pager_ring(c->pager), 3);
     case 6:
         return case_use(c, 1, 4, 0);
     case 7:
-        return bl_pager_release(c->pager, 1, c->self->stream);
+        return bl_gather_ring_release(bl_pager_ring(c->pager), 1, c->self->stream);
     case 8:
-        return bl_pager_prefetch(c->pager, 2);
+        return bl_gather_ring_prefetch(bl_pager_ring(c->pager), 2);
     case 9:
         return case_use(c, 3, 4, 300);
     case 10:
-        return bl_pager_release(c->pager, 3, c->self->stream);
+        return bl_gather_ring_release(bl_pager_ring(c->pager), 3, c->self->stream);
     case 11:
-        return bl_pager_release(c->pager, 2, c->self->stream);
+        return bl_gather_ring_release(bl_pager_ring(c->pager), 2, c->self->stream);
     case 12:
-        return bl_pager_prefetch(c->pager, CASE_WHOLE);
+        return bl_gather_ring_prefetch(bl_pager_ring(c->pager), CASE_WHOLE);
     case 13:
         return case_use(c, CASE_WHOLE, 0, 0);
     default:
-        return bl_pager_release(c->pager, CASE_WHOLE, c->self->stream);
+        return bl_gather_ring_release(bl_pager_ring(c->pager), CASE_WHOLE, c->self->stream);
     }
 }
 
