@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* nccl_segment.c -- the shared memory that the ranks of an emulated NCCL communicator meet in: ids,
+ * members, rings of messages, futexes. */
 #include "nccl_segment.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* settings.c -- the environment variables of the emulated GPU, read once and checked. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>

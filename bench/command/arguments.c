@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* arguments.c -- a measurement's command line as the keys of a training: words are collected, then
+ * read as `ballast train` reads them. */
 #include "bench/command/arguments.h"
 
 #include <stdarg.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* echo.c -- a communicator with one real rank: collectives copy the rank's own data, and a host
+ * task paces them to the link's rate. */
 #include "bench/command/echo.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* file.c -- the file that bench io reads: random bytes of a seed, and a digest that does not depend
+ * on how reads are cut. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

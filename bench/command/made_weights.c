@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* made_weights.c -- weights without a checkpoint: one block of random values is mapped repeatedly,
+ * and a base repeats a few layers as many. */
 #include "bench/command/made_weights.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* model.c -- writes a random model (config.json, model.safetensors) and rows of tokens, for
+ * measurements that open files. */
 #include "bench/command/model.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* program.c -- runs another program and reads its output: fio and all_gather_perf. */
 #include "bench/command/program.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* test_nccl_ranks.c -- starts this program again as N ranks, watches their states in /proc, and
+ * ends those that hang. */
 #include "emulator/tests/test_nccl_ranks.h"
 
 #include <setjmp.h>

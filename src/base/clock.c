@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* clock.c -- CLOCK_MONOTONIC and the processor time of the process, in seconds. */
 #include "base/clock.h"
 
 #include <time.h>

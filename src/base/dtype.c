@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* dtype.c -- tables of dtypes, and fp16 <-> fp32 by bits where no instruction is assumed. */
 #include "base/dtype.h"
 
 static const struct {

@@ -15,6 +15,7 @@
 extern "C" {
 #endif
 
+/* In the order of their sizes. */
 typedef enum bl_dtype {
     BL_BOOL,
     BL_U8,
@@ -39,6 +40,7 @@ BL_API size_t bl_dtype_bytes(bl_dtype dtype);                /* bytes of one ele
 BL_API const char *bl_dtype_name(bl_dtype dtype);            /* "BF16" */
 BL_API bool bl_dtype_parse(const char *name, bl_dtype *out); /* false: unknown name */
 
+/* Exact. */
 BL_HOST_DEVICE float bl_bf16_to_f32(uint16_t bits)
 {
     uint32_t wide = (uint32_t)bits << 16;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* file_list.c -- reads and rewrites .ballast-files; a damaged list names nothing, so that nothing
+ * is deleted by mistake. */
 #include "base/file_list.h"
 
 #include <stdio.h>

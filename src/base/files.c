@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* files.c -- reading whole files, writing files that appear complete or not at all (temporary file,
+ * fsync, rename), directories. */
 #include "base/files.h"
 
 #include <dirent.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* hub.c -- tells a missing model directory from a Hugging Face name such as owner/model, to suggest
+ * a download. */
 #include "base/hub.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* json.c -- jansson behind strict limits: NUL and integers beyond int64 are handled before it sees
+ * the text; typed getters name the key. */
 #include "base/json.h"
 
 #include <ctype.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* json_memory.c -- jansson's allocator: a set of the blocks of the current parse, freed together
+ * when memory runs out. */
 #include "base/json_memory_internal.h"
 
 #include <pthread.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* log.c -- one write per line on stderr; a progress line at the bottom of a terminal is removed
+ * before a line and drawn again after it. */
 #include "base/log.h"
 
 #include <stdarg.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* memory.c -- available memory: the least of /proc/meminfo and the limits of all enclosing cgroups
+ * (versions 1 and 2). */
 #include "base/memory.h"
 
 #include <stdio.h>

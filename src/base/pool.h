@@ -16,6 +16,7 @@ extern "C" {
 
 typedef struct bl_pool bl_pool;
 
+/* A worker's scratch. */
 enum { BL_POOL_SCRATCH_BYTES = 1 << 20 };
 
 /* Runs item `index`; `scratch` is this worker's BL_POOL_SCRATCH_BYTES, 64-byte aligned, of undefined content. */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* status.c -- the error text of each thread, a thread-local buffer; errno and out of memory refine
+ * a status. */
 #include "base/status.h"
 
 #include <errno.h>

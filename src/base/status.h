@@ -31,6 +31,7 @@ typedef enum bl_status {
     BL_EINTERNAL    /* a bug of Ballast's                                      exit 1 */
 } bl_status;
 
+/* Longest text of an error, with its NUL; longer ones are cut. */
 enum { BL_ERROR_TEXT_BYTES = 1024 };
 
 /* A failure that can be carried from one thread to another. */
@@ -39,6 +40,7 @@ typedef struct bl_error {
     char text[BL_ERROR_TEXT_BYTES];
 } bl_error;
 
+/* The compiler checks arguments from first_index on against the format at text_index. */
 #if defined(__GNUC__)
 #define BL_PRINTF(text_index, first_index) __attribute__((format(printf, text_index, first_index)))
 #else
@@ -68,14 +70,17 @@ BL_API int bl_status_exit_code(bl_status status);
 /* A short name: "ok", "usage", "input", ... */
 BL_API const char *bl_status_name(bl_status status);
 
+/* bl_fail, by the name that is searched for: every place where a failure is first seen. */
 #define BL_FAIL(status, ...) bl_fail((status), __VA_ARGS__)
 
+/* Returns the status of `call` from this function unless it is BL_OK. */
 #define BL_TRY(call)                                                                               \
     do {                                                                                           \
         bl_status bl_try_status_ = (call);                                                         \
         if (bl_try_status_ != BL_OK) return bl_try_status_;                                        \
     } while (0)
 
+/* st = the status of `call`; goes to `label` unless it is BL_OK. */
 #define BL_TRY_GOTO(st, label, call)                                                               \
     do {                                                                                           \
         if (((st) = (call)) != BL_OK) goto label;                                                  \

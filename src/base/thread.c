@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* thread.c -- threads start with all signals blocked except those of faults, so that one thread of
+ * the process takes signals. */
 #include "base/thread.h"
 
 #include "base/sizes.h"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* generate_prompt.c -- the prompt of `ballast generate` as token ids: text, file, chat messages or
+ * ids. */
 #include "cli/generate_prompt_internal.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* plan_data.c -- what `ballast plan` takes from this machine: lengths of the rows of the data, and
+ * measured rates. */
 #include "cli/plan_data_internal.h"
 
 #include <stdio.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* plan_data_internal.h -- what `ballast plan` takes from this machine: lengths of rows, and
+ * measured rates. */
 #ifndef BALLAST_CLI_PLAN_DATA_INTERNAL_H
 #define BALLAST_CLI_PLAN_DATA_INTERNAL_H
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* start_ranks.c -- a command with several ranks: starts itself once per rank and waits for them. */
 #include <errno.h> /* program_invocation_name */
 #include <stdlib.h>
 

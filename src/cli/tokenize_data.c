@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* tokenize_data.c -- prints rows of a data set as JSON or as a table of tokens and labels. */
 #include "cli/tokenize_data_internal.h"
 
 #include <inttypes.h>

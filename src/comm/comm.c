@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* comm.c -- the half of a communicator that all kinds share: argument checks, labels for errors,
+ * and dispatch. */
 #include "comm/comm_internal.h"
 
 #include <stdio.h>

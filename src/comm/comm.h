@@ -26,6 +26,7 @@ extern "C" {
 
 typedef struct bl_comm bl_comm;
 
+/* This rank, from 0 on, and how many there are. */
 BL_API int bl_comm_rank(const bl_comm *comm);
 BL_API int bl_comm_size(const bl_comm *comm);
 
@@ -51,8 +52,10 @@ BL_API bl_status bl_comm_all_reduce_f64(bl_comm *comm, bl_stream *stream, double
 BL_API bl_status bl_comm_all_reduce_i64(bl_comm *comm, bl_stream *stream, int64_t *values,
                                         int64_t n);
 
+/* buffer = that of rank `root`, on every rank. */
 BL_API bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
                                    int root);
+/* Ends when all ranks' barriers have begun. */
 BL_API bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream);
 
 /* Device memory, zero-filled, for what is gathered again and again (the gather ring): such as the communicator moves fastest, in NCCL's

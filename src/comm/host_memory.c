@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* host_memory.c -- one memory file per host, inherited by its ranks: every piece is agreed upon,
+ * reserved by the first rank and mapped by all. */
 #include "comm/host_memory.h"
 
 #include <errno.h>

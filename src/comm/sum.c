@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* sum.c -- the additions of all reductions, by element type. */
 #include "comm/sum.h"
 
 typedef void (*add_fn)(void *sum, const void *values, int64_t n);

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* config.c -- a configuration is bound to the table of keys, read, resolved (auto, adapter,
+ * machine), validated; all problems are reported together. */
 #include "config/config.h"
 
 #include <stdlib.h>

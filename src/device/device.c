@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* device.c -- the half of a device that all kinds share: dispatch, argument checks, and the account
+ * of memory by blocks. */
 #include "device/device_internal.h"
 
 #include <assert.h>

@@ -33,6 +33,7 @@
 extern "C" {
 #endif
 
+/* Whose memory and arithmetic. */
 typedef enum bl_device_kind { BL_DEVICE_CPU, BL_DEVICE_CUDA } bl_device_kind;
 
 /* BL_SPACE_DEVICE: where the device computes. BL_SPACE_HOST: host memory that the device copies from and to
@@ -45,6 +46,7 @@ typedef struct bl_stream bl_stream;
 typedef struct bl_event bl_event;
 typedef struct bl_stamp bl_stamp;
 
+/* Most bytes of a task's arguments; tasks that wait in a stream; alignment of device memory. */
 enum { BL_STREAM_ARGS_BYTES = 256, BL_STREAM_DEPTH = 256, BL_DEVICE_ALIGNMENT_BYTES = 4096 };
 
 /* A CPU device whose worker pool has n_threads (>= 1) threads, the compute stream's own among them. */
@@ -83,6 +85,7 @@ BL_API bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *t
 
 BL_API void
 bl_device_destroy(bl_device *device); /* after its streams, events and memory; NULL is fine */
+/* Constant from creation on. */
 BL_API bl_device_kind bl_device_get_kind(const bl_device *device);
 
 /* The rank's worker threads on the host; borrowed. A CPU's exist from create on. A GPU has none, NULL, until start_workers gives it
@@ -131,6 +134,7 @@ BL_API bl_status bl_stream_create_host(bl_device *device, const char *name, bl_s
  * *out waits for the work on it and leaves it alone. BL_EUSAGE for a device that is no GPU, BL_ELIMIT in a build without CUDA. */
 BL_API bl_status bl_stream_wrap_cuda(bl_device *device, void *handle, bl_stream **out);
 
+/* The device that the stream was made on; borrowed. */
 BL_API bl_device *bl_stream_device(bl_stream *stream);
 
 /* A host function in stream order. It may call bl_pool_run on bl_device_pool(bl_stream_device(stream)). It

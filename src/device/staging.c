@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* staging.c -- twins (a pinned copy of a piece of device memory) and staging (pieces through a
+ * pinned buffer), with bounds checked. */
 #include "device/staging.h"
 
 #include <stdlib.h>

@@ -29,11 +29,13 @@ static inline bl_tensor bl_tensor_of(const void *data, bl_dtype dtype)
     return t;
 }
 
+/* `data` as a tensor of fp32; NULL: none. */
 static inline bl_tensor bl_tensor_f32(const float *data)
 {
     return bl_tensor_of(data, BL_F32);
 }
 
+/* False: an optional tensor that was left out. */
 static inline bool bl_tensor_is_there(bl_tensor t)
 {
     return t.data != NULL;

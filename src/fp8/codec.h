@@ -20,8 +20,10 @@ extern "C" {
 
 #define BL_E4M3_MAX 448.0f
 
+/* The code of NaN, without its sign. */
 enum { BL_FP8_NAN = 0x7f };
 
+/* The bits of a float. */
 BL_HOST_DEVICE uint32_t bl_f32_bits(float value)
 {
     uint32_t bits;
@@ -29,6 +31,7 @@ BL_HOST_DEVICE uint32_t bl_f32_bits(float value)
     return bits;
 }
 
+/* The float of these bits. */
 BL_HOST_DEVICE float bl_f32_from_bits(uint32_t bits)
 {
     float value;
@@ -54,6 +57,7 @@ BL_HOST_DEVICE uint8_t bl_f32_to_e4m3(float value)
     return (uint8_t)(sign | code);
 }
 
+/* Exact. */
 BL_HOST_DEVICE float bl_e4m3_to_f32(uint8_t code)
 {
     uint32_t sign = (uint32_t)(code & 0x80u) << 24, magnitude = code & 0x7fu, bits;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* format.c -- names, sizes and stored forms of the formats of frozen matrices. */
 #include "fp8/fp8.h"
 
 #include "base/sizes.h"

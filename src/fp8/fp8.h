@@ -29,6 +29,7 @@
 extern "C" {
 #endif
 
+/* How a frozen matrix is stored. */
 typedef enum bl_format {
     BL_FORMAT_FP8_ROW,
     BL_FORMAT_FP8_BLOCK,
@@ -38,6 +39,7 @@ typedef enum bl_format {
     BL_FORMAT_COUNT
 } bl_format;
 
+/* Rows and columns of a block of fp8_block. */
 enum { BL_FP8_BLOCK = 128 };
 
 BL_API const char *bl_format_name(bl_format format);           /* "fp8_row" */
@@ -45,6 +47,7 @@ BL_API bool bl_format_parse(const char *name, bl_format *out); /* false: unknown
 BL_API bool
 bl_format_from_dtype(bl_dtype dtype,
                      bl_format *out); /* the stored format of F32, F16, BF16; else false */
+/* True: codes and scales; false: the values themselves. */
 BL_API bool bl_format_is_fp8(bl_format format);
 BL_API size_t bl_format_code_bytes(bl_format format); /* of one weight */
 /* Bytes of the codes of a rows x cols matrix, and the number of its scales. False: more than a size_t can

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* files.c -- opens a reader's files, with O_DIRECT where the file system grants it. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>

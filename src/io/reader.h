@@ -98,6 +98,7 @@ typedef struct bl_reader_stats {
     int64_t n_requests;
     double wait_s; /* that bl_reader_wait and bl_reader_next slept */
 } bl_reader_stats;
+/* Since creation. */
 BL_API void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out);
 
 /* ---- reads into memory of the caller's ---- */
@@ -123,6 +124,7 @@ BL_API bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
 
 /* ---- ranges in order ---- */
 
+/* Bytes [offset, offset + size) of a file. */
 typedef struct bl_io_range {
     int file;
     int64_t offset_bytes;

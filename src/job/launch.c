@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* launch.c -- a process of a job: joins its parent and the other ranks, reports its first error
+ * once, and leaves within a time limit. */
 #include "job/launch.h"
 
 #include <errno.h>

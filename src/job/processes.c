@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* processes.c -- meets the processes of a given address and port, and makes a communicator of their
+ * connections. */
 #include "job/processes.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* apply.c -- binds a unit's weight, LoRA terms and prepared form for one product. */
 #include "linear/apply.h"
 
 static bl_status bind(bl_stream *stream, const bl_linear_use *use, bl_lora_linear *out)

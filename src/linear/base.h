@@ -19,6 +19,7 @@
 extern "C" {
 #endif
 
+/* Most matrices of a unit, and most segments of a matrix. */
 enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
 
 /* Rows that are gathered together: neighbouring segments whose rows have the same number of bytes. */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* lora_init.c -- A's first values: Philox keyed by seed, layer and projection, so that every rank
+ * can make any part. */
 #include <math.h>
 
 #include "linear/lora_linear.h"

@@ -25,6 +25,7 @@
 extern "C" {
 #endif
 
+/* Most LoRA terms of a matrix: q, k and v. */
 enum { BL_LORA_PARTS = 3 };
 
 typedef struct bl_lora_part {

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* prepared.c -- a fixed place per matrix for what products derive from it, forgotten at the end of
+ * a visit. */
 #include "linear/prepared.h"
 
 #include "base/sizes.h"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* page_file.c -- one page file and its list: found by key and verified by its seal, or written
+ * under a temporary name and renamed. */
 #include "offload/page_file_internal.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* page_list.c -- the list of a page file as JSON: its own checksum, owner, and of each page offset,
+ * size, checksum and tag. */
 #include "offload/page_list_internal.h"
 
 #include <inttypes.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* page_writer.c -- a queue of aligned blocks and a few threads that write them with O_DIRECT; the
+ * first error is kept for the caller. */
 #include "offload/page_writer_internal.h"
 
 #include <errno.h>

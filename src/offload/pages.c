@@ -1,4 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* pages.c -- the frozen bytes of a rank: written once, hashed while they are written, then read.
+ *
+ * A page is the unit of placement. Its tier decides where its bytes are, and nothing else: device
+ * pages are one block, host pages one arena, disk pages one file (page_file.c), so that creation
+ * makes three allocations and fails before anything is written.
+ *
+ *   create   places every page. If a page file of the same key is found whole, its pages count as
+ *            written, with the checksums of its list; else its space is taken for writing
+ *   write    fills one page after the other, from its first byte to its last: the checksum is that
+ *            of the stream of bytes, whatever the pieces. Pages that a file holds are skipped
+ *   seal     every page is whole; a new file is made durable and gets its name. From here on
+ *            memory and file do not change, and any thread may read
+ *
+ * A checksum belongs to the page, not to its tier: bytes that come back from a disk, or that were
+ * in memory for days, are compared with what was written when the model was loaded. A difference is
+ * BL_EINPUT; its finder calls bl_pages_distrust_disk, which removes the list, so that the next
+ * start writes the file anew. */
 #include "offload/pages.h"
 
 #include <inttypes.h>

@@ -63,6 +63,7 @@ BL_API uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);
 /* All pages are written: makes the page file durable, opens it for readers. BL_EUSAGE: meanwhile a run with other tiers wrote the same file. */
 BL_API bl_status bl_pages_seal(bl_pages *pages);
 
+/* Of creation; borrowed until destroy. And how many there are. */
 BL_API const bl_page_spec *bl_pages_spec(const bl_pages *pages, int64_t page);
 BL_API int64_t bl_pages_count(const bl_pages *pages);
 /* NULL: on disk. Device memory for BL_TIER_DEVICE, else host memory. */

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* spill.c -- entry e is in slot e mod n_slots; a transfer stream moves entries to host memory and
+ * back in stack order. */
 #include "offload/spill.h"
 
 #include <stdlib.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* tier.c -- spreads bytes over tiers by error diffusion: the share not yet chosen is carried from
+ * piece to piece. */
 #include "offload/tier.h"
 
 const char *bl_tier_name(bl_tier tier)

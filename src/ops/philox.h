@@ -22,6 +22,7 @@
 extern "C" {
 #endif
 
+/* Philox's key: two words. */
 typedef struct bl_philox_key {
     uint32_t word[2];
 } bl_philox_key;
@@ -42,6 +43,7 @@ BL_HOST_DEVICE void bl_philox_4x32_10(uint32_t counter[4], bl_philox_key key)
     }
 }
 
+/* key' above: once per call. */
 BL_HOST_DEVICE bl_philox_key bl_dropout_key(uint64_t seed, uint64_t step, int32_t layer,
                                             int32_t matrix)
 {
@@ -71,6 +73,7 @@ BL_HOST_DEVICE uint32_t bl_dropout_threshold(float p)
     return (uint32_t)((double)p * 4294967296.0);
 }
 
+/* What a kept element is multiplied by. */
 BL_HOST_DEVICE float bl_dropout_scale(float p)
 {
     return (float)(1.0 / (1.0 - (double)p));

@@ -12,6 +12,7 @@
 extern "C" {
 #endif
 
+/* Most segments of a fused matrix. */
 enum { BL_WEIGHT_SEGMENTS_MAX = 3 };
 
 /* rows x cols of the matrix, row-major and dense, with scales as fp8/fp8.h lays them out; a block grid starts

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* case.c -- opens a plan's input from names: model or preset, machine or this one, and the
+ * configuration resolved for it. */
 #include "plan/case.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ladder_report.c -- the strategies as a table, as JSON and as an SVG. */
 #include "plan/ladder_report.h"
 
 #include <math.h>

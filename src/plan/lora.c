@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* lora.c -- reads which projections have LoRA terms from the configuration, or from the adapter
+ * that the run starts from. */
 #include "plan/lora.h"
 
 #include <string.h>

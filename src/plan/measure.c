@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* measure.c -- measures rates once per host and shape, and keeps them in a cache file. */
 #include "plan/measure.h"
 
 #include <math.h>

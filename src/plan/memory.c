@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* memory.c -- the ledger of a run: every item calls the function that sizes the allocation itself. */
 #include "plan/memory.h"
 
 #include "base/pool.h"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* model.c -- the model of a plan from a preset's name or from headers, with the formats that
+ * training would choose. */
 #include "plan/model.h"
 
 #include <ctype.h>

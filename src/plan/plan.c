@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* plan.c -- chooses what is auto (placement, saved activations, preparation), predicts memory, and
+ * explains what does not fit. */
 #include "plan/plan.h"
 
 #include <stdio.h>

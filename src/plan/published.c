@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* published.c -- two published runs of another system, recomputed step by step with its choices
+ * replaced by Ballast's. */
 #include "plan/published.h"
 
 #include <string.h>

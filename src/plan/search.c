@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* search.c -- nested loops over the free keys: each option is fitted by its offload ratio, weighed
+ * by its time; and remedies where nothing fits. */
 #include "plan/choice_internal.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* simulate.c -- the event loop of simulated streams: to the next end of a work; a resource that is
+ * full is shared max-min fairly. */
 #include "plan/simulate_internal.h"
 
 #include <math.h>

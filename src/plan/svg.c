@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* svg.c -- the frame of an SVG, escaped text, and writing it without replacing another program's
+ * file. */
 #include "plan/svg_internal.h"
 
 #include <stdlib.h>

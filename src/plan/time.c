@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* time.c -- runs the schedule of a step on simulated streams and accounts each stream's time by
+ * phase. */
 #include "plan/time.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* what_if.c -- plans a training again for each value of one key or figure, as a table, JSON or
+ * bars. */
 #include "plan/what_if.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gather_ring.c -- queues copies and all-gathers into slots; events order them against the streams
+ * that use a slot. */
 #include "ring/gather_ring.h"
 
 #include <stdlib.h>

@@ -32,6 +32,7 @@
 extern "C" {
 #endif
 
+/* Most items of a unit: every segment of every matrix. */
 enum { BL_GATHER_ITEMS = 12 };
 
 typedef struct bl_gather_item {

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* ring_slots.c -- which unit a slot holds: find, choose the next empty slot, fill. */
 #include "ring/ring_slots.h"
 
 void bl_ring_slots_clear(bl_ring_slots *slots)

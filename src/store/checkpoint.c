@@ -1,4 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* checkpoint.c -- saving a state so that a crash at any point leaves a complete checkpoint.
+ *
+ * A checkpoint exists when its manifest does, and the manifest is durable only after all that it
+ * lists. The order of a save, and what a crash after each step leaves:
+ *
+ *   begin      step-N.tmp is created, after the disk's free space was compared with the need
+ *                  -> step-N.tmp without a manifest: deleted at the next start
+ *   add_file   fsync of each file, by any thread or process; its size and XXH3-64 are noted
+ *                  -> the same
+ *   commit 1   the manifest: written beside its name, fsync, rename, fsync of step-N.tmp
+ *                  -> step-N.tmp, complete but without its name: deleted, the older ones remain
+ *   commit 2   step-N.tmp is renamed to step-N. An older step-N changes places with it in one
+ *              system call (RENAME_EXCHANGE) or, where the file system cannot, steps aside as
+ *              step-N.old.tmp
+ *                  -> the older or the new one is complete; bl_checkpoint_clean renames back one
+ *                     that stepped aside
+ *   commit 3   fsync of the directory, and only then the older one is removed
+ *
+ * Reading checks the manifest's own hash first, then sizes, then, where asked, the hash of every
+ * file. The latest checkpoint is found by trying: the highest step that passes. Of several failures
+ * the first is kept (note_failure), so that a caller who overlooks one cannot commit. */
 #include "store/checkpoint.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* hf_model.c -- one sorted table over the tensors of all shards; what the index and the shards
+ * disagree on is reported together. */
 #include "store/hf_model.h"
 
 #include <stdlib.h>

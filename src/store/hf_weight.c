@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* hf_weight.c -- the formats of FP8 checkpoints (compressed-tensors, AutoFP8, DeepSeek): which
+ * scale belongs to a weight, and its granularity. */
 #include "store/hf_model.h"
 
 #include <inttypes.h>

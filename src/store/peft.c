@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* peft.c -- an adapter's tensors: the list of factors that a configuration implies is compared with
+ * the file, read and written. */
 #include "store/peft.h"
 
 #include <inttypes.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* problems.c -- a growing text of problems, one per line, that becomes one error. */
 #include "store/problems_internal.h"
 
 #include <stdarg.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* safetensors.c -- header parsing that trusts nothing (sizes, overlaps, names), reads at offsets,
+ * and a writer that commits by rename. */
 #include "store/safetensors.h"
 
 #include <assert.h>

@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+/* Limits of what is read: a larger file is an error, not an allocation. */
 enum { BL_TENSOR_MAX_DIMS = 8, BL_SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 
 typedef struct bl_safetensors bl_safetensors;
@@ -42,6 +43,7 @@ BL_API void bl_safetensors_close(bl_safetensors *file); /* NULL is fine */
 /* BL_EINPUT when fd, opened by the same name, is another file: it was replaced meanwhile, and offsets are not its own. */
 BL_API bl_status bl_safetensors_check_same(const bl_safetensors *file, int fd);
 
+/* The path of open; how many tensors there are; the tensors, borrowed until close. */
 BL_API const char *bl_safetensors_path(const bl_safetensors *file);
 BL_API size_t bl_safetensors_count(const bl_safetensors *file);
 BL_API const bl_stored_tensor *
@@ -68,6 +70,7 @@ BL_API char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_
 
 /* ---- writing ---- */
 
+/* A tensor of a file that is written. */
 typedef struct bl_stored_tensor_spec {
     const char *name;
     bl_dtype dtype;

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* adapter_state.c -- LoRA weights, gradients and AdamW's moments as shards of one vector; reduces
+ * gradients, clips, updates, publishes. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

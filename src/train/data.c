@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* data.c -- opens tokenizer and data sets, splits and packs them, and measures row lengths for
+ * buffer sizes. */
 #include "train/data.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* metrics.c -- metrics.jsonl, cut back at a resume, and the lines and progress bar on the terminal. */
 #include "train/metrics.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* talk.c -- collectives over small host buffers, on the given stream or on a CPU device of their
+ * own. */
 #include "train/talk_internal.h"
 
 bl_status bl_talk_open(bl_comm *comm, bl_stream *stream, bl_talk *out)

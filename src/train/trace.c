@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* trace.c -- writes spans as Chrome trace events. */
 #include "train/trace_internal.h"
 
 #include <pthread.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* test_counter.c -- a counter's waiters are woken at their values, by many threads, and waiting
+ * costs no processor time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

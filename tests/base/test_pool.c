@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* test_pool.c -- every item of a loop runs once, workers have scratch of their own, and callers
+ * take turns. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

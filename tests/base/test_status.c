@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* test_status.c -- error texts: out of memory is named, long texts are cut. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

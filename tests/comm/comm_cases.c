@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* comm_cases.c -- collectives compared with serial sums bit by bit, for any communicator, and the
+ * failures of ranks. */
 #include "comm_cases.h"
 
 #include <stdatomic.h>

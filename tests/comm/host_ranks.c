@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* host_ranks.c -- forks N ranks that are connected by sockets, and kills what hangs. */
 #include "host_ranks.h"
 
 #include <signal.h>

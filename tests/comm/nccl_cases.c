@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* nccl_cases.c -- collectives over GPU memory: edge counts, negative zeros, splits, and rings of
+ * layers. */
 #include "nccl_cases.h"
 
 #include <signal.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* nccl_ranks.c -- starts this test program as ranks with a GPU each, plans kills and stops, and
+ * checks how they end. */
 #include "nccl_ranks.h"
 
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* test_ranks.c -- a thread per rank with its communicator, device and stream. */
 #include "test_ranks.h"
 
 #include <stdio.h>

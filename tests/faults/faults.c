@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* faults.c -- runs a small training in a forked child with a fault, and checks its exit code, error
+ * line and files. */
 #include "faults.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* fuzz.c -- cuts one fuzz input into the files of a directory, and checks that readers fail with a
+ * text. */
 #include "fuzz.h"
 
 #include <errno.h>

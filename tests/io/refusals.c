@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* refusals.c -- seccomp and rlimits: system calls that fail from now on. */
 #include "refusals.h"
 
 #include <linux/capability.h>

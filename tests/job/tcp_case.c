@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* tcp_case.c -- listening and connecting sockets on the loopback address. */
 #include "tcp_case.h"
 
 #include <poll.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* base_case.c -- a small base with odd sizes, its codes as a function of place, and visits that
+ * compare two bases. */
 #include "base_case.h"
 
 #include <unistd.h>

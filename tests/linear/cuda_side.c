@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* cuda_side.c -- one LoRA layer on one device, from the same random values on every device. */
 #include "cuda_side.h"
 
 #include "base/dtype.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* layer_problem.c -- specifications, inputs and outputs of a small stack of layers. */
 #include "layer_problem.h"
 
 const layer_shape shapes[LAYERS] = {{150, 131}, {2, 40}, {304, 160}};

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* lora_reference.c -- the equations of linear/lora_linear.h in double, dropout included. */
 #include "lora_reference.h"
 
 #include "ops_test.h"

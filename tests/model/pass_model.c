@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* pass_model.c -- a model of random weights as a sharded base, with adapters and micro-batches. */
 #include "pass_model.h"
 
 #include "ops/rope.h"

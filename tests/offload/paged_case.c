@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* paged_case.c -- pages in tiers behind a pager, their expected bytes, and files to damage. */
 #include "paged_case.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* pages_case.c -- pages in three tiers in a directory, written, reopened and compared. */
 #include "pages_case.h"
 
 #include <fcntl.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* mpi_job.c -- starts a job under mpirun or the parent, finds its processes in /proc, and checks
+ * that nothing of it is left. */
 #include "mpi_job.h"
 
 #include <ctype.h>

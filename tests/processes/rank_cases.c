@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* rank_cases.c -- cases for one process of a job: failures at the end, two at once, a stopped rank,
+ * a busy one. */
 #include "rank_cases.h"
 
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* strangers.c -- connects to every listening port of a process, without the job's key. */
 #include "strangers.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* terminal.c -- a pseudo-terminal: what a job writes is read, keys are typed. */
 #include "terminal.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* gather_case.c -- shards with known values, and the comparison of gathered slots. */
 #include "gather_case.h"
 
 #include <unistd.h>

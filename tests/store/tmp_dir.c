@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* tmp_dir.c -- a scratch directory, and hand-made safetensors files in it. */
 #include "tmp_dir.h"
 
 #include <stdio.h>

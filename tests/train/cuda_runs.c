@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* cuda_runs.c -- the standard run with device: cuda, where a GPU or the emulator is present. */
 #include "cuda_runs.h"
 
 #include <stdio.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* golden.c -- runs a golden case and compares losses, gradients and adapter with the float64
+ * reference. */
 #include "golden.h"
 
 #include <math.h>

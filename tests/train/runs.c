@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs.c -- small trainings in this process or as a child: started, stopped, killed, and compared
+ * file by file. */
 #include "runs.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* step_model.c -- a whole step on a model of random weights, on a CPU or a GPU. */
 #include "step_model.h"
 
 #include <math.h>

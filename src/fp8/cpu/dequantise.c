@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* dequantise.c -- codes and scales to fp32, by runs of a row; and the transpose of FP8 codes by
+ * cache-line tiles. */
 #include "fp8/fp8.h"
 
 #include "base/sizes.h"

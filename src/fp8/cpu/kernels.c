@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kernels.c -- chooses the fastest set of inner loops that this processor has, once. */
 #include "fp8/cpu/kernels.h"
 
 #include <stdbool.h>

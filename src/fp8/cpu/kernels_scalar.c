@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* kernels_scalar.c -- the inner loops in plain C: the definition that the AVX2 and AVX-512 variants
+ * must match bit for bit. */
 #include "fp8/cpu/kernels.h"
 
 #include "fp8/element.h"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* children.c -- starts the ranks of a host by posix_spawn with a channel each, and collects their
+ * messages and exits. */
 #include "job/parent/children.h"
 
 #include <dirent.h>

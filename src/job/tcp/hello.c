@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* hello.c -- both sides of the handshake: a guest proves the job's key, a host admits those who do
+ * and drops the oldest when full. */
 #include "job/tcp/hello.h"
 
 #include <errno.h>

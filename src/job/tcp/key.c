@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* key.c -- the secret of a job, made, read from a private file or derived, and HMAC-SHA256 under
+ * it. */
 #include "job/tcp/key.h"
 
 #include <errno.h>

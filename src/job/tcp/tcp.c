@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* tcp.c -- addresses, listening and connecting, and whole reads and writes with a deadline. */
 #include "job/tcp/tcp.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* blas_openblas.c -- OpenBLAS under the CPU's GEMMs, on one thread per worker: parallelism is the
+ * pool's. */
 #include "ops/cpu/blas.h"
 
 #include <pthread.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* dropout.c -- dropout on the CPU: masks are drawn by blocks of Philox words that stay in the
+ * first-level cache. */
 #include "ops/elementwise.h"
 
 #include "ops/cpu/ops_cpu.h"

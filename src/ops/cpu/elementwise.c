@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* elementwise.c -- SwiGLU, sums, casts and the embedding on the CPU: rows are items of the pool. */
 #include "ops/elementwise.h"
 
 #include "ops/cpu/ops_cpu.h"

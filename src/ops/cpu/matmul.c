@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* matmul.c -- the CPU's entries for products: bl_cpu_gemm_* does them, without scratch, preparation
+ * or fallback. */
 #include "ops/matmul.h"
 
 #include "ops/gemm.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* norm.c -- RMSNorm on the CPU: a row is summed in double in eight lanes of fixed order. */
 #include "ops/norm.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* optimizer.c -- AdamW and sums of squares on the CPU; partial sums have fixed bounds, so that
+ * threads change no bit. */
 #include "ops/optimizer.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* rope.c -- RoPE on the CPU from tables of sines and cosines that are made in double. */
 #include "ops/rope.h"
 
 #include <math.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* loss_head_plan.c -- where logits, packed inputs and partial sums are in the scratch of CUDA's
+ * loss head. */
 #include "ops/cuda/loss_head_plan.h"
 
 #include "base/sizes.h"

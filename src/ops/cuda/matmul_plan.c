@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* matmul_plan.c -- the decision between bf16, dequantized and FP8 products, and the layout of their
+ * scratch. */
 #include "ops/cuda/matmul_plan.h"
 
 #include "base/sizes.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* plan_cache.c -- a hash table whose entries are also in a list by age. */
 #include "ops/cuda/plan_cache.h"
 
 #include <stddef.h>
