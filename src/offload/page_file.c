@@ -140,9 +140,12 @@ static bl_status remove_rubbish(const bl_page_file *file)
 bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst,
                             size_t n_bytes)
 {
-    const int64_t n_requests = bl_ceil_div((int64_t)n_bytes, BL_IO_CHUNK_BYTES);
+    const int64_t n_requests = bl_ceil_div((int64_t)n_bytes, BL_IO_CHUNK_BYTES),
+                  n_aligned = bl_round_up((int64_t)n_bytes, BL_IO_ALIGN_BYTES);
     const bl_reader_options options = {.engine = BL_IO_PREAD, /* a thread per request at a time */
-                                       .queue_depth = (int)bl_min_i64(n_requests, READ_DEPTH)};
+                                       .queue_depth = (int)bl_min_i64(n_requests, READ_DEPTH),
+                                       .chunk_bytes =
+                                           (size_t)bl_min_i64(n_aligned, BL_IO_CHUNK_BYTES)};
     bl_io_read read = {.offset_bytes = offset_bytes, .n_bytes = n_bytes, .dst = dst};
     bl_reader *reader;
 
@@ -257,9 +260,14 @@ static bl_status take_space(bl_page_file *file)
 static bl_status begin_writing(bl_page_file *file, int n_writers, size_t n_places,
                                bl_page_place *places)
 {
+    size_t largest_bytes = BL_IO_ALIGN_BYTES; /* the seal */
+
+    for (size_t i = 0; i < n_places; i++)
+        if (places[i].n_bytes > largest_bytes) largest_bytes = places[i].n_bytes;
     BL_TRY(place_pages(file, n_places, places));
     BL_TRY(take_space(file));
-    return bl_page_writer_create(file->tmp.fd, file->tmp.path, n_writers, &file->writer);
+    return bl_page_writer_create(file->tmp.fd, file->tmp.path, n_writers, largest_bytes,
+                                 &file->writer);
 }
 
 static void stop_writing(bl_page_file *file)

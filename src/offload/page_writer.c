@@ -34,7 +34,8 @@ struct bl_page_writer {
     int fd;
     const char *path;
     atomic_bool is_direct;
-    char *memory;     /* of all blocks */
+    char *memory; /* of all blocks */
+    size_t block_bytes;
     const char *page; /* of the caller: the page, and where the block that is FILLING goes */
     int64_t at;
     size_t n_filled;
@@ -155,13 +156,14 @@ void bl_page_writer_begin(bl_page_writer *writer, const char *name, int64_t offs
 bl_status bl_page_writer_append(bl_page_writer *writer, const void *bytes, size_t n_bytes)
 {
     for (const char *from = bytes; n_bytes > 0;) {
-        size_t n = (size_t)bl_min_i64((int64_t)n_bytes, BLOCK_BYTES - (int64_t)writer->n_filled);
+        size_t n =
+            (size_t)bl_min_i64((int64_t)n_bytes, (int64_t)(writer->block_bytes - writer->n_filled));
         BL_TRY(wait_for_block(writer));
         memcpy(block_of(writer, writer->n_queued)->bytes + writer->n_filled, from, n);
         writer->n_filled += n;
         from += n;
         n_bytes -= n;
-        if (writer->n_filled == BLOCK_BYTES) queue_block(writer);
+        if (writer->n_filled == writer->block_bytes) queue_block(writer);
     }
     return BL_OK;
 }
@@ -214,9 +216,12 @@ size_t bl_page_writer_bytes(int n_writers)
     return (size_t)count_blocks(n_writers) * BLOCK_BYTES;
 }
 
-bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page_writer **out)
+bl_status bl_page_writer_create(int fd, const char *path, int n_writers, size_t largest_bytes,
+                                bl_page_writer **out)
 {
-    size_t n_bytes = bl_page_writer_bytes(n_writers);
+    const int64_t aligned = bl_round_up((int64_t)largest_bytes, BL_IO_ALIGN_BYTES),
+                  block_bytes = bl_min_i64(bl_max_i64(aligned, BL_IO_ALIGN_BYTES), BLOCK_BYTES);
+    const size_t n_bytes = (size_t)(count_blocks(n_writers) * block_bytes);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -225,6 +230,7 @@ bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page
     writer->fd = fd;
     writer->path = path;
     writer->n_blocks = count_blocks(n_writers);
+    writer->block_bytes = (size_t)block_bytes;
     pthread_mutex_init(&writer->lock, NULL);
     pthread_cond_init(&writer->queued, NULL);
     pthread_cond_init(&writer->written, NULL);
@@ -237,7 +243,7 @@ bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page
     }
     madvise(writer->memory, n_bytes, MADV_HUGEPAGE); /* a hint: a request is in fewer pieces then */
     for (int i = 0; i < writer->n_blocks; i++)
-        writer->blocks[i].bytes = writer->memory + (size_t)i * BLOCK_BYTES;
+        writer->blocks[i].bytes = writer->memory + (size_t)i * writer->block_bytes;
     atomic_init(&writer->is_direct, fcntl(fd, F_SETFL, O_DIRECT) == 0);
     BL_TRY_GOTO(st, done, start_threads(writer));
     *out = writer;
@@ -258,6 +264,6 @@ void bl_page_writer_destroy(bl_page_writer *writer)
     pthread_cond_destroy(&writer->written);
     pthread_cond_destroy(&writer->queued);
     pthread_mutex_destroy(&writer->lock);
-    if (writer->memory) munmap(writer->memory, (size_t)writer->n_blocks * BLOCK_BYTES);
+    if (writer->memory) munmap(writer->memory, (size_t)writer->n_blocks * writer->block_bytes);
     free(writer);
 }

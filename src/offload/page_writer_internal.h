@@ -21,13 +21,16 @@
 
 typedef struct bl_page_writer bl_page_writer;
 
-/* What the buffers of one of the n_writers of a host take: 32 MiB in all while they are few, never less than
- * two blocks of 4 MiB each. */
+/* What the buffers of one of the n_writers of a host take at most: 32 MiB in all while they are few, two
+ * blocks of 4 MiB each when they are many. */
 size_t bl_page_writer_bytes(int n_writers);
 
-/* fd and path are borrowed. Writes go past the page cache (O_DIRECT) until the file system refuses it. Takes
- * bl_page_writer_bytes, as they are used. BL_ENOMEM, BL_ELIMIT. */
-bl_status bl_page_writer_create(int fd, const char *path, int n_writers, bl_page_writer **out);
+/* fd and path are borrowed. Writes go past the page cache (O_DIRECT) until the file system refuses it. Blocks
+ * are not larger than the largest page, of largest_bytes: a page begins a block, and the memory of each block
+ * that is touched is cleared, a huge page at a time. Takes at most bl_page_writer_bytes, as they are used.
+ * BL_ENOMEM, BL_ELIMIT. */
+bl_status bl_page_writer_create(int fd, const char *path, int n_writers, size_t largest_bytes,
+                                bl_page_writer **out);
 /* Waits for writes that are under way and drops the others; NULL is fine. */
 void bl_page_writer_destroy(bl_page_writer *writer);
 
