@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # ballast_module(NAME SOURCES ... LINKS ...): the static library bl_NAME of the folder src/NAME, or of some of its files.
-# ballast_test(NAME SOURCES ... LINKS ... LABELS ... [TIMEOUT s]): a test program; exit 77 means skipped.
+# ballast_test(NAME SOURCES ... LINKS ... [LABELS ...] [ARGS ...] [TIMEOUT s]): builds the test program NAME and adds it as a test.
+# ballast_add_test(NAME COMMAND ... [LABELS ...] [TIMEOUT s] [EXHAUSTIVE]): a test that is a script, or a program that exists, in another
+# way. Each test runs in the repository's root, ends with 77 when it skips, and has its folder's name as a label. Other labels:
+#   thorough  not in `scripts/test`: takes long
+#   slow      as well, and not with sanitizers: takes minutes
+#   gpu, mpi  needs a GPU or the emulated one; needs MPI
+#   tsan      only with ThreadSanitizer
+# EXHAUSTIVE: with `ctest -C exhaustive` only.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
@@ -29,6 +36,21 @@ function(ballast_module name)
   set_property(GLOBAL APPEND PROPERTY BALLAST_MODULES bl_${name})
 endfunction()
 
+function(ballast_add_test name)
+  cmake_parse_arguments(ARG "EXHAUSTIVE" "TIMEOUT" "COMMAND;LABELS" ${ARGN})
+  set(configurations)
+  if(ARG_EXHAUSTIVE)
+    set(configurations CONFIGURATIONS exhaustive)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 900) # a hang; a loaded machine and a sanitizer make the longest take minutes
+  endif()
+  string(REGEX REPLACE "/tests$" "" folder ${CMAKE_CURRENT_SOURCE_DIR}) # emulator/tests
+  get_filename_component(room ${folder} NAME)
+  add_test(NAME ${name} ${configurations} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${room};${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+
 add_custom_target(gpu_programs) # what tests labeled gpu need
 function(ballast_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINKS;LABELS;ARGS" ${ARGN})
@@ -39,11 +61,7 @@ function(ballast_test name)
     target_compile_definitions(${name} PRIVATE BALLAST_CUDA_EMULATED)
     target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}) # emulator/emulated.h has what a test may do to the GPU
   endif()
-  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 900) # a hang; a loaded machine and a sanitizer make the longest take minutes
-  endif()
-  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  ballast_add_test(${name} COMMAND ${name} ${ARG_ARGS} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT})
   if("gpu" IN_LIST ARG_LABELS)
     set_property(GLOBAL APPEND_STRING PROPERTY BALLAST_GPU_TESTS "${name}\n") # scripts/gpu-check reads them
     add_dependencies(gpu_programs ${name})

@@ -3,7 +3,7 @@
  *
  * Limits: a token's loss does not depend on the row it lies in but for float32 rounding, since matrix
  * products and attention are cut into other blocks; first losses agree to the 2.8e-7 that float32 has against
- * float64 here, so 2e-6 as in test_golden.c. The second step has seen an update by AdamW, which magnifies:
+ * float64 here, so 2e-6 as in test_train_golden.c. The second step has seen an update by AdamW, which magnifies:
  * 1e-4, as there. */
 #include <math.h>
 #include <stdio.h>
