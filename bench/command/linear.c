@@ -11,7 +11,7 @@
 #include "bench/command/linear_cuda.h"
 #include "bench/command/linear_ranks.h"
 #include "linear/lora_linear.h"
-#include "arch/projection.h"
+#include "arch/config.h"
 
 typedef struct bench_options {
     char *model;
@@ -79,9 +79,9 @@ static void describe(bench_case *c, const bl_model_config *config)
 {
     bl_weight *w = &c->linear.weight;
     int64_t rows, cols;
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
-        if ((int)bl_projection_get((bl_projection)p)->matrix != c->matrix) continue;
-        bl_projection_shape(config, (bl_projection)p, &rows, &cols);
+    for (int p = 0; p < config->arch->n_projections; p++) {
+        if ((int)config->arch->projections[p].matrix != c->matrix) continue;
+        bl_projection_shape(config, p, &rows, &cols);
         c->linear.part[c->linear.n_parts++] = (bl_lora_part){
             .r = c->options->lora_r, .row_begin = w->rows, .rows = rows, .scale = 2.0f};
         w->rows += rows;

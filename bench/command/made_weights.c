@@ -92,7 +92,7 @@ static bl_format format_of(bl_base_format format)
 bl_status bl_made_model_open(const bl_model_config *config, bl_base_format format,
                              int64_t n_positions, bl_model **out)
 {
-    size_t n_formats = (size_t)(config->n_layers * BL_PROJECTIONS);
+    size_t n_formats = bl_model_format_count(config);
     bl_model *model = calloc(1, sizeof *model);
     bl_status st = BL_OK;
 
@@ -158,7 +158,7 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
 
     if (st == BL_OK) st = bl_placement_assign(&w->layout, placement, tiers);
     for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
-        bl_model_page_name(w->model->config.n_layers, &at, names[at.index]);
+        bl_model_page_name(&w->model->config, &at, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
     }
     if (st == BL_OK) st = bl_pages_create(&options, n_pages, specs, &w->pages);
@@ -201,14 +201,9 @@ static bl_status fill(bl_staging *staging, float *to, int64_t n, float value)
     return BL_OK;
 }
 
-static int64_t n_norms(const bl_model_config *c)
+bl_status bl_made_vectors_create(const bl_model *model, bl_device *device, float **out)
 {
-    return (2 * c->n_layers + 1) * c->hidden_size;
-}
-
-bl_status bl_made_norms_create(const bl_model *model, bl_device *device, float **out)
-{
-    int64_t n = n_norms(&model->config);
+    int64_t n = bl_arch_vector_floats(&model->config);
     bl_staging *staging;
 
     *out = NULL;
@@ -235,7 +230,7 @@ bl_status bl_made_weights_create(const bl_model *model, bl_device *device, int s
     BL_TRY_GOTO(st, done, create_pages(w, shard, placement));
     BL_TRY_GOTO(st, done, fill_pages(w));
     BL_TRY_GOTO(st, done, fill(staging, w->scales, w->n_scales, WEIGHT_STD / CODE_STD));
-    BL_TRY_GOTO(st, done, fill(staging, w->norms, n_norms(c), 1.0f));
+    BL_TRY_GOTO(st, done, fill(staging, w->vectors, bl_arch_vector_floats(c), 1.0f));
     *out = w;
     w = NULL;
 done:

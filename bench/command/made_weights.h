@@ -16,6 +16,6 @@ bl_status bl_made_weights_create(const bl_model *model, bl_device *device, int s
                                  const bl_placement *placement, bl_model_weights **out);
 
 /* Norms for all layers of the model, all of them one; device memory, the caller's to free. */
-bl_status bl_made_norms_create(const bl_model *model, bl_device *device, float **out);
+bl_status bl_made_vectors_create(const bl_model *model, bl_device *device, float **out);
 
 #endif

@@ -201,13 +201,8 @@ static void set_pace(plan_bench *b, const way *w, const bl_time_estimate *plain)
 {
     const plan_options *o = b->options;
     double visit_s = plain->part[BL_TIME_FORWARD].compute_s / (double)(o->layers * w->n_micro);
-    double weights = 0;
+    double weights = (double)bl_arch_layer_weights(&b->model);
 
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
-        int64_t rows, cols;
-        bl_projection_shape(&b->model, (bl_projection)p, &rows, &cols);
-        weights += (double)rows * (double)cols;
-    }
     b->pace_s_per_byte = w->part * visit_s * w->ranks / weights;
 }
 
@@ -254,7 +249,7 @@ static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
                         .offload_activations = w->offloads_activations,
                         .writes_device = true};
 
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < b->model.arch->n_projections; p++) {
         options.target[p] = true;
         run.format[p] = BL_FORMAT_FP8_ROW;
     }

@@ -192,7 +192,7 @@ static bl_status make_weights(step_bench *b)
     if (n_layers == n_distinct) return BL_OK;
     b->whole = *b->weights;
     b->whole.model = b->model;
-    BL_TRY(bl_made_norms_create(b->model, r->device, &b->whole.norms));
+    BL_TRY(bl_made_vectors_create(b->model, r->device, &b->whole.vectors));
     r->weights = &b->whole;
     bl_base_repeat_layers(r->base, n_layers, n_distinct);
     return BL_OK;
@@ -232,7 +232,7 @@ static void close_rank(step_bench *b)
 
     bl_rank_drain(r);
     bl_batches_destroy(b->batches);
-    if (r->weights == &b->whole) bl_device_free(r->device, BL_SPACE_DEVICE, b->whole.norms);
+    if (r->weights == &b->whole) bl_device_free(r->device, BL_SPACE_DEVICE, b->whole.vectors);
     r->weights = b->weights;
     bl_rank_close(r);
     free(b->micro);
@@ -267,21 +267,12 @@ static bl_status run_step(step_bench *b, int64_t step, double *loss, double *gra
     return bl_stream_synchronize(r->compute);
 }
 
-/* Forward and the input gradient of each frozen matrix and of causal attention: no LoRA, no recomputation. */
+/* Without LoRA's. */
 static double model_flops(const step_bench *b)
 {
-    const bl_model_config *c = &b->model->config;
-    double T = (double)b->options->tokens, layer = 0;
+    double T = (double)b->options->tokens, tokens = (double)b->options->micro_batches * T;
 
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
-        int64_t rows, cols;
-        bl_projection_shape(c, (bl_projection)p, &rows, &cols);
-        layer += (double)rows * (double)cols;
-    }
-    double attention = 3 * 2 * T * (double)(c->n_heads * c->head_dim);
-    return (double)b->options->micro_batches * T *
-           ((double)c->n_layers * (4 * layer + attention) +
-            4 * (double)c->vocab_size * (double)c->hidden_size);
+    return bl_arch_step_flops(&b->model->config, 0, tokens, T, tokens);
 }
 
 static void print_lanes(step_bench *b)

@@ -22,6 +22,16 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
+    for (int p = 0; p < config->arch->n_projections; p++) {
+        int m = (int)config->arch->projections[p].matrix;
+        int64_t rows;
+        bl_projection_shape(config, p, &rows, &dims.matrix[m].cols);
+        dims.matrix[m].rows += rows;
+        dims.matrix[m].n_projections++;
+    }
+    for (int v = 0; v < BL_LAYER_VECTORS; v++)
+        dims.vector_offset[v] = bl_arch_vector_offset(config, (bl_layer_vector)v);
+    dims.vector_floats = bl_arch_layer_floats(config);
     return dims;
 }
 
@@ -87,16 +97,10 @@ void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_ma
 /* One of the layer's matrices in any format, for sizes. */
 static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_format format)
 {
-    const struct {
-        int64_t rows, cols;
-    } shapes[BL_LAYER_MATRICES] = {[BL_QKV] = {dims->qkv_width, dims->hidden},
-                                   [BL_OUT] = {dims->hidden, dims->q_width},
-                                   [BL_GATE_UP] = {2 * dims->inter, dims->hidden},
-                                   [BL_MLP_DOWN] = {dims->hidden, dims->inter}};
-    return (bl_weight){.rows = shapes[matrix].rows,
-                       .cols = shapes[matrix].cols,
+    return (bl_weight){.rows = dims->matrix[matrix].rows,
+                       .cols = dims->matrix[matrix].cols,
                        .n_segments = 1,
-                       .segment = {{.format = format, .rows = shapes[matrix].rows}}};
+                       .segment = {{.format = format, .rows = dims->matrix[matrix].rows}}};
 }
 
 /* The formats that a matrix may have, which are not known here. */
@@ -111,15 +115,13 @@ static size_t n_formats(const bl_block_dims *dims)
 static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
                                      bool dropout)
 {
-    static const int n_parts[BL_LAYER_MATRICES] = {
-        [BL_QKV] = 3, [BL_OUT] = 1, [BL_GATE_UP] = 2, [BL_MLP_DOWN] = 1};
     bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
     size_t most = 0;
 
     for (size_t f = 0; f < n_formats(dims); f++)
         for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
             bl_lora_linear linear = {.weight = matrix_of_format(dims, matrix, any_format[f]),
-                                     .n_parts = r > 0 ? n_parts[matrix] : 0,
+                                     .n_parts = r > 0 ? dims->matrix[matrix].n_projections : 0,
                                      .is_stacked = true,
                                      .dropout = {.p = dropout ? 0.5f : 0.0f},
                                      .mode = (bl_matmul_mode)mode,
@@ -228,31 +230,35 @@ static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_la
 }
 
 /* ws->norm, ws->rstd = norm of x */
-static bl_status norm_forward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
-                              const float *w, bl_tensor x, const bl_block_workspace *ws)
+static bl_status norm_forward(bl_stream *stream, const bl_block *block, int64_t T,
+                              bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws)
 {
-    return bl_rmsnorm_forward(stream, &(bl_rmsnorm_forward_args){.T = T,
-                                                                 .H = dims->hidden,
-                                                                 .eps = dims->eps,
-                                                                 .x = x,
-                                                                 .w = w,
-                                                                 .y = ws->norm,
-                                                                 .rstd = ws->rstd});
+    const bl_block_dims *dims = block->dims;
+    return bl_rmsnorm_forward(
+        stream, &(bl_rmsnorm_forward_args){.T = T,
+                                           .H = dims->hidden,
+                                           .eps = dims->eps,
+                                           .x = x,
+                                           .w = block->vectors + dims->vector_offset[norm],
+                                           .y = ws->norm,
+                                           .rstd = ws->rstd});
 }
 
 /* d += gradient of x through the norm whose output has gradient ws->d_norm; ws->rstd is that of norm_forward */
-static bl_status norm_backward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
-                               const float *w, bl_tensor x, const bl_block_workspace *ws,
+static bl_status norm_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                               bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
                                bl_tensor d)
 {
-    return bl_rmsnorm_backward(stream, &(bl_rmsnorm_backward_args){.T = T,
-                                                                   .H = dims->hidden,
-                                                                   .accumulate = 1,
-                                                                   .x = x,
-                                                                   .w = w,
-                                                                   .rstd = ws->rstd,
-                                                                   .dy = ws->d_norm,
-                                                                   .dx = d});
+    const bl_block_dims *dims = block->dims;
+    return bl_rmsnorm_backward(
+        stream, &(bl_rmsnorm_backward_args){.T = T,
+                                            .H = dims->hidden,
+                                            .accumulate = 1,
+                                            .x = x,
+                                            .w = block->vectors + dims->vector_offset[norm],
+                                            .rstd = ws->rstd,
+                                            .dy = ws->d_norm,
+                                            .dx = d});
 }
 
 /* q and k are neighbours in a fused row: one call rotates both. */
@@ -276,7 +282,7 @@ static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_
                              int64_t position_offset, const bl_block_workspace *ws,
                              const bl_block_tensors *t)
 {
-    BL_TRY(norm_forward(stream, block->dims, batch->T, block->norm1, t->x, ws));
+    BL_TRY(norm_forward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws));
     BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, ws->norm, t->qkv));
     return rotate(stream, block->dims, batch, position_offset, +1, t->qkv);
 }
@@ -317,7 +323,7 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
                                  const bl_block_tensors *t)
 {
-    BL_TRY(norm_forward(stream, block->dims, batch->T, block->norm2, t->mid, ws));
+    BL_TRY(norm_forward(stream, block, batch->T, BL_MLP_NORM, t->mid, ws));
     return linear_forward(stream, block, BL_GATE_UP, batch, ws, ws->norm, t->gate_up);
 }
 
@@ -362,10 +368,10 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
                                                                  .gate_up = t->gate_up,
                                                                  .dh = ws->dh,
                                                                  .d_gate_up = t->gate_up}));
-    BL_TRY(norm_forward(stream, dims, batch->T, block->norm2, t->mid, ws));
+    BL_TRY(norm_forward(stream, block, batch->T, BL_MLP_NORM, t->mid, ws));
     BL_TRY(linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up,
                            ws->d_norm));
-    return norm_backward(stream, dims, batch->T, block->norm2, t->mid, ws, d);
+    return norm_backward(stream, block, batch->T, BL_MLP_NORM, t->mid, ws, d);
 }
 
 static bl_status backward_attention(bl_stream *stream, const bl_block *block,
@@ -398,10 +404,10 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
                                                                .dv = bl_tensor_at(ws->d_qkv, v),
                                                                .delta = ws->delta}));
     BL_TRY(rotate(stream, dims, batch, 0, -1, ws->d_qkv));
-    BL_TRY(norm_forward(stream, dims, batch->T, block->norm1, t->x, ws));
+    BL_TRY(norm_forward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws));
     BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, ws->norm, ws->d_qkv,
                            ws->d_norm));
-    return norm_backward(stream, dims, batch->T, block->norm1, t->x, ws, d);
+    return norm_backward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, d);
 }
 
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,

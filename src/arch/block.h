@@ -9,6 +9,7 @@
 #define BALLAST_ARCH_BLOCK_H
 
 #include "linear/apply.h"
+#include "arch/arch.h"
 #include "arch/config.h"
 #include "arch/lora.h"
 
@@ -43,7 +44,13 @@ typedef struct bl_block_dims {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
-    bl_device_kind kind; /* of the device it runs on: sizes of scratch */
+    struct {
+        int64_t rows, cols;
+        int n_projections;
+    } matrix[BL_LAYER_MATRICES];
+    int64_t vector_offset[BL_LAYER_VECTORS]; /* in a layer's vectors */
+    int64_t vector_floats;                   /* of a layer's vectors */
+    bl_device_kind kind;                     /* of the device it runs on: sizes of scratch */
     /* How products with the frozen matrices are made on CUDA, and whether these are all stored as bf16, so
      * that products make nothing of them. */
     bl_matmul_mode mode;
@@ -97,7 +104,7 @@ typedef struct bl_block {
     const bl_block_dims *dims;
     bl_base *base;
     int64_t layer;
-    const float *norm1, *norm2; /* (H) */
+    const float *vectors;       /* the layer's, of dims->vector_floats */
     const bl_lora_layout *lora; /* NULL: no adapter */
     bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */

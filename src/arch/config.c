@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* config.c -- config.json: which architecture it is of, then that one's reader; presets. */
 #include "arch/config.h"
 
 #include <inttypes.h>
@@ -7,176 +8,53 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arch/config_internal.h"
+#include "arch/table.h"
 #include "base/files.h"
 #include "base/hub.h"
 #include "base/json.h"
 #include "base/sizes.h"
-#include "arch/config_internal.h"
 
-/* Far above any model and far below what could overflow a product of three of them. */
-enum {
-    MAX_CONFIG_BYTES = 16 << 20,
-    MAX_VOCAB = 1 << 24,
-    MAX_WIDTH = 1 << 20,
-    MAX_LAYERS = 1 << 14,
-    MAX_HEADS = 1 << 14,
-    MAX_HEAD_DIM = 1 << 12,
-    MAX_POSITIONS = 1 << 30
-};
+enum { MAX_CONFIG_BYTES = 16 << 20 };
 
-/* ---- what is refused ---- */
+/* ---- which architecture, and what of it is refused ---- */
 
-static bl_status check_architecture(const char *file, json_t *root)
+/* "\"llama\"", or "\"llama\" or \"mistral\"". */
+static void list_types(char *text, size_t n_bytes)
 {
-    static const char wanted[] = "LlamaForCausalLM";
-    const char *type = "llama";
+    const bl_arch *arch;
+    size_t used = 0;
+
+    for (size_t i = 0; (arch = bl_arch_at(i)) && used < n_bytes; i++)
+        used += (size_t)snprintf(text + used, n_bytes - used, "%s\"%s\"", i ? " or " : "",
+                                 arch->model_type);
+}
+
+static bl_status find_architecture(const char *file, json_t *root, const bl_arch **out)
+{
+    const bl_arch *arch = bl_arch_at(0);
+    const char *type = arch->model_type;
     const json_t *architectures = NULL;
     bool found = false;
+    char expected[256];
 
     BL_TRY(bl_json_get_string(file, root, "model_type", BL_JSON_OPTIONAL, &type));
-    if (strcmp(type, "llama") != 0)
-        return bl_json_fail(file, "model_type", "\"llama\"", json_object_get(root, "model_type"));
+    for (size_t i = 1; arch && strcmp(type, arch->model_type) != 0; i++) arch = bl_arch_at(i);
+    if (!arch) {
+        list_types(expected, sizeof expected);
+        return bl_json_fail(file, "model_type", expected, json_object_get(root, "model_type"));
+    }
     BL_TRY(bl_json_get_array(file, root, "architectures", BL_JSON_OPTIONAL, &architectures));
     for (size_t i = 0; i < json_array_size(architectures) && !found; i++) {
         const char *name = bl_json_text(json_array_get(architectures, i));
-        found = name && !strcmp(name, wanted);
+        found = name && !strcmp(name, arch->class_name);
     }
-    if (architectures && !found)
-        return bl_json_fail(file, "architectures", "[\"LlamaForCausalLM\"]", architectures);
-    return bl_model_config_check_keys(file, root);
-}
-
-/* ---- sizes ---- */
-
-static bl_status read_sizes(const char *file, const json_t *root, bl_model_config *c)
-{
-    BL_TRY(
-        bl_json_get_int(file, root, "vocab_size", BL_JSON_REQUIRED, 1, MAX_VOCAB, &c->vocab_size));
-    BL_TRY(bl_json_get_int(file, root, "hidden_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
-                           &c->hidden_size));
-    BL_TRY(bl_json_get_int(file, root, "intermediate_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
-                           &c->intermediate_size));
-    BL_TRY(bl_json_get_int(file, root, "num_hidden_layers", BL_JSON_REQUIRED, 1, MAX_LAYERS,
-                           &c->n_layers));
-    BL_TRY(bl_json_get_int(file, root, "num_attention_heads", BL_JSON_REQUIRED, 1, MAX_HEADS,
-                           &c->n_heads));
-    c->n_kv_heads = c->n_heads;
-    BL_TRY(bl_json_get_int(file, root, "num_key_value_heads", BL_JSON_OPTIONAL, 1, c->n_heads,
-                           &c->n_kv_heads));
-    if (c->n_heads % c->n_kv_heads)
-        return bl_json_fail(file, "num_key_value_heads", "a divisor of num_attention_heads",
-                            json_object_get(root, "num_key_value_heads"));
-    bool has_head_dim = json_is_integer(json_object_get(root, "head_dim"));
-    if (!has_head_dim && c->hidden_size % c->n_heads)
-        return bl_json_fail(file, "hidden_size",
-                            "a multiple of num_attention_heads where head_dim is absent",
-                            json_object_get(root, "hidden_size"));
-    c->head_dim = c->hidden_size / c->n_heads;
-    BL_TRY(
-        bl_json_get_int(file, root, "head_dim", BL_JSON_OPTIONAL, 2, MAX_HEAD_DIM, &c->head_dim));
-    if (c->head_dim % 2 || c->head_dim < 2 || c->head_dim > MAX_HEAD_DIM)
-        return BL_FAIL(BL_EINPUT,
-                       "%s: key head_dim: expected an even number in [2, %d], got %" PRId64, file,
-                       MAX_HEAD_DIM, c->head_dim);
-    c->max_position_embeddings = 2048;
-    BL_TRY(bl_json_get_int(file, root, "max_position_embeddings", BL_JSON_OPTIONAL, 1,
-                           MAX_POSITIONS, &c->max_position_embeddings));
-    c->rms_norm_eps = 1e-6;
-    BL_TRY(
-        bl_json_get_real(file, root, "rms_norm_eps", BL_JSON_OPTIONAL, 1e-12, 1, &c->rms_norm_eps));
-    return bl_json_get_bool(file, root, "tie_word_embeddings", BL_JSON_OPTIONAL,
-                            &c->tie_word_embeddings);
-}
-
-/* eos_token_id is one id or a list of them. */
-static bl_status read_token_ids(const char *file, const json_t *root, bl_model_config *c)
-{
-    const json_t *eos = json_object_get(root, "eos_token_id");
-
-    c->bos_token_id = -1;
-    BL_TRY(bl_json_get_int(file, root, "bos_token_id", BL_JSON_OPTIONAL, 0, c->vocab_size - 1,
-                           &c->bos_token_id));
-    if (!json_is_array(eos)) {
-        int64_t id = -1;
-        BL_TRY(bl_json_get_int(file, root, "eos_token_id", BL_JSON_OPTIONAL, 0, c->vocab_size - 1,
-                               &id));
-        c->eos_token_ids[0] = id;
-        c->n_eos_token_ids = id >= 0;
-        return BL_OK;
+    if (architectures && !found) {
+        snprintf(expected, sizeof expected, "[\"%s\"]", arch->class_name);
+        return bl_json_fail(file, "architectures", expected, architectures);
     }
-    if (json_array_size(eos) > BL_MODEL_MAX_EOS)
-        return bl_json_fail(file, "eos_token_id", "at most 8 ids", eos);
-    for (size_t i = 0; i < json_array_size(eos); i++) {
-        const json_t *id = json_array_get(eos, i);
-        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
-            json_integer_value(id) >= c->vocab_size)
-            return bl_json_fail(file, "eos_token_id", "ids below vocab_size", eos);
-        c->eos_token_ids[c->n_eos_token_ids++] = json_integer_value(id);
-    }
-    return BL_OK;
-}
-
-/* ---- rotary embedding ---- */
-
-/* The fields of rope_scaling or rope_parameters; `where` names it in errors. */
-static bl_status read_rope_fields(const char *where, const json_t *rope, bl_model_config *c)
-{
-    const char *key = json_object_get(rope, "rope_type") ? "rope_type" : "type";
-    const char *type = "default";
-    double rotary = 1;
-
-    BL_TRY(bl_json_get_string(where, rope, key, BL_JSON_OPTIONAL, &type));
-    BL_TRY(bl_json_get_real(where, rope, "partial_rotary_factor", BL_JSON_OPTIONAL, 1, 1, &rotary));
-    if (!strcmp(type, "default")) return BL_OK;
-    bool is_llama3 = !strcmp(type, "llama3");
-    if (!is_llama3 && strcmp(type, "linear") != 0)
-        return bl_json_fail(where, key, "\"default\", \"linear\" or \"llama3\"",
-                            json_object_get(rope, key));
-    c->rope_kind = is_llama3 ? BL_ROPE_LLAMA3 : BL_ROPE_LINEAR;
-    BL_TRY(bl_json_get_real(where, rope, "factor", BL_JSON_REQUIRED, 1, 1e6, &c->rope_factor));
-    if (!is_llama3) return BL_OK;
-    BL_TRY(bl_json_get_real(where, rope, "low_freq_factor", BL_JSON_REQUIRED, 1e-6, 1e6,
-                            &c->rope_low_freq_factor));
-    BL_TRY(bl_json_get_real(where, rope, "high_freq_factor", BL_JSON_REQUIRED, 1e-6, 1e6,
-                            &c->rope_high_freq_factor));
-    if (c->rope_high_freq_factor <= c->rope_low_freq_factor)
-        return bl_json_fail(where, "high_freq_factor", "more than low_freq_factor",
-                            json_object_get(rope, "high_freq_factor"));
-    return bl_json_get_int(where, rope, "original_max_position_embeddings", BL_JSON_REQUIRED, 1,
-                           MAX_POSITIONS, &c->rope_original_max_positions);
-}
-
-static bl_status read_rope(const char *file, const json_t *root, bl_model_config *c)
-{
-    static const double min_theta = 1, max_theta = 1e12;
-    bl_status st = BL_OK;
-    const json_t *scaling = NULL, *parameters = NULL;
-    char *where = NULL;
-
-    c->rope_theta = 10000;
-    BL_TRY(bl_json_get_real(file, root, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta,
-                            &c->rope_theta));
-    BL_TRY(bl_json_get_object(file, root, "rope_scaling", BL_JSON_OPTIONAL, &scaling));
-    BL_TRY(bl_json_get_object(file, root, "rope_parameters", BL_JSON_OPTIONAL, &parameters));
-    if (scaling && parameters && !json_equal(scaling, parameters))
-        return bl_json_fail(file, "rope_scaling", "nothing beside rope_parameters", scaling);
-    const json_t *rope = parameters ? parameters : scaling;
-    if (!rope) return BL_OK;
-    BL_TRY(bl_text_format(&where, "%s: %s", file, parameters ? "rope_parameters" : "rope_scaling"));
-    double theta = c->rope_theta;
-    BL_TRY_GOTO(st, done,
-                bl_json_get_real(where, rope, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta,
-                                 &theta));
-    if (theta != c->rope_theta && json_is_number(json_object_get(root, "rope_theta"))) {
-        st = bl_json_fail(where, "rope_theta", "the same as rope_theta outside",
-                          json_object_get(rope, "rope_theta"));
-        goto done;
-    }
-    c->rope_theta = theta;
-    BL_TRY_GOTO(st, done, read_rope_fields(where, rope, c));
-done:
-    free(where);
-    return st;
+    *out = arch;
+    return arch_check_keys(arch, file, root);
 }
 
 void bl_model_config_rope_inv_freq(const bl_model_config *config, double *inverse)
@@ -210,7 +88,7 @@ bl_status bl_model_config_load(const char *path, bl_model_config *out)
     bool is_folder;
     char *file = NULL;
     json_t *root = NULL;
-    bl_model_config config = {0};
+    const bl_arch *arch = NULL;
 
     BL_TRY(bl_hub_check_json(path, "config.json", &is_folder));
     if (is_folder)
@@ -219,10 +97,10 @@ bl_status bl_model_config_load(const char *path, bl_model_config *out)
         BL_TRY(bl_text_format(&file, "%s", path));
     BL_TRY_GOTO(st, done, bl_json_load(file, MAX_CONFIG_BYTES, &root));
     BL_TRY_GOTO(st, done, bl_json_check_object(file, root));
-    BL_TRY_GOTO(st, done, check_architecture(file, root));
-    BL_TRY_GOTO(st, done, read_sizes(file, root, &config));
-    BL_TRY_GOTO(st, done, read_token_ids(file, root, &config));
-    BL_TRY_GOTO(st, done, read_rope(file, root, &config));
+    BL_TRY_GOTO(st, done, find_architecture(file, root, &arch));
+    bl_model_config config = arch->defaults;
+    config.arch = arch;
+    BL_TRY_GOTO(st, done, arch->read(file, root, &config));
     *out = config;
 done:
     json_decref(root);
@@ -232,8 +110,14 @@ done:
 
 bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_model *model)
 {
-    const bl_stored_tensor *k = bl_hf_find(model, "model.layers.0.self_attn.k_proj.weight");
+    const bl_arch *arch = config->arch;
+    char name[BL_TENSOR_NAME_BYTES];
+    int p = 0;
 
+    while (p < arch->n_projections && arch->projections[p].rows != BL_EXTENT_KV) p++;
+    if (p == arch->n_projections) return BL_OK;
+    bl_arch_projection_tensor(arch, 0, &arch->projections[p], name);
+    const bl_stored_tensor *k = bl_hf_find(model, name);
     if (!k || k->n_dims != 2) return BL_OK;
     int64_t n_kv_heads = k->shape[0] / config->head_dim;
     if (n_kv_heads < 1 || k->shape[0] % config->head_dim || config->n_heads % n_kv_heads)
@@ -245,35 +129,10 @@ bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_mode
     return BL_OK;
 }
 
-static json_t *describe_rope(const bl_model_config *c)
-{
-    if (c->rope_kind == BL_ROPE_DEFAULT)
-        return json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta", c->rope_theta);
-    if (c->rope_kind == BL_ROPE_LINEAR)
-        return json_pack("{s:s, s:f, s:f}", "rope_type", "linear", "rope_theta", c->rope_theta,
-                         "factor", c->rope_factor);
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "rope_theta",
-                     c->rope_theta, "factor", c->rope_factor, "low_freq_factor",
-                     c->rope_low_freq_factor, "high_freq_factor", c->rope_high_freq_factor,
-                     "original_max_position_embeddings",
-                     (json_int_t)c->rope_original_max_positions);
-}
-
 bl_status bl_model_config_describe(const bl_model_config *c, json_t **out)
 {
     bl_json_watch_memory();
-    json_t *eos = json_array(), *rope = describe_rope(c);
-
-    for (int i = 0; i < c->n_eos_token_ids; i++)
-        json_array_append_new(eos, json_integer(c->eos_token_ids[i]));
-    *out = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:I, s:o, s:o}", "vocab_size",
-                     (json_int_t)c->vocab_size, "hidden_size", (json_int_t)c->hidden_size,
-                     "intermediate_size", (json_int_t)c->intermediate_size, "num_hidden_layers",
-                     (json_int_t)c->n_layers, "num_attention_heads", (json_int_t)c->n_heads,
-                     "num_key_value_heads", (json_int_t)c->n_kv_heads, "head_dim",
-                     (json_int_t)c->head_dim, "rms_norm_eps", c->rms_norm_eps,
-                     "tie_word_embeddings", (int)c->tie_word_embeddings, "bos_token_id",
-                     (json_int_t)c->bos_token_id, "eos_token_id", eos, "rope_parameters", rope);
+    *out = c->arch->describe(c);
     if (*out && !bl_json_ran_out()) return BL_OK;
     json_decref(*out);
     *out = NULL;
@@ -282,76 +141,44 @@ bl_status bl_model_config_describe(const bl_model_config *c, json_t **out)
 
 int64_t bl_model_config_n_params(const bl_model_config *config)
 {
-    int64_t hidden = config->hidden_size;
-    int64_t attention = 2 * (config->n_heads + config->n_kv_heads) * config->head_dim * hidden;
-    int64_t mlp = 3 * config->intermediate_size * hidden;
-    int64_t tables = (config->tie_word_embeddings ? 1 : 2) * config->vocab_size * hidden;
-    return tables + hidden + config->n_layers * (attention + mlp + 2 * hidden);
+    int64_t n = 0, n_tensors = bl_arch_tensor_count(config);
+
+    for (int64_t i = 0; i < n_tensors; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(config, i);
+        if (t.role == BL_ROLE_HEAD && config->tie_word_embeddings) continue;
+        n += t.shape[0] * (t.n_dims > 1 ? t.shape[1] : 1);
+    }
+    return n;
 }
 
 /* ---- presets ---- */
 
-#define LLAMA2(hidden, inter, layers, heads, kv)                                                   \
-    {                                                                                              \
-        .vocab_size = 32000, .hidden_size = hidden, .intermediate_size = inter,                    \
-        .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .head_dim = 128,                   \
-        .max_position_embeddings = 4096, .rms_norm_eps = 1e-5, .rope_theta = 1e4,                  \
-        .bos_token_id = 1, .eos_token_ids = {2}, .n_eos_token_ids = 1                              \
-    }
-
-#define LLAMA3(hidden, inter, layers, heads, dim, positions, ...)                                  \
-    {                                                                                              \
-        .vocab_size = 128256, .hidden_size = hidden, .intermediate_size = inter,                   \
-        .n_layers = layers, .n_heads = heads, .n_kv_heads = 8, .head_dim = dim,                    \
-        .max_position_embeddings = positions, .rms_norm_eps = 1e-5, .rope_theta = 5e5,             \
-        .bos_token_id = 128000, .eos_token_ids = {128001}, .n_eos_token_ids = 1, __VA_ARGS__       \
-    }
-
-#define LONG_ROPE(factor)                                                                          \
-    .rope_kind = BL_ROPE_LLAMA3, .rope_factor = factor, .rope_low_freq_factor = 1,                 \
-    .rope_high_freq_factor = 4, .rope_original_max_positions = 8192
-
-static const struct {
-    const char *name;
-    bl_model_config config;
-} presets[] = {
-    {"llama2-7b", LLAMA2(4096, 11008, 32, 32, 32)},
-    {"llama2-13b", LLAMA2(5120, 13824, 40, 40, 40)},
-    {"llama2-70b", LLAMA2(8192, 28672, 80, 64, 8)},
-    {"llama3-8b", LLAMA3(4096, 14336, 32, 32, 128, 8192, .rope_kind = BL_ROPE_DEFAULT)},
-    {"llama3-70b", LLAMA3(8192, 28672, 80, 64, 128, 8192, .rope_kind = BL_ROPE_DEFAULT)},
-    {"llama3.1-8b", LLAMA3(4096, 14336, 32, 32, 128, 131072, LONG_ROPE(8))},
-    {"llama3.1-70b", LLAMA3(8192, 28672, 80, 64, 128, 131072, LONG_ROPE(8))},
-    {"llama3.1-405b", LLAMA3(16384, 53248, 126, 128, 128, 131072, LONG_ROPE(8))},
-    {"llama3.2-1b",
-     LLAMA3(2048, 8192, 16, 32, 64, 131072, LONG_ROPE(32), .tie_word_embeddings = true)},
-    {"llama3.2-3b",
-     LLAMA3(3072, 8192, 28, 24, 128, 131072, LONG_ROPE(32), .tie_word_embeddings = true)},
-    {"llama3.3-70b", LLAMA3(8192, 28672, 80, 64, 128, 131072, LONG_ROPE(8))},
-};
-
 /* Both spellings are common: llama3.1-8b, llama-3.1-8b. */
-static bool is_preset(const char *preset, const char *name)
+static bool is_preset(const bl_arch *arch, const char *preset, const char *name)
 {
-    static const char family[] = "llama";
-    size_t n_bytes = sizeof family - 1;
+    size_t n_bytes = strlen(arch->model_type);
 
     if (strcmp(preset, name) == 0) return true;
-    return strncmp(name, "llama-", n_bytes + 1) == 0 &&
+    return strncmp(name, arch->model_type, n_bytes) == 0 && name[n_bytes] == '-' &&
            strcmp(preset + n_bytes, name + n_bytes + 1) == 0;
 }
 
 bl_status bl_model_config_preset(const char *name, bl_model_config *out)
 {
+    const bl_arch *arch;
     char known[512] = "";
 
-    for (size_t i = 0; i < BL_COUNT(presets); i++) {
-        if (is_preset(presets[i].name, name)) {
-            *out = presets[i].config;
-            return BL_OK;
+    for (size_t a = 0; (arch = bl_arch_at(a)); a++)
+        for (size_t i = 0; i < arch->n_presets; i++) {
+            const bl_preset *preset = &arch->presets[i];
+            if (is_preset(arch, preset->name, name)) {
+                *out = preset->config;
+                out->arch = arch;
+                return BL_OK;
+            }
+            size_t length = strlen(known);
+            snprintf(known + length, sizeof known - length, "%s%s", length ? ", " : "",
+                     preset->name);
         }
-        size_t length = strlen(known);
-        snprintf(known + length, sizeof known - length, "%s%s", i ? ", " : "", presets[i].name);
-    }
     return BL_FAIL(BL_EUSAGE, "unknown model preset %.64s; one of %s", name, known);
 }

@@ -3,12 +3,10 @@
 #ifndef BALLAST_ARCH_CONFIG_INTERNAL_H
 #define BALLAST_ARCH_CONFIG_INTERNAL_H
 
-#include <jansson.h>
+#include "arch/arch.h"
 
-#include "base/status.h"
-
-/* BL_EINPUT names the first key with a value that Llama's forward pass lacks; keys that nobody knows are one
- * warning. */
-bl_status bl_model_config_check_keys(const char *file, json_t *root);
+/* BL_EINPUT names the first key with a value that the family's forward pass lacks; keys
+ * that nobody knows are one warning. */
+bl_status arch_check_keys(const bl_arch *arch, const char *file, json_t *root);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which keys of config.json change the forward pass, beside those that config.c reads. transformers ignores most of them under
- * model_type llama; a file that sets one was written for another architecture, and its model_type was edited. */
+/* config_keys.c -- keys of config.json that change the forward pass of some model. One that the
+ * architecture's reader does not read must have the value that changes nothing: a file that sets it
+ * was written for another architecture, and its model_type was edited, or needs what Ballast lacks. */
 #include <stdio.h>
 #include <string.h>
 
@@ -90,12 +91,10 @@ static const struct {
     {"n_routed_experts", ONLY_NULL},
 };
 
-/* Read by config.c and store/; written by transformers 4 and 5 for every model; or read by other programs. */
+/* Read for every model by config.c and store/; written by transformers 4 and 5 for every model; or
+ * read by other programs. */
 static const char *const harmless[] = {
-    "model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size",
-    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "bos_token_id",
-    "eos_token_id", "rope_theta", "rope_scaling", "rope_parameters", "quantization_config",
+    "model_type", "architectures", "quantization_config",
     /* PretrainedConfig: names, types, outputs */
     "_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype",
     "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
@@ -155,22 +154,33 @@ static bool is_neutral(const json_t *value, neutral kind)
     return json_is_null(value) || (json_is_array(value) && n_neutral == json_array_size(value));
 }
 
-static bl_status check_changing(const char *file, const json_t *root)
+static bool is_read(const bl_arch *arch, const char *key)
+{
+    const char *const *k = arch->keys;
+
+    while (*k && strcmp(*k, key) != 0) k++;
+    return *k != NULL;
+}
+
+static bl_status check_changing(const bl_arch *arch, const char *file, const json_t *root)
 {
     /* Qwen writes a width of windows that it does not use. */
     bool has_no_window = json_is_false(json_object_get(root, "use_sliding_window"));
 
     for (size_t i = 0; i < BL_COUNT(changing); i++) {
         const json_t *value = json_object_get(root, changing[i].name);
-        if (!value || (has_no_window && !strcmp(changing[i].name, "sliding_window"))) continue;
+        if (!value || is_read(arch, changing[i].name) ||
+            (has_no_window && !strcmp(changing[i].name, "sliding_window")))
+            continue;
         if (!is_neutral(value, changing[i].neutral))
             return bl_json_fail(file, changing[i].name, expectations[changing[i].neutral], value);
     }
     return BL_OK;
 }
 
-static bool is_known(const char *key)
+static bool is_known(const bl_arch *arch, const char *key)
 {
+    if (is_read(arch, key)) return true;
     for (size_t i = 0; i < BL_COUNT(changing); i++)
         if (!strcmp(key, changing[i].name)) return true;
     for (size_t i = 0; i < BL_COUNT(harmless); i++)
@@ -178,7 +188,7 @@ static bool is_known(const char *key)
     return false;
 }
 
-static void warn_of_unknown(const char *file, json_t *root)
+static void warn_of_unknown(const bl_arch *arch, const char *file, json_t *root)
 {
     char names[512] = "";
     const char *key;
@@ -187,21 +197,21 @@ static void warn_of_unknown(const char *file, json_t *root)
 
     json_object_foreach(root, key, value)
     {
-        if (json_is_null(value) || is_known(key) || used >= sizeof names) continue;
+        if (json_is_null(value) || is_known(arch, key) || used >= sizeof names) continue;
         used +=
             (size_t)snprintf(names + used, sizeof names - used, "%s%.64s", used ? ", " : "", key);
     }
     for (char *c = names; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     if (used > 0)
-        bl_log_warning("%s: ignored, as Llama has no such keys: %s; if one of them changes the "
+        bl_log_warning("%s: ignored, as %s has no such keys: %s; if one of them changes the "
                        "model, results are wrong",
-                       file, names);
+                       file, arch->title, names);
 }
 
-bl_status bl_model_config_check_keys(const char *file, json_t *root)
+bl_status arch_check_keys(const bl_arch *arch, const char *file, json_t *root)
 {
-    BL_TRY(check_changing(file, root));
-    warn_of_unknown(file, root);
+    BL_TRY(check_changing(arch, file, root));
+    warn_of_unknown(arch, file, root);
     return BL_OK;
 }

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* lora.c -- where LoRA weights lie in the flat vector of a layer, and their first values. */
 #include "arch/lora.h"
 
 #include <math.h>
@@ -6,17 +7,17 @@
 void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
-    *out = (bl_lora_layout){0};
-    for (int p = 0; p < BL_PROJECTIONS; p++) out->a_offset[p] = out->b_offset[p] = -1;
+    *out = (bl_lora_layout){.arch = config->arch};
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->a_offset[p] = out->b_offset[p] = -1;
     if (!options) return;
 
     out->options = *options;
     out->scale = (float)(options->alpha /
                          (options->use_rslora ? sqrt((double)options->r) : (double)options->r));
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < config->arch->n_projections; p++) {
         if (!options->target[p]) continue;
-        bl_projection_shape(config, (bl_projection)p, &out->b_rows[p], &out->a_cols[p]);
-        out->row_begin[p] = bl_projection_row(config, (bl_projection)p);
+        bl_projection_shape(config, p, &out->b_rows[p], &out->a_cols[p]);
+        out->row_begin[p] = bl_projection_row(config, p);
     }
     bl_lora_layout_stack(out, false);
 }
@@ -38,18 +39,16 @@ static void place_factors(bl_lora_layout *layout, int first, int end)
     }
 }
 
-static bl_layer_matrix matrix_of(int projection)
-{
-    return bl_projection_get((bl_projection)projection)->matrix;
-}
-
 void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked)
 {
+    const bl_projection *list = layout->arch->projections;
+    int n = layout->arch->n_projections;
+
     layout->is_stacked = is_stacked;
     layout->n_floats = 0;
-    for (int p = 0, end; p < BL_PROJECTIONS; p = end) { /* a matrix's projections are neighbors */
+    for (int p = 0, end; p < n; p = end) { /* a matrix's projections are neighbors */
         end = p + 1;
-        while (is_stacked && end < BL_PROJECTIONS && matrix_of(end) == matrix_of(p)) end++;
+        while (is_stacked && end < n && list[end].matrix == list[p].matrix) end++;
         place_factors(layout, p, end);
     }
 }
@@ -59,9 +58,8 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, b
 {
     linear->n_parts = 0;
     linear->is_stacked = layout->is_stacked;
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
-        if (layout->a_offset[p] < 0 || bl_projection_get((bl_projection)p)->matrix != matrix)
-            continue;
+    for (int p = 0; p < layout->arch->n_projections; p++) {
+        if (layout->a_offset[p] < 0 || layout->arch->projections[p].matrix != matrix) continue;
         linear->part[linear->n_parts++] = (bl_lora_part){
             .r = layout->options.r,
             .row_begin = layout->row_begin[p],
@@ -79,7 +77,7 @@ void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int6
                                int64_t begin, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < layout->arch->n_projections; p++) {
         if (layout->a_offset[p] < 0) continue;
         int64_t a_begin = layout->a_offset[p],
                 a_end = a_begin + layout->options.r * layout->a_cols[p];

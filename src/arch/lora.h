@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora.h -- the LoRA weights of a model: which projections have them, and where they are in a layer's flat vector.
  *
- * Flat order: layer, then PEFT's module order (q, k, v, o, gate, up, down), A (r,K) before B (N,r). A stacked layout has, matrix
+ * Flat order: layer, then the architecture's projections (PEFT's module order), A (r,K) before B (N,r). A stacked layout has, matrix
  * by matrix, the A's of all projections before their B's: what bl_lora_linear's is_stacked wants of devices with bf16 activations.
  * Layers are alike, so one layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks: rank i
  * holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end. */
@@ -12,25 +12,26 @@
 #include <stdint.h>
 
 #include "linear/lora_linear.h"
-#include "arch/projection.h"
+#include "arch/arch.h"
 
 typedef struct bl_lora_options {
     int64_t r;
     double alpha;
     bool use_rslora;
-    double dropout; /* p of the LoRA path's input dropout, in [0, 1) */
-    bool target[BL_PROJECTIONS];
+    double dropout;                  /* p of the LoRA path's input dropout, in [0, 1) */
+    bool target[BL_MAX_PROJECTIONS]; /* by the architecture's projections */
 } bl_lora_options;
 
 typedef struct bl_lora_layout {
+    const bl_arch *arch;
     bl_lora_options options;
     float scale; /* alpha / r, or alpha / sqrt(r) */
     /* Floats from the start of the layer's vector; -1: not a target. */
-    int64_t a_offset[BL_PROJECTIONS];
-    int64_t b_offset[BL_PROJECTIONS];
-    int64_t a_cols[BL_PROJECTIONS], b_rows[BL_PROJECTIONS];
-    int64_t row_begin[BL_PROJECTIONS]; /* in the fused matrix */
-    int64_t n_floats;                  /* of one layer, without padding; 0: no adapter */
+    int64_t a_offset[BL_MAX_PROJECTIONS];
+    int64_t b_offset[BL_MAX_PROJECTIONS];
+    int64_t a_cols[BL_MAX_PROJECTIONS], b_rows[BL_MAX_PROJECTIONS];
+    int64_t row_begin[BL_MAX_PROJECTIONS]; /* in the fused matrix */
+    int64_t n_floats;                      /* of one layer, without padding; 0: no adapter */
     bool is_stacked;
 } bl_lora_layout;
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "arch/table.h"
 #include "base/files.h"
 #include "base/hub.h"
 #include "base/json.h"
@@ -183,7 +184,12 @@ static bl_status report_adapter(json_t *report, const char *dir, const char *con
         if (value) BL_TRY_GOTO(st, done, put(report, keys[i][0], json_deep_copy(value)));
     }
     BL_TRY_GOTO(st, done, report_file(report, path));
-    st = bl_peft_check(dir);
+    /* Of which architecture its model is, nothing says. */
+    const bl_arch *arch;
+    for (size_t i = 0; (arch = bl_arch_at(i)); i++) {
+        bl_peft_modules modules = bl_arch_peft_modules(arch);
+        if ((st = bl_peft_check(dir, &modules)) == BL_OK) break;
+    }
 done:
     json_decref(config);
     free(path);

@@ -3,12 +3,13 @@
  * machine), validated; all problems are reported together. */
 #include "config/config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/sizes.h"
-#include "store/peft.h"
+#include "arch/table.h"
 #include "config/internal.h"
 #include "config/table_internal.h"
 
@@ -129,27 +130,32 @@ static bl_status read_given(bl_config_command command, bool needs_all, const cha
     return bl_options_check_required(&options);
 }
 
+enum { MAX_TARGET_NAMES = 64 };
+
+static bl_status refuse_target(const char *name, const char *const *known, size_t n_known)
+{
+    const char *nearest = bl_text_nearest(name, known, n_known);
+    char list[512] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < n_known && used < sizeof list; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", known[i]);
+    return BL_FAIL(BL_EUSAGE, "lora_target_modules: '%s' is not one of %s%s%s%s", name, list,
+                   nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
+}
+
 /* Whether the model has the layers that a path names is not known yet. */
 static bl_status validate_targets(const bl_string_list *targets)
 {
-    static const char *const known[] = {"q_proj",    "k_proj",  "v_proj",    "o_proj",
-                                        "gate_proj", "up_proj", "down_proj", "all-linear"};
+    const char *known[MAX_TARGET_NAMES];
+    size_t n_known = bl_arch_target_names(known, MAX_TARGET_NAMES - 1);
 
+    known[n_known++] = "all-linear";
     for (int64_t i = 0; i < targets->n_items; i++) {
         const char *name = targets->items[i];
-        bl_peft_module module;
         int64_t layer;
-        bool is_known =
-            bl_peft_target_parse(name, &module, &layer) || strcmp(name, "all-linear") == 0;
-        if (!is_known) {
-            const char *nearest = bl_text_nearest(name, known, BL_COUNT(known));
-            return BL_FAIL(
-                BL_EUSAGE,
-                "lora_target_modules: '%s' is not one of q_proj, k_proj, v_proj, o_proj, "
-                "gate_proj, up_proj, "
-                "down_proj, all-linear%s%s%s",
-                name, nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
-        }
+        if (!bl_arch_find_target(name, &layer) && strcmp(name, "all-linear") != 0)
+            return refuse_target(name, known, n_known);
         if (strcmp(name, "all-linear") == 0 && targets->n_items > 1) {
             return BL_FAIL(BL_EUSAGE,
                            "lora_target_modules: all-linear cannot be combined with other names");

@@ -10,12 +10,8 @@
 #include "base/log.h"
 #include "job/launch.h"
 #include "config/internal.h"
-#include "arch/projection.h"
+#include "arch/table.h"
 #include "ops/matmul.h"
-#include "store/peft.h"
-
-_Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_DOWN == (int)BL_DOWN,
-               "both lists are in the order of PEFT's modules");
 
 /* Only NCCL carries the weights between GPUs of several processes. */
 static bl_status check_processes(const bl_launch_info *launch)
@@ -157,14 +153,13 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
 /* The matrices that a name selects, bits, in one layer or, *layer -1, in all. */
 static bl_status parse_module(const char *name, int64_t *layer, unsigned *matrices)
 {
-    bl_peft_module module;
-
-    if ((*layer = bl_peft_layer_parse(name, strlen(name))) >= 0) {
+    if (bl_arch_find_layer(name, layer)) {
         *matrices = (1u << BL_LAYER_MATRICES) - 1;
         return BL_OK;
     }
-    if (bl_peft_target_parse(name, &module, layer)) {
-        *matrices = 1u << bl_projection_get((bl_projection)module)->matrix;
+    const bl_projection *projection = bl_arch_find_target(name, layer);
+    if (projection) {
+        *matrices = 1u << projection->matrix;
         return BL_OK;
     }
     return BL_FAIL(BL_EUSAGE,
@@ -176,7 +171,7 @@ static bl_status parse_module(const char *name, int64_t *layer, unsigned *matric
 bl_status config_check_modules(const bl_string_list *modules)
 {
     int64_t layer;
-    unsigned matrices;
+    unsigned matrices = 0;
 
     for (int64_t i = 0; i < modules->n_items; i++)
         BL_TRY(parse_module(modules->items[i], &layer, &matrices));

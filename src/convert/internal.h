@@ -4,6 +4,7 @@
 #ifndef BALLAST_CONVERT_INTERNAL_H
 #define BALLAST_CONVERT_INTERNAL_H
 
+#include "arch/arch.h"
 #include "convert/quantize.h"
 #include "store/hf_model.h"
 
@@ -17,7 +18,8 @@ typedef struct bl_shard_plan {
     int64_t n_bytes; /* of the data */
 } bl_shard_plan;
 
-bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_shard_plan *out);
+bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
+                             bl_shard_plan *out);
 void bl_shard_plan_free(bl_shard_plan *plan);
 
 /* Writes the shard. `files` are the model's, opened for readers. */

@@ -28,6 +28,7 @@ static const char MANIFEST[] = "ballast_quantize.json",
 
 typedef struct quantization {
     const bl_quantize_options *options;
+    const bl_arch *arch; /* of the source */
     bl_hf_model *model;
     bl_io_files *files;
     size_t n_shards;
@@ -53,6 +54,7 @@ static bl_status open_source(quantization *q)
     bl_model_config config;
 
     BL_TRY(bl_model_config_load(dir, &config));
+    q->arch = config.arch;
     BL_TRY(bl_hf_open(dir, &q->model));
     BL_TRY(bl_model_config_fit_kv_heads(&config, q->model));
     for (size_t i = 0; i < bl_hf_count(q->model); i++) {
@@ -67,7 +69,8 @@ static bl_status open_source(quantization *q)
     q->plans = calloc(q->n_shards + 1, sizeof *q->plans);
     if (!q->plans) return BL_FAIL(BL_ENOMEM, "a plan of %zu files", q->n_shards);
     for (size_t i = 0; i < q->n_shards; i++)
-        BL_TRY(bl_shard_plan_make(bl_hf_file(q->model, i), q->options->format, &q->plans[i]));
+        BL_TRY(
+            bl_shard_plan_make(q->arch, bl_hf_file(q->model, i), q->options->format, &q->plans[i]));
     return BL_OK;
 }
 
@@ -439,7 +442,8 @@ static bl_status write_index(const quantization *q)
 }
 
 /* As llm-compressor writes FP8_DYNAMIC and FP8_BLOCK. */
-static json_t *quantization_config(bl_format format)
+/* head: the module that stays as it is. */
+static json_t *quantization_config(bl_format format, const char *head)
 {
     bool is_block = format == BL_FORMAT_FP8_BLOCK;
     json_t *weights = json_pack("{s:n, s:n, s:b, s:n, s:i, s:s, s:{}, s:s, s:b, s:s}", "actorder",
@@ -457,7 +461,7 @@ static json_t *quantization_config(bl_format format)
     }
     return json_pack("{s:{s:{s:o, s:n, s:[s], s:o}}, s:s, s:[s], s:n, s:s, s:s}", "config_groups",
                      "group_0", "input_activations", inputs, "output_activations", "targets",
-                     "Linear", "weights", weights, "format", "float-quantized", "ignore", "lm_head",
+                     "Linear", "weights", weights, "format", "float-quantized", "ignore", head,
                      "kv_cache_scheme", "quant_method", "compressed-tensors", "quantization_status",
                      "compressed");
 }
@@ -471,7 +475,7 @@ static bl_status write_config(const quantization *q)
     if (is_kept(q, CONFIG)) return BL_OK;
     BL_TRY(bl_path_join(q->options->source, CONFIG, &path));
     BL_TRY_GOTO(st, done, bl_json_load(path, MAX_JSON_BYTES, &config));
-    json_t *added = quantization_config(q->options->format);
+    json_t *added = quantization_config(q->options->format, q->arch->head);
     if (!added || json_object_set_new(config, "quantization_config", added) != 0)
         st = BL_FAIL(BL_ENOMEM, "%s", path);
     else

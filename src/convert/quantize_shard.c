@@ -7,26 +7,11 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "arch/projection.h"
+#include "arch/arch.h"
 #include "convert/internal.h"
 #include "model/rows.h"
 
 enum { PIECE_BYTES = 16 << 20, COPY_BYTES = 4 << 20 };
-
-static bool is_projection(const char *name)
-{
-    int prefix = 0;
-
-    if (sscanf(name, "model.layers.%*d.%n", &prefix) != 0 || prefix == 0) return false;
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
-        const char *module = bl_projection_get((bl_projection)p)->module;
-        size_t length = strlen(module);
-        if (strncmp(name + prefix, module, length) == 0 &&
-            strcmp(name + prefix + length, ".weight") == 0)
-            return true;
-    }
-    return false;
-}
 
 /* ---- the plan ---- */
 
@@ -47,7 +32,8 @@ static bl_status plan_scales(const bl_stored_tensor *codes, bl_format format, bl
     return BL_OK;
 }
 
-bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_shard_plan *out)
+bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
+                             bl_shard_plan *out)
 {
     size_t n_tensors = bl_safetensors_count(source);
     bl_status st = BL_OK;
@@ -64,7 +50,7 @@ bl_status bl_shard_plan_make(const bl_safetensors *source, bl_format format, bl_
             .name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
         memcpy(spec->shape, tensor->shape, sizeof spec->shape);
         out->n_bytes += tensor->n_bytes;
-        if (!is_projection(tensor->name)) continue;
+        if (!bl_arch_is_projection(arch, tensor->name)) continue;
         spec->dtype = BL_F8_E4M3;
         out->n_bytes -= tensor->n_bytes - tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype);
         st = plan_scales(tensor, format, out);

@@ -96,9 +96,14 @@ void bl_base_formats_describe(const bl_base_formats *f, const char *where,
         }
 }
 
-bool bl_model_base_is_bf16(const bl_format *formats, int64_t n_layers)
+size_t bl_model_format_count(const bl_model_config *config)
 {
-    for (int64_t i = 0; i < n_layers * BL_PROJECTIONS; i++)
+    return (size_t)(config->n_layers * config->arch->n_projections);
+}
+
+bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats)
+{
+    for (size_t i = 0; i < bl_model_format_count(config); i++)
         if (formats[i] != BL_FORMAT_BF16) return false;
     return true;
 }

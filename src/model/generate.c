@@ -136,17 +136,15 @@ void bl_generator_destroy(bl_generator *g)
 static bl_status extend_layers(bl_generator *g)
 {
     const bl_model *model = g->weights->model;
-    int64_t H = model->config.hidden_size, cache = g->capacity * g->weights->dims.kv_width;
+    int64_t cache = g->capacity * g->weights->dims.kv_width;
 
     BL_TRY(bl_feed_begin(g->feed));
     BL_TRY(bl_feed_embed(g->feed, g->stream, &g->batch, 0, g->x));
     for (int64_t l = 0; l < model->config.n_layers; l++) {
-        const float *norms = g->weights->norms + 2 * l * H;
         bl_block block = {.dims = &g->weights->dims,
                           .base = g->base,
                           .layer = l,
-                          .norm1 = norms,
-                          .norm2 = norms + H,
+                          .vectors = bl_model_layer_vectors(g->weights, l),
                           .lora = g->lora,
                           .lora_weights = bl_tensor_at(g->lora_weights, l * g->lora->n_floats)};
         bl_tensor k = bl_tensor_at(g->caches, 2 * l * cache), v = bl_tensor_at(k, cache);
@@ -170,7 +168,7 @@ static bl_status last_logits(bl_generator *g)
                                               .H = H,
                                               .eps = c->rms_norm_eps,
                                               .x = bl_tensor_at(g->x, (g->batch.T - 1) * H),
-                                              .w = g->weights->norms + 2 * c->n_layers * H,
+                                              .w = bl_model_layer_vectors(g->weights, c->n_layers),
                                               .y = g->normed}));
     BL_TRY(bl_matmul_weight(g->stream,
                             &(bl_matmul_weight_args){.forward = true,

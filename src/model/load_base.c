@@ -93,16 +93,17 @@ static bl_status find_source(const load_plan *plan, int64_t unit, int matrix, in
                              bl_hf_weight *out)
 {
     const bl_model *model = plan->weights->model;
-    char name[BL_TENSOR_NAME_BYTES] = "lm_head.weight";
+    const bl_arch *arch = model->config.arch;
+    char name[BL_TENSOR_NAME_BYTES];
 
-    /* Tied, it is the embedding's tensor, under whichever name there is (bl_model). */
-    if (model->config.tie_word_embeddings && bl_hf_find(model->files, "model.embed_tokens.weight"))
-        snprintf(name, sizeof name, "model.embed_tokens.weight");
-    for (int q = 0; unit < model->config.n_layers && q < BL_PROJECTIONS; q++) {
-        const bl_projection_info *info = bl_projection_get((bl_projection)q);
-        if ((int)info->matrix == matrix && info->segment == segment)
-            bl_model_tensor_name(unit, info->module, name);
+    if (unit < model->config.n_layers) {
+        bl_arch_projection_tensor(arch, unit, bl_arch_segment(arch, matrix, segment), name);
+        return bl_hf_get_weight(model->files, name, out);
     }
+    /* Tied, it is the embedding's tensor, under whichever name there is (bl_model). */
+    bl_arch_module_tensor(arch->embedding, name);
+    if (!model->config.tie_word_embeddings || !bl_hf_find(model->files, name))
+        bl_arch_module_tensor(arch->head, name);
     return bl_hf_get_weight(model->files, name, out);
 }
 
@@ -255,7 +256,7 @@ static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
 static bl_status choose_key(const bl_model_weights *w, uint64_t *key)
 {
     const bl_model *model = w->model;
-    size_t n_formats = (size_t)model->config.n_layers * BL_PROJECTIONS;
+    size_t n_formats = bl_model_format_count(&model->config);
     uint64_t parts[4];
 
     BL_TRY(bl_model_fingerprint(model, 0, &parts[0]));
@@ -281,7 +282,7 @@ static void report_others(const char *dir, uint64_t key)
 static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement *placement)
 {
     const bl_base_layout *layout = &w->layout;
-    int64_t n_pages = bl_base_part_count(layout), n_layers = w->model->config.n_layers;
+    int64_t n_pages = bl_base_part_count(layout);
     bl_pages_options options = {
         .device = w->device,
         .pin = placement->pin,
@@ -301,7 +302,7 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
 
     if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
     for (bl_base_walk at = {.layout = layout}; st == BL_OK && bl_base_next(&at);) {
-        bl_model_page_name(n_layers, &at, names[at.index]);
+        bl_model_page_name(&w->model->config, &at, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
         has_disk = has_disk || tiers[at.index] == BL_TIER_DISK;
     }

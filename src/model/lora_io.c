@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* lora_io.c -- LoRA weights between PEFT files and flat vectors. */
 #include "model/lora_io.h"
 
 #include <stdlib.h>
@@ -8,17 +9,13 @@
 #include "device/staging.h"
 #include "ops/ops.h"
 
-_Static_assert((int)BL_PEFT_Q == (int)BL_Q && (int)BL_PEFT_O == (int)BL_O &&
-                   (int)BL_PEFT_DOWN == (int)BL_DOWN,
-               "both lists are in the order of PEFT's modules");
-
 void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out)
 {
     *out = (bl_lora_options){.r = peft->r,
                              .alpha = peft->alpha,
                              .use_rslora = peft->use_rslora,
                              .dropout = peft->dropout};
-    for (int p = 0; p < BL_PROJECTIONS; p++) out->target[p] = (peft->targets >> p & 1u) != 0;
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->target[p] = (peft->targets >> p & 1u) != 0;
 }
 
 bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
@@ -27,16 +24,17 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
                            .alpha = options->alpha,
                            .dropout = options->dropout,
                            .use_rslora = options->use_rslora};
-    for (int p = 0; p < BL_PROJECTIONS; p++)
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++)
         if (options->target[p]) peft.targets |= 1u << p;
     return peft;
 }
 
 bl_peft_base bl_lora_peft_base(const bl_model_config *config)
 {
-    bl_peft_base base = {.n_layers = config->n_layers};
-    for (int p = 0; p < BL_PROJECTIONS; p++)
-        bl_projection_shape(config, (bl_projection)p, &base.out_features[p], &base.in_features[p]);
+    bl_peft_base base = {.modules = bl_arch_peft_modules(config->arch),
+                         .n_layers = config->n_layers};
+    for (int p = 0; p < base.modules.n; p++)
+        bl_projection_shape(config, p, &base.out_features[p], &base.in_features[p]);
     return base;
 }
 
@@ -49,7 +47,7 @@ static bl_status read_factor(const bl_peft_adapter *adapter, int64_t layer, int 
     if (first >= last) return BL_OK;
     float *whole = malloc((size_t)n * sizeof *whole);
     if (!whole) return BL_FAIL(BL_ENOMEM, "%lld LoRA weights", (long long)n);
-    bl_status st = bl_peft_read(adapter, layer, (bl_peft_module)projection, factor, whole);
+    bl_status st = bl_peft_read(adapter, layer, projection, factor, whole);
     for (int64_t i = first; st == BL_OK && i < last; i++) out[i - begin] = whole[i - offset];
     free(whole);
     return st;
@@ -59,7 +57,7 @@ bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter
                              int64_t layer, int64_t begin, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < layout->arch->n_projections; p++) {
         if (layout->a_offset[p] < 0) continue;
         int64_t r = layout->options.r;
         BL_TRY(read_factor(adapter, layer, p, BL_PEFT_A, layout->a_offset[p], r * layout->a_cols[p],

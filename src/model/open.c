@@ -11,63 +11,62 @@
 
 enum { FLOAT_DTYPES = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_F16) | BL_DTYPE_BIT(BL_BF16) };
 
-void bl_model_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES])
+/* A tied head may be there beside the embedding or in its place. */
+static bl_hf_expected expect(const bl_model_config *c, const bl_hf_model *model,
+                             const bl_arch_tensor *t)
 {
-    snprintf(name, BL_TENSOR_NAME_BYTES, "model.layers.%lld.%s.weight", (long long)layer, module);
+    char head[BL_TENSOR_NAME_BYTES];
+    bl_hf_expected e = {.name = t->name,
+                        .n_dims = t->n_dims,
+                        .shape = {t->shape[0], t->shape[1]},
+                        .dtypes = FLOAT_DTYPES};
+
+    if (t->role == BL_ROLE_PROJECTION) e.dtypes |= BL_DTYPE_BIT(BL_F8_E4M3);
+    if (c->tie_word_embeddings && t->role == BL_ROLE_HEAD) e.optional = true;
+    bl_arch_module_tensor(c->arch->head, head);
+    if (c->tie_word_embeddings && t->role == BL_ROLE_EMBEDDING)
+        e.optional = bl_hf_find(model, head) != NULL;
+    return e;
 }
 
 bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *model)
 {
-    enum { PER_LAYER = BL_PROJECTIONS + 2, AROUND = 3 };
-    size_t n = (size_t)c->n_layers * PER_LAYER + AROUND, i = 0;
-    char(*names)[BL_TENSOR_NAME_BYTES] = calloc(n, sizeof *names);
+    size_t n = (size_t)bl_arch_tensor_count(c);
+    bl_arch_tensor *tensors = calloc(n, sizeof *tensors);
     bl_hf_expected *expected = calloc(n, sizeof *expected);
-    bl_status st = BL_OK;
+    bl_status st = tensors && expected ? BL_OK
+                                       : BL_FAIL(BL_ENOMEM, "the list of tensors of %lld layers",
+                                                 (long long)c->n_layers);
 
-    if (!names || !expected) {
-        st = BL_FAIL(BL_ENOMEM, "the list of tensors of %lld layers", (long long)c->n_layers);
-        goto done;
+    for (size_t i = 0; st == BL_OK && i < n; i++) {
+        tensors[i] = bl_arch_tensor_at(c, (int64_t)i);
+        expected[i] = expect(c, model, &tensors[i]);
     }
-    for (int64_t l = 0; l < c->n_layers; l++) {
-        static const char *const norms[] = {"input_layernorm", "post_attention_layernorm"};
-        for (int p = 0; p < BL_PROJECTIONS; p++, i++) {
-            int64_t rows, cols;
-            bl_projection_shape(c, (bl_projection)p, &rows, &cols);
-            bl_model_tensor_name(l, bl_projection_get((bl_projection)p)->module, names[i]);
-            expected[i] = (bl_hf_expected){
-                names[i], 2, {rows, cols}, FLOAT_DTYPES | BL_DTYPE_BIT(BL_F8_E4M3), false};
-        }
-        for (int k = 0; k < 2; k++, i++) {
-            bl_model_tensor_name(l, norms[k], names[i]);
-            expected[i] = (bl_hf_expected){names[i], 1, {c->hidden_size}, FLOAT_DTYPES, false};
-        }
-    }
-    bool tied = c->tie_word_embeddings;
-    expected[i++] = (bl_hf_expected){"model.norm.weight", 1, {c->hidden_size}, FLOAT_DTYPES, false};
-    expected[i++] = (bl_hf_expected){"model.embed_tokens.weight",
-                                     2,
-                                     {c->vocab_size, c->hidden_size},
-                                     FLOAT_DTYPES,
-                                     tied && bl_hf_find(model, "lm_head.weight")};
-    expected[i++] =
-        (bl_hf_expected){"lm_head.weight", 2, {c->vocab_size, c->hidden_size}, FLOAT_DTYPES, tied};
-    st = bl_hf_check(model, expected, n);
-done:
+    if (st == BL_OK) st = bl_hf_check(model, expected, n);
     free(expected);
-    free(names);
+    free(tensors);
     return st;
+}
+
+/* The stored weight of format i of bl_model.formats. */
+static bl_status projection_weight(const bl_model_config *c, const bl_hf_model *files, int64_t i,
+                                   bl_hf_weight *out)
+{
+    const bl_arch *arch = c->arch;
+    char name[BL_TENSOR_NAME_BYTES];
+
+    bl_arch_projection_tensor(arch, i / arch->n_projections,
+                              &arch->projections[i % arch->n_projections], name);
+    return bl_hf_get_weight(files, name, out);
 }
 
 bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
 {
     BL_TRY(bl_model_config_fit_kv_heads(config, model));
     BL_TRY(bl_model_check_tensors(config, model));
-    for (int64_t i = 0; i < config->n_layers * BL_PROJECTIONS; i++) {
-        char name[BL_TENSOR_NAME_BYTES];
+    for (int64_t i = 0; i < config->n_layers * config->arch->n_projections; i++) {
         bl_hf_weight w;
-        bl_model_tensor_name(i / BL_PROJECTIONS,
-                             bl_projection_get((bl_projection)(i % BL_PROJECTIONS))->module, name);
-        BL_TRY(bl_hf_get_weight(model, name, &w));
+        BL_TRY(projection_weight(config, model, i, &w));
     }
     return BL_OK;
 }
@@ -102,16 +101,14 @@ const char *bl_base_format_name(bl_base_format format)
 
 bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
 {
-    size_t n = (size_t)model->config.n_layers * BL_PROJECTIONS;
+    size_t n = bl_model_format_count(&model->config);
+
     if (!model->formats) model->formats = calloc(n, sizeof *model->formats);
     if (!model->formats) return BL_FAIL(BL_ENOMEM, "formats of %zu weights", n);
     model->base_formats = (bl_base_formats){0};
     for (size_t i = 0; i < n; i++) {
-        char name[BL_TENSOR_NAME_BYTES];
         bl_hf_weight w;
-        bl_model_tensor_name((int64_t)(i / BL_PROJECTIONS),
-                             bl_projection_get(i % BL_PROJECTIONS)->module, name);
-        BL_TRY(bl_hf_get_weight(model->files, name, &w));
+        BL_TRY(projection_weight(&model->config, model->files, (int64_t)i, &w));
         BL_TRY(bl_base_format_choose(choice, w.scale_kind, w.codes->dtype, w.codes->name,
                                      &model->formats[i]));
         bl_base_formats_count(&model->base_formats, w.scale_kind, w.codes->dtype,
@@ -120,11 +117,19 @@ bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
     return BL_OK;
 }
 
+static const bl_stored_tensor *find_module(const bl_model *model, const char *module)
+{
+    char name[BL_TENSOR_NAME_BYTES];
+
+    bl_arch_module_tensor(module, name);
+    return bl_hf_find(model->files, name);
+}
+
 /* A tied one may be stored under the head's name. */
 static const bl_stored_tensor *find_embedding(const bl_model *model)
 {
-    const bl_stored_tensor *t = bl_hf_find(model->files, "model.embed_tokens.weight");
-    return t ? t : bl_hf_find(model->files, "lm_head.weight");
+    const bl_stored_tensor *t = find_module(model, model->config.arch->embedding);
+    return t ? t : find_module(model, model->config.arch->head);
 }
 
 /* Each rank of the host reads and checks its part of the rows; the first one makes the checksum, of all. */
@@ -153,7 +158,7 @@ static bl_status open_headers(const char *dir, bl_base_format format, bl_model *
     BL_TRY(bl_hf_open(dir, &model->files));
     BL_TRY(bl_model_check(&model->config, model->files));
     BL_TRY(bl_model_set_format(model, format));
-    const bl_stored_tensor *head = bl_hf_find(model->files, "lm_head.weight");
+    const bl_stored_tensor *head = find_module(model, model->config.arch->head);
     model->embedding_dtype = find_embedding(model)->dtype;
     model->head_dtype =
         head && !model->config.tie_word_embeddings ? head->dtype : model->embedding_dtype;

@@ -109,7 +109,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
 
     *out = NULL;
     o.kind = bl_device_get_kind(device);
-    o.is_dense = bl_model_base_is_bf16(weights->model->formats, config->n_layers);
+    o.is_dense = bl_model_base_is_bf16(config, weights->model->formats);
     model_pass_size m = model_pass_measure(config, &o);
     bl_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
@@ -211,12 +211,10 @@ static bl_status release_lora(bl_pass *pass, int64_t layer)
 /* The layer of the visit under way, with the adapter of a micro-batch. */
 static bl_block block_of(bl_pass *pass, const bl_pass_micro *micro, int64_t layer)
 {
-    const float *norms = pass->weights->norms + 2 * layer * pass->hidden;
     bl_block block = {.dims = &pass->dims,
                       .base = pass->base,
                       .layer = layer,
-                      .norm1 = norms,
-                      .norm2 = norms + pass->hidden,
+                      .vectors = bl_model_layer_vectors(pass->weights, layer),
                       .prepared = &pass->options.prepared};
     int a = 0;
 
@@ -321,7 +319,7 @@ static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t 
 static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m)
 {
     const bl_model_config *config = &pass->weights->model->config;
-    const float *w = pass->weights->norms + 2 * pass->n_layers * pass->hidden;
+    const float *w = bl_model_layer_vectors(pass->weights, pass->n_layers);
     const bl_micro_batch *b = &pass->batches[m];
     bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
 

@@ -7,7 +7,7 @@
 
 #include "base/sizes.h"
 #include "linear/base_paged.h"
-#include "arch/projection.h"
+#include "arch/arch.h"
 #include "offload/arena.h"
 
 bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
@@ -114,31 +114,24 @@ bl_status bl_model_bind_rank(int index, int n, const char *gpu_bus_id)
     return bl_arena_bind_thread(bl_model_node_of_rank(index, n, gpu_bus_id));
 }
 
-/* "mlp.gate_proj" of segment 0 of BL_GATE_UP. */
-static const bl_projection_info *find_projection(int matrix, int segment)
+void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
+                        char name[BL_PAGE_NAME_BYTES])
 {
-    for (int q = 0; q < BL_PROJECTIONS; q++) {
-        const bl_projection_info *info = bl_projection_get((bl_projection)q);
-        if ((int)info->matrix == matrix && info->segment == segment) return info;
-    }
-    return NULL;
-}
-
-void bl_model_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES])
-{
+    const bl_arch *arch = config->arch;
     const bl_base_part *p = at->part;
 
-    if (at->idx_unit == n_layers) {
-        snprintf(name, BL_PAGE_NAME_BYTES, "lm_head");
+    if (at->idx_unit == config->n_layers) {
+        snprintf(name, BL_PAGE_NAME_BYTES, "%s", arch->head);
         return;
     }
     size_t used = 0;
     for (int s = p->first_segment;
          s < p->first_segment + p->n_segments && used < BL_PAGE_NAME_BYTES; s++) {
-        const bl_projection_info *info = find_projection(at->idx_matrix, s);
+        const bl_projection *projection = bl_arch_segment(arch, at->idx_matrix, s);
         used += (size_t)(s == p->first_segment
-                             ? snprintf(name, BL_PAGE_NAME_BYTES, "model.layers.%lld.%s",
-                                        (long long)at->idx_unit, info->module)
-                             : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s", info->name));
+                             ? snprintf(name, BL_PAGE_NAME_BYTES, "%s.%lld.%s", arch->layers,
+                                        (long long)at->idx_unit, projection->module)
+                             : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s",
+                                        bl_projection_name(projection)));
     }
 }

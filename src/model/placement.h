@@ -3,6 +3,7 @@
 #ifndef BALLAST_MODEL_PLACEMENT_H
 #define BALLAST_MODEL_PLACEMENT_H
 
+#include "arch/config.h"
 #include "linear/base.h"
 #include "offload/pages.h"
 
@@ -55,6 +56,7 @@ bl_status bl_model_bind_rank(int index, int n, const char *gpu_bus_id);
 
 enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
-void bl_model_page_name(int64_t n_layers, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES]);
+void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
+                        char name[BL_PAGE_NAME_BYTES]);
 
 #endif

@@ -6,11 +6,6 @@
 #include "device/staging.h"
 #include "model/weights.h"
 
-enum { BL_TENSOR_NAME_BYTES = 96 };
-
-/* "model.layers.3.self_attn.q_proj.weight" */
-void bl_model_tensor_name(int64_t layer, const char *module, char name[BL_TENSOR_NAME_BYTES]);
-
 /* BL_EINPUT lists all that is wrong: exactly the tensors of the configuration must be there, with their
  * shapes. */
 bl_status bl_model_check_tensors(const bl_model_config *config, const bl_hf_model *model);

@@ -42,11 +42,11 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
         return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
     for (int64_t l = 0; l < config->n_layers; l++) {
         out->units[l].n_matrices = BL_LAYER_MATRICES;
-        for (int p = 0; p < BL_PROJECTIONS; p++) {
+        for (int p = 0; p < config->arch->n_projections; p++) {
             int64_t rows, cols;
-            bl_projection_shape(config, (bl_projection)p, &rows, &cols);
-            add_segment(&out->units[l].matrix[bl_projection_get((bl_projection)p)->matrix].weight,
-                        formats[l * BL_PROJECTIONS + p], rows, cols);
+            bl_projection_shape(config, p, &rows, &cols);
+            add_segment(&out->units[l].matrix[config->arch->projections[p].matrix].weight,
+                        *formats++, rows, cols);
         }
     }
     if (!tied) {
@@ -94,7 +94,7 @@ bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *c, const bl_b
                                             bl_device_kind kind, int64_t n_positions)
 {
     enum { FLOAT = sizeof(float) };
-    bl_model_whole_bytes n = {.norms = (2 * c->n_layers + 1) * c->hidden_size * FLOAT,
+    bl_model_whole_bytes n = {.vectors = bl_arch_vector_floats(c) * FLOAT,
                               .rope_tables = bl_model_table_positions(kind, n_positions) *
                                              c->head_dim * FLOAT};
     for (int64_t u = 0; u < layout->n_units; u++)
@@ -105,33 +105,36 @@ bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *c, const bl_b
     return n;
 }
 
-static bl_status load_norm(bl_model_weights *w, const char *name, bl_staging *staging, float *to)
+const float *bl_model_layer_vectors(const bl_model_weights *w, int64_t layer)
 {
-    const bl_stored_tensor *t = bl_hf_find(w->model->files, name);
-    float *out = staging->bytes; /* it has room for hidden_size */
-
-    BL_TRY(bl_stored_tensor_read_f32(t, out));
-    for (int64_t i = 0; i < w->model->config.hidden_size; i++)
-        if (!isfinite(out[i]))
-            return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
-                           bl_safetensors_path(t->file), name, (long long)i);
-    w->checksum += XXH3_64bits_withSeed(out, (size_t)w->model->config.hidden_size * sizeof *out,
-                                        bl_model_tensor_seed(name));
-    return bl_staging_upload(staging, to, out, (size_t)w->model->config.hidden_size * sizeof *out);
+    return w->vectors + layer * w->dims.vector_floats;
 }
 
-static bl_status load_norms(bl_model_weights *w, bl_staging *staging)
+static bl_status load_vector(bl_model_weights *w, const bl_arch_tensor *vector, bl_staging *staging)
 {
-    static const char *const modules[] = {"input_layernorm", "post_attention_layernorm"};
-    const bl_model_config *c = &w->model->config;
-    char name[BL_TENSOR_NAME_BYTES];
+    const bl_stored_tensor *t = bl_hf_find(w->model->files, vector->name);
+    float *out = staging->bytes; /* it has room for any vector */
+    size_t n_bytes = (size_t)vector->shape[0] * sizeof *out;
 
-    for (int64_t l = 0; l < c->n_layers; l++)
-        for (int k = 0; k < 2; k++) {
-            bl_model_tensor_name(l, modules[k], name);
-            BL_TRY(load_norm(w, name, staging, w->norms + (2 * l + k) * c->hidden_size));
-        }
-    return load_norm(w, "model.norm.weight", staging, w->norms + 2 * c->n_layers * c->hidden_size);
+    BL_TRY(bl_stored_tensor_read_f32(t, out));
+    for (int64_t i = 0; i < vector->shape[0]; i++)
+        if (!isfinite(out[i]))
+            return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
+                           bl_safetensors_path(t->file), vector->name, (long long)i);
+    w->checksum += XXH3_64bits_withSeed(out, n_bytes, bl_model_tensor_seed(vector->name));
+    return bl_staging_upload(staging, w->vectors + vector->offset, out, n_bytes);
+}
+
+static bl_status load_vectors(bl_model_weights *w, bl_staging *staging)
+{
+    const bl_model_config *c = &w->model->config;
+    int64_t n = bl_arch_tensor_count(c);
+
+    for (int64_t i = 0; i < n; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(c, i);
+        if (t.role == BL_ROLE_VECTOR) BL_TRY(load_vector(w, &t, staging));
+    }
+    return BL_OK;
 }
 
 /* As many positions at a time as the staging buffer has room for, cosines before sines. */
@@ -177,8 +180,8 @@ static bl_status allocate(bl_model_weights *w)
     w->n_scales = n.scales / (int64_t)sizeof(float);
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.scales, "scales",
                            (void **)&w->scales));
-    BL_TRY(
-        bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.norms, "norms", (void **)&w->norms));
+    BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.vectors, "norms",
+                           (void **)&w->vectors));
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.rope_tables, "RoPE tables",
                            (void **)&w->rope_tables));
     place_scales(&w->layout, w->scales);
@@ -204,11 +207,11 @@ static bl_status sum_checksums(bl_model_weights *w, bl_comm *shard_group, bl_str
     return st;
 }
 
-/* Room for a norm, and for the tables' rows of one position. */
+/* Room for a vector, and for the tables' rows of one position. */
 static size_t staging_bytes(const bl_model_config *c)
 {
-    return (size_t)bl_max_i64(BL_STAGING_BYTES,
-                              bl_max_i64(c->hidden_size, c->head_dim) * (int64_t)sizeof(float));
+    int64_t most = bl_max_i64(bl_max_i64(c->hidden_size, c->head_dim), bl_arch_layer_floats(c));
+    return (size_t)bl_max_i64(BL_STAGING_BYTES, most * (int64_t)sizeof(float));
 }
 
 /* A tied head is the embedding table. */
@@ -269,7 +272,7 @@ bl_status bl_model_weights_load(const bl_model *model, bl_device *device, bl_com
         bl_staging_create(device, staging_bytes(&model->config), "staging of weights", &staging));
     BL_TRY_GOTO(st, done, bl_model_load_base(w, shard_group, placement, staging));
     BL_TRY_GOTO(st, done, sum_checksums(w, shard_group, stream));
-    BL_TRY_GOTO(st, done, load_norms(w, staging));
+    BL_TRY_GOTO(st, done, load_vectors(w, staging));
     /* Each scale was written by exactly one rank of the group and is zero on the others. */
     BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(shard_group, stream, w->scales, w->n_scales));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(stream));
@@ -286,7 +289,7 @@ void bl_model_weights_free(bl_model_weights *w)
     if (!w) return;
     bl_pages_destroy(w->pages);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->scales);
-    bl_device_free(w->device, BL_SPACE_DEVICE, w->norms);
+    bl_device_free(w->device, BL_SPACE_DEVICE, w->vectors);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->rope_tables);
     bl_base_layout_free(&w->layout);
     free(w);

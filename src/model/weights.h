@@ -20,7 +20,6 @@
 #include "arch/block.h"
 #include "arch/config.h"
 #include "model/placement.h"
-#include "arch/projection.h"
 #include "store/hf_model.h"
 
 /* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row. STORED keeps everything as it is. */
@@ -50,7 +49,7 @@ typedef struct bl_model {
     size_t embedding_bytes;
     uint64_t embedding_checksum;
     bl_dtype head_dtype;          /* as stored; of a tied head the table's */
-    bl_format *formats;           /* [layer * BL_PROJECTIONS + projection] */
+    bl_format *formats;           /* bl_model_format_count: [layer * n_projections + projection] */
     bl_base_formats base_formats; /* the same, counted */
     int64_t n_positions;          /* of the RoPE tables */
     bl_io_files *io_files;  /* the model's files in the order of bl_hf_file; ranks read from them */
@@ -91,8 +90,10 @@ void bl_base_formats_list_held(const bl_base_formats *f, char out[BL_BASE_FORMAT
 void bl_base_formats_list_stored(const bl_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
 void bl_base_formats_describe(const bl_base_formats *f, const char *where,
                               char out[BL_BASE_FORMATS_TEXT_BYTES]);
-/* All of formats[n_layers * BL_PROJECTIONS] are bf16. */
-bool bl_model_base_is_bf16(const bl_format *formats, int64_t n_layers);
+/* Projections of all layers. */
+size_t bl_model_format_count(const bl_model_config *config);
+/* All of formats[bl_model_format_count] are bf16. */
+bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats);
 /* Some matrix has lost bits: FP8 here, not in the checkpoint. */
 bool bl_model_base_is_quantized(const bl_base_formats *f);
 
@@ -107,8 +108,7 @@ typedef struct bl_model_weights {
     void *shards;
     float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
-    /* (2 n_layers + 1, hidden): input and post-attention norm of each layer, then the final one. */
-    float *norms;
+    float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
     float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit */
@@ -167,10 +167,12 @@ bool bl_model_head_is_table(const bl_model_config *config, bl_device_kind kind);
 /* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded (model/feed.h), enough for the padding's
  * document. */
 int64_t bl_model_table_positions(bl_device_kind kind, int64_t n_positions);
-/* What every rank holds whole, in device memory: bytes of the scales of all segments, of the norms, and
- * of RoPE's tables of n_positions. */
+/* The vectors of layer `layer`; of layer n_layers: the final norm. */
+const float *bl_model_layer_vectors(const bl_model_weights *weights, int64_t layer);
+/* What every rank holds whole, in device memory: bytes of the scales of all segments, of the vectors
+ * (norms), and of RoPE's tables of n_positions. */
 typedef struct bl_model_whole_bytes {
-    int64_t scales, norms, rope_tables;
+    int64_t scales, vectors, rope_tables;
 } bl_model_whole_bytes;
 bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *config,
                                             const bl_base_layout *layout, bl_device_kind kind,

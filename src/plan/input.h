@@ -24,7 +24,7 @@ typedef struct bl_plan_input {
     const bl_train_config *config; /* resolved and valid */
 
     const bl_model_config *model;
-    const bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
+    const bl_format *formats; /* [layer * n_projections + projection]: as held in memory */
     /* compute_bf16_modules by layer (bl_train_config_bf16_matrices), for times; NULL: none. */
     const uint8_t *bf16_matrices;
     bl_dtype embedding_dtype, head_dtype;

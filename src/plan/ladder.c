@@ -4,7 +4,7 @@
 #include "plan/ladder_internal.h"
 
 #include "base/sizes.h"
-#include "arch/projection.h"
+#include "arch/arch.h"
 
 enum {
     BUCKET = 500000000,  /* elements of a bucket of reductions: DeepSpeed's default */
@@ -46,9 +46,9 @@ static counts count_params(const bl_strategy *s, const bl_strategy_job *job)
     counts n = {.all = job->n_params};
 
     if (n.all == 0) n.all = (double)bl_model_config_n_params(c);
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < c->arch->n_projections; p++) {
         int64_t rows, cols;
-        bl_projection_shape(c, (bl_projection)p, &rows, &cols);
+        bl_projection_shape(c, p, &rows, &cols);
         n.layer += (double)rows * (double)cols;
         n.lora += (double)job->lora_r * (double)(rows + cols);
     }
@@ -72,9 +72,9 @@ static double base_bytes(const bl_strategy *s, const bl_strategy_job *job, const
     double scales = 0;
 
     if (!s->fp8) return 2 * n->all;
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < c->arch->n_projections; p++) {
         int64_t rows, cols;
-        bl_projection_shape(c, (bl_projection)p, &rows, &cols);
+        bl_projection_shape(c, p, &rows, &cols);
         scales += (double)sizeof(float) * (double)(rows * c->n_layers);
     }
     return n->projections + scales + 2 * (n->all - n->projections);

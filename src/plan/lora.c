@@ -9,30 +9,34 @@
 #include "plan/memory.h"
 
 /* all-linear, names, or one regular expression. */
-static bl_status targets_of_config(const bl_train_config *c, int64_t n_layers, uint32_t *targets)
+static bl_status targets_of_config(const bl_train_config *c, const bl_model_config *model,
+                                   uint32_t *targets)
 {
     static const char where[] = "lora_target_modules";
     const bl_string_list *list = &c->lora_target_modules;
+    bl_peft_modules modules = bl_arch_peft_modules(model->arch);
 
-    *targets = BL_PEFT_ALL;
+    *targets = bl_peft_all(&modules);
     if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
     if (!bl_train_config_targets_by_pattern(c))
-        return bl_peft_match_names(BL_EUSAGE, where, (const char *const *)list->items,
-                                   (size_t)list->n_items, n_layers, targets);
-    BL_TRY(bl_peft_match_pattern(BL_EUSAGE, where, list->items[0], n_layers, targets));
+        return bl_peft_match_names(&modules, BL_EUSAGE, where, (const char *const *)list->items,
+                                   (size_t)list->n_items, model->n_layers, targets);
+    BL_TRY(bl_peft_match_pattern(&modules, BL_EUSAGE, where, list->items[0], model->n_layers,
+                                 targets));
     return *targets
                ? BL_OK
                : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
 }
 
-static bl_status options_of_config(const bl_train_config *c, int64_t n_layers, bl_lora_options *out)
+static bl_status options_of_config(const bl_train_config *c, const bl_model_config *model,
+                                   bl_lora_options *out)
 {
     bl_peft_config peft = {.r = c->lora_r,
                            .alpha = c->lora_alpha,
                            .use_rslora = c->use_rslora,
                            .dropout = c->lora_dropout};
 
-    BL_TRY(targets_of_config(c, n_layers, &peft.targets));
+    BL_TRY(targets_of_config(c, model, &peft.targets));
     bl_lora_options_of_peft(&peft, out);
     return BL_OK;
 }
@@ -65,11 +69,12 @@ bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_model_config *m
         bl_lora_layout_init(model, NULL, out);
         return BL_OK;
     }
-    BL_TRY(options_of_config(c, model->n_layers, &options));
+    BL_TRY(options_of_config(c, model, &options));
     if (c->init_adapter) {
         bl_peft_config peft;
         bl_lora_options adapter;
-        BL_TRY(bl_peft_load_config(c->init_adapter, model->n_layers, &peft));
+        bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+        BL_TRY(bl_peft_load_config(c->init_adapter, &modules, model->n_layers, &peft));
         bl_lora_options_of_peft(&peft, &adapter);
         if (is_training) BL_TRY(check_given(c, &options, &adapter));
         adapter.dropout = c->lora_dropout; /* the run's, not the old run's */

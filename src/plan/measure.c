@@ -51,21 +51,10 @@ static double *rate_at(bl_rates *r, size_t i)
 
 /* ---- what is measured ---- */
 
-static double layer_weights(const bl_plan_input *in)
-{
-    double weights = 0;
-
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
-        int64_t rows, cols;
-        bl_projection_shape(in->model, (bl_projection)p, &rows, &cols);
-        weights += (double)rows * (double)cols;
-    }
-    return weights;
-}
-
 bool bl_plan_can_measure(const bl_plan_input *in)
 {
-    return in->topology.n_ranks <= MAX_RANKS && layer_weights(in) <= LAYER_WEIGHTS_MAX;
+    return in->topology.n_ranks <= MAX_RANKS &&
+           (double)bl_arch_layer_weights(in->model) <= LAYER_WEIGHTS_MAX;
 }
 
 /* Rates change little with the number of tokens: it is rounded, so that similar data share a measurement. */
@@ -76,7 +65,8 @@ static bl_plan_measure_options options_of(const bl_plan_input *in)
     double micro = knows ? in->rows.mean
                          : (double)(c->per_device_train_batch_size * in->longest_train_row),
            document = knows ? in->rows.document_tokens : (double)in->longest_train_row,
-           most = fmin(TOKENS_MAX, LAYER_FLOPS_MAX / (4 * layer_weights(in)));
+           most =
+               fmin(TOKENS_MAX, LAYER_FLOPS_MAX / (4 * (double)bl_arch_layer_weights(in->model)));
     int64_t tokens = bl_round_up((int64_t)fmax(TOKENS_MIN, fmin(micro, most)), TOKENS_MIN);
 
     return (bl_plan_measure_options){

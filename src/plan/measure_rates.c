@@ -68,37 +68,25 @@ static bl_tensor at(const rank_rates *m, int block)
 
 /* ---- the operations of a layer ---- */
 
-/* Rows and columns of the four matrices. */
-static void shapes(const rank_rates *m, int64_t rows[4], int64_t cols[4])
-{
-    const bl_block_dims *d = &m->dims;
-    rows[0] = d->qkv_width, cols[0] = d->hidden;
-    rows[1] = d->hidden, cols[1] = d->q_width;
-    rows[2] = 2 * d->inter, cols[2] = d->hidden;
-    rows[3] = d->hidden, cols[3] = d->inter;
-}
-
 static bl_status queue_products(rank_rates *m)
 {
-    int64_t rows[4], cols[4];
 
-    shapes(m, rows, cols);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < BL_LAYER_MATRICES; i++)
         for (int forward = 0; forward < 2; forward++)
             BL_TRY(bl_matmul_weight(
-                m->stream,
-                &(bl_matmul_weight_args){.forward = forward,
-                                         .beta = 1,
-                                         .T = m->T,
-                                         .in = at(m, 0),
-                                         .out = at(m, 1),
-                                         .weight = {.rows = rows[i],
-                                                    .cols = cols[i],
-                                                    .n_segments = 1,
-                                                    .segment = {{.format = BL_FORMAT_FP8_ROW,
-                                                                 .codes = m->codes,
-                                                                 .scales = m->scales,
-                                                                 .rows = rows[i]}}}}));
+                m->stream, &(bl_matmul_weight_args){
+                               .forward = forward,
+                               .beta = 1,
+                               .T = m->T,
+                               .in = at(m, 0),
+                               .out = at(m, 1),
+                               .weight = {.rows = m->dims.matrix[i].rows,
+                                          .cols = m->dims.matrix[i].cols,
+                                          .n_segments = 1,
+                                          .segment = {{.format = BL_FORMAT_FP8_ROW,
+                                                       .codes = m->codes,
+                                                       .scales = m->scales,
+                                                       .rows = m->dims.matrix[i].rows}}}}));
     return BL_OK;
 }
 
@@ -122,16 +110,16 @@ static bl_status queue_small(rank_rates *m, bool transpose_a, bool transpose_b, 
 /* The six of linear/lora_linear.c. */
 static bl_status queue_lora(rank_rates *m)
 {
-    int64_t rows[4], cols[4], r = m->r, T = m->T;
+    int64_t r = m->r, T = m->T;
 
-    shapes(m, rows, cols);
-    for (int i = 0; i < 4; i++) {
-        BL_TRY(queue_small(m, false, true, T, r, cols[i]));  /* u = x A^T */
-        BL_TRY(queue_small(m, false, true, T, rows[i], r));  /* y = u B^T */
-        BL_TRY(queue_small(m, true, false, rows[i], r, T));  /* dB = dy^T u */
-        BL_TRY(queue_small(m, false, false, T, r, rows[i])); /* du = dy B */
-        BL_TRY(queue_small(m, true, false, r, cols[i], T));  /* dA = du^T x */
-        BL_TRY(queue_small(m, false, false, T, cols[i], r)); /* dx = du A */
+    for (int i = 0; i < BL_LAYER_MATRICES; i++) {
+        int64_t rows = m->dims.matrix[i].rows, cols = m->dims.matrix[i].cols;
+        BL_TRY(queue_small(m, false, true, T, r, cols));  /* u = x A^T */
+        BL_TRY(queue_small(m, false, true, T, rows, r));  /* y = u B^T */
+        BL_TRY(queue_small(m, true, false, rows, r, T));  /* dB = dy^T u */
+        BL_TRY(queue_small(m, false, false, T, r, rows)); /* du = dy B */
+        BL_TRY(queue_small(m, true, false, r, cols, T));  /* dA = du^T x */
+        BL_TRY(queue_small(m, false, false, T, cols, r)); /* dx = du A */
     }
     return BL_OK;
 }
@@ -241,15 +229,13 @@ static bl_status measure_all(rank_rates *m)
 {
     const bl_block_dims *d = &m->dims;
     bl_rates *r = &m->rates;
-    int64_t rows[4], cols[4];
     double weights = 0, small = 0, T = (double)m->T,
            pairs = T * (double)m->options->document_tokens * (double)d->q_width;
     double elements = (double)(10 * d->hidden + 3 * d->inter);
 
-    shapes(m, rows, cols);
-    for (int i = 0; i < 4; i++) {
-        weights += (double)(rows[i] * cols[i]);
-        small += (double)(3 * m->r * (rows[i] + cols[i]));
+    for (int i = 0; i < BL_LAYER_MATRICES; i++) {
+        weights += (double)(m->dims.matrix[i].rows * m->dims.matrix[i].cols);
+        small += (double)(3 * m->r * (m->dims.matrix[i].rows + m->dims.matrix[i].cols));
     }
     BL_TRY(measure(m, queue_products, 4 * T * weights, &r->gemm_flops_per_s));
     BL_TRY(measure(m, queue_lora, 2 * T * small, &r->lora_flops_per_s));

@@ -168,7 +168,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
     return (bl_pass_options){
         .kind = bl_plan_device_kind(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
-        .is_dense = bl_model_base_is_bf16(in->formats, in->model->n_layers),
+        .is_dense = bl_model_base_is_bf16(in->model, in->formats),
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -236,7 +236,7 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     BL_TRY(st);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
     out->item[BL_MEMORY_SCALES].device = whole.scales;
-    out->item[BL_MEMORY_NORMS].device = whole.norms + whole.rope_tables;
+    out->item[BL_MEMORY_NORMS].device = whole.vectors + whole.rope_tables;
     bool is_cpu = bl_plan_device_kind(c) == BL_DEVICE_CPU;
     out->item[BL_MEMORY_RING].device = (int64_t)(is_cpu ? placed.ring_used : placed.ring);
     out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;

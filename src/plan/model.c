@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "arch/table.h"
 #include "base/sizes.h"
 #include "options/options.h"
 
@@ -100,9 +101,9 @@ static bl_status unknown(const char *name)
 }
 
 static bl_scale_kind stored_scale(storage how, int64_t layer, int64_t n_layers,
-                                  bl_projection projection)
+                                  const bl_projection *projection)
 {
-    bool is_mlp = projection == BL_GATE || projection == BL_UP || projection == BL_DOWN;
+    bool is_mlp = projection->matrix == BL_GATE_UP || projection->matrix == BL_MLP_DOWN;
     if (how == FP8_ALL) return BL_SCALE_TENSOR;
     return how == FP8_MLP && is_mlp && layer > 0 && layer < n_layers - 1 ? BL_SCALE_ROW
                                                                          : BL_SCALE_NONE;
@@ -112,17 +113,17 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
 {
     const bl_model_config *c = &out->config;
     int64_t tables = (c->tie_word_embeddings ? 1 : 2) * c->vocab_size * c->hidden_size;
+    int n = c->arch->n_projections; /* per layer */
 
-    out->formats = calloc((size_t)(c->n_layers * BL_PROJECTIONS), sizeof *out->formats);
+    out->formats = calloc(bl_model_format_count(c), sizeof *out->formats);
     if (!out->formats) return BL_FAIL(BL_ENOMEM, "formats of %s", out->name);
     out->stored.n_bytes = tables * 2;
-    for (int64_t i = 0; i < c->n_layers * BL_PROJECTIONS; i++) {
+    for (int64_t i = 0; i < c->n_layers * n; i++) {
         int64_t rows, cols;
-        bl_projection projection = (bl_projection)(i % BL_PROJECTIONS);
-        bl_scale_kind scale =
-            stored_scale(presets[idx].storage, i / BL_PROJECTIONS, c->n_layers, projection);
-        bl_projection_shape(c, projection, &rows, &cols);
-        BL_TRY(bl_base_format_choose(choice, scale, BL_BF16, bl_projection_get(projection)->name,
+        const bl_projection *projection = &c->arch->projections[i % n];
+        bl_scale_kind scale = stored_scale(presets[idx].storage, i / n, c->n_layers, projection);
+        bl_projection_shape(c, (int)(i % n), &rows, &cols);
+        BL_TRY(bl_base_format_choose(choice, scale, BL_BF16, bl_projection_name(projection),
                                      &out->formats[i]));
         bl_base_formats_count(&out->base_formats, scale, BL_BF16, out->formats[i]);
         int64_t row_bytes = cols * (scale == BL_SCALE_NONE ? 2 : 1);
@@ -136,6 +137,7 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
 static bl_status open_preset(size_t idx, bl_base_format choice, bl_plan_model *out)
 {
     out->config = presets[idx].config;
+    out->config.arch = bl_arch_at(0); /* where the family is another, `note` says so */
     out->note = presets[idx].note;
     out->embedding_dtype = out->head_dtype = BL_BF16;
     snprintf(out->name, sizeof out->name, "%s", presets[idx].name);

@@ -12,7 +12,7 @@ typedef struct bl_plan_model {
     char name[BL_PLAN_MODEL_NAME_BYTES];
     const char *note; /* of a named model, what training does not support; NULL: it trains it */
     bl_model_config config;
-    bl_format *formats; /* [layer * BL_PROJECTIONS + projection]: as held in memory */
+    bl_format *formats; /* [layer * n_projections + projection]: as held in memory */
     bl_base_formats base_formats;
     bl_dtype embedding_dtype, head_dtype;
     bl_model_stored_size stored;

@@ -39,7 +39,7 @@ static bl_status open_job(int n_hosts, job *j)
     *j = (job){.run = {.save = BL_SAVE_S0}};
     BL_TRY(bl_model_config_preset("llama3.1-405b", &j->model));
     BL_TRY(bl_hardware_preset(n_hosts == 1 ? "8xh100" : "2x8xh100", &j->hardware));
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < j->model.arch->n_projections; p++) {
         lora.target[p] = true;
         j->run.format[p] = BL_FORMAT_FP8_ROW;
     }

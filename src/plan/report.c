@@ -131,7 +131,7 @@ static void print_model(const bl_plan_report *r, FILE *out)
     char held[BL_BASE_FORMATS_TEXT_BYTES], stored[BL_BASE_FORMATS_TEXT_BYTES];
     int n_targets = 0;
 
-    for (int p = 0; p < BL_PROJECTIONS; p++) n_targets += c->lora.a_offset[p] >= 0;
+    for (int p = 0; p < c->lora.arch->n_projections; p++) n_targets += c->lora.a_offset[p] >= 0;
     bl_base_formats_list_held(&c->model.base_formats, held);
     bl_base_formats_list_stored(&c->model.base_formats, stored);
     word_list l = {.out = out, .separator = ", "};

@@ -72,17 +72,18 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
                         bl_time_input *out)
 {
     const bl_train_config *c = in->config;
-    int n_runs = 0;
+    int n_runs = 0, n_projections = in->model->arch->n_projections;
+    size_t n_bytes = (size_t)n_projections * sizeof *in->formats;
 
     for (int64_t l = 0; l < in->model->n_layers; l++) {
-        const bl_format *formats = &in->formats[l * BL_PROJECTIONS];
+        const bl_format *formats = &in->formats[l * n_projections];
         bl_time_run *run = n_runs > 0 ? &runs[n_runs - 1] : NULL;
         unsigned exceptions = in->bf16_matrices ? in->bf16_matrices[l] : 0;
-        if (!run || memcmp(run->format, formats, sizeof run->format) != 0 ||
+        if (!run || memcmp(run->format, formats, n_bytes) != 0 ||
             run->bf16_matrices != exceptions) {
             run = &runs[n_runs++];
             *run = (bl_time_run){.save = plan->pass.save, .bf16_matrices = exceptions};
-            memcpy(run->format, formats, sizeof run->format);
+            memcpy(run->format, formats, n_bytes);
         }
         run->n_layers++;
     }

@@ -25,9 +25,9 @@ bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int 
 /* Consecutive layers that are alike. */
 typedef struct bl_time_run {
     int64_t n_layers;
-    bl_format format[BL_PROJECTIONS]; /* as held */
-    unsigned save;                    /* bl_save */
-    unsigned bf16_matrices;           /* bit m: bl_layer_matrix m is an exception from mode */
+    bl_format format[BL_MAX_PROJECTIONS]; /* as held */
+    unsigned save;                        /* bl_save */
+    unsigned bf16_matrices;               /* bit m: bl_layer_matrix m is an exception from mode */
 } bl_time_run;
 
 /* What other systems do and Ballast does not; all zero: Ballast. */

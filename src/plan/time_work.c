@@ -114,10 +114,10 @@ static matrix_size size_of(const bl_time_input *in, const bl_time_run *run, int 
                      .r = in->lora->options.r,
                      .reason = BL_FALLBACK_COUNT};
 
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < in->model->arch->n_projections; p++) {
         int64_t rows, cols;
-        if ((int)bl_projection_get((bl_projection)p)->matrix != matrix) continue;
-        bl_projection_shape(in->model, (bl_projection)p, &rows, &cols);
+        if ((int)in->model->arch->projections[p].matrix != matrix) continue;
+        bl_projection_shape(in->model, p, &rows, &cols);
         m.stored_bytes +=
             (double)rows * (double)cols * (double)bl_format_code_bytes(run->format[p]);
         m.weight.segment[m.weight.n_segments++] =
@@ -565,17 +565,10 @@ void plan_amounts_free(plan_amounts *amounts)
     free(amounts->layers);
 }
 
-/* As train/rank_train.c counts them for metrics.jsonl. */
 double plan_model_flops(const bl_time_input *in)
 {
-    const bl_model_config *c = in->model;
-    bl_block_dims d = bl_block_dims_of(c, in->kind);
-    double layer = (double)d.hidden * (double)(2 * d.q_width + 2 * d.kv_width + 3 * d.inter);
     double tokens = (double)in->micro_tokens * in->n_micro * in->n_ranks * in->useful_part;
-    double attention = 2 * (double)d.q_width * in->document_tokens;
-    double per_token = (double)c->n_layers *
-                       (4 * layer + 6 * (double)in->lora->n_floats + (2.0 + 4.0) * attention / 2);
 
-    return per_token * tokens +
-           4 * (double)c->vocab_size * (double)c->hidden_size * tokens * in->label_part;
+    return bl_arch_step_flops(in->model, (double)in->lora->n_floats, tokens, in->document_tokens,
+                              tokens * in->label_part);
 }

@@ -14,14 +14,14 @@
 #include "store/problems_internal.h"
 #include "store/safetensors.h"
 
-enum { NAME_BYTES = 128, ROUND_PIECE = 1 << 14 };
+enum { ROUND_PIECE = 1 << 14 };
 
 static const char MODEL_NAME[] = "adapter_model.safetensors";
 
 /* One factor of the adapter; the list of all of them is what the file must hold. */
 typedef struct factor_id {
     int64_t layer;
-    bl_peft_module module;
+    int module;
     bl_peft_factor factor;
 } factor_id;
 
@@ -29,13 +29,14 @@ typedef struct factor_list {
     size_t n;
     factor_id *ids;
     bl_stored_tensor_spec *specs;
-    char (*names)[NAME_BYTES];
+    char (*names)[BL_PEFT_NAME_BYTES];
 } factor_list;
 
-static void tensor_name(const factor_id *id, char name[NAME_BYTES])
+void bl_peft_tensor_name(const bl_peft_modules *modules, int64_t layer, int module,
+                         bl_peft_factor factor, char name[BL_PEFT_NAME_BYTES])
 {
-    snprintf(name, NAME_BYTES, "base_model.model.model.layers.%" PRId64 ".%s.lora_%c.weight",
-             id->layer, bl_peft_module_path(id->module), id->factor == BL_PEFT_A ? 'A' : 'B');
+    snprintf(name, BL_PEFT_NAME_BYTES, "base_model.model.%s.%" PRId64 ".%s.lora_%c.weight",
+             modules->layers, layer, modules->path[module], factor == BL_PEFT_A ? 'A' : 'B');
 }
 
 static void list_free(factor_list *list)
@@ -56,10 +57,10 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
     if (!list->ids || !list->specs || !list->names)
         return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", dir, n);
     for (int64_t layer = 0; layer < base->n_layers; layer++) {
-        for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+        for (int m = 0; m < base->modules.n; m++) {
             for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
                 factor_id id = {layer, m, f};
-                tensor_name(&id, list->names[list->n]);
+                bl_peft_tensor_name(&base->modules, layer, m, f, list->names[list->n]);
                 list->ids[list->n] = id;
                 list->specs[list->n] = (bl_stored_tensor_spec){
                     .name = list->names[list->n],
@@ -78,6 +79,7 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
 /* ---- reading ---- */
 
 struct bl_peft_adapter {
+    bl_peft_modules modules;
     bl_peft_config config;
     bl_safetensors *file;
 };
@@ -135,7 +137,9 @@ bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapte
 
     *out = NULL;
     if (!adapter) return BL_FAIL(BL_ENOMEM, "%s: an adapter", dir);
-    BL_TRY_GOTO(st, done, bl_peft_load_config(dir, base->n_layers, &adapter->config));
+    adapter->modules = base->modules;
+    BL_TRY_GOTO(st, done,
+                bl_peft_load_config(dir, &base->modules, base->n_layers, &adapter->config));
     BL_TRY_GOTO(st, done, bl_path_join(dir, MODEL_NAME, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_open(path, &adapter->file));
     BL_TRY_GOTO(st, done, list_factors(dir, &adapter->config, base, BL_F32, &list));
@@ -152,18 +156,20 @@ done:
 /* Takes what the tensor's name and shape say of the base into it. */
 static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
 {
-    char name[NAME_BYTES];
+    char name[BL_PEFT_NAME_BYTES];
     factor_id id;
+    int prefix = snprintf(name, sizeof name, "base_model.model.%s.", base->modules.layers);
 
-    if (sscanf(tensor->name, "base_model.model.model.layers.%" SCNd64 ".", &id.layer) != 1 ||
-        id.layer < 0 || id.layer == INT64_MAX)
+    if (strncmp(tensor->name, name, (size_t)prefix) != 0 ||
+        sscanf(tensor->name + prefix, "%" SCNd64 ".", &id.layer) != 1 || id.layer < 0 ||
+        id.layer == INT64_MAX)
         return;
-    for (id.module = 0; id.module < BL_PEFT_MODULES; id.module++) {
+    for (id.module = 0; id.module < base->modules.n; id.module++) {
         for (id.factor = BL_PEFT_A; id.factor <= BL_PEFT_B; id.factor++) {
             bool is_a = id.factor == BL_PEFT_A;
             int64_t *features =
                 is_a ? &base->in_features[id.module] : &base->out_features[id.module];
-            tensor_name(&id, name);
+            bl_peft_tensor_name(&base->modules, id.layer, id.module, id.factor, name);
             if (strcmp(name, tensor->name) != 0 || tensor->n_dims != 2) continue;
             base->n_layers = bl_max_i64(base->n_layers, id.layer + 1);
             if (!*features) *features = tensor->shape[is_a];
@@ -171,9 +177,9 @@ static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
     }
 }
 
-bl_status bl_peft_check(const char *dir)
+bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules)
 {
-    bl_peft_base base = {.n_layers = 1};
+    bl_peft_base base = {.modules = *modules, .n_layers = 1};
     bl_peft_adapter *adapter = NULL;
     bl_safetensors *file = NULL;
     char *path = NULL;
@@ -206,13 +212,12 @@ const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter)
     return &adapter->config;
 }
 
-bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, bl_peft_module module,
+bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module,
                        bl_peft_factor factor, float *dst)
 {
-    const factor_id id = {layer, module, factor};
-    char name[NAME_BYTES];
+    char name[BL_PEFT_NAME_BYTES];
 
-    tensor_name(&id, name);
+    bl_peft_tensor_name(&adapter->modules, layer, module, factor, name);
     const bl_stored_tensor *tensor = bl_safetensors_find(adapter->file, name);
     if (!tensor) return BL_FAIL(BL_EINTERNAL, "%s is no factor of the adapter", name);
     return bl_stored_tensor_read_f32(tensor, dst);
@@ -280,7 +285,7 @@ bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_
     BL_TRY_GOTO(st, done, write_tensors(writer, &list, dtype, fill, arg));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
-    if (st == BL_OK) st = bl_peft_write_config(dir, config, base_name);
+    if (st == BL_OK) st = bl_peft_write_config(dir, &base->modules, config, base_name);
 done:
     bl_safetensors_writer_abort(writer);
     list_free(&list);

@@ -13,44 +13,51 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
-/* The projections an adapter may target, in the order of PEFT's modules. */
-typedef enum bl_peft_module {
-    BL_PEFT_Q,
-    BL_PEFT_K,
-    BL_PEFT_V,
-    BL_PEFT_O,
-    BL_PEFT_GATE,
-    BL_PEFT_UP,
-    BL_PEFT_DOWN,
-    BL_PEFT_MODULES
-} bl_peft_module;
-
-enum { BL_PEFT_ALL = (1 << BL_PEFT_MODULES) - 1 };
-
 typedef enum bl_peft_factor { BL_PEFT_A, BL_PEFT_B } bl_peft_factor;
 
-const char *bl_peft_module_name(bl_peft_module module); /* "q_proj" */
+/* The modules that an adapter may target: a model's projections, each in every layer. A module is
+ * its index in this list. */
+enum { BL_PEFT_MAX_MODULES = 7 };
+typedef struct bl_peft_modules {
+    const char *layers; /* "model.layers" */
+    int n;
+    const char *path[BL_PEFT_MAX_MODULES]; /* in a layer: "self_attn.q_proj" */
+} bl_peft_modules;                         /* the texts are borrowed, by open adapters too */
 
-/* What `name` selects, as an item of PEFT's target_modules: the modules whose path
- * "model.layers.{i}.{module}" it is, or ends in "." and it. *layer is -1 for those of every layer. False: no
- * projection. */
-bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *layer);
+enum { BL_PEFT_NAME_BYTES = 128 };
+/* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight" */
+void bl_peft_tensor_name(const bl_peft_modules *modules, int64_t layer, int module,
+                         bl_peft_factor factor, char name[BL_PEFT_NAME_BYTES]);
 
-/* N of the n bytes "layers.N" or "model.layers.N"; -1: something else. */
-int64_t bl_peft_layer_parse(const char *name, size_t n);
+/* All of them, as `targets` below. */
+uint32_t bl_peft_all(const bl_peft_modules *modules);
+
+/* The part of a path behind its last point: "q_proj". */
+const char *bl_peft_last_name(const char *path);
+
+/* What `name` selects, as an item of PEFT's target_modules: the module whose path
+ * "model.layers.{i}.{module}" it is, or ends in "." and it. *layer is -1 for that of every layer.
+ * False: no module. */
+bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int *module,
+                          int64_t *layer);
+/* N of "layers.N" or "model.layers.N", the first n bytes of `name`; false: it is neither. */
+bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t *layer);
 
 /* The modules that a list of such names selects, or a regular expression (matched as Python's re.fullmatch
  * does, by PCRE2, against each path): bit m of *targets, module m. Refused, with `refusal` and "where:
  * reason": a name that selects nothing, a module that is selected in some of the n_layers layers only. */
-bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names,
-                              size_t n_names, int64_t n_layers, uint32_t *targets);
-bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *pattern,
-                                int64_t n_layers, uint32_t *targets);
+bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
+                              const char *const *names, size_t n_names, int64_t n_layers,
+                              uint32_t *targets);
+bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusal,
+                                const char *where, const char *pattern, int64_t n_layers,
+                                uint32_t *targets);
 
 /* The base model's shape. */
 typedef struct bl_peft_base {
+    bl_peft_modules modules;
     int64_t n_layers;
-    int64_t in_features[BL_PEFT_MODULES], out_features[BL_PEFT_MODULES];
+    int64_t in_features[BL_PEFT_MAX_MODULES], out_features[BL_PEFT_MAX_MODULES];
 } bl_peft_base;
 
 typedef struct bl_peft_config {
@@ -68,7 +75,8 @@ typedef struct bl_peft_adapter bl_peft_adapter;
 /* Reads `dir`/adapter_config.json alone. target_modules may be a list of names, "all-linear" or a regular
  * expression; see bl_peft_match_names. BL_EINPUT names the key that is bad or not supported: DoRA, biases,
  * modules_to_save, per-layer ranks, alphas or targets, ... */
-bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config *out);
+bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, int64_t n_layers,
+                              bl_peft_config *out);
 
 /* Opens the adapter in `dir` and compares its tensors with its config and the base: BL_EINPUT lists all that
  * are missing, extra or of a wrong shape or dtype. *out is closed with bl_peft_close. */
@@ -76,21 +84,21 @@ bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapte
 void bl_peft_close(bl_peft_adapter *adapter); /* NULL is fine */
 
 /* What bl_peft_open checks, where no base is at hand: its sizes are those of the adapter's own tensors. */
-bl_status bl_peft_check(const char *dir);
+bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules);
 
 const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter);
 
 /* One factor as float: A is dst[r, in_features], B is dst[out_features, r]. The module must be a target. Any
  * thread. */
-bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, bl_peft_module module,
+bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module,
                        bl_peft_factor factor, float *dst);
 
 /* ---- writing ---- */
 
 /* Fills dst with one factor, of the shape that bl_peft_read gives it. Called once for each, in the order of
  * the file. */
-typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, bl_peft_module module,
-                                     bl_peft_factor factor, float *dst);
+typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, int module, bl_peft_factor factor,
+                                     float *dst);
 
 /* Writes both files into `dir` (created), the tensors first, each atomically. At most one factor is held in
  * memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as

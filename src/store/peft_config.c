@@ -21,8 +21,8 @@ static const char CONFIG_NAME[] = "adapter_config.json";
 
 /* ---- target_modules ---- */
 
-static bl_status parse_target_list(const char *file, const json_t *list, int64_t n_layers,
-                                   uint32_t *targets)
+static bl_status parse_target_list(const char *file, const bl_peft_modules *modules,
+                                   const json_t *list, int64_t n_layers, uint32_t *targets)
 {
     size_t n = json_array_size(list);
     char *where = NULL;
@@ -36,39 +36,39 @@ static bl_status parse_target_list(const char *file, const json_t *list, int64_t
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_text_format(&where, "%s: key target_modules", file));
-    st = bl_peft_match_names(BL_EINPUT, where, names, n, n_layers, targets);
+    st = bl_peft_match_names(modules, BL_EINPUT, where, names, n, n_layers, targets);
 done:
     free(where);
     free(names);
     return st;
 }
 
-static bl_status parse_target_pattern(const char *file, const char *text, int64_t n_layers,
-                                      uint32_t *targets)
+static bl_status parse_target_pattern(const char *file, const bl_peft_modules *modules,
+                                      const char *text, int64_t n_layers, uint32_t *targets)
 {
     char *where = NULL;
 
     BL_TRY(bl_text_format(&where, "%s: key target_modules", file));
-    bl_status st = bl_peft_match_pattern(BL_EINPUT, where, text, n_layers, targets);
+    bl_status st = bl_peft_match_pattern(modules, BL_EINPUT, where, text, n_layers, targets);
     free(where);
     return st;
 }
 
-static bl_status parse_targets(const char *file, const json_t *root, int64_t n_layers,
-                               uint32_t *targets)
+static bl_status parse_targets(const char *file, const bl_peft_modules *modules, const json_t *root,
+                               int64_t n_layers, uint32_t *targets)
 {
     const json_t *value = json_object_get(root, "target_modules");
     const char *text = NULL;
 
     *targets = 0;
     if (json_is_array(value)) {
-        BL_TRY(parse_target_list(file, value, n_layers, targets));
+        BL_TRY(parse_target_list(file, modules, value, n_layers, targets));
     } else {
         BL_TRY(bl_json_get_string(file, root, "target_modules", BL_JSON_REQUIRED, &text));
         if (!strcmp(text, "all-linear"))
-            *targets = BL_PEFT_ALL;
+            *targets = bl_peft_all(modules);
         else
-            BL_TRY(parse_target_pattern(file, text, n_layers, targets));
+            BL_TRY(parse_target_pattern(file, modules, text, n_layers, targets));
     }
     if (*targets == 0)
         return bl_json_fail(file, "target_modules", "at least one projection", value);
@@ -127,7 +127,8 @@ static bl_status refuse_unsupported(const char *file, const json_t *root)
     return BL_OK;
 }
 
-bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config *out)
+bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, int64_t n_layers,
+                              bl_peft_config *out)
 {
     bl_status st = BL_OK;
     bl_peft_config config = {.dropout = 0};
@@ -149,7 +150,7 @@ bl_status bl_peft_load_config(const char *dir, int64_t n_layers, bl_peft_config 
         bl_json_get_real(file, root, "lora_dropout", BL_JSON_OPTIONAL, 0, 1, &config.dropout));
     BL_TRY_GOTO(st, done,
                 bl_json_get_bool(file, root, "use_rslora", BL_JSON_OPTIONAL, &config.use_rslora));
-    BL_TRY_GOTO(st, done, parse_targets(file, root, n_layers, &config.targets));
+    BL_TRY_GOTO(st, done, parse_targets(file, modules, root, n_layers, &config.targets));
     *out = config;
 done:
     json_decref(root);
@@ -178,16 +179,17 @@ static json_t *json_alpha(double alpha)
                                                        : json_real(alpha);
 }
 
-bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config, const char *base_name)
+bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
+                               const bl_peft_config *config, const char *base_name)
 {
     bl_status st = BL_OK;
     char *path = NULL, *text = NULL;
 
     bl_json_watch_memory();
     json_t *targets = json_array();
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
+    for (int m = 0; m < modules->n; m++)
         if (config->targets >> m & 1)
-            json_array_append_new(targets, json_string(bl_peft_module_name(m)));
+            json_array_append_new(targets, json_string(bl_peft_last_name(modules->path[m])));
     json_t *
         root = /* without exclude_modules and lora_bias, at which PEFT before 0.14 stops; absent, they are
                       off */

@@ -5,11 +5,8 @@
 
 #include "store/peft.h"
 
-/* "self_attn.q_proj" */
-const char *bl_peft_module_path(bl_peft_module module);
-
 /* Writes dir/adapter_config.json as PEFT does. */
-bl_status bl_peft_write_config(const char *dir, const bl_peft_config *config,
-                               const char *base_name);
+bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
+                               const bl_peft_config *config, const char *base_name);
 
 #endif

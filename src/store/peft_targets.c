@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The projections by name, and which of them target_modules selects: as huggingface/peft
+/* peft_targets.c -- modules by name, and which of them target_modules selects: as huggingface/peft
  * tuners/tuners_utils.py check_target_module_exists reads a list of names and a regular expression. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,72 +14,77 @@
 
 /* ---- modules ---- */
 
-static const char *const module_paths[BL_PEFT_MODULES] = {
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
-
-const char *bl_peft_module_path(bl_peft_module module)
+const char *bl_peft_last_name(const char *path)
 {
-    return module_paths[module];
+    const char *point = strrchr(path, '.');
+    return point ? point + 1 : path;
 }
 
-const char *bl_peft_module_name(bl_peft_module module)
+uint32_t bl_peft_all(const bl_peft_modules *modules)
 {
-    return strchr(module_paths[module], '.') + 1;
+    return (UINT32_C(1) << modules->n) - 1;
+}
+
+/* "q_proj, k_proj, ..." */
+static void list_names(const bl_peft_modules *modules, char *text, size_t n_bytes)
+{
+    size_t used = 0;
+
+    *text = '\0';
+    for (int m = 0; m < modules->n && used < n_bytes; m++)
+        used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", m ? ", " : "",
+                                 bl_peft_last_name(modules->path[m]));
 }
 
 /* ---- a list of names ---- */
 
-/* The number that the n bytes are, without sign or leading zeros; -1: something else. */
-static int64_t parse_index(const char *text, size_t n)
+/* "3" as it is written without a sign or leading zeros. */
+static bool parse_number(const char *text, size_t n, int64_t *number)
 {
     char canonical[24];
-    int64_t index = strtoll(text, NULL, 10);
-    int length = snprintf(canonical, sizeof canonical, "%" PRId64, index);
 
-    return index >= 0 && n == (size_t)length && !strncmp(text, canonical, n) ? index : -1;
+    *number = strtoll(text, NULL, 10);
+    int length = snprintf(canonical, sizeof canonical, "%" PRId64, *number);
+    return *number >= 0 && n == (size_t)length && !strncmp(text, canonical, n);
 }
 
-int64_t bl_peft_layer_parse(const char *name, size_t n)
+bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t *layer)
 {
-    static const char *const heads[] = {"model.layers.", "layers."};
+    const char *const heads[] = {layers, bl_peft_last_name(layers)};
 
     for (size_t i = 0; i < BL_COUNT(heads); i++) {
         size_t n_head = strlen(heads[i]);
-        if (n > n_head && !strncmp(name, heads[i], n_head))
-            return parse_index(name + n_head, n - n_head);
+        if (n > n_head && !strncmp(name, heads[i], n_head) && name[n_head] == '.')
+            return parse_number(name + n_head + 1, n - n_head - 1, layer);
     }
-    return -1;
+    return false;
 }
 
-/* N of the prefix "N.", "layers.N." or "model.layers.N.", n bytes of it; -1: it is none of these. */
-static int64_t parse_prefix(const char *prefix, size_t n)
-{
-    if (n == 0 || prefix[n - 1] != '.') return -1;
-    int64_t layer = bl_peft_layer_parse(prefix, n - 1);
-    return layer >= 0 ? layer : parse_index(prefix, n - 1);
-}
-
-bool bl_peft_target_parse(const char *name, bl_peft_module *module, int64_t *layer)
+bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int *module,
+                          int64_t *layer)
 {
     size_t n = strlen(name);
 
     *layer = -1;
-    for (*module = 0; *module < BL_PEFT_MODULES; (*module)++) {
-        const char *path = module_paths[*module];
+    for (*module = 0; *module < modules->n; (*module)++) {
+        const char *path = modules->path[*module];
         size_t n_path = strlen(path);
-        if (!strcmp(name, path) || !strcmp(name, bl_peft_module_name(*module))) return true;
-        if (n <= n_path || strcmp(name + n - n_path, path) != 0) continue;
-        return (*layer = parse_prefix(name, n - n_path)) >= 0;
+        if (!strcmp(name, path) || !strcmp(name, bl_peft_last_name(path))) return true;
+        if (n < n_path + 2 || strcmp(name + n - n_path, path) != 0 || name[n - n_path - 1] != '.')
+            continue;
+        size_t n_prefix = n - n_path - 1; /* "N", "layers.N" or "model.layers.N" */
+        return bl_peft_layer_parse(modules->layers, name, n_prefix, layer) ||
+               parse_number(name, n_prefix, layer);
     }
     return false;
 }
 
 /* Each module must be named in every layer or in none. */
-static bl_status check_every_layer(bl_status refusal, const char *where, uint8_t everywhere,
-                                   const uint8_t *named, int64_t n_layers, uint32_t *targets)
+static bl_status check_every_layer(const bl_peft_modules *modules, bl_status refusal,
+                                   const char *where, uint8_t everywhere, const uint8_t *named,
+                                   int64_t n_layers, uint32_t *targets)
 {
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
+    for (int m = 0; m < modules->n; m++) {
         int64_t n_named = 0, first_without = -1;
         for (int64_t layer = 0; layer < n_layers; layer++) {
             bool is_named = (everywhere | named[layer]) >> m & 1;
@@ -87,18 +92,19 @@ static bl_status check_every_layer(bl_status refusal, const char *where, uint8_t
             if (!is_named && first_without < 0) first_without = layer;
         }
         if (n_named > 0 && first_without >= 0)
-            return BL_FAIL(refusal,
-                           "%s: %s is named in %" PRId64 " of %" PRId64
-                           " layers, not in layer %" PRId64
-                           "; targets that differ by layer are not supported",
-                           where, bl_peft_module_name(m), n_named, n_layers, first_without);
+            return BL_FAIL(
+                refusal,
+                "%s: %s is named in %" PRId64 " of %" PRId64 " layers, not in layer %" PRId64
+                "; targets that differ by layer are not supported",
+                where, bl_peft_last_name(modules->path[m]), n_named, n_layers, first_without);
         if (n_named > 0) *targets |= UINT32_C(1) << m;
     }
     return BL_OK;
 }
 
-bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *const *names,
-                              size_t n_names, int64_t n_layers, uint32_t *targets)
+bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
+                              const char *const *names, size_t n_names, int64_t n_layers,
+                              uint32_t *targets)
 {
     bl_status st = BL_OK;
     uint8_t everywhere = 0;
@@ -108,20 +114,21 @@ bl_status bl_peft_match_names(bl_status refusal, const char *where, const char *
     *targets = 0;
     if (!named) return BL_FAIL(BL_ENOMEM, "%s: %" PRId64 " layers", where, n_layers);
     for (size_t i = 0; i < n_names; i++) {
-        bl_peft_module module;
+        int module;
         int64_t layer;
-        if (!bl_peft_target_parse(names[i], &module, &layer) || layer >= n_layers) {
+        if (!bl_peft_target_parse(modules, names[i], &module, &layer) || layer >= n_layers) {
+            char known[256];
+            list_names(modules, known, sizeof known);
             st = BL_FAIL(refusal,
-                         "%s: expected names among q_proj, k_proj, v_proj, o_proj, gate_proj, "
-                         "up_proj, down_proj, or "
-                         "their paths in %" PRId64 " layers, got \"%.80s\"",
-                         where, n_layers, names[i]);
+                         "%s: expected names among %s, or their paths in %" PRId64
+                         " layers, got \"%.80s\"",
+                         where, known, n_layers, names[i]);
             goto done;
         }
         uint8_t *bits = layer < 0 ? &everywhere : &named[layer];
         *bits = (uint8_t)(*bits | 1 << module);
     }
-    st = check_every_layer(refusal, where, everywhere, named, n_layers, targets);
+    st = check_every_layer(modules, refusal, where, everywhere, named, n_layers, targets);
 done:
     free(named);
     return st;
@@ -130,14 +137,15 @@ done:
 /* ---- a regular expression ---- */
 
 /* The modules of one layer that the pattern matches whole. */
-static bl_status match_layer(bl_status refusal, const char *where, const pcre2_code *pattern,
-                             pcre2_match_data *match, int64_t layer, uint32_t *targets)
+static bl_status match_layer(const bl_peft_modules *modules, bl_status refusal, const char *where,
+                             const pcre2_code *pattern, pcre2_match_data *match, int64_t layer,
+                             uint32_t *targets)
 {
-    char path[80];
+    char path[BL_PEFT_NAME_BYTES];
 
     *targets = 0;
-    for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++) {
-        snprintf(path, sizeof path, "model.layers.%" PRId64 ".%s", layer, module_paths[m]);
+    for (int m = 0; m < modules->n; m++) {
+        snprintf(path, sizeof path, "%s.%" PRId64 ".%s", modules->layers, layer, modules->path[m]);
         int found =
             pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
         if (found >= 0)
@@ -149,8 +157,9 @@ static bl_status match_layer(bl_status refusal, const char *where, const pcre2_c
     return BL_OK;
 }
 
-bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char *text,
-                                int64_t n_layers, uint32_t *targets)
+bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusal,
+                                const char *where, const char *text, int64_t n_layers,
+                                uint32_t *targets)
 {
     bl_status st = BL_OK;
     int error;
@@ -171,7 +180,8 @@ bl_status bl_peft_match_pattern(bl_status refusal, const char *where, const char
     }
     for (int64_t layer = 0; layer < n_layers; layer++) {
         uint32_t of_layer;
-        BL_TRY_GOTO(st, done, match_layer(refusal, where, pattern, match, layer, &of_layer));
+        BL_TRY_GOTO(st, done,
+                    match_layer(modules, refusal, where, pattern, match, layer, &of_layer));
         if (layer > 0 && of_layer != *targets) {
             st = BL_FAIL(refusal,
                          "%s: \"%.100s\" selects other modules in layer %" PRId64

@@ -51,8 +51,8 @@ static bl_status gather_layer(exporter *e, int64_t layer)
     return bl_stream_synchronize(s->communication);
 }
 
-static bl_status fill_factor(void *user, int64_t layer, bl_peft_module module,
-                             bl_peft_factor factor, float *dst)
+static bl_status fill_factor(void *user, int64_t layer, int module, bl_peft_factor factor,
+                             float *dst)
 {
     exporter *e = user;
     const bl_lora_layout *layout = e->state->layout;
@@ -111,13 +111,11 @@ bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_model_config
     return bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, fill_factor, &e);
 }
 
-enum { NAME_BYTES = 128 };
-
 typedef struct named_factor {
     int64_t layer;
-    bl_peft_module module;
+    int module;
     bl_peft_factor factor;
-    char name[NAME_BYTES];
+    char name[BL_PEFT_NAME_BYTES];
 } named_factor;
 
 static bl_status write_all(exporter *e, const char *path, named_factor *list,
@@ -150,19 +148,17 @@ done:
 static bl_status write_gradient_file(exporter *e, const char *path)
 {
     const bl_lora_layout *layout = e->state->layout;
-    size_t most = (size_t)(e->state->n_layers * BL_PROJECTIONS * 2), n = 0;
+    bl_peft_modules modules = bl_arch_peft_modules(layout->arch);
+    size_t most = (size_t)(e->state->n_layers * layout->arch->n_projections * 2), n = 0;
     named_factor *list = calloc(most, sizeof *list);
     bl_stored_tensor_spec *specs = calloc(most, sizeof *specs);
     bl_status st = list && specs ? BL_OK : BL_FAIL(BL_ENOMEM, "the list of gradients");
 
     for (int64_t l = 0; st == BL_OK && l < e->state->n_layers; l++)
-        for (int p = 0; p < BL_PROJECTIONS; p++)
+        for (int p = 0; p < layout->arch->n_projections; p++)
             for (int f = 0; f < 2 && layout->a_offset[p] >= 0; f++, n++) {
-                list[n] = (named_factor){
-                    .layer = l, .module = (bl_peft_module)p, .factor = (bl_peft_factor)f};
-                snprintf(list[n].name, NAME_BYTES,
-                         "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)l,
-                         bl_projection_get((bl_projection)p)->module, f == BL_PEFT_A ? 'A' : 'B');
+                list[n] = (named_factor){.layer = l, .module = p, .factor = (bl_peft_factor)f};
+                bl_peft_tensor_name(&modules, l, p, (bl_peft_factor)f, list[n].name);
                 int64_t r = layout->options.r;
                 specs[n] = (bl_stored_tensor_spec){list[n].name,
                                                    BL_F32,

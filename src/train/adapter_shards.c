@@ -113,7 +113,7 @@ static bl_status load_from(const bl_adapter_state *s, const source *in)
 
     if (old->is_stacked == now->is_stacked)
         return load_piece(s, in, 0, 0, INT64_MAX / (int64_t)sizeof(float));
-    for (int p = 0; p < BL_PROJECTIONS; p++) {
+    for (int p = 0; p < now->arch->n_projections; p++) {
         if (now->a_offset[p] < 0) continue;
         BL_TRY(load_piece(s, in, old->a_offset[p], now->a_offset[p], r * now->a_cols[p]));
         BL_TRY(load_piece(s, in, old->b_offset[p], now->b_offset[p], r * now->b_rows[p]));

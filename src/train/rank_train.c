@@ -152,21 +152,6 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
         used >= (int)sizeof rows - 32 ? ", ..." : "");
 }
 
-/* Model FLOPs: forward and input gradient of every frozen matrix and of attention, three times the LoRA path; no recomputation. */
-static double step_flops(const bl_trainer *t, int64_t n_rows, int64_t n_tokens, int64_t n_labels)
-{
-    const bl_model_config *c = &t->training->job.model->config;
-    const bl_block_dims *d = &t->rank->weights->dims;
-    double layer = (double)d->hidden * (double)(2 * d->q_width + 2 * d->kv_width + 3 * d->inter);
-    double lora = (double)t->training->job.lora.n_floats;
-    double length = (double)n_tokens / (double)n_rows;    /* mean sample */
-    double attention = 2.0 * (double)d->q_width * length; /* QK^T and PV, causal half */
-    double per_token =
-        (double)c->n_layers * (4.0 * layer + 6.0 * lora + (2.0 + 4.0) * attention / 2.0);
-    return per_token * (double)n_tokens +
-           4.0 * (double)c->vocab_size * (double)c->hidden_size * (double)n_labels;
-}
-
 /* What this rank's lanes have done since the last call. */
 static void count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
 {
@@ -221,7 +206,9 @@ static bl_status report_step(bl_trainer *t, int64_t step, double loss, double gr
         .tokens = totals[1],
         .label_tokens = totals[0],
         .step_s = bl_now_s() - started,
-        .flops = step_flops(t, end - bl_train_position(c, n, step), totals[1], totals[0]),
+        .flops = bl_arch_step_flops(
+            &training->job.model->config, (double)training->job.lora.n_floats, (double)totals[1],
+            (double)totals[1] / (double)(end - bl_train_position(c, n, step)), (double)totals[0]),
         .peak_flops = t->peak_flops * training->job.topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     BL_TRY(count_fallbacks(t, &metrics.n_fallbacks));

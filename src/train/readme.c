@@ -15,10 +15,10 @@ static void target_list(const bl_job *job, char *text, size_t n_bytes)
 {
     size_t used = 0;
     text[0] = '\0';
-    for (int p = 0; p < BL_PROJECTIONS; p++)
+    for (int p = 0; p < job->lora.arch->n_projections; p++)
         if (job->lora.options.target[p])
             used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", used ? ", " : "",
-                                     bl_projection_get((bl_projection)p)->name);
+                                     bl_projection_name(&job->lora.arch->projections[p]));
 }
 
 static bl_status write_losses(const bl_job *job, const bl_outcome *outcome, char **text)

@@ -9,6 +9,7 @@
 #include "ops_test.h"
 
 #include "arch/block.h"
+#include "arch/llama.h"
 #include "model/weights.h"
 #include "ops/philox.h"
 #include "ops/rope.h"
@@ -80,7 +81,8 @@ static void create_toy(const block_case *c, toy *m)
     double inverse[64];
 
     *m = (toy){.c = c, .d = test_device_create(2)};
-    m->config = (bl_model_config){.vocab_size = 8,
+    m->config = (bl_model_config){.arch = &bl_arch_llama,
+                                  .vocab_size = 8,
                                   .hidden_size = c->hidden,
                                   .intermediate_size = c->inter,
                                   .n_layers = LAYERS,
@@ -104,8 +106,7 @@ static void create_toy(const block_case *c, toy *m)
     m->block = (bl_block){.dims = &m->dims,
                           .base = m->base,
                           .layer = LAYER,
-                          .norm1 = m->norms,
-                          .norm2 = m->norms + c->hidden,
+                          .vectors = m->norms,
                           .lora = &m->lora,
                           .lora_weights = bl_tensor_f32(m->lora_weights),
                           .dropout = {.p = c->dropout, .seed = 11, .step = 5}};
@@ -146,16 +147,18 @@ static double keep(const toy *m, int matrix, int64_t t, int64_t c)
 }
 
 /* y (T,N) of one projection; x (T,K). */
-static void reference_linear(const toy *m, const double *lora, bl_projection p, const double *x,
-                             double *y)
+/* Of each projection, its segment of the fused matrix. */
+static const int segments[BL_PROJECTIONS] = {0, 1, 2, 0, 0, 1, 0};
+
+static void reference_linear(const toy *m, const double *lora, int p, const double *x, double *y)
 {
-    const bl_projection_info *info = bl_projection_get(p);
+    const bl_projection *info = &bl_llama_projections[p];
     int64_t N, K, r = m->c->r;
     bl_weight w;
 
     bl_projection_shape(&m->config, p, &N, &K);
     assert_int_equal(bl_base_acquire(m->base, LAYER, (int)info->matrix, m->d.stream, &w), BL_OK);
-    const float *W = w.segment[info->segment].codes;
+    const float *W = w.segment[segments[p]].codes;
     for (int64_t t = 0; t < T_ALL; t++)
         for (int64_t n = 0; n < N; n++) {
             y[t * N + n] = 0;
@@ -240,7 +243,7 @@ static void reference_block(const toy *m, const double *lora, const double *x, d
            *mid = test_doubles(T_ALL * H);
     double *gate = test_doubles(T_ALL * I), *up = test_doubles(T_ALL * I);
 
-    reference_norm(m, m->block.norm1, x, norm);
+    reference_norm(m, m->norms, x, norm);
     reference_linear(m, lora, BL_Q, norm, q);
     reference_linear(m, lora, BL_K, norm, k);
     reference_linear(m, lora, BL_V, norm, v);
@@ -249,7 +252,7 @@ static void reference_block(const toy *m, const double *lora, const double *x, d
     reference_attention(m, q, k, v, o);
     reference_linear(m, lora, BL_O, o, mid);
     for (int64_t i = 0; i < T_ALL * H; i++) mid[i] += x[i];
-    reference_norm(m, m->block.norm2, mid, norm);
+    reference_norm(m, m->norms + m->config.hidden_size, mid, norm);
     reference_linear(m, lora, BL_GATE, norm, gate);
     reference_linear(m, lora, BL_UP, norm, up);
     for (int64_t i = 0; i < T_ALL * I; i++) gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];

@@ -13,6 +13,7 @@
 #include "ops_test.h"
 
 #include "arch/block.h"
+#include "arch/llama.h"
 #include "model/weights.h"
 #include "ops/rope.h"
 
@@ -94,7 +95,8 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
     bl_format formats[BL_PROJECTIONS];
     double inverse[64];
 
-    *h = (host){.config = {.vocab_size = 8,
+    *h = (host){.config = {.arch = &bl_arch_llama,
+                           .vocab_size = 8,
                            .hidden_size = c->hidden,
                            .intermediate_size = c->inter,
                            .n_layers = 1,
@@ -117,7 +119,7 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
     h->d = random_values(T * c->hidden, 7, 1);
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         int64_t rows, cols;
-        bl_projection_shape(&h->config, (bl_projection)p, &rows, &cols);
+        bl_projection_shape(&h->config, p, &rows, &cols);
         h->factors[2 * p] = random_values(R * cols, 20 + (uint64_t)p, 0.1f);
         h->factors[2 * p + 1] = random_values(R * rows, 40 + (uint64_t)p, 0.1f);
     }
@@ -259,8 +261,7 @@ static void create_side(side *s, test_device d, const host *h, bl_matmul_mode mo
     s->dims.cos_table = put(s, h->cos_table, (size_t)(T * half) * sizeof(float));
     s->dims.sin_table = put(s, h->sin_table, (size_t)(T * half) * sizeof(float));
     s->block = (bl_block){.dims = &s->dims, .base = s->base};
-    s->block.norm1 = put(s, h->norms, (size_t)(2 * H) * sizeof(float));
-    s->block.norm2 = s->block.norm1 + H;
+    s->block.vectors = put(s, h->norms, (size_t)(2 * H) * sizeof(float));
     put_lora(s, h, dropout);
     put_batch(s);
     if (!prepares) return;

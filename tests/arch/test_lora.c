@@ -3,9 +3,11 @@
 #include "ops_test.h"
 
 #include "arch/lora.h"
+#include "arch/llama.h"
 #include "model/lora_io.h"
 
-static const bl_model_config config = {.hidden_size = 24,
+static const bl_model_config config = {.arch = &bl_arch_llama,
+                                       .hidden_size = 24,
                                        .intermediate_size = 40,
                                        .n_layers = 3,
                                        .n_heads = 4,
@@ -169,8 +171,8 @@ static void test_peft_configuration(void **state)
     assert_true(back.r == 5 && back.alpha == 10 && back.dropout == 0.1 && back.use_rslora);
     assert_memory_equal(back.target, options.target, sizeof back.target);
     bl_peft_base base = bl_lora_peft_base(&config);
-    assert_true(base.n_layers == 3 && base.out_features[BL_PEFT_K] == 16 &&
-                base.in_features[BL_PEFT_O] == 32 && base.in_features[BL_PEFT_DOWN] == 40);
+    assert_true(base.n_layers == 3 && base.out_features[BL_K] == 16 &&
+                base.in_features[BL_O] == 32 && base.in_features[BL_DOWN] == 40);
 }
 
 int main(void)

@@ -13,7 +13,7 @@
 #include "config/config.h"
 #include "config/internal.h"
 #include "device/device.h"
-#include "arch/projection.h"
+#include "arch/arch.h"
 #include "skip.h"
 
 enum { MAX_WORDS = 16, TEXT_BYTES = 256 };

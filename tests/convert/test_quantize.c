@@ -17,6 +17,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "convert/quantize.h"
+#include "arch/llama.h"
 #include "model/rows.h"
 #include "model/weights.h"
 #include "skip.h"

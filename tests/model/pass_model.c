@@ -9,7 +9,8 @@ enum { MAX_SPANS = 4096 };
 static const int64_t tokens[MICROS] = {9, 0, 1,
                                        6}; /* a rank without samples visits with no tokens */
 
-const bl_model_config pass_config = {.vocab_size = VOCAB,
+const bl_model_config pass_config = {.arch = &bl_arch_llama,
+                                     .vocab_size = VOCAB,
                                      .hidden_size = HIDDEN,
                                      .intermediate_size = INTER,
                                      .n_layers = LAYERS,
@@ -75,7 +76,7 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
                            self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
     fill_shards(&w->layout, self->rank, w->shards);
-    w->norms = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
+    w->vectors = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
     w->rope_tables = test_floats(T_MAX * HEAD_DIM);
     bl_model_config_rope_inv_freq(&pass_config, inverse);
     bl_rope_fill_tables(0, T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
@@ -165,7 +166,7 @@ void pass_model_close(test_rank *self, pass_model *m, bl_pass *pass)
     bl_base_destroy(m->base);
     bl_pages_destroy(m->weights.pages);
     bl_base_layout_free(&m->weights.layout);
-    free(m->weights.shards), free(m->weights.norms), free(m->weights.rope_tables),
+    free(m->weights.shards), free(m->weights.vectors), free(m->weights.rope_tables),
         free(m->model.embedding);
     free(m->loss);
     bl_timeline_destroy(m->timeline);

@@ -7,6 +7,7 @@
 #include "ops_test.h"
 #include "test_ranks.h"
 
+#include "arch/llama.h"
 #include "model/pass.h"
 
 enum {

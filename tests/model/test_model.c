@@ -403,7 +403,7 @@ static void test_what_generation_refuses(void **state)
 
     for (int64_t i = 0, hidden = t.model->config.hidden_size; i < hidden;
          i++) /* overflows before the head */
-        t.m.weights->norms[2 * t.model->config.n_layers * hidden + i] = 3e38f;
+        t.m.weights->vectors[2 * t.model->config.n_layers * hidden + i] = 3e38f;
     generator = new_generator(&t, 4);
     assert_int_equal(bl_generator_extend(generator, t.g.ids, 4, &logits), BL_ENUMERIC);
     bl_generator_destroy(generator);

@@ -358,7 +358,7 @@ static bl_status open_step(test_rank *self, const step_run *run, step_case *c)
     for (int t = 0; t < T_MAX; t++) c->rare_ids[t] = VOCAB - 1;
     c->m.micro[MICROS - 1].ids = c->rare_ids;
     if (run->bad < 0) ((float *)c->m.model.embedding)[VOCAB * HIDDEN - 1] = NAN;
-    if (run->bad >= 0 && run->bad < LAYERS) c->m.weights.norms[2 * run->bad * HIDDEN] = NAN;
+    if (run->bad >= 0 && run->bad < LAYERS) c->m.weights.vectors[2 * run->bad * HIDDEN] = NAN;
     return pass_create(self, &c->m, &run->v, &c->pass);
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
+#include "arch/llama.h"
 #include "plan/lora.h"
 #include "plan/measure.h"
 #include "plan/search_internal.h"
@@ -45,7 +46,8 @@ static void open_case(measure_case *c)
                     "--threads",
                     "1"};
 
-    *c = (measure_case){.model = {.vocab_size = 256,
+    *c = (measure_case){.model = {.arch = &bl_arch_llama,
+                                  .vocab_size = 256,
                                   .hidden_size = 64,
                                   .intermediate_size = 128,
                                   .n_layers = 2,

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
+#include "arch/llama.h"
 #include "plan/lora.h"
 #include "plan/plan.h"
 

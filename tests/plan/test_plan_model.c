@@ -14,6 +14,7 @@
 
 #include "base/sizes.h"
 #include "config/config.h"
+#include "arch/llama.h"
 #include "plan/model.h"
 #include "skip.h"
 

@@ -3,6 +3,7 @@
 #ifndef BALLAST_TESTS_PLAN_TIME_CASE_H
 #define BALLAST_TESTS_PLAN_TIME_CASE_H
 
+#include "arch/llama.h"
 #include "plan/time.h"
 
 typedef struct time_case {

@@ -12,17 +12,33 @@
 #include "store/peft.h"
 #include "store/safetensors.h"
 
+enum { Q, K, V, O, GATE, UP, DOWN, ALL = 127 };
+#define MODULES                                                                                    \
+    {                                                                                              \
+        .layers = "model.layers", .n = 7, .path = {                                                \
+            "self_attn.q_proj",                                                                    \
+            "self_attn.k_proj",                                                                    \
+            "self_attn.v_proj",                                                                    \
+            "self_attn.o_proj",                                                                    \
+            "mlp.gate_proj",                                                                       \
+            "mlp.up_proj",                                                                         \
+            "mlp.down_proj"                                                                        \
+        }                                                                                          \
+    }
+static const bl_peft_modules modules = MODULES;
+
 /* Eleven layers, so that the file's order (layers.10 before layers.2) is not the numerical one. */
-static const bl_peft_base base = {.n_layers = 11,
+static const bl_peft_base base = {.modules = MODULES,
+                                  .n_layers = 11,
                                   .in_features = {6, 6, 6, 10, 6, 6, 14},
                                   .out_features = {10, 4, 4, 6, 14, 14, 6}};
 
-static float value_of(int64_t layer, bl_peft_module module, bl_peft_factor factor, int64_t i)
+static float value_of(int64_t layer, int module, bl_peft_factor factor, int64_t i)
 {
     return (float)(layer * 1000 + module * 100 + factor * 50 + i) + 0.001f;
 }
 
-static int64_t n_elements(const bl_peft_config *config, bl_peft_module m, bl_peft_factor factor)
+static int64_t n_elements(const bl_peft_config *config, int m, bl_peft_factor factor)
 {
     return config->r * (factor == BL_PEFT_A ? base.in_features[m] : base.out_features[m]);
 }
@@ -32,8 +48,7 @@ typedef struct fill_arg {
     int n_calls, fail_at;
 } fill_arg;
 
-static bl_status fill(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor,
-                      float *dst)
+static bl_status fill(void *arg, int64_t layer, int module, bl_peft_factor factor, float *dst)
 {
     fill_arg *a = arg;
     if (a->n_calls++ == a->fail_at) return BL_FAIL(BL_ENUMERIC, "the filler gave up");
@@ -42,8 +57,7 @@ static bl_status fill(void *arg, int64_t layer, bl_peft_module module, bl_peft_f
     return BL_OK;
 }
 
-static const bl_peft_config qv = {
-    .r = 3, .alpha = 16, .dropout = 0.05, .targets = 1 << BL_PEFT_Q | 1 << BL_PEFT_V};
+static const bl_peft_config qv = {.r = 3, .alpha = 16, .dropout = 0.05, .targets = 1 << Q | 1 << V};
 
 static void write_adapter(const bl_peft_config *config, bl_dtype dtype)
 {
@@ -111,7 +125,7 @@ static void round_trip(const bl_peft_config *config, bl_dtype dtype)
     assert_int_equal(read->use_rslora, config->use_rslora);
     assert_int_equal(read->targets, config->targets);
     for (int64_t layer = 0; layer < base.n_layers; layer++)
-        for (bl_peft_module m = 0; m < BL_PEFT_MODULES; m++)
+        for (int m = 0; m < modules.n; m++)
             for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
                 assert_int_equal(bl_peft_read(adapter, layer, m, f, values), BL_OK);
                 for (int64_t i = 0; i < n_elements(config, m, f); i++) {
@@ -126,7 +140,7 @@ static void round_trip(const bl_peft_config *config, bl_dtype dtype)
 static void test_round_trip(void **state)
 {
     static const bl_peft_config odd = {
-        .r = 4, .alpha = 12.5, .dropout = 0.1, .use_rslora = true, .targets = BL_PEFT_ALL};
+        .r = 4, .alpha = 12.5, .dropout = 0.1, .use_rslora = true, .targets = ALL};
     static const char FORMAT[] = "{\"__metadata__\":{\"format\":\"pt\"},";
     bl_safetensors *file;
     void *bytes;
@@ -148,8 +162,7 @@ static void test_round_trip(void **state)
     bl_safetensors_close(file);
 }
 
-static bl_status fill_count(void *arg, int64_t layer, bl_peft_module module, bl_peft_factor factor,
-                            float *dst)
+static bl_status fill_count(void *arg, int64_t layer, int module, bl_peft_factor factor, float *dst)
 {
     (void)layer, (void)module;
     for (int64_t i = 0; i < *(const int64_t *)arg * (factor == BL_PEFT_A); i++) dst[i] = (float)i;
@@ -160,8 +173,9 @@ static bl_status fill_count(void *arg, int64_t layer, bl_peft_module module, bl_
 static void test_large_factor(void **state)
 {
     enum { N_IN = 40000 };
-    static const bl_peft_base wide = {.n_layers = 1, .in_features = {N_IN}, .out_features = {1}};
-    static const bl_peft_config one = {.r = 1, .alpha = 1, .targets = 1 << BL_PEFT_Q};
+    static const bl_peft_base wide = {
+        .modules = MODULES, .n_layers = 1, .in_features = {N_IN}, .out_features = {1}};
+    static const bl_peft_config one = {.r = 1, .alpha = 1, .targets = 1 << Q};
     static float values[N_IN];
     bl_peft_adapter *adapter;
     int64_t n_in = N_IN;
@@ -170,7 +184,7 @@ static void test_large_factor(void **state)
     assert_int_equal(bl_peft_write(tmp_path("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in),
                      BL_OK);
     assert_int_equal(bl_peft_open(tmp_path("wide"), &wide, &adapter), BL_OK);
-    assert_int_equal(bl_peft_read(adapter, 0, BL_PEFT_Q, BL_PEFT_A, values), BL_OK);
+    assert_int_equal(bl_peft_read(adapter, 0, Q, BL_PEFT_A, values), BL_OK);
     for (int i = 0; i < N_IN; i++)
         assert_true(values[i] == bl_bf16_to_f32(bl_f32_to_bf16((float)i)));
     bl_peft_close(adapter);
@@ -205,7 +219,7 @@ static bl_status load_config(const char *targets, const char *rest, bl_peft_conf
              targets, *rest ? "," : "", rest);
     tmp_subdir("c");
     put_text("c/adapter_config.json", text);
-    return bl_peft_load_config(tmp_path("c"), 12, config);
+    return bl_peft_load_config(tmp_path("c"), &modules, 12, config);
 }
 
 /* v_proj of every layer by its path, in PEFT's three lengths, and down_proj by name and, for one layer, by
@@ -229,13 +243,13 @@ static void test_target_modules(void **state)
         const char *targets;
         uint32_t expected;
     } cases[] = {
-        {"[\"v_proj\",\"q_proj\",\"q_proj\"]", 1 << BL_PEFT_Q | 1 << BL_PEFT_V},
-        {"[\"self_attn.o_proj\",\"mlp.up_proj\"]", 1 << BL_PEFT_O | 1 << BL_PEFT_UP},
-        {"\"all-linear\"", BL_PEFT_ALL},
-        {"\".*\\\\.(gate|down)_proj\"", 1 << BL_PEFT_GATE | 1 << BL_PEFT_DOWN},
-        {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.k_proj\"", 1 << BL_PEFT_K},
-        {"\".*q|.*q_proj\"", 1 << BL_PEFT_Q}, /* fullmatch tries the second branch */
-        {paths_of_all, 1 << BL_PEFT_V | 1 << BL_PEFT_DOWN},
+        {"[\"v_proj\",\"q_proj\",\"q_proj\"]", 1 << Q | 1 << V},
+        {"[\"self_attn.o_proj\",\"mlp.up_proj\"]", 1 << O | 1 << UP},
+        {"\"all-linear\"", ALL},
+        {"\".*\\\\.(gate|down)_proj\"", 1 << GATE | 1 << DOWN},
+        {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.k_proj\"", 1 << K},
+        {"\".*q|.*q_proj\"", 1 << Q}, /* fullmatch tries the second branch */
+        {paths_of_all, 1 << V | 1 << DOWN},
     };
     static const struct {
         const char *targets, *error;
@@ -322,16 +336,17 @@ static void test_unsupported_features(void **state)
         BL_OK);
     assert_true(config.use_rslora && config.dropout == 0.1 && config.alpha == 16);
     put_text("c/adapter_config.json", "{\"peft_type\":\"IA3\"}");
-    assert_int_equal(bl_peft_load_config(tmp_path("c"), 1, &config), BL_EINPUT);
+    assert_int_equal(bl_peft_load_config(tmp_path("c"), &modules, 1, &config), BL_EINPUT);
     assert_error_has("key peft_type: expected \"LORA\", got \"IA3\"");
     put_text("c/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":0}");
-    assert_int_equal(bl_peft_load_config(tmp_path("c"), 1, &config), BL_EINPUT);
+    assert_int_equal(bl_peft_load_config(tmp_path("c"), &modules, 1, &config), BL_EINPUT);
     assert_error_has("key r: expected an integer in [1, 65536], got 0");
 }
 
 static void test_tensors_are_compared_with_the_base(void **state)
 {
-    static const bl_peft_base small = {.n_layers = 1, .in_features = {2}, .out_features = {3}};
+    static const bl_peft_base small = {
+        .modules = MODULES, .n_layers = 1, .in_features = {2}, .out_features = {3}};
     bl_peft_adapter *adapter = (bl_peft_adapter *)&adapter;
 
     (void)state;
@@ -345,7 +360,7 @@ static void test_tensors_are_compared_with_the_base(void **state)
                     "{\"dtype\":\"F32\",\"shape\":[1,2],\"data_offsets\":[8,16]}}",
                     16);
     /* Without a base, against themselves: the first A, [2, 1], says that there is one input. */
-    assert_int_equal(bl_peft_check(tmp_path("t")), BL_EINPUT);
+    assert_int_equal(bl_peft_check(tmp_path("t"), &modules), BL_EINPUT);
     assert_error_has("missing base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight");
     assert_error_has("layers.0.self_attn.q_proj.lora_A.weight has shape [2, 1], expected [1, 1]");
     tmp_subdir("far");
@@ -356,7 +371,7 @@ static void test_tensors_are_compared_with_the_base(void **state)
         "{\"base_model.model.model.layers.9223372036854775807.self_attn.q_proj.lora_A.weight\":"
         "{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[0,4]}}",
         4);
-    assert_int_equal(bl_peft_check(tmp_path("far")), BL_EINPUT);
+    assert_int_equal(bl_peft_check(tmp_path("far"), &modules), BL_EINPUT);
     assert_error_has("unexpected base_model.model.model.layers.9223372036854775807.");
     assert_int_equal(bl_peft_open(tmp_path("t"), &small, &adapter), BL_EINPUT);
     assert_null(adapter);
@@ -377,8 +392,8 @@ static void test_tensors_are_compared_with_the_base(void **state)
 static void test_module_names(void **state)
 {
     (void)state;
-    assert_string_equal(bl_peft_module_name(BL_PEFT_Q), "q_proj");
-    assert_string_equal(bl_peft_module_name(BL_PEFT_GATE), "gate_proj");
+    assert_string_equal(bl_peft_last_name(modules.path[Q]), "q_proj");
+    assert_string_equal(bl_peft_last_name(modules.path[GATE]), "gate_proj");
 }
 
 int main(void)

@@ -21,7 +21,8 @@ const step_batch step_batches[STEP_MICROS] = {{.n_tokens = 150, .first_document 
                                               {.n_tokens = 128, .first_id = 5},
                                               {.n_tokens = 37, .first_document = 1, .first_id = 9}};
 
-static const bl_model_config step_config = {.vocab_size = STEP_VOCAB,
+static const bl_model_config step_config = {.arch = &bl_arch_llama,
+                                            .vocab_size = STEP_VOCAB,
                                             .hidden_size = STEP_HIDDEN,
                                             .intermediate_size = STEP_INTER,
                                             .n_layers = STEP_LAYERS,
@@ -98,7 +99,7 @@ static bl_status make_pages(step_model *m, bl_tier tier)
 
     TEST_CHECK(n_pages <= (int64_t)BL_COUNT(specs));
     for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);) {
-        bl_model_page_name(STEP_LAYERS, &at, names[at.index]);
+        bl_model_page_name(&step_config, &at, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tier};
     }
     BL_TRY(bl_pages_create(&options, n_pages, specs, &w->pages));
@@ -133,7 +134,7 @@ static bl_status make_tables(step_model *m)
 
     TEST_CHECK(n <= ROWS);
     for (int i = 0; i < N_NORMS; i++) norms[i] = 1.0f + float_value(900, i, 0.25);
-    BL_TRY(to_device(m, norms, sizeof norms, (void **)&w->norms));
+    BL_TRY(to_device(m, norms, sizeof norms, (void **)&w->vectors));
     bl_model_config_rope_inv_freq(&step_config, inverse);
     bl_rope_fill_tables(0, n, HALF, inverse, tables, tables + n * HALF);
     BL_TRY(to_device(m, tables, (size_t)(2 * n * HALF) * sizeof *tables, (void **)&w->rope_tables));
@@ -375,7 +376,7 @@ void step_close(step_model *m)
     for (int i = 0; i < STEP_MICROS; i++) bl_twin_destroy(m->batches[i]);
     if (m->device) {
         bl_device_free(m->device, BL_SPACE_DEVICE, m->weights.scales);
-        bl_device_free(m->device, BL_SPACE_DEVICE, m->weights.norms);
+        bl_device_free(m->device, BL_SPACE_DEVICE, m->weights.vectors);
         bl_device_free(m->device, BL_SPACE_DEVICE, m->weights.rope_tables);
     }
     bl_staging_destroy(m->staging);

@@ -4,6 +4,7 @@
 #ifndef BALLAST_TESTS_TRAIN_STEP_MODEL_H
 #define BALLAST_TESTS_TRAIN_STEP_MODEL_H
 
+#include "arch/llama.h"
 #include "model/pass.h"
 #include "train/adapter_state_internal.h"
 

@@ -16,11 +16,13 @@
 
 #include "test_ranks.h"
 #include "tmp_dir.h"
+#include "arch/llama.h"
 #include "train/adapter_internal.h" /* its gradients, to be filled in */
 
 enum { N_LAYERS = 3, DEPTH = 2, LATE_US = 100 * 1000 };
 
-static const bl_model_config config = {.hidden_size = 24,
+static const bl_model_config config = {.arch = &bl_arch_llama,
+                                       .hidden_size = 24,
                                        .intermediate_size = 40,
                                        .n_layers = N_LAYERS,
                                        .n_heads = 4,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bad models, data and machines as a user of `ballast train` meets them: the exit code, one line that names
  * what is at fault, soon, and nothing left behind that looks like a result. What each reader refuses in
- * detail is tested beside it (tests/store, tests/tokenizer, tests/data, tests/llama). */
+ * detail is tested beside it (tests/store, tests/tokenizer, tests/data, tests/arch). */
 #include "runs.h"
 
 #include <stdio.h>

@@ -8,6 +8,7 @@
 
 #include "bench/command/model.h"
 #include "skip.h"
+#include "arch/llama.h"
 #include "plan/time.h"
 
 enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 80, STEPS = 2 };

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch.c -- what follows from an entry of the table of architectures and a configuration. */
+#include "arch/arch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int64_t extent_of(const bl_model_config *c, bl_extent extent)
+{
+    switch (extent) {
+    case BL_EXTENT_HIDDEN:
+        return c->hidden_size;
+    case BL_EXTENT_INTER:
+        return c->intermediate_size;
+    case BL_EXTENT_Q:
+        return c->n_heads * c->head_dim;
+    case BL_EXTENT_KV:
+        break;
+    }
+    return c->n_kv_heads * c->head_dim;
+}
+
+/* ---- projections ---- */
+
+void bl_projection_shape(const bl_model_config *config, int projection, int64_t *rows,
+                         int64_t *cols)
+{
+    const bl_projection *p = &config->arch->projections[projection];
+
+    *rows = extent_of(config, p->rows);
+    *cols = extent_of(config, p->cols);
+}
+
+int64_t bl_projection_row(const bl_model_config *config, int projection)
+{
+    const bl_projection *list = config->arch->projections;
+    int64_t row = 0;
+
+    for (int p = 0; p < projection; p++)
+        if (list[p].matrix == list[projection].matrix) row += extent_of(config, list[p].rows);
+    return row;
+}
+
+const char *bl_projection_name(const bl_projection *projection)
+{
+    return bl_peft_last_name(projection->module);
+}
+
+const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segment)
+{
+    for (int p = 0; p < arch->n_projections; p++)
+        if ((int)arch->projections[p].matrix == matrix && segment-- == 0)
+            return &arch->projections[p];
+    return NULL;
+}
+
+bool bl_arch_is_projection(const bl_arch *arch, const char *tensor)
+{
+    size_t n_layers = strlen(arch->layers);
+    int prefix = 0;
+
+    if (strncmp(tensor, arch->layers, n_layers) != 0) return false;
+    tensor += n_layers;
+    if (sscanf(tensor, ".%*d.%n", &prefix) != 0 || prefix == 0) return false;
+    for (int p = 0; p < arch->n_projections; p++) {
+        const char *module = arch->projections[p].module;
+        size_t length = strlen(module);
+        if (strncmp(tensor + prefix, module, length) == 0 &&
+            strcmp(tensor + prefix + length, ".weight") == 0)
+            return true;
+    }
+    return false;
+}
+
+int64_t bl_arch_layer_weights(const bl_model_config *config)
+{
+    int64_t weights = 0, rows, cols;
+
+    for (int p = 0; p < config->arch->n_projections; p++) {
+        bl_projection_shape(config, p, &rows, &cols);
+        weights += rows * cols;
+    }
+    return weights;
+}
+
+bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
+{
+    bl_peft_modules modules = {.layers = arch->layers, .n = arch->n_projections};
+
+    for (int p = 0; p < arch->n_projections; p++) modules.path[p] = arch->projections[p].module;
+    return modules;
+}
+
+/* ---- tensors ---- */
+
+int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector)
+{
+    int64_t n = 0;
+
+    for (int v = 0; v < (int)vector; v++)
+        if (config->arch->vectors[v].name) n += extent_of(config, config->arch->vectors[v].extent);
+    return n;
+}
+
+int64_t bl_arch_layer_floats(const bl_model_config *config)
+{
+    return bl_arch_vector_offset(config, BL_LAYER_VECTORS);
+}
+
+int64_t bl_arch_vector_floats(const bl_model_config *config)
+{
+    return config->n_layers * bl_arch_layer_floats(config) + config->hidden_size;
+}
+
+static int n_vectors(const bl_arch *arch)
+{
+    int n = 0;
+
+    for (int v = 0; v < BL_LAYER_VECTORS; v++) n += arch->vectors[v].name != NULL;
+    return n;
+}
+
+enum { AROUND = 3 }; /* final norm, embedding, head */
+
+int64_t bl_arch_tensor_count(const bl_model_config *config)
+{
+    return config->n_layers * (config->arch->n_projections + n_vectors(config->arch)) + AROUND;
+}
+
+void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES])
+{
+    snprintf(name, BL_TENSOR_NAME_BYTES, "%s.weight", module);
+}
+
+void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_projection *projection,
+                               char name[BL_TENSOR_NAME_BYTES])
+{
+    snprintf(name, BL_TENSOR_NAME_BYTES, "%s.%lld.%s.weight", arch->layers, (long long)layer,
+             projection->module);
+}
+
+/* The k-th vector that the family has, of a layer. */
+static bl_arch_tensor vector_tensor(const bl_model_config *c, int64_t layer, int k)
+{
+    const bl_arch *arch = c->arch;
+    bl_arch_tensor t = {.role = BL_ROLE_VECTOR, .n_dims = 1};
+    int v = 0;
+
+    while (!arch->vectors[v].name || k-- > 0) v++;
+    t.offset = layer * bl_arch_layer_floats(c) + bl_arch_vector_offset(c, (bl_layer_vector)v);
+    t.shape[0] = extent_of(c, arch->vectors[v].extent);
+    snprintf(t.name, sizeof t.name, "%s.%lld.%s", arch->layers, (long long)layer,
+             arch->vectors[v].name);
+    return t;
+}
+
+bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
+{
+    const bl_arch *arch = c->arch;
+    int64_t per_layer = arch->n_projections + n_vectors(arch), layer = i / per_layer;
+    int k = (int)(i % per_layer);
+    bl_arch_tensor t = {.role = BL_ROLE_PROJECTION, .n_dims = 2};
+
+    if (layer < c->n_layers && k >= arch->n_projections)
+        return vector_tensor(c, layer, k - arch->n_projections);
+    if (layer < c->n_layers) {
+        bl_projection_shape(c, k, &t.shape[0], &t.shape[1]);
+        bl_arch_projection_tensor(arch, layer, &arch->projections[k], t.name);
+        return t;
+    }
+    const struct {
+        const char *module;
+        bl_arch_tensor tensor;
+    } around[AROUND] = {
+        {arch->final_norm,
+         {.role = BL_ROLE_VECTOR,
+          .offset = c->n_layers * bl_arch_layer_floats(c),
+          .n_dims = 1,
+          .shape = {c->hidden_size}}},
+        {arch->embedding,
+         {.role = BL_ROLE_EMBEDDING, .n_dims = 2, .shape = {c->vocab_size, c->hidden_size}}},
+        {arch->head, {.role = BL_ROLE_HEAD, .n_dims = 2, .shape = {c->vocab_size, c->hidden_size}}},
+    };
+    int64_t a = i - c->n_layers * per_layer;
+    t = around[a].tensor;
+    bl_arch_module_tensor(around[a].module, t.name);
+    return t;
+}
+
+/* ---- work ---- */
+
+double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, double n_tokens,
+                          double mean_tokens, double n_labels)
+{
+    double weights = (double)bl_arch_layer_weights(c);
+    /* QK^T and PV, causal half */
+    double attention = 2.0 * (double)extent_of(c, BL_EXTENT_Q) * mean_tokens;
+    double per_token =
+        (double)c->n_layers * (4.0 * weights + 6.0 * n_lora_floats + (2.0 + 4.0) * attention / 2.0);
+    return per_token * n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
+}

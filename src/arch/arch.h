@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arch.h -- the families of models, as data: an entry per model_type of config.json.
+ *
+ * An entry says which keys of config.json its reader reads, which tensors a checkpoint has, of which
+ * shapes and for what, and the names that PEFT gives to the projections. What a layer computes from
+ * them is arch/block.h, for all families. Nothing outside arch/ knows a family by name. */
+#ifndef BALLAST_ARCH_ARCH_H
+#define BALLAST_ARCH_ARCH_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "store/peft.h"
+
+typedef enum bl_rope_kind { BL_ROPE_DEFAULT, BL_ROPE_LINEAR, BL_ROPE_LLAMA3 } bl_rope_kind;
+
+enum { BL_MODEL_MAX_EOS = 8 };
+
+typedef struct bl_arch bl_arch;
+
+/* What config.json says, read: arch/config.h. */
+typedef struct bl_model_config {
+    const bl_arch *arch;
+    int64_t vocab_size, hidden_size, intermediate_size;
+    int64_t n_layers, n_heads, n_kv_heads; /* n_kv_heads divides n_heads */
+    int64_t head_dim;                      /* even; n_heads * head_dim need not be hidden_size */
+    int64_t max_position_embeddings;
+    double rms_norm_eps;
+    bool tie_word_embeddings;
+
+    double rope_theta;
+    bl_rope_kind rope_kind;
+    double rope_factor;                                 /* linear, llama3 */
+    double rope_low_freq_factor, rope_high_freq_factor; /* llama3; low < high */
+    int64_t rope_original_max_positions;                /* llama3 */
+
+    int64_t bos_token_id; /* -1: none */
+    int64_t eos_token_ids[BL_MODEL_MAX_EOS];
+    int n_eos_token_ids;
+} bl_model_config;
+
+/* The matrices of a layer as a block multiplies with them: q|k|v, o, gate|up, down. Each is one or
+ * several projections, stacked along the rows. Also the index of a matrix in a base unit. */
+typedef enum bl_layer_matrix {
+    BL_QKV,
+    BL_OUT,
+    BL_GATE_UP,
+    BL_MLP_DOWN,
+    BL_LAYER_MATRICES
+} bl_layer_matrix;
+
+/* The vectors of a layer, by their use in a block: fp32, whole on every rank. */
+typedef enum bl_layer_vector {
+    BL_ATTENTION_NORM, /* before W_qkv */
+    BL_MLP_NORM,       /* before W_gate_up */
+    BL_LAYER_VECTORS
+} bl_layer_vector;
+
+/* A dimension of a tensor, from the configuration. */
+typedef enum bl_extent {
+    BL_EXTENT_HIDDEN,
+    BL_EXTENT_INTER,
+    BL_EXTENT_Q, /* n_heads head_dim */
+    BL_EXTENT_KV /* n_kv_heads head_dim */
+} bl_extent;
+
+enum { BL_MAX_PROJECTIONS = BL_PEFT_MAX_MODULES, BL_TENSOR_NAME_BYTES = 96 };
+
+/* A frozen matrix of a layer as a checkpoint stores it: "LAYERS.3.MODULE.weight". It may be held in
+ * another format, and LoRA may target it. */
+typedef struct bl_projection {
+    const char *module; /* "self_attn.q_proj" */
+    bl_layer_matrix
+        matrix;           /* that it is part of, behind those of it that come earlier in the list */
+    bl_extent rows, cols; /* output channels, input channels */
+} bl_projection;
+
+typedef struct bl_vector {
+    const char *name; /* "input_layernorm.weight" in each layer; NULL: the family has none */
+    bl_extent extent;
+} bl_vector;
+
+typedef struct bl_preset {
+    const char *name; /* "llama3.1-8b" */
+    bl_model_config config;
+} bl_preset;
+
+struct bl_arch {
+    const char *model_type; /* "llama" */
+    const char *class_name; /* "LlamaForCausalLM" */
+    const char *title;      /* in messages: "Llama" */
+
+    /* config.json. `keys`, NULL-terminated: those that `read` reads; every other key that changes some
+     * model's forward pass must have the value that changes nothing (config_keys.c). `read` finds
+     * `defaults` in *config. `describe`: bl_model_config_describe. */
+    const char *const *keys;
+    bl_model_config defaults;
+    bl_status (*read)(const char *file, const json_t *root, bl_model_config *config);
+    json_t *(*describe)(const bl_model_config *config);
+    const bl_preset *presets;
+    size_t n_presets;
+
+    /* The checkpoint. A tensor's name is a module's with ".weight" behind it. */
+    const char *layers;               /* "model.layers" */
+    const char *final_norm;           /* "model.norm" */
+    const char *embedding;            /* "model.embed_tokens" */
+    const char *head;                 /* "lm_head" */
+    const bl_projection *projections; /* in the order of PEFT's modules: that of the LoRA weights */
+    int n_projections;
+    bl_vector vectors[BL_LAYER_VECTORS];
+};
+
+/* ---- projections ---- */
+
+/* Shape of the stored weight: rows = output channels, cols = input channels. */
+void bl_projection_shape(const bl_model_config *config, int projection, int64_t *rows,
+                         int64_t *cols);
+/* The first row of the projection in its fused matrix. */
+int64_t bl_projection_row(const bl_model_config *config, int projection);
+/* "q_proj" */
+const char *bl_projection_name(const bl_projection *projection);
+/* The projection that is segment `segment` of a matrix; NULL: there is none. */
+const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segment);
+
+/* Whether a tensor of that name is a projection's weight in some layer. */
+bool bl_arch_is_projection(const bl_arch *arch, const char *tensor);
+/* Weights of the projections of one layer. */
+int64_t bl_arch_layer_weights(const bl_model_config *config);
+
+/* The projections as store/peft.h wants them: module i is projection i. */
+bl_peft_modules bl_arch_peft_modules(const bl_arch *arch);
+
+/* ---- tensors ---- */
+
+typedef enum bl_tensor_role {
+    BL_ROLE_PROJECTION,
+    BL_ROLE_VECTOR,
+    BL_ROLE_EMBEDDING,
+    BL_ROLE_HEAD /* of a tied model the embedding under another name: it may be there or not */
+} bl_tensor_role;
+
+typedef struct bl_arch_tensor {
+    char name[BL_TENSOR_NAME_BYTES];
+    bl_tensor_role role;
+    int64_t offset; /* of a vector: floats from the start of all vectors */
+    int n_dims;
+    int64_t shape[2];
+} bl_arch_tensor;
+
+/* The tensors of a checkpoint, 0 <= i < count: layer by layer its projections and its vectors, then
+ * the final norm, the embedding and the head. */
+int64_t bl_arch_tensor_count(const bl_model_config *config);
+bl_arch_tensor bl_arch_tensor_at(const bl_model_config *config, int64_t i);
+
+/* "model.layers.3.self_attn.q_proj.weight" */
+void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_projection *projection,
+                               char name[BL_TENSOR_NAME_BYTES]);
+/* "lm_head.weight" */
+void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES]);
+
+/* Floats of the vectors of one layer, and from their start to one of them; floats of all vectors of
+ * the model, whose last ones are the final norm. */
+int64_t bl_arch_layer_floats(const bl_model_config *config);
+int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector);
+int64_t bl_arch_vector_floats(const bl_model_config *config);
+
+/* ---- work ---- */
+
+/* Model FLOPs of a step: forward and input gradient of every frozen matrix and of attention, three
+ * times the LoRA path of n_lora_floats in a layer; no recomputation. Samples have mean_tokens; the
+ * head works on n_labels of the n_tokens. */
+double bl_arch_step_flops(const bl_model_config *config, double n_lora_floats, double n_tokens,
+                          double mean_tokens, double n_labels);
+
+#endif

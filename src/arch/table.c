@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* table.c -- the one list of architectures. */
+#include "arch/table.h"
+
+#include <string.h>
+
+#include "arch/llama.h"
+#include "base/sizes.h"
+
+static const bl_arch *const table[] = {&bl_arch_llama};
+
+const bl_arch *bl_arch_at(size_t i)
+{
+    return i < BL_COUNT(table) ? table[i] : NULL;
+}
+
+const bl_projection *bl_arch_find_target(const char *name, int64_t *layer)
+{
+    int module;
+
+    for (size_t i = 0; i < BL_COUNT(table); i++) {
+        bl_peft_modules modules = bl_arch_peft_modules(table[i]);
+        if (bl_peft_target_parse(&modules, name, &module, layer))
+            return &table[i]->projections[module];
+    }
+    return NULL;
+}
+
+bool bl_arch_find_layer(const char *name, int64_t *layer)
+{
+    for (size_t i = 0; i < BL_COUNT(table); i++)
+        if (bl_peft_layer_parse(table[i]->layers, name, strlen(name), layer)) return true;
+    return false;
+}
+
+size_t bl_arch_target_names(const char **names, size_t n_max)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < BL_COUNT(table); i++)
+        for (int p = 0; p < table[i]->n_projections && n < n_max; p++) {
+            const char *name = bl_projection_name(&table[i]->projections[p]);
+            size_t k = 0;
+            while (k < n && strcmp(names[k], name) != 0) k++;
+            if (k == n) names[n++] = name;
+        }
+    return n;
+}
