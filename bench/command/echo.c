@@ -54,48 +54,28 @@ static bl_status pace(echo *self, bl_stream *stream, bool is_end, double n_bytes
 
 /* ---- collectives ---- */
 
-static bl_status echo_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
-                                 size_t bytes)
+/* Every part is this rank's own: of a reduction the one that it gets. */
+static bl_status copy(bl_stream *stream, const bl_comm_task *t)
 {
-    double n_received = (double)bytes * (comm->size - 1);
+    bool is_gather = t->call.kind == BL_COMM_ALL_GATHER;
+    const char *own =
+        (const char *)t->send + (is_gather ? 0 : t->comm->rank * (int64_t)t->call.bytes);
 
-    BL_TRY(pace((echo *)comm, stream, false, n_received));
-    for (int r = 0; r < comm->size; r++) {
-        char *to = (char *)recv + (size_t)r * bytes;
-        if (to != send) BL_TRY(bl_stream_copy(stream, to, send, bytes));
+    for (int r = 0; r < (is_gather ? t->comm->size : 1); r++) {
+        char *to = (char *)t->recv + (size_t)r * t->call.bytes;
+        if (to != own) BL_TRY(bl_stream_copy(stream, to, own, t->call.bytes));
     }
-    return pace((echo *)comm, stream, true, n_received);
-}
-
-static bl_status echo_reduce_scatter(bl_comm *comm, bl_stream *stream, const float *send,
-                                     float *recv, int64_t n)
-{
-    size_t bytes = (size_t)n * sizeof *send;
-    double n_received = (double)bytes * (comm->size - 1);
-
-    BL_TRY(pace((echo *)comm, stream, false, n_received));
-    BL_TRY(bl_stream_copy(stream, recv, send + comm->rank * n, bytes));
-    return pace((echo *)comm, stream, true, n_received);
-}
-
-static bl_status echo_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
-                                 bl_comm_element element)
-{
-    (void)comm, (void)stream, (void)values, (void)n, (void)element;
     return BL_OK;
 }
 
-static bl_status echo_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
-                                int root)
+static bl_status echo_run(bl_stream *stream, const bl_comm_task *t)
 {
-    (void)comm, (void)stream, (void)buffer, (void)bytes, (void)root;
-    return BL_OK;
-}
+    double n_received = (double)t->call.bytes * (t->comm->size - 1);
 
-static bl_status echo_barrier(bl_comm *comm, bl_stream *stream)
-{
-    (void)comm, (void)stream;
-    return BL_OK;
+    if (t->call.kind != BL_COMM_ALL_GATHER && t->call.kind != BL_COMM_REDUCE_SCATTER) return BL_OK;
+    BL_TRY(pace((echo *)t->comm, stream, false, n_received));
+    BL_TRY(copy(stream, t));
+    return pace((echo *)t->comm, stream, true, n_received);
 }
 
 static void echo_abort(bl_comm *comm, const bl_error *error)
@@ -129,11 +109,7 @@ static void echo_destroy(bl_comm *comm)
 
 bl_status bl_echo_create(int rank, int n_ranks, double bytes_per_s, bl_comm **out)
 {
-    static const bl_comm_backend backend = {.all_gather = echo_all_gather,
-                                            .reduce_scatter_f32 = echo_reduce_scatter,
-                                            .all_reduce = echo_all_reduce,
-                                            .broadcast = echo_broadcast,
-                                            .barrier = echo_barrier,
+    static const bl_comm_backend backend = {.run = echo_run,
                                             .abort = echo_abort,
                                             .first_error = echo_first_error,
                                             .split = echo_split,

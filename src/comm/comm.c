@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/sizes.h"
+#include "comm/sum.h"
 
 static const char *kind_name(bl_comm_kind kind)
 {
@@ -68,50 +69,81 @@ static bl_status check_count(const char *what, int64_t n, size_t unit_bytes, int
     return BL_OK;
 }
 
+static bl_status run(bl_stream *stream, bl_comm_task task)
+{
+    task.call.label = task.comm->label;
+    return task.comm->backend->run(stream, &task);
+}
+
 bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                              size_t bytes)
 {
     size_t total_bytes;
     if (bl_mul_overflows(bytes, (size_t)comm->size, &total_bytes))
         return BL_FAIL(BL_EINTERNAL, "all_gather of %zu bytes a rank", bytes);
-    return comm->backend->all_gather(comm, stream, send, recv, bytes);
+    return run(stream, (bl_comm_task){.comm = comm,
+                                      .call = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes},
+                                      .send = send,
+                                      .recv = recv});
 }
 
 bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
                                      float *recv, int64_t n)
 {
-    BL_TRY(check_count("reduce_scatter", n, sizeof(float), comm->size));
-    return comm->backend->reduce_scatter_f32(comm, stream, send, recv, n);
+    BL_TRY(check_count("reduce_scatter", n, sizeof *send, comm->size));
+    return run(stream, (bl_comm_task){.comm = comm,
+                                      .call = {.kind = BL_COMM_REDUCE_SCATTER,
+                                               .detail = BL_COMM_F32,
+                                               .bytes = (size_t)n * sizeof *send},
+                                      .send = send,
+                                      .recv = recv,
+                                      .n = n});
+}
+
+static bl_status all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
+                            bl_comm_element element)
+{
+    size_t unit_bytes = bl_sum_element_bytes(element);
+
+    BL_TRY(check_count("all_reduce", n, unit_bytes, 1));
+    return run(stream, (bl_comm_task){.comm = comm,
+                                      .call = {.kind = BL_COMM_ALL_REDUCE,
+                                               .detail = (int)element,
+                                               .bytes = (size_t)n * unit_bytes},
+                                      .send = values,
+                                      .recv = values,
+                                      .n = n});
 }
 
 bl_status bl_comm_all_reduce_f32(bl_comm *comm, bl_stream *stream, float *values, int64_t n)
 {
-    BL_TRY(check_count("all_reduce", n, sizeof *values, 1));
-    return comm->backend->all_reduce(comm, stream, values, n, BL_COMM_F32);
+    return all_reduce(comm, stream, values, n, BL_COMM_F32);
 }
 
 bl_status bl_comm_all_reduce_f64(bl_comm *comm, bl_stream *stream, double *values, int64_t n)
 {
-    BL_TRY(check_count("all_reduce", n, sizeof *values, 1));
-    return comm->backend->all_reduce(comm, stream, values, n, BL_COMM_F64);
+    return all_reduce(comm, stream, values, n, BL_COMM_F64);
 }
 
 bl_status bl_comm_all_reduce_i64(bl_comm *comm, bl_stream *stream, int64_t *values, int64_t n)
 {
-    BL_TRY(check_count("all_reduce", n, sizeof *values, 1));
-    return comm->backend->all_reduce(comm, stream, values, n, BL_COMM_I64);
+    return all_reduce(comm, stream, values, n, BL_COMM_I64);
 }
 
 bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root)
 {
     if (root < 0 || root >= comm->size)
         return BL_FAIL(BL_EINTERNAL, "broadcast from rank %d of %d", root, comm->size);
-    return comm->backend->broadcast(comm, stream, buffer, bytes, root);
+    return run(stream,
+               (bl_comm_task){.comm = comm,
+                              .call = {.kind = BL_COMM_BROADCAST, .detail = root, .bytes = bytes},
+                              .send = buffer,
+                              .recv = buffer});
 }
 
 bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream)
 {
-    return comm->backend->barrier(comm, stream);
+    return run(stream, (bl_comm_task){.comm = comm, .call = {.kind = BL_COMM_BARRIER}});
 }
 
 bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,

@@ -46,15 +46,26 @@ const char *bl_comm_call_name(const bl_comm_call *call, char text[BL_COMM_CALL_T
 bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b,
                                const bl_comm_call *b);
 
+/* A collective with its arguments, which comm.c has checked. It fits into a stream's ring of arguments.
+ *
+ *   kind            send -> recv                        call.bytes    call.detail   n
+ *   ALL_GATHER      bytes -> size * bytes               of one rank
+ *   REDUCE_SCATTER  size * n floats -> n floats         n * 4         BL_COMM_F32   of recv
+ *   ALL_REDUCE      in place: both are the values       of all        the element   of the values
+ *   BROADCAST       in place: both are the buffer       of all        the root
+ *   BARRIER */
+typedef struct bl_comm_task {
+    bl_comm *comm;
+    bl_comm_call call;
+    const void *send;
+    void *recv;
+    int64_t n;
+} bl_comm_task;
+
+_Static_assert(sizeof(bl_comm_task) <= BL_STREAM_ARGS_BYTES, "a stream's task has room for it");
+
 typedef struct bl_comm_backend {
-    bl_status (*all_gather)(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
-                            size_t bytes);
-    bl_status (*reduce_scatter_f32)(bl_comm *comm, bl_stream *stream, const float *send,
-                                    float *recv, int64_t n);
-    bl_status (*all_reduce)(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
-                            bl_comm_element element);
-    bl_status (*broadcast)(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes, int root);
-    bl_status (*barrier)(bl_comm *comm, bl_stream *stream);
+    bl_status (*run)(bl_stream *stream, const bl_comm_task *task);
     void (*abort)(bl_comm *comm, const bl_error *error);
     void (*first_error)(bl_comm *comm, bl_error *out);
     bl_status (*split)(bl_comm *comm, int color, bl_comm **out);

@@ -49,12 +49,14 @@ static bl_status sit_down(bl_local_seat *seat, bl_stream *stream)
     return st;
 }
 
-static bl_status meet(bl_local_seat *seat, bl_stream *stream, bl_local_call call)
+static bl_status meet(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     BL_TRY(sit_down(seat, stream));
-    call.ready = seat->device->ready;
-    call.done = seat->device->done;
-    call.piece = seat->device->piece;
+    bl_local_call call = {.what = t->call,
+                          .send = t->send,
+                          .ready = seat->device->ready,
+                          .done = seat->device->done,
+                          .piece = seat->device->piece};
     BL_TRY(bl_event_record(call.ready, stream));
     return bl_local_meet(seat->meeting, seat->rank, &call);
 }
@@ -78,27 +80,27 @@ static bl_status copy_from(bl_local_seat *seat, bl_stream *stream, int peer, voi
                                            : BL_OK;
 }
 
-static bl_status all_gather(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
+static bl_status all_gather(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     bl_status st = BL_OK;
 
-    BL_TRY(meet(seat, stream, call));
+    BL_TRY(meet(seat, stream, t));
     for (int i = 0; i < seat->size && st == BL_OK;
          i++) { /* its own first, so that ranks read from different peers */
         int peer = (seat->rank + i) % seat->size;
-        void *to = call.what.bytes > 0 ? (char *)recv + (size_t)peer * call.what.bytes : NULL;
-        st = copy_from(seat, stream, peer, to, call.what.bytes);
+        void *to = t->call.bytes > 0 ? (char *)t->recv + (size_t)peer * t->call.bytes : NULL;
+        st = copy_from(seat, stream, peer, to, t->call.bytes);
     }
     return leave(seat, stream, st);
 }
 
-static bl_status broadcast(bl_local_seat *seat, bl_stream *stream, bl_local_call call, void *recv)
+static bl_status broadcast(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     bl_status st = BL_OK;
 
-    BL_TRY(meet(seat, stream, call));
-    if (seat->rank != call.what.detail)
-        st = copy_from(seat, stream, call.what.detail, recv, call.what.bytes);
+    BL_TRY(meet(seat, stream, t));
+    if (seat->rank != t->call.detail)
+        st = copy_from(seat, stream, t->call.detail, t->recv, t->call.bytes);
     return leave(seat, stream, st);
 }
 
@@ -120,19 +122,20 @@ static bl_status sum_piece(bl_local_seat *seat, bl_stream *stream, bl_comm_eleme
     return st;
 }
 
-static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                                float *recv, int64_t n)
+static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
+    int64_t n = t->n;
+    float *recv = t->recv;
     const int64_t most = PIECE_BYTES / (int64_t)sizeof(float);
     bl_status st = BL_OK;
 
-    BL_TRY(meet(seat, stream, call));
+    BL_TRY(meet(seat, stream, t));
     if (seat->size == 1 && n > 0) /* nothing to add: the host need not wait for it */
-        st = bl_stream_copy(stream, recv, call.send, (size_t)n * sizeof(float));
+        st = bl_stream_copy(stream, recv, t->send, (size_t)n * sizeof(float));
     for (int owner = 0; seat->size > 1 && owner < seat->size; owner++)
         for (int64_t first = 0; first < n; first += most) {
             size_t bytes = (size_t)bl_min_i64(most, n - first) * sizeof(float);
-            st = sum_piece(seat, stream, BL_COMM_F32, (const float *)call.send + owner * n + first,
+            st = sum_piece(seat, stream, BL_COMM_F32, (const float *)t->send + owner * n + first,
                            bytes, st);
             if (st != BL_OK || owner != seat->rank) continue;
             st = bl_stream_copy(stream, recv + first, seat->device->sum, bytes);
@@ -143,37 +146,30 @@ static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, bl_local
     return leave(seat, stream, st);
 }
 
-static bl_status all_reduce(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                            void *values, int64_t n)
+static bl_status all_reduce(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
-    bl_comm_element element = (bl_comm_element)call.what.detail;
-    size_t total = (size_t)n * bl_sum_element_bytes(element);
+    bl_comm_element element = (bl_comm_element)t->call.detail;
+    size_t total = t->call.bytes;
+    char *values = t->recv;
     bl_status st = BL_OK;
 
-    BL_TRY(meet(seat, stream, call));
+    BL_TRY(meet(seat, stream, t));
     for (size_t first = 0; seat->size > 1 && first < total; first += PIECE_BYTES) {
         size_t bytes = total - first < PIECE_BYTES ? total - first : PIECE_BYTES;
-        st = sum_piece(seat, stream, element, (const char *)values + first, bytes, st);
-        if (st == BL_OK)
-            st = bl_stream_copy(stream, (char *)values + first, seat->device->sum, bytes);
+        st = sum_piece(seat, stream, element, values + first, bytes, st);
+        if (st == BL_OK) st = bl_stream_copy(stream, values + first, seat->device->sum, bytes);
         if (st == BL_OK) st = bl_stream_synchronize(stream);
     }
     return leave(seat, stream, st);
 }
 
-bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                              void *recv, int64_t n)
+bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *task)
 {
-    switch (call.what.kind) {
-    case BL_COMM_ALL_GATHER:
-        return all_gather(seat, stream, call, recv);
-    case BL_COMM_BARRIER:
-        return all_gather(seat, stream, call, NULL); /* of no bytes */
-    case BL_COMM_BROADCAST:
-        return broadcast(seat, stream, call, recv);
-    case BL_COMM_REDUCE_SCATTER:
-        return reduce_scatter(seat, stream, call, recv, n);
-    default:
-        return all_reduce(seat, stream, call, recv, n);
-    }
+    static bl_status (*const by_kind[])(bl_local_seat * seat, bl_stream * stream,
+                                        const bl_comm_task *t) = {
+        [BL_COMM_ALL_GATHER] = all_gather, [BL_COMM_BARRIER] = all_gather, /* of no bytes */
+        [BL_COMM_BROADCAST] = broadcast,   [BL_COMM_REDUCE_SCATTER] = reduce_scatter,
+        [BL_COMM_ALL_REDUCE] = all_reduce,
+    };
+    return by_kind[task->call.kind](seat, stream, task);
 }

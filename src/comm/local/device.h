@@ -22,9 +22,7 @@ typedef struct bl_local_seat {
     bl_local_device *device;
 } bl_local_seat;
 
-/* The collective call.what; `send` is set, too. recv, n: as bl_comm's backend gets them, n elements of a sum. */
-bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, bl_local_call call,
-                              void *recv, int64_t n);
+bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *task);
 
 /* Before the device that its streams belong to; NULL is fine. */
 void bl_local_device_destroy(bl_local_device *device);

@@ -17,14 +17,6 @@ typedef struct local_comm {
     bl_local_seat seat; /* of ranks on CUDA */
 } local_comm;
 
-/* One task's arguments: what this rank brings, and where its result goes. */
-typedef struct local_task {
-    local_comm *comm;
-    bl_local_call call;
-    void *recv;
-    int64_t n;
-} local_task;
-
 /* sum[0, n) = ((0 + x_0) + x_1) + ... where x_r starts `first` elements into rank r's send. */
 static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n,
                               void *sum)
@@ -45,36 +37,49 @@ static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t
 
 /* ---- the tasks ---- */
 
+static bl_local_meeting *meeting_of(const bl_comm_task *t)
+{
+    return bl_local_collectives(((local_comm *)t->comm)->group);
+}
+
+static bl_status meet(const bl_comm_task *t)
+{
+    bl_local_call call = {.what = t->call, .send = t->send};
+    return bl_local_meet(meeting_of(t), t->comm->rank, &call);
+}
+
+static void part(const bl_comm_task *t)
+{
+    bl_local_part(meeting_of(t), t->comm->rank);
+}
+
 static bl_status all_gather_task(bl_stream *stream, const void *args)
 {
-    const local_task *t = args;
-    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
-    int rank = t->comm->base.rank, size = t->comm->base.size;
-    size_t bytes = t->call.what.bytes;
+    const bl_comm_task *t = args;
+    int rank = t->comm->rank, size = t->comm->size;
+    size_t bytes = t->call.bytes;
 
     (void)stream;
-    BL_TRY(bl_local_meet(meeting, rank, &t->call));
-    for (int i = 0; i < size && bytes > 0;
-         i++) { /* its own first, so that ranks read from different peers */
+    BL_TRY(meet(t));
+    /* Its own first, so that ranks read from different peers. */
+    for (int i = 0; i < size && bytes > 0; i++) {
         int peer = (rank + i) % size;
         unsigned char *to = (unsigned char *)t->recv + (size_t)peer * bytes;
-        const void *from = bl_local_call_of(meeting, peer)->send;
+        const void *from = bl_local_call_of(meeting_of(t), peer)->send;
         if (to != from) memcpy(to, from, bytes);
     }
-    bl_local_part(meeting, rank);
+    part(t);
     return BL_OK;
 }
 
 static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
 {
-    const local_task *t = args;
-    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
-    int rank = t->comm->base.rank;
+    const bl_comm_task *t = args;
 
     (void)stream;
-    BL_TRY(bl_local_meet(meeting, rank, &t->call));
-    sum_in_rank_order(t->comm, BL_COMM_F32, rank * t->n, t->n, t->recv);
-    bl_local_part(meeting, rank);
+    BL_TRY(meet(t));
+    sum_in_rank_order((local_comm *)t->comm, BL_COMM_F32, t->comm->rank * t->n, t->n, t->recv);
+    part(t);
     return BL_OK;
 }
 
@@ -83,25 +88,24 @@ static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
  * again has parted since it was read. */
 static bl_status all_reduce_task(bl_stream *stream, const void *args)
 {
-    const local_task *t = args;
-    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
-    int rank = t->comm->base.rank, size = t->comm->base.size;
-    bl_comm_element element = (bl_comm_element)t->call.what.detail;
+    const bl_comm_task *t = args;
+    local_comm *c = (local_comm *)t->comm;
+    bl_comm_element element = (bl_comm_element)t->call.detail;
     size_t unit_bytes = bl_sum_element_bytes(element);
     int64_t max_chunk = (int64_t)(BL_LOCAL_SCRATCH_BYTES / unit_bytes), first = 0;
     int half = 0;
 
     (void)stream;
-    BL_TRY(bl_local_meet(meeting, rank, &t->call));
+    BL_TRY(meet(t));
     do { /* at least once: the ranks must part */
         int64_t n_chunk = bl_min_i64(max_chunk, t->n - first);
-        int64_t n_part = bl_ceil_div(n_chunk, size);
-        int64_t begin = bl_min_i64(rank * n_part, n_chunk),
+        int64_t n_part = bl_ceil_div(n_chunk, c->base.size);
+        int64_t begin = bl_min_i64(c->base.rank * n_part, n_chunk),
                 end = bl_min_i64(begin + n_part, n_chunk);
-        unsigned char *chunk = bl_local_group_scratch(t->comm->group, half);
-        sum_in_rank_order(t->comm, element, first + begin, end - begin,
+        unsigned char *chunk = bl_local_group_scratch(c->group, half);
+        sum_in_rank_order(c, element, first + begin, end - begin,
                           chunk + (size_t)begin * unit_bytes);
-        bl_local_part(meeting, rank);
+        part(t);
         if (n_chunk > 0)
             memcpy((unsigned char *)t->recv + (size_t)first * unit_bytes, chunk,
                    (size_t)n_chunk * unit_bytes);
@@ -113,113 +117,48 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
 
 static bl_status broadcast_task(bl_stream *stream, const void *args)
 {
-    const local_task *t = args;
-    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
-    int rank = t->comm->base.rank, root = t->call.what.detail;
+    const bl_comm_task *t = args;
+    int root = t->call.detail;
 
     (void)stream;
-    BL_TRY(bl_local_meet(meeting, rank, &t->call));
-    if (rank != root && t->call.what.bytes > 0)
-        memcpy(t->recv, bl_local_call_of(meeting, root)->send, t->call.what.bytes);
-    bl_local_part(meeting, rank);
+    BL_TRY(meet(t));
+    if (t->comm->rank != root && t->call.bytes > 0)
+        memcpy(t->recv, bl_local_call_of(meeting_of(t), root)->send, t->call.bytes);
+    part(t);
     return BL_OK;
 }
 
 static bl_status barrier_task(bl_stream *stream, const void *args)
 {
-    const local_task *t = args;
-    bl_local_meeting *meeting = bl_local_collectives(t->comm->group);
-
     (void)stream;
-    BL_TRY(bl_local_meet(meeting, t->comm->base.rank, &t->call));
-    bl_local_part(meeting, t->comm->base.rank);
+    BL_TRY(meet(args));
+    part(args);
     return BL_OK;
 }
 
 /* ---- the backend ---- */
 
-_Static_assert(sizeof(local_task) <= BL_STREAM_ARGS_BYTES,
-               "a collective's arguments fit into a stream's ring");
-
-static bl_status run_as_task(bl_stream *stream, const local_task *task)
+static bl_status run_as_task(bl_stream *stream, const bl_comm_task *task)
 {
     static const bl_stream_fn tasks[] = {[BL_COMM_ALL_GATHER] = all_gather_task,
                                          [BL_COMM_REDUCE_SCATTER] = reduce_scatter_task,
                                          [BL_COMM_ALL_REDUCE] = all_reduce_task,
                                          [BL_COMM_BROADCAST] = broadcast_task,
                                          [BL_COMM_BARRIER] = barrier_task};
-    return bl_stream_call(stream, tasks[task->call.what.kind], task, sizeof *task);
+    return bl_stream_call(stream, tasks[task->call.kind], task, sizeof *task);
 }
 
-static bl_status run_between_devices(bl_stream *stream, const local_task *task)
+static bl_status run_between_devices(bl_stream *stream, const bl_comm_task *task)
 {
-    return bl_local_device_run(&task->comm->seat, stream, task->call, task->recv, task->n);
+    return bl_local_device_run(&((local_comm *)task->comm)->seat, stream, task);
 }
 
 /* The place that tells the kinds of device apart. */
-static bl_status run(bl_stream *stream, const local_task *task)
+static bl_status local_run(bl_stream *stream, const bl_comm_task *task)
 {
-    static bl_status (*const by_kind[])(bl_stream * stream, const local_task *task) = {
+    static bl_status (*const by_kind[])(bl_stream * stream, const bl_comm_task *task) = {
         [BL_DEVICE_CPU] = run_as_task, [BL_DEVICE_CUDA] = run_between_devices};
     return by_kind[bl_device_get_kind(bl_stream_device(stream))](stream, task);
-}
-
-static bl_status local_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
-                                  size_t bytes)
-{
-    local_task task = {
-        .comm = (local_comm *)comm,
-        .call = {.what = {.kind = BL_COMM_ALL_GATHER, .label = comm->label, .bytes = bytes},
-                 .send = send},
-        .recv = recv};
-    return run(stream, &task);
-}
-
-static bl_status local_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
-                                          float *recv, int64_t n)
-{
-    local_task task = {.comm = (local_comm *)comm,
-                       .call = {.what = {.kind = BL_COMM_REDUCE_SCATTER,
-                                         .label = comm->label,
-                                         .bytes = (size_t)n * sizeof(float)},
-                                .send = send},
-                       .recv = recv,
-                       .n = n};
-    return run(stream, &task);
-}
-
-static bl_status local_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
-                                  bl_comm_element element)
-{
-    local_task task = {.comm = (local_comm *)comm,
-                       .call = {.what = {.kind = BL_COMM_ALL_REDUCE,
-                                         .label = comm->label,
-                                         .detail = (int)element,
-                                         .bytes = (size_t)n * bl_sum_element_bytes(element)},
-                                .send = values},
-                       .recv = values,
-                       .n = n};
-    return run(stream, &task);
-}
-
-static bl_status local_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
-                                 int root)
-{
-    local_task task = {.comm = (local_comm *)comm,
-                       .call = {.what = {.kind = BL_COMM_BROADCAST,
-                                         .label = comm->label,
-                                         .detail = root,
-                                         .bytes = bytes},
-                                .send = buffer},
-                       .recv = buffer};
-    return run(stream, &task);
-}
-
-static bl_status local_barrier(bl_comm *comm, bl_stream *stream)
-{
-    local_task task = {.comm = (local_comm *)comm,
-                       .call = {.what = {.kind = BL_COMM_BARRIER, .label = comm->label}}};
-    return run(stream, &task);
 }
 
 static void local_abort(bl_comm *comm, const bl_error *error)
@@ -279,11 +218,7 @@ static void local_destroy(bl_comm *comm)
 }
 
 static const bl_comm_backend local_backend = {
-    .all_gather = local_all_gather,
-    .reduce_scatter_f32 = local_reduce_scatter_f32,
-    .all_reduce = local_all_reduce,
-    .broadcast = local_broadcast,
-    .barrier = local_barrier,
+    .run = local_run,
     .abort = local_abort,
     .first_error = local_first_error,
     .split = local_split,

@@ -89,61 +89,32 @@ static bl_status sum_piece(comm_nccl *c, bl_stream *stream, const piece *p, bl_c
     return comm_cuda_sum(stream, &sum);
 }
 
-/* Between comm_nccl_begin and the end of a collective. */
-static bl_status end(comm_nccl *c, bl_stream *stream, const bl_comm_call *call, bl_status st)
+static bl_status scatter_pieces(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
 {
-    BL_TRY(comm_nccl_end(c, st));
-    return comm_nccl_watch_launch(c, stream, call);
-}
+    int64_t most = (int64_t)(c->part_bytes / sizeof(float));
 
-/* A group of one: 0 + x_0, which is no copy where x_0 is -0. */
-static bl_status sum_alone(bl_stream *stream, bl_comm_element element, const void *from, void *to,
-                           int64_t n)
-{
-    comm_sum_args sum = {.element = element, .n_ranks = 1, .own = from, .to = to, .n = n};
-    return comm_cuda_sum(stream, &sum);
-}
-
-static bl_status scatter_pieces(comm_nccl *c, bl_stream *stream, const float *send, float *recv,
-                                int64_t n)
-{
-    int64_t most = (int64_t)(c->part_bytes / sizeof *send);
-
-    for (int64_t first = 0; first < n; first += most) {
-        piece p = {.send = (const unsigned char *)send,
+    for (int64_t first = 0; first < t->n; first += most) {
+        piece p = {.send = t->send,
                    .first = first,
-                   .stride = n,
-                   .n_part = bl_min_i64(most, n - first),
-                   .end = n * c->base.size,
-                   .unit_bytes = sizeof *send};
-        BL_TRY(sum_piece(c, stream, &p, BL_COMM_F32, recv + first));
+                   .stride = t->n,
+                   .n_part = bl_min_i64(most, t->n - first),
+                   .end = t->n * c->base.size,
+                   .unit_bytes = sizeof(float)};
+        BL_TRY(sum_piece(c, stream, &p, BL_COMM_F32, (float *)t->recv + first));
     }
     return BL_OK;
 }
 
-bl_status comm_nccl_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
-                                       float *recv, int64_t n)
+static bl_status reduce_pieces(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
 {
-    comm_nccl *c = (comm_nccl *)comm;
-    bl_comm_call call = {
-        .kind = BL_COMM_REDUCE_SCATTER, .label = comm->label, .bytes = (size_t)n * sizeof *send};
-
-    if (comm->size == 1) return sum_alone(stream, BL_COMM_F32, send, recv, n);
-    BL_TRY(comm_nccl_compare(c, &call));
-    if (n == 0 || !comm_nccl_begin(c, "reduce_scatter")) return BL_OK;
-    return end(c, stream, &call, scatter_pieces(c, stream, send, recv, n));
-}
-
-static bl_status reduce_pieces(comm_nccl *c, bl_stream *stream, void *values, int64_t n,
-                               bl_comm_element element)
-{
+    bl_comm_element element = (bl_comm_element)t->call.detail;
     size_t unit_bytes = bl_sum_element_bytes(element);
     int64_t most = (int64_t)(c->part_bytes / unit_bytes) * c->base.size;
 
-    for (int64_t first = 0; first < n; first += most) {
-        int64_t n_piece = bl_min_i64(most, n - first);
+    for (int64_t first = 0; first < t->n; first += most) {
+        int64_t n_piece = bl_min_i64(most, t->n - first);
         int64_t n_part = bl_ceil_div(n_piece, c->base.size);
-        piece p = {.send = values,
+        piece p = {.send = t->send,
                    .first = first,
                    .stride = n_part,
                    .n_part = n_part,
@@ -155,102 +126,84 @@ static bl_status reduce_pieces(comm_nccl *c, bl_stream *stream, void *values, in
     return BL_OK;
 }
 
+static bl_status all_gather(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
+{
+    return CHECK(c, ncclAllGather(t->send, t->recv, t->call.bytes, ncclUint8, c->nccl,
+                                  bl_cuda_stream_handle(stream)));
+}
+
+static bl_status broadcast(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
+{
+    return CHECK(c, ncclBroadcast(t->send, t->recv, t->call.bytes, ncclUint8, t->call.detail,
+                                  c->nccl, bl_cuda_stream_handle(stream)));
+}
+
 /* ---- what is small goes over the host ---- */
 
-/* What comes behind on the host's stream runs when `stream` has come here. */
-static bl_status go_down(comm_nccl *c, bl_stream *stream)
+static bl_status copy_small(comm_nccl *c, bl_stream *stream, const bl_comm_task *t, bool is_back)
 {
-    c->host->label = c->base.label;
+    if (t->call.kind == BL_COMM_BARRIER) return BL_OK;
+    return bl_stream_copy(stream, is_back ? t->recv : c->staging, is_back ? c->staging : t->send,
+                          t->call.bytes);
+}
+
+/* The host's stream waits for `stream`, which then waits for it. The staging memory is free: `stream` has waited for its last use. */
+static bl_status run_on_host(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
+{
+    bl_stream *host_stream = c->job->host_stream;
+    bl_comm_task on_host = *t;
+
+    on_host.comm = c->host;
+    on_host.send = on_host.recv = c->staging;
+    BL_TRY(copy_small(c, stream, t, false));
     BL_TRY(bl_event_record(c->down, stream));
-    return bl_stream_wait(c->job->host_stream, c->down);
+    BL_TRY(bl_stream_wait(host_stream, c->down));
+    BL_TRY(c->host->backend->run(host_stream, &on_host));
+    BL_TRY(bl_event_record(c->up, host_stream));
+    BL_TRY(bl_stream_wait(stream, c->up));
+    return copy_small(c, stream, t, true);
 }
 
-static bl_status come_up(comm_nccl *c, bl_stream *stream)
-{
-    BL_TRY(bl_event_record(c->up, c->job->host_stream));
-    return bl_stream_wait(stream, c->up);
-}
+/* ---- */
 
-static bl_status reduce_on_host(comm_nccl *c, bl_comm_element element, int64_t n)
+/* A group of one. A sum is 0 + x_0, which is no copy where x_0 is -0. */
+static bl_status run_alone(bl_stream *stream, const bl_comm_task *t)
 {
-    switch (element) {
-    case BL_COMM_F32:
-        return bl_comm_all_reduce_f32(c->host, c->job->host_stream, c->staging, n);
-    case BL_COMM_F64:
-        return bl_comm_all_reduce_f64(c->host, c->job->host_stream, c->staging, n);
+    comm_sum_args sum = {.element = (bl_comm_element)t->call.detail,
+                         .n_ranks = 1,
+                         .own = t->send,
+                         .to = t->recv,
+                         .n = t->n};
+
+    switch (t->call.kind) {
+    case BL_COMM_ALL_GATHER:
+        return t->send == t->recv ? BL_OK : bl_stream_copy(stream, t->recv, t->send, t->call.bytes);
+    case BL_COMM_REDUCE_SCATTER:
+    case BL_COMM_ALL_REDUCE:
+        return comm_cuda_sum(stream, &sum);
     default:
-        return bl_comm_all_reduce_i64(c->host, c->job->host_stream, c->staging, n);
+        return BL_OK;
     }
 }
 
-/* The staging memory is free: `stream` has come up from its last use before it comes here. */
-static bl_status reduce_small(comm_nccl *c, bl_stream *stream, void *values, int64_t n,
-                              bl_comm_element element)
+bl_status comm_nccl_run(bl_stream *stream, const bl_comm_task *t)
 {
-    size_t bytes = (size_t)n * bl_sum_element_bytes(element);
+    static bl_status (*const launchers[])(comm_nccl * c, bl_stream * stream,
+                                          const bl_comm_task *t) = {
+        [BL_COMM_ALL_GATHER] = all_gather,
+        [BL_COMM_REDUCE_SCATTER] = scatter_pieces,
+        [BL_COMM_ALL_REDUCE] = reduce_pieces,
+        [BL_COMM_BROADCAST] = broadcast,
+    };
+    comm_nccl *c = (comm_nccl *)t->comm;
+    bl_comm_kind kind = t->call.kind;
 
-    BL_TRY(bl_stream_copy(stream, c->staging, values, bytes));
-    BL_TRY(go_down(c, stream));
-    BL_TRY(reduce_on_host(c, element, n));
-    BL_TRY(come_up(c, stream));
-    return bl_stream_copy(stream, values, c->staging, bytes);
-}
-
-bl_status comm_nccl_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
-                               bl_comm_element element)
-{
-    comm_nccl *c = (comm_nccl *)comm;
-    bl_comm_call call = {.kind = BL_COMM_ALL_REDUCE,
-                         .label = comm->label,
-                         .detail = (int)element,
-                         .bytes = (size_t)n * bl_sum_element_bytes(element)};
-
-    if (comm->size == 1) return sum_alone(stream, element, values, values, n);
-    BL_TRY(comm_nccl_compare(c, &call));
-    if (call.bytes <= BL_NCCL_SMALL_BYTES) return reduce_small(c, stream, values, n, element);
-    if (!comm_nccl_begin(c, "all_reduce")) return BL_OK;
-    return end(c, stream, &call, reduce_pieces(c, stream, values, n, element));
-}
-
-bl_status comm_nccl_barrier(bl_comm *comm, bl_stream *stream)
-{
-    comm_nccl *c = (comm_nccl *)comm;
-    bl_comm_call call = {.kind = BL_COMM_BARRIER, .label = comm->label};
-
-    if (comm->size == 1) return BL_OK;
-    BL_TRY(comm_nccl_compare(c, &call));
-    BL_TRY(go_down(c, stream));
-    BL_TRY(bl_comm_barrier(c->host, c->job->host_stream));
-    return come_up(c, stream);
-}
-
-/* ---- what moves bytes ---- */
-
-bl_status comm_nccl_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
-                               size_t bytes)
-{
-    comm_nccl *c = (comm_nccl *)comm;
-    bl_comm_call call = {.kind = BL_COMM_ALL_GATHER, .label = comm->label, .bytes = bytes};
-    void *handle = bl_cuda_stream_handle(stream);
-
-    if (comm->size == 1) return send == recv ? BL_OK : bl_stream_copy(stream, recv, send, bytes);
-    BL_TRY(comm_nccl_compare(c, &call));
-    if (bytes == 0 || !comm_nccl_begin(c, "all_gather")) return BL_OK;
-    return end(c, stream, &call,
-               CHECK(c, ncclAllGather(send, recv, bytes, ncclUint8, c->nccl, handle)));
-}
-
-bl_status comm_nccl_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
-                              int root)
-{
-    comm_nccl *c = (comm_nccl *)comm;
-    bl_comm_call call = {
-        .kind = BL_COMM_BROADCAST, .label = comm->label, .detail = root, .bytes = bytes};
-    void *handle = bl_cuda_stream_handle(stream);
-
-    if (comm->size == 1) return BL_OK;
-    BL_TRY(comm_nccl_compare(c, &call));
-    if (bytes == 0 || !comm_nccl_begin(c, "broadcast")) return BL_OK;
-    return end(c, stream, &call,
-               CHECK(c, ncclBroadcast(buffer, buffer, bytes, ncclUint8, root, c->nccl, handle)));
+    if (c->base.size == 1) return run_alone(stream, t);
+    BL_TRY(comm_nccl_compare(c, &t->call));
+    if (kind == BL_COMM_BARRIER ||
+        (kind == BL_COMM_ALL_REDUCE && t->call.bytes <= BL_NCCL_SMALL_BYTES))
+        return run_on_host(c, stream, t);
+    if (t->call.bytes == 0 || !comm_nccl_begin(c, bl_comm_kind_name(kind))) return BL_OK;
+    BL_TRY(comm_nccl_end(c, launchers[kind](c, stream, t)));
+    return comm_nccl_watch_launch(c, stream, &t->call);
 }

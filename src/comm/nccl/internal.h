@@ -167,14 +167,6 @@ bl_status comm_nccl_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, c
 void comm_nccl_free(bl_comm *comm, bl_device *device, void *memory);
 
 /* collectives.c */
-bl_status comm_nccl_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
-                               size_t bytes);
-bl_status comm_nccl_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
-                                       float *recv, int64_t n);
-bl_status comm_nccl_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
-                               bl_comm_element element);
-bl_status comm_nccl_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
-                              int root);
-bl_status comm_nccl_barrier(bl_comm *comm, bl_stream *stream);
+bl_status comm_nccl_run(bl_stream *stream, const bl_comm_task *task);
 
 #endif

@@ -232,11 +232,7 @@ static void nccl_first_error(bl_comm *comm, bl_error *out)
 }
 
 static const bl_comm_backend backend = {
-    .all_gather = comm_nccl_all_gather,
-    .reduce_scatter_f32 = comm_nccl_reduce_scatter_f32,
-    .all_reduce = comm_nccl_all_reduce,
-    .broadcast = comm_nccl_broadcast,
-    .barrier = comm_nccl_barrier,
+    .run = comm_nccl_run,
     .abort = nccl_abort,
     .first_error = nccl_first_error,
     .split = nccl_split,

@@ -40,14 +40,10 @@ typedef struct wire_comm {
     unsigned char *scratch;
 } wire_comm;
 
-/* One task's arguments. */
-typedef struct wire_task {
-    wire_comm *comm;
-    bl_comm_call call;
-    const void *send;
-    void *recv;
-    int64_t n;
-} wire_task;
+static wire_comm *comm_of(const bl_comm_task *t)
+{
+    return (wire_comm *)t->comm;
+}
 
 /* ---- the steps that collectives are made of ---- */
 
@@ -96,10 +92,10 @@ static bl_status meet(wire_comm *c, crossing *x, const arrival *own)
     return BL_OK;
 }
 
-static bl_status meet_for(const wire_task *t)
+static bl_status meet_for(const bl_comm_task *t)
 {
     arrival own = {.call = t->call};
-    return meet(t->comm, &t->comm->collectives, &own);
+    return meet(comm_of(t), &comm_of(t)->collectives, &own);
 }
 
 /* to[0, n) = ((0 + x_0) + x_1) + ..., x_r from the scratch, the own contribution from `own`. `to` may be
@@ -128,9 +124,9 @@ static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char
 /* Each rank sends to its neighbours in another order, so that they do not all load the same one. */
 static bl_status all_gather_task(bl_stream *stream, const void *args)
 {
-    const wire_task *t = args;
-    crossing *x = &t->comm->collectives;
-    int rank = t->comm->base.rank, size = t->comm->base.size;
+    const bl_comm_task *t = args;
+    crossing *x = &comm_of(t)->collectives;
+    int rank = t->comm->rank, size = t->comm->size;
     size_t bytes = t->call.bytes;
     unsigned char *recv = t->recv;
 
@@ -164,9 +160,10 @@ static const unsigned char *part_of(const parts *s, int p, size_t unit_bytes)
     return s->send + (size_t)bl_min_i64(s->first + p * s->stride, s->n) * unit_bytes;
 }
 
-static bl_status reduce_parts(const wire_task *t, bl_comm_element element, const parts *s, void *to)
+static bl_status reduce_parts(const bl_comm_task *t, bl_comm_element element, const parts *s,
+                              void *to)
 {
-    wire_comm *c = t->comm;
+    wire_comm *c = comm_of(t);
     crossing *x = &c->collectives;
     int rank = c->base.rank, size = c->base.size;
     size_t unit_bytes = bl_sum_element_bytes(element);
@@ -184,8 +181,8 @@ static bl_status reduce_parts(const wire_task *t, bl_comm_element element, const
 
 static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
 {
-    const wire_task *t = args;
-    int64_t n_chunk = (int64_t)(t->comm->chunk_bytes / sizeof(float));
+    const bl_comm_task *t = args;
+    int64_t n_chunk = (int64_t)(comm_of(t)->chunk_bytes / sizeof(float));
 
     (void)stream;
     BL_TRY(meet_for(t));
@@ -193,7 +190,7 @@ static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
         parts s = {.send = t->send,
                    .first = first,
                    .stride = t->n,
-                   .n = t->n * t->comm->base.size,
+                   .n = t->n * t->comm->size,
                    .n_part = bl_min_i64(n_chunk, t->n - first)};
         BL_TRY(reduce_parts(t, BL_COMM_F32, &s, (float *)t->recv + first));
     }
@@ -201,10 +198,10 @@ static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
 }
 
 /* Every rank gets the summed parts of the others. */
-static bl_status gather_parts(const wire_task *t, const parts *s, size_t unit_bytes)
+static bl_status gather_parts(const bl_comm_task *t, const parts *s, size_t unit_bytes)
 {
-    crossing *x = &t->comm->collectives;
-    int rank = t->comm->base.rank, size = t->comm->base.size;
+    crossing *x = &comm_of(t)->collectives;
+    int rank = t->comm->rank, size = t->comm->size;
 
     for (int i = 1; i < size; i++) {
         int from = (rank + size - i) % size;
@@ -219,11 +216,11 @@ static bl_status gather_parts(const wire_task *t, const parts *s, size_t unit_by
 /* In place: a part is overwritten by its sum after all its old values have been sent. */
 static bl_status all_reduce_task(bl_stream *stream, const void *args)
 {
-    const wire_task *t = args;
-    int size = t->comm->base.size;
+    const bl_comm_task *t = args;
+    int size = t->comm->size;
     bl_comm_element element = (bl_comm_element)t->call.detail;
     size_t unit_bytes = bl_sum_element_bytes(element);
-    int64_t n_chunk = (int64_t)(t->comm->chunk_bytes / unit_bytes) * size;
+    int64_t n_chunk = (int64_t)(comm_of(t)->chunk_bytes / unit_bytes) * size;
 
     (void)stream;
     BL_TRY(meet_for(t));
@@ -231,7 +228,7 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
         int64_t n = bl_min_i64(n_chunk, t->n - first), n_part = bl_ceil_div(n, size);
         parts s = {
             .send = t->recv, .first = first, .stride = n_part, .n = first + n, .n_part = n_part};
-        BL_TRY(reduce_parts(t, element, &s, (void *)part_of(&s, t->comm->base.rank, unit_bytes)));
+        BL_TRY(reduce_parts(t, element, &s, (void *)part_of(&s, t->comm->rank, unit_bytes)));
         BL_TRY(gather_parts(t, &s, unit_bytes));
     }
     return BL_OK;
@@ -239,9 +236,9 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
 
 static bl_status broadcast_task(bl_stream *stream, const void *args)
 {
-    const wire_task *t = args;
-    crossing *x = &t->comm->collectives;
-    int rank = t->comm->base.rank, size = t->comm->base.size, root = t->call.detail;
+    const bl_comm_task *t = args;
+    crossing *x = &comm_of(t)->collectives;
+    int rank = t->comm->rank, size = t->comm->size, root = t->call.detail;
 
     (void)stream;
     BL_TRY(meet_for(t));
@@ -259,67 +256,17 @@ static bl_status barrier_task(bl_stream *stream, const void *args)
 
 /* ---- the backend ---- */
 
-_Static_assert(sizeof(wire_task) <= BL_STREAM_ARGS_BYTES,
-               "a collective's arguments fit into a stream's ring");
-
-static bl_status queue(bl_stream *stream, bl_stream_fn fn, wire_task *task)
+static bl_status wire_run(bl_stream *stream, const bl_comm_task *task)
 {
-    task->call.number = bl_wire_next_call(task->comm->wire);
-    return bl_stream_call(stream, fn, task, sizeof *task);
-}
+    static const bl_stream_fn tasks[] = {[BL_COMM_ALL_GATHER] = all_gather_task,
+                                         [BL_COMM_REDUCE_SCATTER] = reduce_scatter_task,
+                                         [BL_COMM_ALL_REDUCE] = all_reduce_task,
+                                         [BL_COMM_BROADCAST] = broadcast_task,
+                                         [BL_COMM_BARRIER] = barrier_task};
+    bl_comm_task numbered = *task;
 
-static bl_status wire_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
-                                 size_t bytes)
-{
-    wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_ALL_GATHER, .label = comm->label, .bytes = bytes},
-                      .send = send,
-                      .recv = recv};
-    return queue(stream, all_gather_task, &task);
-}
-
-static bl_status wire_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
-                                         float *recv, int64_t n)
-{
-    wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_REDUCE_SCATTER,
-                               .label = comm->label,
-                               .bytes = (size_t)n * sizeof *send},
-                      .send = send,
-                      .recv = recv,
-                      .n = n};
-    return queue(stream, reduce_scatter_task, &task);
-}
-
-static bl_status wire_all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
-                                 bl_comm_element element)
-{
-    wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_ALL_REDUCE,
-                               .label = comm->label,
-                               .detail = (int)element,
-                               .bytes = (size_t)n * bl_sum_element_bytes(element)},
-                      .recv = values,
-                      .n = n};
-    return queue(stream, all_reduce_task, &task);
-}
-
-static bl_status wire_broadcast(bl_comm *comm, bl_stream *stream, void *buffer, size_t bytes,
-                                int root)
-{
-    wire_task task = {
-        .comm = (wire_comm *)comm,
-        .call = {.kind = BL_COMM_BROADCAST, .label = comm->label, .detail = root, .bytes = bytes},
-        .send = buffer,
-        .recv = buffer};
-    return queue(stream, broadcast_task, &task);
-}
-
-static bl_status wire_barrier(bl_comm *comm, bl_stream *stream)
-{
-    wire_task task = {.comm = (wire_comm *)comm,
-                      .call = {.kind = BL_COMM_BARRIER, .label = comm->label}};
-    return queue(stream, barrier_task, &task);
+    numbered.call.number = bl_wire_next_call(comm_of(task)->wire);
+    return bl_stream_call(stream, tasks[task->call.kind], &numbered, sizeof numbered);
 }
 
 static void wire_abort(bl_comm *comm, const bl_error *error)
@@ -380,11 +327,7 @@ static void wire_destroy(bl_comm *comm)
 }
 
 static const bl_comm_backend wire_backend = {
-    .all_gather = wire_all_gather,
-    .reduce_scatter_f32 = wire_reduce_scatter_f32,
-    .all_reduce = wire_all_reduce,
-    .broadcast = wire_broadcast,
-    .barrier = wire_barrier,
+    .run = wire_run,
     .abort = wire_abort,
     .first_error = wire_first_error,
     .split = wire_split,
