@@ -69,6 +69,8 @@ static bl_status check_count(const char *what, int64_t n, size_t unit_bytes, int
     return BL_OK;
 }
 
+_Static_assert(sizeof(bl_comm_task) <= BL_STREAM_ARGS_BYTES, "a stream's task has room for it");
+
 static bl_status run(bl_stream *stream, bl_comm_task task)
 {
     task.call.label = task.comm->label;

@@ -62,8 +62,6 @@ typedef struct bl_comm_task {
     int64_t n;
 } bl_comm_task;
 
-_Static_assert(sizeof(bl_comm_task) <= BL_STREAM_ARGS_BYTES, "a stream's task has room for it");
-
 typedef struct bl_comm_backend {
     bl_status (*run)(bl_stream *stream, const bl_comm_task *task);
     void (*abort)(bl_comm *comm, const bl_error *error);

@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/pause.h"
 #include "base/sizes.h"
+#include "base/thread.h"
 
 typedef struct local_job {
     pthread_mutex_t lock;
@@ -47,16 +47,11 @@ struct bl_local_group {
 
 static bool meeting_init(bl_local_meeting *meeting, bl_local_group *group)
 {
-    pthread_condattr_t attributes;
-
     meeting->group = group;
     meeting->has_arrived = calloc((size_t)group->size, sizeof *meeting->has_arrived);
     meeting->calls = calloc((size_t)group->size, sizeof *meeting->calls);
     pthread_mutex_init(&meeting->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&meeting->turned, &attributes);
-    pthread_condattr_destroy(&attributes);
+    bl_condition_init(&meeting->turned);
     return meeting->has_arrived && meeting->calls;
 }
 
@@ -187,11 +182,9 @@ static bool is_aborted(bl_local_meeting *meeting)
  */
 static double wait_a_while(bl_local_meeting *meeting, double most_s)
 {
-    double start = bl_now_s(), until_s = start + most_s;
-    struct timespec until = {.tv_sec = (time_t)until_s,
-                             .tv_nsec = (long)((until_s - floor(until_s)) * 1e9)};
+    double start = bl_now_s();
 
-    pthread_cond_timedwait(&meeting->turned, &meeting->lock, &until);
+    (void)bl_condition_wait(&meeting->turned, &meeting->lock, most_s);
     return fmin(bl_now_s() - start, 1.5 * most_s);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A rank's guard: a thread that ends the process when nothing else of it can any more. It calls neither CUDA nor NCCL, waits for nobody
+/* guard.c -- a rank's last-resort watchdog: a thread that ends the process when no other of it can. It calls neither CUDA nor NCCL, waits for nobody
  * who does, and looks, four times a second, whether
  *   - an abort has not come to its end (watch.c),
  *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's can wait for a lock that another thread of
@@ -112,15 +112,15 @@ static void *guard_main(void *argument)
 {
     comm_nccl_job *job = argument;
     bool has_to_leave = false;
-    double last_s = bl_now_s();
+    comm_round round = {bl_now_s()};
 
     prctl(PR_SET_NAME, "nccl guard");
     pthread_mutex_lock(&job->lock);
     while (!job->is_ending && !has_to_leave) {
-        comm_nccl_wait_at_most(&job->wake, &job->lock, job->n_aborting > 0 ? ABORT_POLL_S : POLL_S);
+        (void)bl_condition_wait(&job->wake, &job->lock,
+                                job->n_aborting > 0 ? ABORT_POLL_S : POLL_S);
         double now_s = bl_now_s(); /* nobody is late by an absence that comes after this */
-        if (now_s - last_s > COMM_NCCL_ABSENCE_S) job->guard_back_s = now_s;
-        last_s = now_s;
+        if (comm_round_begin(&round, now_s)) job->guard_back_s = now_s;
         has_to_leave = !job->is_ending && is_late(job, now_s);
     }
     pthread_mutex_unlock(&job->lock);
@@ -130,7 +130,8 @@ static void *guard_main(void *argument)
 
 bl_status comm_nccl_guard_open(comm_nccl_job *job)
 {
-    comm_nccl_open_condition(&job->lock, &job->wake);
+    pthread_mutex_init(&job->lock, NULL);
+    bl_condition_init(&job->wake);
     BL_TRY(comm_nccl_start_thread(&job->guard, guard_main, job));
     job->has_guard = true;
     return BL_OK;

@@ -16,11 +16,10 @@
 #include "comm/comm_internal.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/nccl.h"
+#include "comm/round.h"
 
 enum { COMM_NCCL_NAME_BYTES = 32, COMM_NCCL_WATCHED = 64, COMM_NCCL_TEXT_BYTES = 224 };
 
-/* A sleep of some tenths of a second that takes so long: the process was stopped. */
-#define COMM_NCCL_ABSENCE_S 2.0
 /* For the rank's thread to come out of a call, for an abort to return, and for a watch to hear that the job has failed. */
 #define COMM_NCCL_HARD_S 2.5
 
@@ -149,9 +148,7 @@ void comm_nccl_watch_ready(comm_nccl *c);
 void comm_nccl_watch_wake(comm_nccl *c);
 /* Ends the communicator: in good order where all is well, otherwise by an abort. Ends the thread. */
 void comm_nccl_watch_close(comm_nccl *c);
-/* For the threads of watch.c and guard.c: a condition with CLOCK_MONOTONIC, and a wait under its lock. */
-void comm_nccl_open_condition(pthread_mutex_t *lock, pthread_cond_t *condition);
-void comm_nccl_wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, double seconds);
+/* For the threads of watch.c and guard.c. */
 bl_status comm_nccl_start_thread(pthread_t *thread, void *(*main)(void *), void *argument);
 
 /* guard.c: one a rank. Ends the process (options.leave) when an abort does not return, or a watch that was added does not go round. */

@@ -12,7 +12,7 @@
  * that does not come out (of making or destroying a communicator, of a window, of a launch into a full queue), or an abort that hangs, is for
  * the rank's guard, one more thread, which ends the process; so is a watch that hangs itself (guard.c).
  *
- * A process that was stopped and goes on blames nobody: a watch that slept for much longer than it meant to starts its clocks again, as
+ * Resumed processes reset their deadlines: a watch that slept for much longer than it meant to starts its clocks again, as
  * the wire does. So does one that was stopped while it looked; but a look may be slow by itself, each time, and is pardoned once in a row. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -35,26 +35,6 @@ static void nap(double seconds)
 {
     struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
     nanosleep(&t, NULL);
-}
-
-void comm_nccl_open_condition(pthread_mutex_t *lock, pthread_cond_t *condition)
-{
-    pthread_condattr_t attributes;
-    pthread_mutex_init(lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(condition, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
-void comm_nccl_wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, double seconds)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += (long)(seconds * 1e9);
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_cond_timedwait(condition, lock, &until);
 }
 
 bl_status comm_nccl_start_thread(pthread_t *thread, void *(*main)(void *), void *argument)
@@ -228,7 +208,7 @@ static bl_status blame(const comm_nccl *c, const char *what, uint64_t n_steps)
         return BL_FAIL(
             BL_ERANK, "rank %d on %s did not come within %.1f s to %s (it had come to %llu)",
             culprit, host, deadline_s, what, (unsigned long long)(reached ? reached - 1 : 0));
-    culprit = comm_nccl_progress_find_silent(c, bl_now_s() - COMM_NCCL_ABSENCE_S);
+    culprit = comm_nccl_progress_find_silent(c, bl_now_s() - COMM_ABSENCE_S);
     if (culprit >= 0)
         return BL_FAIL(BL_ERANK,
                        "rank %d on %s is stopped or hangs; rank %d waited for %.1f s in %s",
@@ -313,7 +293,7 @@ static bool rest(comm_nccl *c)
     comm_nccl_watch *w = &c->watch;
 
     pthread_mutex_lock(&w->lock);
-    if (!w->is_ending) comm_nccl_wait_at_most(&w->wake, &w->lock, POLL_S);
+    if (!w->is_ending) (void)bl_condition_wait(&w->wake, &w->lock, POLL_S);
     bool goes_on = !w->is_ending;
     pthread_mutex_unlock(&w->lock);
     return goes_on;
@@ -329,10 +309,10 @@ static void *watch_main(void *argument)
     (void)comm_nccl_enter(c);
     while (goes_on && error.status == BL_OK) {
         double looked_s = bl_now_s();
-        bool is_slow = looked_s - atomic_load(&c->watch.round_s) > COMM_NCCL_ABSENCE_S;
+        bool is_slow = comm_was_absent(atomic_load(&c->watch.round_s), looked_s);
         goes_on = rest(c);
         double now_s = bl_now_s();
-        bool was_absent = now_s - looked_s > COMM_NCCL_ABSENCE_S;
+        bool was_absent = comm_was_absent(looked_s, now_s);
         if (was_absent || (is_slow && !was_slow)) pardon(c, now_s);
         was_slow = is_slow;
         atomic_store(&c->watch.round_s, now_s);
@@ -346,7 +326,8 @@ static void *watch_main(void *argument)
 
 bl_status comm_nccl_watch_open(comm_nccl *c)
 {
-    comm_nccl_open_condition(&c->watch.lock, &c->watch.wake);
+    pthread_mutex_init(&c->watch.lock, NULL);
+    bl_condition_init(&c->watch.wake);
     c->watch.is_open = true;
     comm_nccl_guard_add(c);
     BL_TRY(comm_nccl_enter(c));

@@ -44,17 +44,6 @@ typedef struct bl_frame {
     uint64_t head_sum;  /* of all before */
 } bl_frame;
 
-/* A piece of a transfer that is under way. */
-typedef struct bl_piece {
-    struct bl_piece *next; /* in the peer's list */
-    int tag;
-    bool is_ready; /* a send: the receiver is */
-    bool is_finished;
-    bool *has_moved; /* set with every move */
-    unsigned char *bytes;
-    size_t n_bytes, n_moved;
-} bl_piece;
-
 typedef struct bl_early bl_early;
 
 typedef struct bl_peer {

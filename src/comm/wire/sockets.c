@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wire over sockets: a stream socket to every other process (peer.h says what goes over it). The wire's
+/* sockets.c -- the sockets of a wire: a stream socket to every other process (peer.h says what goes over it). The wire's
  * thread sleeps in poll, until bytes come, a socket that was full takes more, or another thread of the process
  * has something for it (an eventfd). Bulk data inside a host go through shared memory (mailbox.h).
  *
@@ -18,7 +18,7 @@
 #include "base/sizes.h"
 #include "comm/wire/peer.h"
 
-typedef struct sockets_state {
+struct bl_sockets {
     int n_processes, rank;
     bl_peer *peers;       /* [n_processes]; the own has no socket */
     struct pollfd *asked; /* [n_processes], and the own place is the eventfd's */
@@ -26,52 +26,18 @@ typedef struct sockets_state {
     bool is_closing;
     bl_mail *mail; /* NULL: none */
     int first_on_host;
-} sockets_state;
-
-struct bl_wire_requests {
-    bool has_moved;
-    bl_piece *pieces; /* [n_most] */
-    bool *is_under_way;
 };
 
-/* ---- exchanges ---- */
-
-static bl_status sockets_begin(bl_wire_channel *channel, int i, void *bytes, size_t n_bytes)
+bl_status bl_sockets_begin(bl_sockets *s, int rank, bool is_send, bl_piece *piece)
 {
-    sockets_state *s = channel->wire->state;
-    const bl_transfer *t = &channel->transfers[i];
-    bl_peer *peer = &s->peers[channel->job_ranks[t->peer]];
-    bl_piece *piece = &channel->requests->pieces[i];
-
-    *piece = (bl_piece){.tag = channel->tag,
-                        .has_moved = &channel->requests->has_moved,
-                        .bytes = bytes,
-                        .n_bytes = n_bytes};
-    channel->requests->is_under_way[i] = true;
-    return t->is_send ? bl_peer_begin_send(peer, piece) : bl_peer_begin_receive(peer, piece);
-}
-
-static bl_status sockets_list_finished(bl_wire_channel *channel, int *finished, int *n_finished,
-                                       bool *has_moved)
-{
-    bl_wire_requests *requests = channel->requests;
-
-    *n_finished = 0;
-    *has_moved = requests->has_moved;
-    if (!requests->has_moved) return BL_OK;
-    requests->has_moved = false;
-    for (int i = 0; i < channel->n_transfers; i++) {
-        if (!requests->is_under_way[i] || !requests->pieces[i].is_finished) continue;
-        requests->is_under_way[i] = false;
-        finished[(*n_finished)++] = i;
-    }
-    return BL_OK;
+    bl_peer *peer = &s->peers[rank];
+    return is_send ? bl_peer_begin_send(peer, piece) : bl_peer_begin_receive(peer, piece);
 }
 
 /* ---- all connections ---- */
 
 /* The other sleeps perhaps, and has not seen what has been done here. */
-static bl_status move_mail(sockets_state *s, bl_peer *peer)
+static bl_status move_mail(bl_sockets *s, bl_peer *peer)
 {
     bool has_moved = false;
 
@@ -84,7 +50,7 @@ static bl_status move_mail(sockets_state *s, bl_peer *peer)
 /* Reads from a process and writes to it. */
 static bl_status move(bl_wire *w, bl_peer *peer, int what)
 {
-    sockets_state *s = w->state;
+    bl_sockets *s = w->sockets;
     bl_status st = BL_OK;
 
     if (what & POLLOUT) peer->is_full = false;
@@ -99,7 +65,7 @@ static bl_status move(bl_wire *w, bl_peer *peer, int what)
     return is_death ? bl_peer_died(peer) : st;
 }
 
-static void ask(sockets_state *s, const struct timespec *most)
+static void ask(bl_sockets *s, const struct timespec *most)
 {
     for (int i = 0; i < s->n_processes; i++) {
         bl_peer *peer = &s->peers[i];
@@ -112,10 +78,10 @@ static void ask(sockets_state *s, const struct timespec *most)
         for (int i = 0; i < s->n_processes; i++) s->asked[i].revents = 0;
 }
 
-static bl_status sockets_advance(bl_wire *w)
+bl_status bl_sockets_advance(bl_wire *w)
 {
     static const struct timespec at_once = {0, 0};
-    sockets_state *s = w->state;
+    bl_sockets *s = w->sockets;
     bl_error first = {.status = BL_OK};
 
     ask(s, &at_once);
@@ -129,25 +95,22 @@ static bl_status sockets_advance(bl_wire *w)
 
 /* ---- words of error, and the end ---- */
 
-static void sockets_send_words(bl_wire *w, const bl_word *word)
+void bl_sockets_send_words(bl_sockets *s, const bl_word *word)
 {
-    sockets_state *s = w->state;
     for (int i = 0; i < s->n_processes; i++)
         (void)bl_peer_send_frame(&s->peers[i], BL_FRAME_WORD, BL_WIRE_TAG_CONTROL, word,
-                                 sizeof *word); /* without memory for it, it stays unsaid */
+                                 sizeof *word); /* dropped if out of memory */
 }
 
-static bool are_frames_sent(bl_wire *w)
+bool bl_sockets_are_words_sent(const bl_sockets *s)
 {
-    sockets_state *s = w->state;
     for (int i = 0; i < s->n_processes; i++)
         if (s->peers[i].fd >= 0 && s->peers[i].out_begin < s->peers[i].out_end) return false;
     return true;
 }
 
-static bool sockets_hear_word(bl_wire *w, bl_word *out, int *from)
+bool bl_sockets_hear_word(bl_sockets *s, bl_word *out, int *from)
 {
-    sockets_state *s = w->state;
     for (int i = 0; i < s->n_processes; i++) {
         if (!s->peers[i].has_word || s->peers[i].is_word_heard) continue;
         *out = s->peers[i].word;
@@ -157,37 +120,29 @@ static bool sockets_hear_word(bl_wire *w, bl_word *out, int *from)
     return false;
 }
 
-static bl_status sockets_begin_closing(bl_wire *w)
+bl_status bl_sockets_begin_closing(bl_sockets *s)
 {
-    sockets_state *s = w->state;
     s->is_closing = true;
     for (int i = 0; i < s->n_processes; i++)
         BL_TRY(bl_peer_send_frame(&s->peers[i], BL_FRAME_CLOSED, BL_WIRE_TAG_CONTROL, NULL, 0));
     return BL_OK;
 }
 
-static bool sockets_have_all_closed(bl_wire *w)
+bool bl_sockets_has_closed(const bl_sockets *s, int rank)
 {
-    sockets_state *s = w->state;
-    for (int i = 0; i < s->n_processes; i++)
-        if (i != s->rank && !s->peers[i].has_closed) return false;
-    return are_frames_sent(w);
-}
-
-static bool sockets_has_closed(const bl_wire *w, int rank)
-{
-    const sockets_state *s = w->state;
     return rank == s->rank || s->peers[rank].has_closed;
 }
 
-static void sockets_end(bl_wire *w) /* closing the sockets is all */
+bool bl_sockets_have_all_closed(const bl_sockets *s)
 {
-    (void)w;
+    for (int i = 0; i < s->n_processes; i++)
+        if (!bl_sockets_has_closed(s, i)) return false;
+    return bl_sockets_are_words_sent(s);
 }
 
 /* ---- rest ---- */
 
-static bool has_mail(const sockets_state *s)
+static bool has_mail(const bl_sockets *s)
 {
     for (int i = 0; s->mail && i < s->n_processes; i++)
         if (s->peers[i].fd >= 0 && bl_peer_has_mail(&s->peers[i])) return true;
@@ -195,9 +150,8 @@ static bool has_mail(const sockets_state *s)
 }
 
 /* The alarm is put off after the sleep only: whoever rings it between two looks is not overlooked. */
-static void sockets_rest(bl_wire *w, int64_t most_ns)
+void bl_sockets_rest(bl_sockets *s, int64_t most_ns)
 {
-    sockets_state *s = w->state;
     const struct timespec most = {.tv_sec = most_ns / 1000000000, .tv_nsec = most_ns % 1000000000};
     eventfd_t count;
 
@@ -209,44 +163,15 @@ static void sockets_rest(bl_wire *w, int64_t most_ns)
     (void)eventfd_read(s->alarm, &count);
 }
 
-static void sockets_wake(bl_wire *w)
+void bl_sockets_wake(const bl_sockets *s)
 {
-    const sockets_state *s = w->state;
     (void)eventfd_write(s->alarm, 1);
 }
 
-/* ---- what a wire and a channel own ---- */
+/* ---- opening and closing ---- */
 
-static bl_status sockets_start(bl_wire *w)
+void bl_sockets_close(bl_sockets *s)
 {
-    w->max_tag = INT32_MAX;
-    return BL_OK;
-}
-
-static bl_wire_requests *requests_create(int n_most)
-{
-    bl_wire_requests *requests = calloc(1, sizeof *requests);
-    if (!requests) return NULL;
-    requests->pieces = calloc((size_t)n_most, sizeof *requests->pieces);
-    requests->is_under_way = calloc((size_t)n_most, sizeof *requests->is_under_way);
-    if (requests->pieces && requests->is_under_way) return requests;
-    free(requests->pieces);
-    free(requests->is_under_way);
-    free(requests);
-    return NULL;
-}
-
-static void requests_free(bl_wire_requests *requests)
-{
-    if (!requests) return;
-    free(requests->pieces);
-    free(requests->is_under_way);
-    free(requests);
-}
-
-static void state_free(void *state)
-{
-    sockets_state *s = state;
     if (!s) return;
     for (int i = 0; s->peers && i < s->n_processes; i++) bl_peer_close(&s->peers[i]);
     if (s->alarm >= 0) close(s->alarm);
@@ -255,25 +180,6 @@ static void state_free(void *state)
     free(s->asked);
     free(s);
 }
-
-static const bl_wire_transport transport = {
-    .start = sockets_start,
-    .begin = sockets_begin,
-    .advance = sockets_advance,
-    .list_finished = sockets_list_finished,
-    .send_words = sockets_send_words,
-    .are_words_sent = are_frames_sent,
-    .hear_word = sockets_hear_word,
-    .begin_closing = sockets_begin_closing,
-    .have_all_closed = sockets_have_all_closed,
-    .has_closed = sockets_has_closed,
-    .end = sockets_end,
-    .rest = sockets_rest,
-    .wake = sockets_wake,
-    .requests_create = requests_create,
-    .requests_free = requests_free,
-    .free = state_free,
-};
 
 static bool is_tcp(int fd)
 {
@@ -306,9 +212,9 @@ static void close_links(const bl_wire_links *links)
     if (links->shared_fd >= 0) close(links->shared_fd);
 }
 
-static sockets_state *state_create(const bl_wire_links *links)
+static bl_sockets *sockets_create(const bl_wire_links *links)
 {
-    sockets_state *s = calloc(1, sizeof *s);
+    bl_sockets *s = calloc(1, sizeof *s);
     size_t n = (size_t)links->n_processes;
 
     if (!s) return NULL;
@@ -319,11 +225,11 @@ static sockets_state *state_create(const bl_wire_links *links)
     s->asked = calloc(n, sizeof *s->asked);
     for (size_t i = 0; s->peers && i < n; i++) s->peers[i].fd = -1;
     if (s->alarm >= 0 && s->peers && s->asked) return s;
-    state_free(s);
+    bl_sockets_close(s);
     return NULL;
 }
 
-static bl_status open_mail(sockets_state *s, const bl_wire_links *links)
+static bl_status open_mail(bl_sockets *s, const bl_wire_links *links)
 {
     if (links->shared_fd < 0) return BL_OK;
     s->first_on_host = links->first_on_host;
@@ -331,7 +237,7 @@ static bl_status open_mail(sockets_state *s, const bl_wire_links *links)
                         &s->mail);
 }
 
-static void open_rings(sockets_state *s, const bl_wire_links *links)
+static void open_rings(bl_sockets *s, const bl_wire_links *links)
 {
     int own = links->rank - links->first_on_host;
     for (int i = 0; s->mail && i < links->n_on_host; i++) {
@@ -344,7 +250,7 @@ static void open_rings(sockets_state *s, const bl_wire_links *links)
 
 bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report, bl_wire **out)
 {
-    sockets_state *s = state_create(links);
+    bl_sockets *s = sockets_create(links);
 
     *out = NULL;
     if (!s) {
@@ -360,9 +266,9 @@ bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report
         if (st == BL_OK) st = opened;
     }
     if (st != BL_OK) {
-        state_free(s);
+        bl_sockets_close(s);
         return st;
     }
     open_rings(s, links);
-    return bl_wire_open(&transport, s, links->rank, links->n_processes, report, out);
+    return bl_wire_open(s, links->rank, links->n_processes, report, out);
 }

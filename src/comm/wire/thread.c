@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wire's thread, over any transport. Exchanges are begun in the order in which they were given, and asked
- * about until they are done. Between two questions the thread rests; a new exchange wakes it, and so do the
- * other processes.
+/* thread.c -- the wire's thread. Exchanges are begun in the order in which they were given, and asked about until they are done. Between
+ * two looks the thread rests; a new exchange wakes it, and so do the other processes.
  *
- * | from      | to        | when |
- * | running   | spreading | a rank here has aborted, a deadline is over, a process died, or a word of error came in |
- * | spreading | down      | every other process has sent its word or died, or SPREAD_S is over |
- * | running   | finished  | closed, and all processes have said that they are |
+ * | from            | to        | when |
+ * | RUNNING         | ENDING    | closed, and no exchange is under way |
+ * | RUNNING, ENDING | SPREADING | a rank here has aborted, a deadline is over, a process died, or a word of error came in |
+ * | SPREADING       | DOWN      | every other process has sent its word or died, or SPREAD_S is over |
+ * | ENDING          | OVER      | all processes have said that they are at their end |
  *
- * Invariants
+ * Invariants (enter asserts those of the stages)
  * - A process sends every other at most one word of error, which is what it knows then; whoever gets one
  *   spreads it. So a word from a process says that it knows and will leave.
  * - When a deadline is over, the earliest wait of all ranks is the error, whoever noticed first: ranks that others wait for may wait themselves.
  * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written until
  *   then.
- * - Once it is down the transport is not called again, nor told to end: the process has to exit. */
+ * - Once it is down no socket is used again: the process has to exit. */
+#include <assert.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -52,10 +53,15 @@ static bl_status begin_piece(bl_wire_channel *channel, int i)
 {
     const bl_transfer *t = &channel->transfers[i];
     bl_wire_channel_transfer *s = &channel->state[i];
-    unsigned char *at = (unsigned char *)t->bytes + s->n_done;
+    size_t n_left = t->n_bytes - s->n_done;
 
-    s->n_under_way = t->n_bytes - s->n_done < PIECE_BYTES ? t->n_bytes - s->n_done : PIECE_BYTES;
-    return channel->wire->transport->begin(channel, i, at, s->n_under_way);
+    s->is_under_way = true;
+    s->piece = (bl_piece){.tag = channel->tag,
+                          .has_moved = &channel->has_moved,
+                          .bytes = (unsigned char *)t->bytes + s->n_done,
+                          .n_bytes = n_left < PIECE_BYTES ? n_left : PIECE_BYTES};
+    return bl_sockets_begin(channel->wire->sockets, channel->job_ranks[t->peer], t->is_send,
+                            &s->piece);
 }
 
 static bl_status begin_exchange(bl_wire_channel *channel)
@@ -130,31 +136,29 @@ static bl_status check_deadline(const bl_wire_channel *channel)
     bl_wire *w = channel->wire;
     bl_wait wait;
 
-    if (w->deadline_s <= 0 || w->round_s - channel->last_event_s < w->deadline_s) return BL_OK;
+    if (w->deadline_s <= 0 || w->round.at_s - channel->last_event_s < w->deadline_s) return BL_OK;
     describe_wait(channel, &wait);
     w->is_overdue = true;
     return BL_FAIL(BL_ERANK, "%s", wait.text);
 }
 
-/* Asks about an exchange once. */
+/* Looks at an exchange once. */
 static bl_status advance(bl_wire_channel *channel)
 {
-    int n_finished = 0;
-    bool has_moved = false;
-
     if (!channel->is_begun) {
         channel->wire->quiet_rounds = 0;
         BL_TRY(begin_exchange(channel));
     }
-    BL_TRY(channel->wire->transport->list_finished(channel, channel->finished, &n_finished,
-                                                   &has_moved));
-    if (!has_moved && n_finished == 0) return check_deadline(channel);
+    if (!channel->has_moved) return check_deadline(channel);
+    channel->has_moved = false;
     channel->wire->quiet_rounds = 0;
     if (!channel->is_meeting) channel->last_event_s = bl_now_s();
-    for (int k = 0; k < n_finished; k++) {
-        int i = channel->finished[k];
-        channel->state[i].n_done += channel->state[i].n_under_way;
-        if (channel->state[i].n_done < channel->transfers[i].n_bytes)
+    for (int i = 0; i < channel->n_transfers; i++) {
+        bl_wire_channel_transfer *s = &channel->state[i];
+        if (!s->is_under_way || !s->piece.is_finished) continue;
+        s->is_under_way = false;
+        s->n_done += s->piece.n_bytes;
+        if (s->n_done < channel->transfers[i].n_bytes)
             BL_TRY(begin_piece(channel, i));
         else
             channel->n_left--;
@@ -216,7 +220,7 @@ static void describe_end(const bl_wire *w, bl_wait *out)
 
     *out = (bl_wait){.call = (uint64_t)BL_WAIT_END};
     for (int i = 0; i < w->size; i++)
-        if (!w->transport->has_closed(w, i)) add_rank(&open, i);
+        if (!bl_sockets_has_closed(w->sockets, i)) add_rank(&open, i);
     if (open.n == 0)
         snprintf(out->text, sizeof out->text,
                  "not all ranks came to the end of the job within %.1f s", w->deadline_s);
@@ -226,14 +230,14 @@ static void describe_end(const bl_wire *w, bl_wait *out)
                  open.numbers, w->deadline_s);
 }
 
-/* This process's own, the earliest. One that was absent does not know what it missed. */
-static void describe_own(bl_wire *w, bl_wait *out)
+/* The earliest of this process's own waits; after a stop its view is stale. */
+static void describe_own(bl_wire *w, bool is_at_end, bl_wait *out)
 {
     bl_wait wait;
 
     *out = (bl_wait){.call = (uint64_t)BL_WAIT_NONE};
-    if (w->round_s < w->late_until_s + SPREAD_S) return;
-    if (w->is_at_end) describe_end(w, out);
+    if (w->round.at_s < w->late_until_s + SPREAD_S) return;
+    if (is_at_end) describe_end(w, out);
     for (const bl_wire_channel *channel = w->active; channel; channel = channel->next) {
         if (!channel->is_begun || channel->n_left == 0) continue;
         describe_wait(channel, &wait);
@@ -253,7 +257,7 @@ static void take_lowest(bl_wire *w, const bl_word *word)
 static bool hear_word(bl_wire *w, bl_word *out)
 {
     int from;
-    if (!w->transport->hear_word(w, out, &from)) return false;
+    if (!bl_sockets_hear_word(w->sockets, out, &from)) return false;
     out->error.text[sizeof out->error.text - 1] = '\0';
     out->wait.text[sizeof out->wait.text - 1] = '\0';
     w->heard[from] = out->speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
@@ -266,7 +270,7 @@ static bool hear_word(bl_wire *w, bl_word *out)
 static void listen(bl_wire *w)
 {
     bl_word other;
-    bl_status st = w->transport->advance(w);
+    bl_status st = bl_sockets_advance(w);
     bl_error error;
 
     bl_error_save(&error, st);
@@ -286,19 +290,18 @@ static bool all_heard(const bl_wire *w)
 static bool notice_absence(bl_wire *w)
 {
     double now = bl_now_s();
-    bool was_absent = now - w->round_s > SPREAD_S;
+    bool was_absent = comm_round_begin(&w->round, now);
     atomic_fetch_add(&w->n_rounds, 1);
     if (was_absent) {
         w->late_until_s = now + SPREAD_S;
         for (bl_wire_channel *channel = w->active; channel; channel = channel->next)
             channel->last_event_s = now;
     }
-    w->round_s = now;
     return was_absent;
 }
 
 /* Tells everybody and hears everybody. One that was absent cannot know whether the others have told the user already, without it: they do. */
-static void spread(bl_wire *w)
+static void spread(bl_wire *w, bool is_at_end)
 {
     enum { PAUSE_NS = 200 * 1000 };
     double deadline = bl_now_s() + SPREAD_S;
@@ -309,15 +312,15 @@ static void spread(bl_wire *w)
     take_lowest(w, &w->first);
     pthread_mutex_unlock(&w->lock);
     notice_absence(w);
-    w->told.speaks = w->first.origin == w->rank || w->round_s >= w->late_until_s + SPREAD_S;
-    describe_own(w, &w->told.wait);
+    w->told.speaks = w->first.origin == w->rank || w->round.at_s >= w->late_until_s + SPREAD_S;
+    describe_own(w, is_at_end, &w->told.wait);
     if (is_earlier(&w->told.wait, &w->earliest)) w->earliest = w->told.wait;
     w->heard[w->rank] = w->told.speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
-    w->transport->send_words(w, &w->told);
-    while ((!w->transport->are_words_sent(w) || !all_heard(w)) && bl_now_s() < deadline) {
+    bl_sockets_send_words(w->sockets, &w->told);
+    while ((!bl_sockets_are_words_sent(w->sockets) || !all_heard(w)) && bl_now_s() < deadline) {
         atomic_fetch_add(&w->n_rounds, 1);
-        (void)w->transport->advance(w); /* who dies now will not answer, and is marked so */
-        if (!hear_word(w, &other)) w->transport->rest(w, PAUSE_NS);
+        (void)bl_sockets_advance(w); /* dead peers are marked */
+        if (!hear_word(w, &other)) bl_sockets_rest(w->sockets, PAUSE_NS);
     }
 }
 
@@ -344,18 +347,40 @@ static void report(bl_wire *w)
     w->report(error);
 }
 
+/* Under the lock. */
+static void enter(bl_wire *w, bl_wire_stage stage)
+{
+    assert(
+        stage == BL_WIRE_ENDING      ? w->stage == BL_WIRE_RUNNING && w->is_closing && !w->active
+        : stage == BL_WIRE_SPREADING ? w->stage <= BL_WIRE_ENDING && w->first.error.status != BL_OK
+        : stage == BL_WIRE_DOWN ? w->stage == BL_WIRE_SPREADING && w->verdict.error.status != BL_OK
+                                : stage == BL_WIRE_OVER && w->stage == BL_WIRE_ENDING);
+    w->stage = stage;
+    if (stage >= BL_WIRE_DOWN) pthread_cond_signal(&w->ended);
+}
+
+static void change_stage(bl_wire *w, bl_wire_stage stage)
+{
+    pthread_mutex_lock(&w->lock);
+    enter(w, stage);
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void go_down(bl_wire *w)
 {
-    spread(w);
+    bool is_at_end = w->stage == BL_WIRE_ENDING;
+
+    change_stage(w, BL_WIRE_SPREADING);
+    spread(w, is_at_end);
     report(w);
     take_given(w);
     pthread_mutex_lock(&w->lock);
-    w->is_down = true;
     for (bl_wire_channel *channel = w->active; channel; channel = channel->next) {
         channel->is_under_way = false;
         pthread_cond_signal(&channel->ended);
     }
     w->active = NULL;
+    enter(w, BL_WIRE_DOWN);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -369,13 +394,13 @@ static void rest(bl_wire *w)
     if (++w->quiet_rounds < SPINS && w->active)
         sched_yield();
     else
-        w->transport->rest(w, LOOK_NS);
+        bl_sockets_rest(w->sockets, LOOK_NS);
 }
 
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */
 static bool run(bl_wire *w)
 {
-    w->round_s = bl_now_s();
+    w->round.at_s = bl_now_s();
     for (;;) {
         bool is_closing = take_given(w);
         notice_absence(w);
@@ -395,21 +420,20 @@ static bool finish(bl_wire *w)
     bool all_here = false;
     bl_wait wait;
 
-    w->round_s = start;
-    w->is_at_end = true;
-    bl_status st = w->transport->begin_closing(w);
+    w->round.at_s = start;
+    change_stage(w, BL_WIRE_ENDING);
+    bl_status st = bl_sockets_begin_closing(w->sockets);
     if (st != BL_OK) abort_with(w, st);
-    while (!is_aborted(w) && !(all_here = w->transport->have_all_closed(w))) {
-        if (notice_absence(w)) start = w->round_s;
+    while (!is_aborted(w) && !(all_here = bl_sockets_have_all_closed(w->sockets))) {
+        if (notice_absence(w)) start = w->round.at_s;
         listen(w);
-        if (w->deadline_s > 0 && w->round_s - start > w->deadline_s) {
+        if (w->deadline_s > 0 && w->round.at_s - start > w->deadline_s) {
             describe_end(w, &wait);
             w->is_overdue = true;
             abort_with(w, BL_FAIL(BL_ERANK, "%s", wait.text));
         }
-        w->transport->rest(w, PAUSE_NS);
+        bl_sockets_rest(w->sockets, PAUSE_NS);
     }
-    if (all_here) w->transport->end(w);
     return all_here;
 }
 
@@ -420,16 +444,9 @@ void *bl_wire_main(void *argument)
     prctl(PR_SET_NAME, "wire");
     prctl(PR_SET_TIMERSLACK, 1000L); /* ns; sleeps here are shorter than the usual 50 us */
     w->earliest.call = (uint64_t)BL_WAIT_NONE;
-    bl_status st = w->transport->start(w);
-    pthread_mutex_lock(&w->lock);
-    bl_error_save(&w->start_error, st);
-    w->is_ready = true;
-    pthread_cond_signal(&w->ready);
-    pthread_mutex_unlock(&w->lock);
-    if (st == BL_OK && !(run(w) && finish(w))) go_down(w);
-    pthread_mutex_lock(&w->lock);
-    w->is_over = true;
-    pthread_cond_signal(&w->ready);
-    pthread_mutex_unlock(&w->lock);
+    if (run(w) && finish(w))
+        change_stage(w, BL_WIRE_OVER);
+    else
+        go_down(w);
     return NULL;
 }

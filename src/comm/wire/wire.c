@@ -4,18 +4,20 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/thread.h"
 
-enum { LEAVE_S = 5 }; /* how long a thread that hangs is waited for after an abort */
+static const double LEAVE_S = 5.0; /* how long a thread that hangs is waited for after an abort */
+static const double LOOK_S = 1.0;
+
+enum { MAX_GROUP = INT32_MAX / BL_WIRE_CHANNELS - 1 };
 
 void bl_wire_note_word(bl_wire *w, const bl_word *what)
 {
     pthread_mutex_lock(&w->lock);
     if (w->first.error.status == BL_OK) w->first = *what;
-    w->transport->wake(w);
+    bl_sockets_wake(w->sockets);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -34,58 +36,38 @@ void bl_wire_first_error(bl_wire *w, bl_error *out)
 
 /* ---- the wire ---- */
 
-/* Its waits end by CLOCK_MONOTONIC. */
-static void init_condition(pthread_cond_t *condition)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(condition, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 static void wire_free(bl_wire *w)
 {
-    pthread_cond_destroy(&w->ready);
+    pthread_cond_destroy(&w->ended);
     pthread_mutex_destroy(&w->lock);
-    w->transport->free(w->state);
+    bl_sockets_close(w->sockets);
     free(w->heard);
     free(w);
 }
 
-bl_status bl_wire_open(const bl_wire_transport *transport, void *state, int rank, int n_processes,
-                       bl_wire_report report_error, bl_wire **out)
+bl_status bl_wire_open(bl_sockets *sockets, int rank, int n_processes, bl_wire_report report_error,
+                       bl_wire **out)
 {
     bl_wire *w = calloc(1, sizeof *w);
 
     *out = NULL;
     if (!w) {
-        transport->free(state);
+        bl_sockets_close(sockets);
         return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
     }
     w->rank = rank;
     w->size = n_processes;
     w->report = report_error;
-    w->transport = transport;
-    w->state = state;
+    w->sockets = sockets;
     w->next_group = 1;
     pthread_mutex_init(&w->lock, NULL);
-    init_condition(&w->ready);
+    bl_condition_init(&w->ended);
     w->heard = calloc((size_t)n_processes, sizeof *w->heard);
     if (!w->heard || bl_thread_create(&w->thread, bl_wire_main, w) != 0) {
         bl_status st = w->heard ? BL_ELIMIT : BL_ENOMEM;
         wire_free(w);
         return BL_FAIL(st, "a job of %d processes%s", n_processes,
                        st == BL_ELIMIT ? ": no more threads" : "");
-    }
-    pthread_mutex_lock(&w->lock);
-    while (!w->is_ready) pthread_cond_wait(&w->ready, &w->lock);
-    pthread_mutex_unlock(&w->lock);
-    if (w->start_error.status != BL_OK) {
-        bl_error error = w->start_error;
-        pthread_join(w->thread, NULL);
-        wire_free(w);
-        return bl_error_restore(&error);
     }
     *out = w;
     return BL_OK;
@@ -95,25 +77,26 @@ bl_status bl_wire_open(const bl_wire_transport *transport, void *state, int rank
 
 typedef struct thread_watch {
     uint_fast64_t n_rounds;
-    double since_s, looked_s;
+    double since_s;
+    comm_round round;
 } thread_watch;
 
 static void begin_watch(const bl_wire *w, thread_watch *watch)
 {
     watch->n_rounds = atomic_load(&w->n_rounds);
-    watch->since_s = watch->looked_s = bl_now_s();
+    watch->since_s = watch->round.at_s = bl_now_s();
 }
 
 /* The thread makes rounds twenty times per second, whatever it waits for. Of a process that was stopped no thread did anything. */
 static bool is_stuck(const bl_wire *w, thread_watch *watch)
 {
-    static const double ABSENT_S = 2.0, SLACK_S = 2.0;
+    static const double SLACK_S = 2.0;
     double now_s = bl_now_s();
     uint_fast64_t n_rounds = atomic_load(&w->n_rounds);
 
-    if (n_rounds != watch->n_rounds || now_s - watch->looked_s > ABSENT_S) watch->since_s = now_s;
+    if (comm_round_begin(&watch->round, now_s) || n_rounds != watch->n_rounds)
+        watch->since_s = now_s;
     watch->n_rounds = n_rounds;
-    watch->looked_s = now_s;
     return w->deadline_s > 0 && now_s - watch->since_s > w->deadline_s + SLACK_S;
 }
 
@@ -137,29 +120,22 @@ static void give_up(bl_wire *w)
     pthread_mutex_lock(&w->lock);
 }
 
-/* Waits on the condition for a second at most. Under the lock. */
-static void wait_a_while(bl_wire *w, pthread_cond_t *condition)
+static bool is_over(const bl_wire *w)
 {
-    struct timespec until;
-
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec++;
-    (void)pthread_cond_timedwait(condition, &w->lock, &until);
+    return w->stage >= BL_WIRE_DOWN;
 }
 
 /* By a clock that nobody sets: one that jumps would have the process leave before its word is out. */
 static bool ends_in_time(bl_wire *w)
 {
-    struct timespec limit;
-    int code = 0;
+    double until_s = bl_now_s() + LEAVE_S, left_s;
 
-    clock_gettime(CLOCK_MONOTONIC, &limit);
-    limit.tv_sec += LEAVE_S;
     pthread_mutex_lock(&w->lock);
-    while (!w->is_over && code == 0) code = pthread_cond_timedwait(&w->ready, &w->lock, &limit);
-    bool is_over = w->is_over;
+    while (!is_over(w) && (left_s = until_s - bl_now_s()) > 0)
+        (void)bl_condition_wait(&w->ended, &w->lock, left_s);
+    bool is_in_time = is_over(w);
     pthread_mutex_unlock(&w->lock);
-    return is_over;
+    return is_in_time;
 }
 
 /* False: the thread hangs. */
@@ -170,33 +146,42 @@ static bool wait_for_end(bl_wire *w)
 
     begin_watch(w, &watch);
     pthread_mutex_lock(&w->lock);
-    while (!w->is_over && !hangs) {
-        wait_a_while(w, &w->ready);
-        if ((hangs = !w->is_over && is_stuck(w, &watch))) give_up(w);
+    while (!is_over(w) && !hangs) {
+        (void)bl_condition_wait(&w->ended, &w->lock, LOOK_S);
+        if ((hangs = !is_over(w) && is_stuck(w, &watch))) give_up(w);
     }
     pthread_mutex_unlock(&w->lock);
     return !hangs;
 }
 
-bl_status bl_wire_end(bl_wire *w)
+/* *is_joined: the thread is gone, and the wire may be freed. */
+static bl_status end_wire(bl_wire *w, bool *is_joined)
 {
+    *is_joined = false;
     pthread_mutex_lock(&w->lock);
     w->is_closing = true;
-    w->transport->wake(w);
+    bl_sockets_wake(w->sockets);
     bl_status first = w->first.error.status;
     pthread_mutex_unlock(&w->lock);
     if (first != BL_OK && !ends_in_time(w))
         return first; /* it hangs and still uses the wire; the process is about to exit */
     if (!wait_for_end(w)) return BL_ERANK;
     pthread_join(w->thread, NULL);
-    w->is_joined = true;
-    return w->is_down ? w->verdict.error.status : BL_OK;
+    *is_joined = true;
+    return w->stage == BL_WIRE_DOWN ? w->verdict.error.status : BL_OK;
+}
+
+bl_status bl_wire_end(bl_wire *w)
+{
+    bool is_joined;
+    return end_wire(w, &is_joined);
 }
 
 bl_status bl_wire_close(bl_wire *w)
 {
-    bl_status st = bl_wire_end(w);
-    if (w->is_joined) wire_free(w);
+    bool is_joined;
+    bl_status st = end_wire(w, &is_joined);
+    if (is_joined) wire_free(w);
     return st;
 }
 
@@ -257,21 +242,19 @@ bl_status bl_wire_channel_create(bl_wire *w, int group, int channel_idx, int siz
 
     *out = NULL;
     if (!channel) return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
-    init_condition(&channel->ended);
+    bl_condition_init(&channel->ended);
     channel->wire = w;
     channel->size = size;
-    channel->requests = w->transport->requests_create(2 * size);
-    channel->finished = calloc(n, sizeof *channel->finished);
     channel->state = calloc(n, sizeof *channel->state);
     channel->job_ranks = calloc((size_t)size, sizeof *channel->job_ranks);
-    if (!channel->requests || !channel->finished || !channel->state || !channel->job_ranks) {
+    if (!channel->state || !channel->job_ranks) {
         bl_wire_channel_destroy(channel);
         return BL_FAIL(BL_ENOMEM, "a channel of %d ranks", size);
     }
     memcpy(channel->job_ranks, job_ranks, (size_t)size * sizeof *job_ranks);
-    if (group > w->max_tag / BL_WIRE_CHANNELS - 1) {
+    if (group > MAX_GROUP) {
         bl_wire_channel_destroy(channel);
-        return BL_FAIL(BL_ELIMIT, "more than %d communicators", w->max_tag / BL_WIRE_CHANNELS - 1);
+        return BL_FAIL(BL_ELIMIT, "more than %d communicators", MAX_GROUP);
     }
     channel->tag = BL_WIRE_TAG_CONTROL + group * BL_WIRE_CHANNELS + channel_idx;
     *out = channel;
@@ -282,8 +265,6 @@ void bl_wire_channel_destroy(bl_wire_channel *channel)
 {
     if (!channel) return;
     pthread_cond_destroy(&channel->ended);
-    channel->wire->transport->requests_free(channel->requests);
-    free(channel->finished);
     free(channel->state);
     free(channel->job_ranks);
     free(channel);
@@ -297,10 +278,10 @@ static void give_exchange(bl_wire_channel *channel)
     *end = channel;
     channel->next = NULL;
     channel->n_left = channel->n_transfers;
-    channel->is_begun = channel->is_done = false;
+    channel->is_begun = channel->is_done = channel->has_moved = false;
     channel->is_under_way = true;
     channel->error.status = BL_OK;
-    channel->wire->transport->wake(channel->wire);
+    bl_sockets_wake(channel->wire->sockets);
 }
 
 bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
@@ -321,7 +302,7 @@ bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call 
         give_exchange(channel);
         begin_watch(w, &watch);
         while (channel->is_under_way && !hangs) {
-            wait_a_while(w, &channel->ended);
+            (void)bl_condition_wait(&channel->ended, &w->lock, LOOK_S);
             if ((hangs = channel->is_under_way && is_stuck(w, &watch))) give_up(w);
         }
         is_well = channel->is_done;

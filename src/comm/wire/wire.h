@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wire.h -- how the processes of a job exchange bytes: what collectives.c builds collectives from. wire.c and
- * thread.c implement it over a transport: connected sockets (sockets.c).
+/* wire.h -- how the processes of a job exchange bytes: what collectives.c builds collectives from.
  *
- *   wire   this process's end: one thread, which makes every call of the transport, in the order they were
+ *   wire   this process's end: one thread, which makes every call of a socket, in the order they were
  *          given
  *   channel   a channel of a group of ranks: its messages meet no others'. One exchange at a time.
  *
@@ -49,7 +48,7 @@ bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report
 /* Whether the error says no more than that a process has gone: whoever started that process knows why. */
 bool bl_wire_is_loss(const bl_error *error);
 
-/* Ends the transport. Without an abort: waits for all processes and returns BL_OK. After one: returns the status that all
+/* Ends the exchanges. Without an abort: waits for all processes and returns BL_OK. After one: returns the status that all
  * processes agree on; its text has been reported. The wire is not freed: threads that still run may abort it, ask it for its
  * first error and come out of its exchanges. Once. */
 bl_status bl_wire_end(bl_wire *wire);

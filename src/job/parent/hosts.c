@@ -3,13 +3,14 @@
  * these can be reached; then the ranks are connected, before they are started. */
 #include "job/parent/hosts.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "job/tcp/tcp.h"
 
-static const double MEET_S = 300.0, CONNECT_S = 60.0;
+static const double MEET_S = 300.0;
 
 typedef struct host_record {
     uint8_t salt[JOB_KEY_BYTES]; /* the first one's is the job's */
@@ -19,37 +20,37 @@ typedef struct host_record {
 static bl_status describe_self(const bl_launch *launch, int n_here, job_listener *listener,
                                host_record *own)
 {
-    const bl_launch_info *info = &launch->info;
-    bool is_one_host = info->n_local == info->n_processes, is_chosen;
+    bool is_chosen;
 
     memset(own, 0, sizeof *own);
     BL_TRY(job_random(own->salt, sizeof own->salt));
-    BL_TRY(job_place_describe(is_one_host, &own->place, &is_chosen));
-    own->place.first_rank = info->rank * n_here;
-    own->place.n_ranks = n_here;
-    BL_TRY(job_tcp_listen(own->place.addresses,
-                          is_one_host || is_chosen ? own->place.n_addresses : 0, 0, listener));
-    own->place.port = listener->port;
-    return BL_OK;
+    return job_place_open(&launch->info, launch->info.rank * n_here, n_here, &own->place,
+                          &is_chosen, listener);
 }
 
 /* `bytes` from every process to every process of `launch`. */
 static bl_status all_gather(bl_launch *launch, const char *what, const void *own, void *all,
                             size_t bytes)
 {
+    bl_comm_call call = {.kind = BL_COMM_ALL_GATHER, .bytes = bytes};
+    int n = launch->info.n_processes, rank = launch->info.rank, n_peers = 0;
+    int *peers = calloc((size_t)n, sizeof *peers);
+    char *to = all;
     bl_comm *comm = NULL;
-    bl_device *device = NULL;
-    bl_stream *stream = NULL;
 
-    bl_status st = bl_launch_create_comm(launch, MEET_S, &comm);
-    if (st == BL_OK) bl_comm_set_label(comm, what, -1);
-    if (st == BL_OK) st = bl_device_create_cpu(1, &device);
-    if (st == BL_OK) st = bl_stream_create(device, "hosts", &stream);
-    if (st == BL_OK) st = bl_comm_all_gather(comm, stream, own, all, bytes);
-    if (st == BL_OK) st = bl_stream_synchronize(stream);
-    bl_stream_destroy(stream);
-    bl_device_destroy(device);
+    snprintf(call.label.text, sizeof call.label.text, "%s", what);
+    for (int i = 0; peers && i < n; i++)
+        if (i != rank) peers[n_peers++] = i;
+    bl_status st =
+        peers ? bl_launch_create_comm(launch, MEET_S, &comm) : BL_FAIL(BL_ENOMEM, "%d hosts", n);
+    if (st == BL_OK) st = bl_wire_comm_tell(comm, &call, n_peers, peers, own, all, bytes);
+    if (st == BL_OK) {
+        memmove(to + (size_t)(rank + 1) * bytes, to + (size_t)rank * bytes,
+                (size_t)(n - 1 - rank) * bytes);
+        memcpy(to + (size_t)rank * bytes, own, bytes);
+    }
     bl_comm_destroy(comm);
+    free(peers);
     return st;
 }
 
@@ -95,7 +96,8 @@ static bl_status connect_hosts(const bl_launch *launch, const host_record *all,
                      .n_places = n_hosts,
                      .own = launch->info.rank,
                      .listener = listener,
-                     .limit_s = CONNECT_S};
+                     .info = &launch->info,
+                     .limit_s = JOB_CONNECT_S};
 
     if (!places) return BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", n_hosts);
     for (int i = 0; i < n_hosts; i++) {
@@ -103,7 +105,6 @@ static bl_status connect_hosts(const bl_launch *launch, const host_record *all,
         places[i].host[JOB_HOST_BYTES - 1] = '\0';
     }
     job_key_derive(&launch->key, all[0].salt, &key);
-    job_patience_begin(&mesh.patience, &launch->info);
     bl_status st = job_mesh_connect(&mesh, links);
     free(places);
     return st;

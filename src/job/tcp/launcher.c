@@ -6,7 +6,7 @@
 
 #include "job/tcp/tcp.h"
 
-static const double MEET_S = 300.0, CONNECT_S = 60.0;
+static const double MEET_S = 300.0;
 
 typedef struct record {
     job_key key; /* the first one's is the job's */
@@ -15,17 +15,11 @@ typedef struct record {
 
 static bl_status describe_self(const bl_launch_info *info, job_listener *listener, record *own)
 {
-    bool is_one_host = info->n_local == info->n_processes, is_chosen;
+    bool is_chosen;
 
     memset(own, 0, sizeof *own);
     BL_TRY(job_random(&own->key, sizeof own->key));
-    BL_TRY(job_place_describe(is_one_host, &own->place, &is_chosen));
-    own->place.first_rank = info->rank;
-    own->place.n_ranks = 1;
-    BL_TRY(job_tcp_listen(own->place.addresses,
-                          is_one_host || is_chosen ? own->place.n_addresses : 0, 0, listener));
-    own->place.port = listener->port;
-    return BL_OK;
+    return job_place_open(info, info->rank, 1, &own->place, &is_chosen, listener);
 }
 
 static bl_status connect_all(const bl_launch_info *info, const job_key *key, const record *all,
@@ -38,12 +32,12 @@ static bl_status connect_all(const bl_launch_info *info, const job_key *key, con
                      .n_places = n,
                      .own = info->rank,
                      .listener = listener,
-                     .limit_s = CONNECT_S};
+                     .info = info,
+                     .limit_s = JOB_CONNECT_S};
 
     if (!places) return BL_FAIL(BL_ENOMEM, "the addresses of %d processes", n);
     for (int i = 0; i < n; i++) places[i] = all[i].place; /* by MPI, of processes of one start */
     bl_status st = job_place_compare_builds(places, n, info->rank, false);
-    job_patience_begin(&mesh.patience, info);
     if (st == BL_OK) st = job_mesh_connect_ranks(&mesh, sockets);
     free(places);
     return st;

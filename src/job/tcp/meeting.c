@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "job/tcp/hello.h"
 
-static const double CONNECT_S = 60.0, TRY_S = 5.0;
+static const double TRY_S = 5.0;
 /* The others wait for rank 0 a little longer: it, which knows who did not come, should be the one to say so. */
 static const double LONGER_S = 30.0;
 /* NFS keeps what it knows of a directory for a minute at most. */
@@ -61,12 +61,7 @@ static bl_status open_meeting(const job_meeting *of, meeting *m)
     for (int i = 0; m->ranks_fd && i < m->n; i++) m->ranks_fd[i] = -1;
     if (!m->places || !m->ranks_fd || !m->hellos)
         return BL_FAIL(BL_ENOMEM, "the addresses of %d ranks", m->n);
-    BL_TRY(job_place_describe(m->is_one_host, &m->own, &m->is_interface_chosen));
-    bool binds = m->is_one_host || m->is_interface_chosen;
-    BL_TRY(job_tcp_listen(m->own.addresses, binds ? m->own.n_addresses : 0, 0, &m->listener));
-    m->own.first_rank = m->rank;
-    m->own.n_ranks = 1;
-    m->own.port = m->listener.port;
+    BL_TRY(job_place_open(info, m->rank, 1, &m->own, &m->is_interface_chosen, &m->listener));
     return BL_OK;
 }
 
@@ -429,11 +424,10 @@ static bl_status connect_all(meeting *m, int *sockets)
                      .n_places = m->n,
                      .own = m->rank,
                      .listener = &m->listener,
-                     .limit_s = CONNECT_S};
+                     .info = m->of->is_quiet ? NULL : m->of->info,
+                     .limit_s = JOB_CONNECT_S};
 
     BL_TRY(job_place_compare_builds(m->places, m->n, m->rank, m->of->is_quiet));
-    job_patience_begin(&mesh.patience, m->of->info);
-    mesh.patience.speaks &= !m->of->is_quiet;
     return job_mesh_connect_ranks(&mesh, sockets);
 }
 

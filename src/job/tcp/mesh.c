@@ -220,6 +220,7 @@ bl_status job_mesh_connect(job_mesh *m, job_host_links *links)
 {
     double deadline = bl_now_s() + m->limit_s;
 
+    if (m->info) job_patience_begin(&m->patience, m->info);
     for (int i = 0; i < m->own; i++) BL_TRY(connect_to(m, &m->places[i], links, deadline));
     return take_expected(m, links, deadline);
 }

@@ -118,13 +118,9 @@ static void free_exchange(exchange *x)
 static exchange *create_exchange(const bl_launch_info *info, const void *own, size_t n_bytes)
 {
     exchange *x = calloc(1, sizeof *x);
-    pthread_condattr_t attributes;
 
     if (!x) return NULL;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&x->moved, &attributes);
-    pthread_condattr_destroy(&attributes);
+    bl_condition_init(&x->moved);
     pthread_mutex_init(&x->lock, NULL);
     x->rank = info->rank;
     x->n = info->n_processes;
@@ -142,13 +138,10 @@ static exchange *create_exchange(const bl_launch_info *info, const void *own, si
 /* False: the limit is over. Under the lock. */
 static bool wait_for_stage(exchange *x, mpi_stage stage, double limit_s)
 {
-    struct timespec until;
-    int code = 0;
+    double until_s = bl_now_s() + limit_s, left_s;
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)limit_s + 1;
-    while (x->stage < stage && code == 0)
-        code = pthread_cond_timedwait(&x->moved, &x->lock, &until);
+    while (x->stage < stage && (left_s = until_s - bl_now_s()) > 0)
+        (void)bl_condition_wait(&x->moved, &x->lock, left_s);
     return x->stage >= stage;
 }
 

@@ -120,6 +120,21 @@ bl_status job_place_describe(bool is_one_host, job_place *place, bool *is_chosen
     return BL_OK;
 }
 
+bl_status job_place_open(const bl_launch_info *info, int first_rank, int n_ranks, job_place *place,
+                         bool *is_chosen, job_listener *listener)
+{
+    bool is_one_host = info->n_local == info->n_processes;
+
+    *listener = (job_listener){.n = 0};
+    BL_TRY(job_place_describe(is_one_host, place, is_chosen));
+    place->first_rank = first_rank;
+    place->n_ranks = n_ranks;
+    BL_TRY(job_tcp_listen(place->addresses, is_one_host || *is_chosen ? place->n_addresses : 0, 0,
+                          listener));
+    place->port = listener->port;
+    return BL_OK;
+}
+
 /* All ranks find the same: one of them reports it, and the launcher may end the others when it has left. */
 static bl_status leave_to_rank_0(int rank)
 {

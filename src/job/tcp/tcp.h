@@ -58,6 +58,11 @@ void job_tcp_close_listener(job_listener *listener); /* a zeroed one is fine */
  * others. BL_EUSAGE: no such interface, or it has no address. */
 bl_status job_place_describe(bool is_one_host, job_place *place, bool *is_chosen);
 
+/* This process's place, with these ranks of the job, and the listener where they are reached: close it, also after a failure. Ports of
+ * all addresses are open, unless the job has one host or the interface is chosen. */
+bl_status job_place_open(const bl_launch_info *info, int first_rank, int n_ranks, job_place *place,
+                         bool *is_chosen, job_listener *listener);
+
 /* All have this program's build, or BALLAST_ALLOW_BUILD_MISMATCH is set: then rank 0 warns. BL_EUSAGE names two that differ; unless is_quiet, on rank 0
  * only: all ranks find the same, and the others' text is empty. */
 bl_status job_place_compare_builds(const job_place *places, int n_places, int rank, bool is_quiet);
@@ -97,13 +102,16 @@ void job_patience_log(job_patience *patience, const char *format, ...) BL_PRINTF
 
 /* ---- mesh.c ---- */
 
+#define JOB_CONNECT_S 60.0 /* a mesh's limit where all places are known to listen */
+
 typedef struct job_mesh {
     const job_key *key;
     const job_place *places; /* [n_places], in the order of their ranks */
     int n_places, own;
     const job_listener *listener; /* of places[own].port; borrowed */
-    job_patience patience;
+    const bl_launch_info *info;   /* borrowed; NULL: what is waited for is not logged */
     double limit_s;
+    job_patience patience; /* set by connect */
 } job_mesh;
 
 /* Each rank of this place with each rank of each other one: into `links`, whose local ranks are this place's. Collective over the places. BL_ERANK names

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* round.h -- the rounds of a thread that looks several times per second whether somebody is late: the wire's thread and those who
+ * wait for it, the watch of a communicator of GPUs, a rank's guard.
+ *
+ * A round that begins much later than it should means that the process was stopped (Ctrl-Z) and goes on. It has not waited for anybody
+ * meanwhile, so its clocks start again. The caller has the time: tests have their own. */
+#ifndef BALLAST_COMM_ROUND_H
+#define BALLAST_COMM_ROUND_H
+
+#include <stdbool.h>
+
+/* A sleep of some tenths of a second that takes so long. */
+#define COMM_ABSENCE_S 2.0
+
+typedef struct comm_round {
+    double at_s; /* when the latest one began */
+} comm_round;
+
+static inline bool comm_was_absent(double from_s, double to_s)
+{
+    return to_s - from_s > COMM_ABSENCE_S;
+}
+
+/* Whether the process was absent before this round. */
+static inline bool comm_round_begin(comm_round *round, double now_s)
+{
+    bool was_absent = comm_was_absent(round->at_s, now_s);
+    round->at_s = now_s;
+    return was_absent;
+}
+
+#endif
