@@ -33,6 +33,13 @@ typedef struct job_message {
     bl_error error;
 } job_message;
 
+/* ---- report.c ---- */
+
+/* Prints the job's error, or has the parent print it: the last line of this process. */
+void job_report(const bl_error *error);
+/* The job has been reported, if there was something to report. A child's parent hears that it has closed. Returns st, without a text. */
+bl_status job_end_report(bl_status st);
+
 struct bl_launch {
     bl_launch_info info;
     bl_wire *wire;

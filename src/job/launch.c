@@ -47,41 +47,6 @@ bl_status bl_launch_begin(bl_launch_info *out)
     return out->kind == BL_LAUNCH_CHILD ? begin_child() : BL_OK;
 }
 
-/* ---- errors ---- */
-
-/* False: this process is not a child, or its parent does not listen. Takes no memory: the error may be that there is none, for a new thread
- * before others. */
-static bool tell_parent(const bl_error *error)
-{
-    job_message message = {.error = *error};
-    int fd = job_child_control();
-
-    return fd >= 0 && send(fd, &message, sizeof message, MSG_NOSIGNAL) == (ssize_t)sizeof message;
-}
-
-static void print_error(const bl_error *error)
-{
-    if (tell_parent(error)) return;
-    if (error->status == BL_ESTOPPED)
-        bl_log_stopped(error->text);
-    else
-        bl_log_error(error->text);
-}
-
-void bl_launch_print_error(bl_status st)
-{
-    bl_error error;
-
-    bl_error_save(&error, st);
-    if (error.text[0]) print_error(&error);
-}
-
-static void report_error(const bl_error *error)
-{
-    print_error(error);
-    bl_log_set_silent(true); /* it is the last line */
-}
-
 /* ---- opening ---- */
 
 /* mpirun binds a rank to one core by default, and its worker threads with it. */
@@ -107,7 +72,7 @@ static bl_status open_child(bl_launch *launch)
                                                          .first_on_host = child.first_on_host,
                                                          .n_on_host = child.n_on_host,
                                                          .shared_fd = child.bulk_fd},
-                                        report_error, &launch->wire);
+                                        job_report, &launch->wire);
     if (child.rank == 0) bl_log_set_silent(false);
     job_child_free(&child);
     return st;
@@ -127,7 +92,7 @@ static bl_status meet(bl_launch *launch, const bl_launch_options *options)
                        ? job_mpi_meet(info, &launch->key, sockets)
                        : job_torchrun_meet(info, options->secret_dir,
                                            options->has_failed ? FAILED_S : MEET_S, sockets);
-    if (st == BL_OK) st = job_open_met(info, sockets, report_error, &launch->wire);
+    if (st == BL_OK) st = job_open_met(info, sockets, job_report, &launch->wire);
     if (st == BL_OK && info->kind == BL_LAUNCH_MPI) warn_if_bound(info);
     free(sockets);
     return st;
@@ -228,16 +193,12 @@ static bl_status end_job(const bl_launch *launch, bl_status st, bl_status (*end_
     block_sigterm();
     bl_wire_first_error(launch->wire, &first);
     if (st == BL_ESTOPPED && first.status == BL_OK && bl_wire_rank(launch->wire) == 0)
-        /* All have agreed to stop, and wait at the end; what was aborted, the wire reports. */
-        report_error(&own);
+        job_report(&own); /* all have agreed to stop, and wait at the end */
     if (st != BL_OK && st != BL_ESTOPPED) bl_wire_abort(launch->wire, &own);
     bl_status verdict = end_wire(launch->wire);
     if (verdict != BL_OK) own.status = verdict;
     if (own.status != BL_OK && launch->info.kind == BL_LAUNCH_MPI) nanosleep(&time_to_read, NULL);
-    own.text[0] = '\0';
-    bool is_known = own.status == BL_OK || own.status == BL_ESTOPPED;
-    if (is_known && launch->info.kind == BL_LAUNCH_CHILD) (void)tell_parent(&own);
-    return bl_error_restore(&own);
+    return job_end_report(own.status);
 }
 
 typedef struct exit_limit {

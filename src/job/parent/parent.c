@@ -25,6 +25,7 @@
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
 #include "job/parent/hosts.h"
+#include "job/parent/verdict.h"
 
 /* EXIT_S: a rank that ends with the first one's may wait the deadline for another, and then for its word (wire/thread.c). */
 static const double LEFT_S = 5.0, TOLD_S = 1.0, EXIT_S = 4.0;
@@ -38,14 +39,11 @@ typedef struct watch {
     double exit_s;
     struct pollfd *polled; /* [1 + n]: signals, and each child's socket */
     bl_error told;         /* by a child; status BL_OK: nothing yet */
-    int asked;             /* the signal that asked to stop; 0: none */
-    double asked_s;        /* when */
-    bool is_left_at_once;  /* it came twice */
+    job_requests requests;
+    double asked_s; /* when the signal that asked to stop came */
     double failed_s,
-        ended_s,        /* when the first child failed, and when the first one ended; 0: none has */
-        done_s;         /* when the first one said that it has closed its wire */
-    bool is_stop_known; /* a rank says that it stops, and those of all hosts know */
-    bool is_killed_in_exit; /* those that were left exit_s later */
+        ended_s, /* when the first child failed, and when the first one ended; 0: none has */
+        done_s;  /* when the first one said that it has closed its wire */
 } watch;
 
 /* ---- what is said ---- */
@@ -107,7 +105,7 @@ static void stop_and_continue(watch *w)
 
 static void kill_left(watch *w)
 {
-    job_children_reap(&w->children); /* who has ended, has not been killed */
+    job_children_reap(&w->children); /* reap first: exited children are not killed */
     job_children_kill(&w->children);
 }
 
@@ -120,14 +118,14 @@ static bool is_repeated(const watch *w, int signal_number, double now_s)
 
 static void take_request(watch *w, int signal_number, double now_s)
 {
-    if (w->asked == 0) {
-        w->asked = signal_number;
+    if (w->requests.asked == 0) {
+        w->requests.asked = signal_number;
         w->asked_s = now_s;
         if (signal_number == SIGINT) bl_log_note_echo();
         job_children_signal(&w->children, signal_number);
     } else if (!is_repeated(w, signal_number, now_s)) {
         if (signal_number == SIGINT) bl_log_note_echo();
-        w->is_left_at_once = true;
+        w->requests.is_left_at_once = true;
         (void)stop_all_hosts(w);
         kill_left(w);
     }
@@ -168,7 +166,7 @@ static void take_word(watch *w, const bl_error *word)
     if (word->status == BL_OK) {
         if (w->done_s == 0.0) w->done_s = bl_now_s();
     } else if (word->status == BL_ESTOPPED && !word->text[0]) {
-        w->is_stop_known = true;
+        w->requests.is_stop_known = true;
     } else if (w->told.status == BL_OK || (is_hearsay(&w->told) && !is_hearsay(word))) {
         w->told = *word;
     }
@@ -212,7 +210,7 @@ static void look_after(watch *w)
                    (fails && w->told.status != BL_OK && ended_for_s > TOLD_S) ||
                    (w->deadline_s > 0.0 && ended_for_s > w->deadline_s + EXIT_S);
     bool is_done = !is_over && w->done_s > 0.0 && now - w->done_s > w->exit_s;
-    w->is_killed_in_exit |= is_done;
+    w->requests.is_killed_in_exit |= is_done;
     if (is_over || is_done) kill_left(w);
 }
 
@@ -235,52 +233,13 @@ static void watch_children(watch *w)
 
 /* ---- the verdict ---- */
 
-/* Of a job over several hosts, a parent to whom no rank has told the job's error hears first what the others know. One whose ranks only saw another
- * host's go is the last to speak: that one's parent may take LEFT_S and SILENT_S, and ranks with much pinned memory seconds to go. */
-static void wait_for_other_parents(const watch *w, bool has_silent_rank)
+static void wait_for_other_parents(const watch *w, job_wait wait)
 {
-    static const double SILENT_S = 1.5, PATIENCE_S = 15.0;
+    static const double WAIT_S[] = {[JOB_SHORT_WAIT] = 1.5, [JOB_LONG_WAIT] = 15.0};
     const struct timespec pause = {0, 20 * 1000 * 1000};
-    double until = bl_now_s() + (has_silent_rank ? SILENT_S : PATIENCE_S);
+    double until = bl_now_s() + WAIT_S[wait];
 
     while (!is_failed_elsewhere(w) && bl_now_s() < until) nanosleep(&pause, NULL);
-}
-
-/* Of those that `is_one`, the one that ended first; NULL: none. */
-static const job_child *find_first(const watch *w, bool (*is_one)(const job_child *))
-{
-    const job_child *first = NULL;
-    for (int i = 0; i < w->children.n; i++) {
-        const job_child *c = &w->children.child[i];
-        if (is_one(c) && (!first || c->n_th < first->n_th)) first = c;
-    }
-    return first;
-}
-
-static bool was_killed(const job_child *c)
-{
-    return !c->is_ended_by_us && WIFSIGNALED(c->wait_status);
-}
-
-static bool was_ended_by_us(const job_child *c)
-{
-    return c->is_ended_by_us && WIFSIGNALED(c->wait_status);
-}
-
-static bool has_exited_with(const job_child *c, bl_status st)
-{
-    return WIFEXITED(c->wait_status) && WEXITSTATUS(c->wait_status) == bl_status_exit_code(st);
-}
-
-static bool has_left(const job_child *c)
-{
-    return WIFEXITED(c->wait_status) && WEXITSTATUS(c->wait_status) != 0;
-}
-
-/* Not because another one was lost. */
-static bool has_left_by_itself(const job_child *c)
-{
-    return has_left(c) && !has_exited_with(c, BL_ERANK);
 }
 
 /* "rank 3 (process 4711)", of several hosts "rank 3 (process 4711 on host b)" */
@@ -324,46 +283,49 @@ static bl_status warn_of_exit(const watch *w, const job_child *c)
     return BL_OK;
 }
 
-/* A rank that left without a word, or went when it was asked to stop: before it had begun, by the signal; before it took requests, with a stop's exit
- * code. Of neither do the other hosts' ranks know more than that it has gone. */
-static bl_status judge_silent(const watch *w, const job_child *killed, const job_child *left)
+static bl_status say_exited(const watch *w, const job_child *c)
 {
     enum { NOT_LOADED = 127 }; /* of the dynamic loader */
+    int code = WEXITSTATUS(c->wait_status);
     char name[128];
 
-    if (killed) {
-        if (WTERMSIG(killed->wait_status) == w->asked) return stop_all_hosts(w);
-        return say_killed(w, killed);
-    }
-    if (has_exited_with(left, BL_ESTOPPED))
-        return w->is_stop_known ? say_stopped() : stop_all_hosts(w);
-    name_child(w, left, name, sizeof name);
-    if (WEXITSTATUS(left->wait_status) == NOT_LOADED)
-        return BL_FAIL(BL_ELIMIT,
-                       "%s did not start: the system could not load its program, probably for lack "
-                       "of memory or by a limit (ulimit -v); allow more, or use fewer ranks",
-                       name);
-    return BL_FAIL(BL_ERANK, "%s exited with code %d and did not say why", name,
-                   WEXITSTATUS(left->wait_status));
+    name_child(w, c, name, sizeof name);
+    if (code != NOT_LOADED)
+        return BL_FAIL(BL_ERANK, "%s exited with code %d and did not say why", name, code);
+    return BL_FAIL(BL_ELIMIT,
+                   "%s did not start: the system could not load its program, probably for lack "
+                   "of memory or by a limit (ulimit -v); allow more, or use fewer ranks",
+                   name);
 }
 
-/* What a rank has said is the job's error; but the parent knows more than ranks that only saw another one go. */
 static bl_status judge(const watch *w)
 {
-    const job_child *killed = find_first(w, was_killed), *odd = find_first(w, has_left_by_itself),
-                    *left = odd ? odd : find_first(w, has_left),
-                    *late = find_first(w, was_ended_by_us);
-    bl_status told = w->told.status;
-    bool knows_better = killed || odd, is_stop = odd && has_exited_with(odd, BL_ESTOPPED);
+    const job_child *first;
+    job_evidence evidence = job_find_evidence(&w->children, &w->requests, &first);
+    job_judgement judgement = job_judge(evidence, w->told.status == BL_OK ? JOB_NO_REPORT
+                                                  : is_hearsay(&w->told)  ? JOB_HEARSAY
+                                                                          : JOB_REPORT);
 
-    if (w->is_left_at_once) return say_stopped();
-    if (late && w->is_killed_in_exit && told == BL_OK && !killed && !left)
-        return warn_of_exit(w, late);
-    if (w->launch && is_hearsay(&w->told) && !killed && !is_stop && (left || late))
-        wait_for_other_parents(w, odd);
-    if (told != BL_OK && !(knows_better && is_hearsay(&w->told))) return bl_error_restore(&w->told);
-    if (killed || left) return judge_silent(w, killed, left);
-    return late ? say_late(w, late) : BL_OK;
+    if (w->launch && judgement.wait != JOB_NO_WAIT) wait_for_other_parents(w, judgement.wait);
+    switch (judgement.verdict) {
+    case JOB_WARN_OF_EXIT:
+        return warn_of_exit(w, first);
+    case JOB_PRINT_REPORT:
+        return bl_error_restore(&w->told);
+    case JOB_PRINT_STOP:
+        return say_stopped();
+    case JOB_PRINT_STOP_TO_ALL:
+        return stop_all_hosts(w);
+    case JOB_PRINT_KILLED:
+        return say_killed(w, first);
+    case JOB_PRINT_EXITED:
+        return say_exited(w, first);
+    case JOB_PRINT_LATE:
+        return say_late(w, first);
+    case JOB_SUCCESS:
+        break;
+    }
+    return BL_OK;
 }
 
 /* ---- */
