@@ -16,7 +16,7 @@
 #include "comm/comm_internal.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/nccl.h"
-#include "comm/round.h"
+#include "comm/round_internal.h"
 
 enum { COMM_NCCL_NAME_BYTES = 32, COMM_NCCL_WATCHED = 64, COMM_NCCL_TEXT_BYTES = 224 };
 

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "comm/round.h"
+#include "comm/round_internal.h"
 #include "comm/wire/wire.h"
 
 enum { BL_WIRE_TAG_CONTROL = 0, BL_WIRE_CHANNELS = 2 }; /* channels per group */
