@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What follows from an entry of the table: tensors, shapes, names, FLOPs; of Llama's, and of one that
+ * has other names, fewer projections and fewer vectors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "arch/config.h"
+#include "arch/llama.h"
+#include "arch/lora.h"
+#include "arch/table.h"
+#include "base/sizes.h"
+
+/* A layer of four matrices, one projection each, and one vector. */
+static const bl_projection other_projections[] = {
+    {"attention.in", BL_QKV, BL_EXTENT_INTER, BL_EXTENT_HIDDEN},
+    {"attention.out", BL_OUT, BL_EXTENT_HIDDEN, BL_EXTENT_Q},
+    {"mlp.in", BL_GATE_UP, BL_EXTENT_INTER, BL_EXTENT_HIDDEN},
+    {"mlp.out", BL_MLP_DOWN, BL_EXTENT_HIDDEN, BL_EXTENT_INTER},
+};
+
+static const bl_arch other = {.layers = "transformer.h",
+                              .final_norm = "transformer.ln_f",
+                              .embedding = "transformer.wte",
+                              .head = "head",
+                              .projections = other_projections,
+                              .n_projections = BL_COUNT(other_projections),
+                              .vectors = {[BL_MLP_NORM] = {"ln.weight", BL_EXTENT_HIDDEN}}};
+
+static bl_model_config config_of(const bl_arch *arch)
+{
+    return (bl_model_config){.arch = arch,
+                             .vocab_size = 10,
+                             .hidden_size = 8,
+                             .intermediate_size = 12,
+                             .n_layers = 2,
+                             .n_heads = 3,
+                             .n_kv_heads = 1,
+                             .head_dim = 2};
+}
+
+typedef struct expected {
+    const char *name;
+    bl_tensor_role role;
+    int64_t rows, cols; /* cols 0: a vector, from `offset` on */
+    int64_t offset;
+} expected;
+
+static void check_tensors(const bl_model_config *c, const expected *list, size_t n)
+{
+    assert_int_equal(bl_arch_tensor_count(c), n);
+    for (size_t i = 0; i < n; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(c, (int64_t)i);
+        assert_string_equal(t.name, list[i].name);
+        assert_int_equal(t.role, list[i].role);
+        assert_int_equal(t.n_dims, list[i].cols ? 2 : 1);
+        assert_int_equal(t.shape[0], list[i].rows);
+        assert_int_equal(t.shape[1], list[i].cols);
+        assert_int_equal(t.offset, list[i].offset);
+    }
+}
+
+static void test_tensors(void **state)
+{
+    static const expected of_other[] = {
+        {"transformer.h.0.attention.in.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"transformer.h.0.attention.out.weight", BL_ROLE_PROJECTION, 8, 6, 0},
+        {"transformer.h.0.mlp.in.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"transformer.h.0.mlp.out.weight", BL_ROLE_PROJECTION, 8, 12, 0},
+        {"transformer.h.0.ln.weight", BL_ROLE_VECTOR, 8, 0, 0},
+        {"transformer.h.1.attention.in.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"transformer.h.1.attention.out.weight", BL_ROLE_PROJECTION, 8, 6, 0},
+        {"transformer.h.1.mlp.in.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"transformer.h.1.mlp.out.weight", BL_ROLE_PROJECTION, 8, 12, 0},
+        {"transformer.h.1.ln.weight", BL_ROLE_VECTOR, 8, 0, 8},
+        {"transformer.ln_f.weight", BL_ROLE_VECTOR, 8, 0, 16},
+        {"transformer.wte.weight", BL_ROLE_EMBEDDING, 10, 8, 0},
+        {"head.weight", BL_ROLE_HEAD, 10, 8, 0},
+    };
+    static const expected of_llama[] = {
+        {"model.layers.0.self_attn.q_proj.weight", BL_ROLE_PROJECTION, 6, 8, 0},
+        {"model.layers.0.self_attn.k_proj.weight", BL_ROLE_PROJECTION, 2, 8, 0},
+        {"model.layers.0.self_attn.v_proj.weight", BL_ROLE_PROJECTION, 2, 8, 0},
+        {"model.layers.0.self_attn.o_proj.weight", BL_ROLE_PROJECTION, 8, 6, 0},
+        {"model.layers.0.mlp.gate_proj.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"model.layers.0.mlp.up_proj.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"model.layers.0.mlp.down_proj.weight", BL_ROLE_PROJECTION, 8, 12, 0},
+        {"model.layers.0.input_layernorm.weight", BL_ROLE_VECTOR, 8, 0, 0},
+        {"model.layers.0.post_attention_layernorm.weight", BL_ROLE_VECTOR, 8, 0, 8},
+        {"model.norm.weight", BL_ROLE_VECTOR, 8, 0, 16},
+        {"model.embed_tokens.weight", BL_ROLE_EMBEDDING, 10, 8, 0},
+        {"lm_head.weight", BL_ROLE_HEAD, 10, 8, 0},
+    };
+    bl_model_config c = config_of(&other), llama = config_of(&bl_arch_llama);
+    (void)state;
+
+    check_tensors(&c, of_other, BL_COUNT(of_other));
+    llama.n_layers = 1;
+    check_tensors(&llama, of_llama, BL_COUNT(of_llama));
+    assert_int_equal(bl_arch_vector_floats(&c), 24);
+    assert_int_equal(bl_model_config_n_params(&c), 2 * (96 + 48 + 96 + 96 + 8) + 8 + 80 + 80);
+    c.tie_word_embeddings = true;
+    assert_int_equal(bl_model_config_n_params(&c), 2 * (96 + 48 + 96 + 96 + 8) + 8 + 80);
+}
+
+static void test_projections(void **state)
+{
+    static const char *const none[] = {
+        "transformer.h.0.ln.weight", "head.weight", "transformer.h.mlp.in.weight",
+        "transformer.h.0.mlp.in.weight_scale", "model.layers.0.mlp.in.weight"};
+    bl_model_config llama = config_of(&bl_arch_llama);
+    (void)state;
+
+    assert_ptr_equal(bl_arch_segment(&other, BL_MLP_DOWN, 0), &other_projections[3]);
+    assert_null(bl_arch_segment(&other, BL_QKV, 1));
+    assert_ptr_equal(bl_arch_segment(&bl_arch_llama, BL_QKV, 2), &bl_llama_projections[BL_V]);
+    assert_int_equal(bl_projection_row(&llama, BL_V), 8);
+    assert_string_equal(bl_projection_name(&other_projections[2]), "in");
+    assert_true(bl_arch_is_projection(&other, "transformer.h.11.mlp.in.weight"));
+    for (size_t i = 0; i < BL_COUNT(none); i++)
+        assert_false(bl_arch_is_projection(&other, none[i]));
+}
+
+/* LoRA's vector has the entry's projections and no others. */
+static void test_lora(void **state)
+{
+    bl_model_config c = config_of(&other);
+    bl_lora_options options = {.r = 2, .alpha = 2, .target = {true, true, true, true}};
+    bl_lora_layout layout;
+    bl_lora_linear linear = {.n_parts = 0};
+    bl_peft_modules modules = bl_arch_peft_modules(&other);
+    char name[BL_PEFT_NAME_BYTES];
+    (void)state;
+
+    bl_lora_layout_init(&c, &options, &layout);
+    assert_int_equal(layout.n_floats, 2 * (12 + 8 + 8 + 6 + 12 + 8 + 8 + 12));
+    bl_lora_layout_bind(&layout, BL_GATE_UP, bl_tensor_of(NULL, BL_F32), NULL, &linear);
+    assert_int_equal(linear.n_parts, 1);
+    bl_peft_tensor_name(&modules, 1, 2, BL_PEFT_B, name);
+    assert_string_equal(name, "base_model.model.transformer.h.1.mlp.in.lora_B.weight");
+}
+
+/* Per token and layer 4 per weight, 6 per LoRA weight, and attention; the head for the labels. */
+static void test_flops(void **state)
+{
+    bl_model_config c = config_of(&other);
+    double weights = 96 + 48 + 96 + 96, attention = 6 * 6 * 5;
+    (void)state;
+
+    assert_true(bl_arch_step_flops(&c, 7, 100, 5, 3) ==
+                100 * 2 * (4 * weights + 6 * 7 + attention) + 3 * 4 * 10 * 8);
+}
+
+/* What is asked before the model is known. */
+static void test_table(void **state)
+{
+    const char *names[BL_MAX_PROJECTIONS];
+    int64_t layer;
+    (void)state;
+
+    assert_ptr_equal(bl_arch_at(0), &bl_arch_llama);
+    assert_ptr_equal(bl_arch_find_target("layers.3.mlp.up_proj", &layer),
+                     &bl_llama_projections[BL_UP]);
+    assert_int_equal(layer, 3);
+    assert_null(bl_arch_find_target("mlp.in", &layer));
+    assert_true(bl_arch_find_layer("model.layers.12", &layer));
+    assert_int_equal(layer, 12);
+    assert_false(bl_arch_find_layer("12", &layer));
+    assert_int_equal(bl_arch_target_names(names, BL_COUNT(names)), BL_PROJECTIONS);
+    assert_string_equal(names[BL_O], "o_proj");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensors), cmocka_unit_test(test_projections),
+        cmocka_unit_test(test_lora), cmocka_unit_test(test_flops), cmocka_unit_test(test_table)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
