@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* arch.h -- the families of models, as data: an entry per model_type of config.json.
  *
- * An entry says which keys of config.json its reader reads, which tensors a checkpoint has, of which
- * shapes and for what, and the names that PEFT gives to the projections. What a layer computes from
- * them is arch/block.h, for all families. Nothing outside arch/ knows a family by name. */
+ * An entry says which keys of config.json its reader reads, which tensors a checkpoint has, of
+ * which shapes and for what, and the names that PEFT gives to the projections. What a layer
+ * computes from them is arch/block.h, for all families. Nothing outside arch/ knows a family by
+ * name. */
 #ifndef BALLAST_ARCH_ARCH_H
 #define BALLAST_ARCH_ARCH_H
 
@@ -92,9 +93,9 @@ struct bl_arch {
     const char *class_name; /* "LlamaForCausalLM" */
     const char *title;      /* in messages: "Llama" */
 
-    /* config.json. `keys`, NULL-terminated: those that `read` reads; every other key that changes some
-     * model's forward pass must have the value that changes nothing (config_keys.c). `read` finds
-     * `defaults` in *config. `describe`: bl_model_config_describe. */
+    /* config.json. `keys`, NULL-terminated: those that `read` reads; every other key that changes
+     * some model's forward pass must have the value that changes nothing (config_keys.c). `read`
+     * finds `defaults` in *config. `describe`: bl_model_config_describe. */
     const char *const *keys;
     bl_model_config defaults;
     bl_status (*read)(const char *file, const json_t *root, bl_model_config *config);

@@ -1,4 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* block.c -- one decoder layer on one micro-batch: forward, backward, and forward over a cache.
+ *
+ * Forward, row-major, T tokens; W are frozen, each product has LoRA's term
+ * (linear/lora_linear.h):
+ *
+ *   n1      = norm(x) w1                          norm(x) = x / sqrt(mean(x^2) + eps)
+ *   q|k|v   = n1 W_qkv^T, q and k rotated         saved with BL_SAVE_QKV, rotated
+ *   a, lse  = attention(q, k, v)                  saved with BL_SAVE_ATTENTION
+ *   mid     = x + a W_out^T                       saved with BL_SAVE_ATTENTION
+ *   n2      = norm(mid) w2
+ *   g|u     = n2 W_gate_up^T                      saved with BL_SAVE_GATE_UP
+ *   h       = silu(g) u
+ *   out     = mid + h W_down^T                    the next layer's x
+ *
+ * Backward gets d, the gradient of out, and leaves that of x there. What was not saved is
+ * computed first, by the functions of forward and in its order, hence with its bits:
+ *
+ *   h       again;  dh = d W_down
+ *   dg, du  = u silu'(g) dh, silu(g) dh           in the place of g|u: last use of it
+ *   n2      again;  d += norm'(mid)^T (w2 (dg|du W_gate_up))       now the gradient of mid
+ *   da      = d W_out
+ *   dq|dk|dv = attention'(q, k, v, a, lse, da), dq and dk rotated back
+ *   n1      again;  d += norm'(x)^T (w1 (dq|dk|dv W_qkv))          now the gradient of x
+ *
+ * Each product with a matrix also yields the gradients of its LoRA weights, from the same input
+ * and output gradient: that is why n1, n2 and h are needed again.
+ *
+ * Streams: everything is queued on the caller's stream, in this order. A product acquires its
+ * matrix (bl_linear_apply), so the stream waits for a gather as late as possible; the visit
+ * releases all of a layer's matrices together. Nothing here waits on the host or allocates.
+ *
+ * Memory: what is saved lies where the pass put it (bl_block_place_saved); the rest in one
+ * workspace for all layers. There, buffers whose uses do not overlap are shared: da is in h,
+ * dq|dk|dv in dh. Sizes come from the code that places (with no memory, `bump` only counts), so
+ * they cannot differ.
+ *
+ * Families of models use these functions with other extents, matrices and vectors (arch/arch.h). */
 #include "arch/block.h"
 
 #include "base/sizes.h"

@@ -1,4 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* pass.c -- one pass of a group of micro-batches through all layers, queued on streams.
+ *
+ * schedule.c says in which order; carry_out queues one action of it. For layers 0..L-1, the
+ * head, and in training layers L-1..0:
+ *
+ *   prefetch   gathers of the units to come begin on their streams (linear/base.h, ring/)
+ *   acquire    the compute stream waits for the layer's LoRA weights; each product waits for its
+ *              frozen matrix (arch/block.c)
+ *   work       micro-batch by micro-batch: block forward, or the head, or block backward with the
+ *              layer's gradients handed to the micro-batch's sink
+ *   release    slots of the rings are free for the units to come once this work has run
+ *
+ * Streams. compute: all arithmetic. The base's copy and gather streams: frozen weights to the
+ * device and between ranks. The adapters' communication: LoRA weights in, gradients out.
+ * activations: stack entries to host memory and back. They meet through events only; the host
+ * waits in one place, wait_for_turn, which keeps it two visits ahead: enough to hide the
+ * queueing, and soon enough for a stop or an error.
+ *
+ * Memory. `inputs` and `saved` are stacks of one entry per layer (offload/spill.h). An entry has
+ * the rows of all micro-batches one behind the other: micro-batch m begins at first_row[m]. Two
+ * things are per group: those entries, and d, the gradient at the boundary that backward has
+ * reached. The workspace and the logits are per micro-batch: they are used again by the next
+ * one.
+ *
+ *   device memory: inputs | d | saved | logits | feed | workspace | prepared matrices
+ *
+ * The head: x -> norm -> logits -> loss, and the gradient of x from the same call, so that
+ * logits of (T, vocab) never outlive a piece of them (ops/loss_head.h). */
 #include "model/pass.h"
 
 #include <math.h>

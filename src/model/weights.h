@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights.h -- a Llama checkpoint brought into memory: what a host holds once, and what each rank holds.
+/* weights.h -- a checkpoint brought into memory: what a host holds once, and what each rank holds.
  *
  * Once a host (bl_model): the configuration, the open files, the embedding table in its stored dtype (and
  * the tied head, which is the same table), and the format chosen for each projection. Each rank
