@@ -142,29 +142,27 @@ static bl_status write_page(bl_pages *pages, int64_t page, const char *block)
     return BL_OK;
 }
 
+static void name_page(void *user, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES])
+{
+    bl_model_page_name(user, at, name);
+}
+
 static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement *placement)
 {
-    int64_t n_pages = bl_base_part_count(&w->layout);
+    bl_model_config config = w->model->config;
     bl_pages_options options = {.device = w->device,
                                 .pin = placement->pin,
                                 .node = -1,
                                 .shard = shard,
                                 .n_shards = w->layout.n_shards};
-    bl_page_spec *specs = calloc((size_t)n_pages + 1, sizeof *specs);
-    char(*names)[BL_PAGE_NAME_BYTES] = calloc((size_t)n_pages + 1, sizeof *names);
-    bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
-    bl_status st =
-        specs && names && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "%lld pages", (long long)n_pages);
+    bl_tier *tiers = calloc((size_t)bl_base_part_count(&w->layout) + 1, sizeof *tiers);
+    bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
 
     if (st == BL_OK) st = bl_placement_assign(&w->layout, placement, tiers);
-    for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
-        bl_model_page_name(&w->model->config, &at, names[at.index]);
-        specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
-    }
-    if (st == BL_OK) st = bl_pages_create(&options, n_pages, specs, &w->pages);
+    if (st == BL_OK)
+        st = bl_base_create_pages(&w->layout, tiers, w->n_scales, &options, name_page, &config,
+                                  &w->pages);
     free(tiers);
-    free(names);
-    free(specs);
     return st;
 }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "linear/base_internal.h"
+#include "offload/arena.h"
 
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
                "an item for each part of each matrix");
@@ -78,42 +79,49 @@ bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
     return BL_OK;
 }
 
-/* The pages of a layout, in one of two tiers. */
-static bl_page_spec *make_specs(const bl_base_layout *layout, const bool *choice, bl_tier chosen,
-                                bl_tier other)
-{
-    bl_page_spec *specs = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *specs);
+/* ---- plans ---- */
 
-    for (bl_base_walk w = {.layout = layout}; specs && bl_base_next(&w);)
-        specs[w.index] = (bl_page_spec){.n_bytes = w.part->shard_bytes,
-                                        .tier = choice[w.index] ? chosen : other};
-    return specs;
+bl_status bl_base_assign_tiers(const bl_base_layout *layout, bl_tier tier, double ratio,
+                               double host_part, bl_tier *tiers)
+{
+    int64_t n_parts = bl_base_part_count(layout);
+    size_t *n_bytes = calloc((size_t)n_parts + 1, sizeof *n_bytes);
+
+    if (!n_bytes) return BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_parts);
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
+        n_bytes[w.index] = w.part->shard_bytes;
+    if (tier == BL_TIER_DISK)
+        bl_tier_spread_two(n_bytes, n_parts, ratio, host_part, tiers);
+    else
+        bl_tier_spread(n_bytes, n_parts, ratio, tier, tiers);
+    free(n_bytes);
+    return BL_OK;
 }
 
-size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
-                                int ring_depth)
+bl_status bl_base_paged_measure(const bl_base_layout *layout, const bl_tier *tiers, int ring_depth,
+                                bool bounces, int queue_depth, bl_base_paged_bytes *out)
 {
+    int64_t n_parts = bl_base_part_count(layout), n_units = layout->n_units;
     bl_pager_unit *units = make_units(layout);
-    bl_page_spec *specs = make_specs(layout, is_resident, BL_TIER_DEVICE, BL_TIER_HOST);
-    size_t n_bytes = SIZE_MAX;
+    bl_page_spec *specs = calloc((size_t)n_parts + 1, sizeof *specs);
+    bl_status st = BL_OK;
 
-    if (units && specs)
-        n_bytes = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, layout->n_units, units);
+    *out = (bl_base_paged_bytes){0};
+    if (!units || !specs) {
+        st = BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_parts);
+        goto done;
+    }
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+        bl_tier tier = tiers[w.index];
+        specs[w.index] = (bl_page_spec){.n_bytes = w.part->shard_bytes, .tier = tier};
+        *(tier == BL_TIER_DEVICE ? &out->device
+          : tier == BL_TIER_HOST ? &out->host
+                                 : &out->disk) += bl_arena_piece_bytes(w.part->shard_bytes);
+    }
+    out->ring = bl_pager_ring_bytes(specs, layout->n_shards, ring_depth, n_units, units);
+    out->reader = bl_pager_host_bytes(specs, bounces, queue_depth, n_units, units);
+done:
     free(specs);
     free(units);
-    return n_bytes;
-}
-
-size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
-                                  bool bounces, int queue_depth)
-{
-    bl_pager_unit *units = make_units(layout);
-    bl_page_spec *specs = make_specs(layout, is_on_disk, BL_TIER_DISK, BL_TIER_HOST);
-    size_t n_bytes = SIZE_MAX;
-
-    if (units && specs)
-        n_bytes = bl_pager_host_bytes(specs, bounces, queue_depth, layout->n_units, units);
-    free(specs);
-    free(units);
-    return n_bytes;
+    return st;
 }

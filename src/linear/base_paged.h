@@ -16,14 +16,20 @@ extern "C" {
  * n_shards is 1). */
 BL_API bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
                                       const bl_pager_options *options, bl_base **out);
-/* Device memory of its ring, for plans: is_resident[bl_base_part_count(layout)] says of each page
- * whether it lies in device memory. SIZE_MAX: more than a size_t can count. */
-BL_API size_t bl_base_paged_ring_bytes(const bl_base_layout *layout, const bool *is_resident,
-                                       int ring_depth);
-/* Host memory of its reader, likewise, with the pages that lie on disk; bounces: the host cannot write device memory; queue_depth: as in
- * the options. */
-BL_API size_t bl_base_paged_reader_bytes(const bl_base_layout *layout, const bool *is_on_disk,
-                                         bool bounces, int queue_depth);
+/* The tier of each part (offload/tier.h): `ratio` of the bytes in `tier`, of which with BL_TIER_DISK
+ * host_part in host memory after all. BL_ENOMEM. */
+BL_API bl_status bl_base_assign_tiers(const bl_base_layout *layout, bl_tier tier, double ratio,
+                                      double host_part, bl_tier *tiers);
+
+/* For plans: bytes of the parts by tier, of the ring (device memory) and of the reader of parts on disk (host
+ * memory). ring, reader: SIZE_MAX for more than a size_t can count. */
+typedef struct bl_base_paged_bytes {
+    size_t device, host, disk, ring, reader;
+} bl_base_paged_bytes;
+/* bounces: the host cannot write device memory. queue_depth: as in bl_pager_options. BL_ENOMEM. */
+BL_API bl_status bl_base_paged_measure(const bl_base_layout *layout, const bl_tier *tiers,
+                                       int ring_depth, bool bounces, int queue_depth,
+                                       bl_base_paged_bytes *out);
 
 #ifdef __cplusplus
 }

@@ -274,6 +274,10 @@ static bl_status take_memory(bl_linear_stack *stack)
     bl_tensor copies = {NULL, bl_act_dtype(bl_device_get_kind(stack->options.device))};
 
     BL_TRY(take(stack, stack->memory.scales, "scales", (void **)&stack->scales));
+    for (int64_t i = 0; i < stack->n_layers; i++)
+        if (stack->layers[i].n_scales > 0)
+            stack->layout.units[i].matrix[0].weight.segment[0].scales =
+                stack->scales + stack->layers[i].scale_offset;
     BL_TRY(take(stack, n_floats * sizeof(float), "LoRA weights", (void **)&stack->weights));
     if (!stack->options.forward_only)
         BL_TRY(take(stack, n_floats * sizeof(float), "LoRA gradients", (void **)&stack->gradients));
@@ -317,10 +321,6 @@ static bl_status create_base(bl_linear_stack *stack)
                                 .gather = stack->gather,
                                 .ring_depth = stack->ring_depth};
 
-    for (int64_t i = 0; i < stack->n_layers; i++)
-        if (stack->layers[i].n_scales > 0)
-            stack->layout.units[i].matrix[0].weight.segment[0].scales =
-                stack->scales + stack->layers[i].scale_offset;
     return bl_base_create_paged(&stack->layout, stack->pages, &options, &stack->base);
 }
 

@@ -125,44 +125,18 @@ static bl_status place_layer(bl_linear_stack *stack, int64_t i)
 static bl_status place_tiers(bl_linear_stack *stack)
 {
     const bl_linear_options *o = &stack->options;
-    size_t *n_bytes = calloc((size_t)stack->n_layers, sizeof *n_bytes);
-
-    if (!n_bytes) return BL_FAIL(BL_ENOMEM, "linear stack");
-    for (int64_t i = 0; i < stack->n_layers; i++)
-        n_bytes[i] = stack->layout.units[i].matrix[0].part[0].shard_bytes;
-    bl_tier_spread(n_bytes, stack->n_layers, o->ratio, o->tier, stack->tiers);
-    free(n_bytes);
-    return BL_OK;
-}
-
-static void count_tiers(bl_linear_stack *stack)
-{
     bl_linear_memory *m = &stack->memory;
+    bl_base_paged_bytes n;
 
-    for (int64_t i = 0; i < stack->n_layers; i++) {
-        size_t n_bytes = bl_arena_piece_bytes(stack->layout.units[i].matrix[0].part[0].shard_bytes);
-        *(stack->tiers[i] == BL_TIER_DEVICE ? &m->frozen
-          : stack->tiers[i] == BL_TIER_HOST ? &m->host
-                                            : &m->disk) += n_bytes;
-    }
-    if (m->disk > 0) m->disk += bl_arena_piece_bytes((size_t)stack->n_scales * sizeof(float));
-}
-
-/* What the base takes to gather its layers. */
-static bl_status count_ring(bl_linear_stack *stack)
-{
-    bool bounces = !bl_device_host_writes(stack->options.device);
-    bool *is = calloc((size_t)stack->n_layers, sizeof *is);
-
-    if (!is) return BL_FAIL(BL_ENOMEM, "linear stack");
-    for (int64_t i = 0; i < stack->n_layers; i++) is[i] = stack->tiers[i] == BL_TIER_DEVICE;
-    stack->memory.ring = bl_base_paged_ring_bytes(&stack->layout, is, stack->ring_depth);
-    for (int64_t i = 0; i < stack->n_layers; i++) is[i] = stack->tiers[i] == BL_TIER_DISK;
-    stack->memory.reader = bl_base_paged_reader_bytes(&stack->layout, is, bounces, 0);
-    free(is);
-    if (stack->memory.ring == SIZE_MAX || stack->memory.reader == SIZE_MAX)
+    BL_TRY(bl_base_assign_tiers(&stack->layout, o->tier, o->ratio, 0, stack->tiers));
+    BL_TRY(bl_base_paged_measure(&stack->layout, stack->tiers, stack->ring_depth,
+                                 !bl_device_host_writes(o->device), 0, &n));
+    if (n.ring == SIZE_MAX || n.reader == SIZE_MAX)
         return BL_FAIL(BL_EUSAGE, "linear stack: a ring of %d layers is too large",
                        stack->ring_depth);
+    *m = (bl_linear_memory){
+        .frozen = n.device, .host = n.host, .disk = n.disk, .ring = n.ring, .reader = n.reader};
+    if (m->disk > 0) m->disk += bl_arena_piece_bytes((size_t)stack->n_scales * sizeof(float));
     return BL_OK;
 }
 
@@ -212,8 +186,6 @@ bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_option
     for (int64_t i = 0; i < n_layers; i++) BL_TRY(place_layer(stack, i));
     BL_TRY(bl_base_layout_finish(&stack->layout));
     BL_TRY(place_tiers(stack));
-    count_tiers(stack);
-    BL_TRY(count_ring(stack));
     count_work(stack);
     return BL_OK;
 }

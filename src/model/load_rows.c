@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* load_rows.c -- some rows of stored weights, in the format they will be kept in. All that the jobs need is
- * one stream of ranges: while rows of one job are quantised, those that follow are being read. */
+ * one stream of ranges: while rows of one job are quantized, those that follow are being read. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
+#include "linear/base_load.h"
 #include "model/rows.h"
 
 /* A load of less than a second is not worth a line. */
@@ -75,30 +76,22 @@ bl_status bl_model_check_finite(const bl_stored_tensor *t, int64_t begin, int64_
 
 /* ---- ranges: each step of a job reads one ---- */
 
-/* A step of a job: rows [first, last) are read, and those from `row` to `stop` dealt with. */
-typedef struct step {
-    int64_t first, last, row, stop;
-} step;
-
-static bool is_quantised(const bl_row_job *job)
+static bool is_quantized(const bl_row_job *job)
 {
     return job->weight.scale_kind == BL_SCALE_NONE && bl_format_is_fp8(job->format);
 }
 
-static step step_at(const bl_row_job *job, int64_t row)
+/* A step of a job: rows [first, last) are read, and those from `row` to `stop` dealt with. */
+static bl_base_rows step_at(const bl_row_job *job, int64_t row)
 {
     const bl_hf_weight *w = &job->weight;
-    step s = {row, row, row, row};
+    bool in_blocks = is_quantized(job) && job->format == BL_FORMAT_FP8_BLOCK;
+    int64_t most = in_blocks ? BL_FP8_BLOCK : BL_IO_CHUNK_BYTES / bl_max_i64(1, row_bytes(w));
+    bl_base_rows step = bl_base_rows_at(in_blocks ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW,
+                                        w->rows, row, job->end, most);
 
-    if (!is_quantised(job) || job->format == BL_FORMAT_FP8_ROW) {
-        int64_t n_rows = bl_max_i64(1, BL_IO_CHUNK_BYTES / bl_max_i64(1, row_bytes(w)));
-        s.stop = s.last = bl_min_i64(row + n_rows, job->end);
-    } else { /* a row of blocks, whole, for its absmax */
-        s.first = row / BL_FP8_BLOCK * BL_FP8_BLOCK;
-        s.last = bl_min_i64(s.first + BL_FP8_BLOCK, w->rows);
-        s.stop = bl_min_i64(s.last, job->end);
-    }
-    return s;
+    step.dtype = w->codes->dtype;
+    return step;
 }
 
 static int file_index(const bl_hf_model *model, const bl_stored_tensor *tensor)
@@ -117,7 +110,7 @@ static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
         const bl_hf_weight *w = &job->weight;
         int file = loader->ranges ? file_index(model, w->codes) : 0;
         for (int64_t row = job->begin; row < job->end;) {
-            step s = step_at(job, row);
+            bl_base_rows s = step_at(job, row);
             if (loader->ranges)
                 loader->ranges[loader->n_ranges] =
                     (bl_io_range){file, w->codes->offset_bytes + s.first * row_bytes(w),
@@ -175,7 +168,7 @@ static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, const void *
     }
 }
 
-static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const step *s,
+static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const bl_base_rows *s,
                            const void **bytes)
 {
     return name_tensor(&job->weight,
@@ -310,7 +303,7 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
     const void *bytes;
 
     for (int64_t row = job->begin; row < job->end;) {
-        step s = step_at(job, row);
+        bl_base_rows s = step_at(job, row);
         BL_TRY(take_step(loader, job, &s, &bytes));
         add_rows(loader, &job->weight, row, s.stop, bytes);
         placement p = {tensor->dtype, bytes,
@@ -351,60 +344,34 @@ static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
     return st;
 }
 
-static bl_status quantise_rows(bl_row_loader *loader, const bl_row_job *job)
+static bl_status quantize_steps(bl_row_loader *loader, const bl_row_job *job, float *grid)
 {
     const bl_hf_weight *w = &job->weight;
-    const void *bytes;
+    bl_base_job rows = {.format = job->format,
+                        .cols = w->cols,
+                        .begin = job->begin,
+                        .end = job->end,
+                        .codes = job->codes,
+                        .scales = job->scales};
 
     for (int64_t row = job->begin; row < job->end;) {
-        step s = step_at(job, row);
-        uint8_t *codes = (uint8_t *)job->codes + (row - job->begin) * w->cols;
-        BL_TRY(take_step(loader, job, &s, &bytes));
-        add_rows(loader, w, row, s.stop, bytes);
-        BL_TRY(name_tensor(w, bl_fp8_row_quantise(loader->pool, w->codes->dtype, bytes, row, s.stop,
-                                                  w->cols, codes, job->scales + row)));
+        bl_base_rows s = step_at(job, row);
+        BL_TRY(take_step(loader, job, &s, &s.bytes));
+        add_rows(loader, w, s.row, s.stop,
+                 (const char *)s.bytes + (s.row - s.first) * row_bytes(w));
+        BL_TRY(name_tensor(w, bl_base_quantize(loader->pool, &rows, &s, grid)));
         row = s.stop;
     }
     return BL_OK;
 }
 
-/* All rows of a row of blocks are read for the absmax, those of the job are encoded. `local` has room for its
- * scales. */
-static bl_status quantise_block(bl_row_loader *loader, const bl_row_job *job, const step *s,
-                                float *local)
+static bl_status quantize(bl_row_loader *loader, const bl_row_job *job)
 {
-    const bl_hf_weight *w = &job->weight;
-    int64_t grid_cols = bl_ceil_div(w->cols, BL_FP8_BLOCK);
-    const void *bytes;
+    float *grid = malloc((size_t)bl_ceil_div(job->weight.cols, BL_FP8_BLOCK) * sizeof *grid);
 
-    BL_TRY(take_step(loader, job, s, &bytes));
-    for (int64_t c = 0; c < grid_cols; c++) local[c] = 0.0f;
-    BL_TRY(name_tensor(w, bl_fp8_block_absmax(loader->pool, w->codes->dtype, bytes, s->first,
-                                              s->last, w->cols, local)));
-    for (int64_t c = 0; c < grid_cols; c++) local[c] = bl_fp8_scale(local[c]);
-    const char *own = (const char *)bytes + (s->row - s->first) * row_bytes(w);
-    add_rows(loader, w, s->row, s->stop, own);
-    uint8_t *codes = (uint8_t *)job->codes + (s->row - job->begin) * w->cols;
-    BL_TRY(name_tensor(w, bl_fp8_block_encode(loader->pool, w->codes->dtype, own, s->row, s->stop,
-                                              w->cols, local, codes)));
-    if (s->first >= job->begin)
-        memcpy(job->scales + s->first / BL_FP8_BLOCK * grid_cols, local,
-               (size_t)grid_cols * sizeof *local);
-    return BL_OK;
-}
-
-static bl_status quantise_blocks(bl_row_loader *loader, const bl_row_job *job)
-{
-    bl_status st = BL_OK;
-    float *local = malloc((size_t)bl_ceil_div(job->weight.cols, BL_FP8_BLOCK) * sizeof *local);
-
-    if (!local) return BL_FAIL(BL_ENOMEM, "scales of %s", job->weight.codes->name);
-    for (int64_t row = job->begin; st == BL_OK && row < job->end;) {
-        step s = step_at(job, row);
-        st = quantise_block(loader, job, &s, local);
-        row = s.stop;
-    }
-    free(local);
+    if (!grid) return BL_FAIL(BL_ENOMEM, "scales of %s", job->weight.codes->name);
+    bl_status st = quantize_steps(loader, job, grid);
+    free(grid);
     return st;
 }
 
@@ -412,9 +379,7 @@ static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
 {
     if (job->begin >= job->end) return BL_OK;
     if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
-    if (job->format == BL_FORMAT_FP8_ROW) return quantise_rows(loader, job);
-    if (job->format == BL_FORMAT_FP8_BLOCK) return quantise_blocks(loader, job);
-    return load_stored(loader, job);
+    return bl_format_is_fp8(job->format) ? quantize(loader, job) : load_stored(loader, job);
 }
 
 bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)

@@ -13,18 +13,8 @@
 bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
                               bl_tier *tiers)
 {
-    int64_t n_pages = bl_base_part_count(layout);
-    size_t *n_bytes = calloc((size_t)n_pages + 1, sizeof *n_bytes);
-
-    if (!n_bytes) return BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
-    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
-        n_bytes[w.index] = w.part->shard_bytes;
-    if (placement->tier == BL_TIER_DISK)
-        bl_tier_spread_two(n_bytes, n_pages, placement->ratio, placement->host_part, tiers);
-    else
-        bl_tier_spread(n_bytes, n_pages, placement->ratio, placement->tier, tiers);
-    free(n_bytes);
-    return BL_OK;
+    return bl_base_assign_tiers(layout, placement->tier, placement->ratio, placement->host_part,
+                                tiers);
 }
 
 /* What is brought into a ring's slots without being gathered (one shard): pages that lie in device memory leave
@@ -56,36 +46,29 @@ bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement 
                                bl_device_kind kind, int ring_depth, bl_placed_bytes *out)
 {
     bool host_writes = kind == BL_DEVICE_CPU;
-    bl_status st = BL_OK;
-    int64_t n_pages = bl_base_part_count(layout);
-    bl_tier *tiers = calloc((size_t)n_pages + 1, sizeof *tiers);
-    bool *is = calloc((size_t)n_pages + 1, sizeof *is);
+    bl_base_paged_bytes n;
+    bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
+    bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
 
     *out = (bl_placed_bytes){0};
-    if (!tiers || !is) {
-        st = BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_pages);
-        goto done;
+    if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
+    if (st == BL_OK)
+        st = bl_base_paged_measure(layout, tiers, ring_depth, !host_writes,
+                                   bl_model_pager_queue_depth(placement->n), &n);
+    if (st == BL_OK) {
+        size_t staged = n.disk + (host_writes ? 0 : n.device);
+        *out = (bl_placed_bytes){
+            .device = n.device,
+            .host = n.host,
+            .disk = n.disk,
+            .ring = n.ring,
+            .reader = n.reader,
+            .ring_used = used_bytes(layout, tiers, ring_depth, n.ring),
+            .writing =
+                (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_model_staging_bytes(placement)) +
+                         bl_min_i64((int64_t)n.disk,
+                                    (int64_t)bl_pages_writing_bytes(placement->n)))};
     }
-    BL_TRY_GOTO(st, done, bl_placement_assign(layout, placement, tiers));
-    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
-        bl_tier tier = tiers[w.index];
-        *(tier == BL_TIER_DEVICE ? &out->device
-          : tier == BL_TIER_HOST ? &out->host
-                                 : &out->disk) +=
-            (size_t)bl_round_up((int64_t)w.part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
-    }
-    for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DEVICE;
-    out->ring = bl_base_paged_ring_bytes(layout, is, ring_depth);
-    out->ring_used = used_bytes(layout, tiers, ring_depth, out->ring);
-    for (int64_t i = 0; i < n_pages; i++) is[i] = tiers[i] == BL_TIER_DISK;
-    out->reader = bl_base_paged_reader_bytes(layout, is, !host_writes,
-                                             bl_model_pager_queue_depth(placement->n));
-    size_t staged = out->disk + (host_writes ? 0 : out->device);
-    out->writing =
-        (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_model_staging_bytes(placement)) +
-                 bl_min_i64((int64_t)out->disk, (int64_t)bl_pages_writing_bytes(placement->n)));
-done:
-    free(is);
     free(tiers);
     return st;
 }

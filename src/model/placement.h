@@ -4,7 +4,7 @@
 #define BALLAST_MODEL_PLACEMENT_H
 
 #include "arch/config.h"
-#include "linear/base.h"
+#include "linear/base_load.h"
 #include "offload/pages.h"
 
 /* ratio: the part of the base's bytes that is in `tier`, 0..1; the rest is in device memory. */
@@ -54,7 +54,6 @@ int bl_model_node_of_rank(int index, int n, const char *gpu_bus_id);
  * where there is one node, or fewer ranks without GPU than nodes. */
 bl_status bl_model_bind_rank(int index, int n, const char *gpu_bus_id);
 
-enum { BL_PAGE_NAME_BYTES = 96 };
 /* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
 void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
                         char name[BL_PAGE_NAME_BYTES]);

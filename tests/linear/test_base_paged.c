@@ -20,7 +20,7 @@ typedef struct paged_case {
 
 /* Pages of all parts, filled; their order is the layout's. */
 static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_layout *layout,
-                            bool *is_resident, bl_pages **out)
+                            bl_tier *tiers, bl_pages **out)
 {
     bl_pages_options options = {.device = self->device,
                                 .node = -1,
@@ -36,7 +36,7 @@ static bl_status make_pages(test_rank *self, const paged_case *c, const bl_base_
         char *name = names[w.index];
         snprintf(name, sizeof names[0], "unit %d %d.%d", (int)w.idx_unit, w.idx_matrix, w.idx_part);
         specs[w.index] = (bl_page_spec){name, w.part->shard_bytes, tier};
-        is_resident[w.index] = tier == BL_TIER_DEVICE;
+        tiers[w.index] = tier;
     }
     BL_TRY(bl_pages_create(&options, bl_base_part_count(layout), specs, out));
     for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
@@ -56,7 +56,8 @@ static bl_status compare_paged(test_rank *self)
     bl_base_unit units[UNITS], whole_units[UNITS];
     bl_base_layout layout, whole;
     void *everything = NULL;
-    bool is_resident[MAX_PAGES];
+    bl_tier tiers[MAX_PAGES];
+    bl_base_paged_bytes n;
     bl_pages *pages = NULL;
     bl_base *paged = NULL, *resident = NULL, *wrong;
     bl_stream *gathers = NULL, *copies = NULL;
@@ -68,7 +69,7 @@ static bl_status compare_paged(test_rank *self)
     BL_TRY_GOTO(st, done, bl_stream_create(self->device, "copies", &copies));
     BL_TRY_GOTO(st, done, base_case_shards(&whole, self->device, 0, &everything));
     BL_TRY_GOTO(st, done, bl_base_create_resident(&whole, everything, &resident));
-    BL_TRY_GOTO(st, done, make_pages(self, c, &layout, is_resident, &pages));
+    BL_TRY_GOTO(st, done, make_pages(self, c, &layout, tiers, &pages));
     bl_pager_options options = {.device = self->device,
                                 .comm = self->n_ranks > 1 ? self->comm : NULL,
                                 .copy = copies,
@@ -78,9 +79,8 @@ static bl_status compare_paged(test_rank *self)
                                 .hooks = &c->hooks};
     size_t before = bl_device_bytes(self->device);
     BL_TRY_GOTO(st, done, bl_base_create_paged(&layout, pages, &options, &paged));
-    TEST_CHECK_GOTO(st, done,
-                    bl_device_bytes(self->device) - before ==
-                        bl_base_paged_ring_bytes(&layout, is_resident, c->visits.depth));
+    BL_TRY_GOTO(st, done, bl_base_paged_measure(&layout, tiers, c->visits.depth, false, 0, &n));
+    TEST_CHECK_GOTO(st, done, bl_device_bytes(self->device) - before == n.ring);
     BL_TRY_GOTO(st, done, base_case_visit(self, &c->visits, paged, resident, gathers));
     layout.n_shards++;
     TEST_CHECK_GOTO(

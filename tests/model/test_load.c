@@ -575,11 +575,12 @@ static void test_layout_of_405b(void **state)
     /* Every row count is a multiple of 8, and every shard of the alignment. */
     assert_int_equal(layout.shard_bytes, (size_t)(126 * per_layer + head) / 8);
     assert_int_equal(layout.units[0].slot_bytes, (size_t)per_layer);
-    bool *is_resident = calloc((size_t)bl_base_part_count(&layout), sizeof *is_resident);
-    assert_non_null(is_resident);
-    assert_int_equal(bl_base_paged_ring_bytes(&layout, is_resident, 2),
-                     (size_t)(2 * per_layer)); /* more than the head */
-    free(is_resident);
+    bl_tier *tiers = test_alloc(bl_base_part_count(&layout), sizeof *tiers);
+    bl_base_paged_bytes n;
+    for (int64_t i = 0; i < bl_base_part_count(&layout); i++) tiers[i] = BL_TIER_HOST;
+    assert_int_equal(bl_base_paged_measure(&layout, tiers, 2, false, 0, &n), BL_OK);
+    assert_int_equal(n.ring, (size_t)(2 * per_layer)); /* more than the head */
+    free(tiers);
     /* What all disk pages are written through, 32 MiB twice for a host and 4 and 8 MiB a rank at least; nothing in memory. */
     static const struct {
         int n;
