@@ -3,6 +3,7 @@
 #include "arch/llama.h"
 
 #include "arch/decoder_internal.h"
+#include "arch/list_internal.h"
 #include "base/sizes.h"
 
 /* ---- models by name ---- */

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table.c -- the one list of architectures. */
+/* table.c -- the table of architectures. */
 #include "arch/table.h"
 
 #include <string.h>
 
-#include "arch/llama.h"
+#include "arch/list_internal.h"
 #include "base/sizes.h"
 
-static const bl_arch *const table[] = {&bl_arch_llama};
+#define ADDRESS(name) &name,
+static const bl_arch *const table[] = {ARCH_LIST(ADDRESS)};
+#undef ADDRESS
 
 const bl_arch *bl_arch_at(size_t i)
 {

@@ -146,7 +146,7 @@ static void test_refusals(void **state)
         {"\"attention_bias\":true", "key attention_bias: expected false, got true"},
         {"\"mlp_bias\":true", "key mlp_bias: expected false, got true"},
         {"\"hidden_act\":\"gelu\"", "key hidden_act: expected \"silu\", got \"gelu\""},
-        {"\"model_type\":\"mistral\"", "key model_type: expected \"llama\", got \"mistral\""},
+        {"\"model_type\":\"bert\"", "key model_type: expected \"llama\", got \"bert\""},
         {"\"architectures\":[\"Qwen2ForCausalLM\"]",
          "key architectures: expected [\"LlamaForCausalLM\"], got [\"Qwen2ForCausalLM\"]"},
         {"\"num_key_value_heads\":3",

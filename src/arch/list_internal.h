@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* list_internal.h -- the entries of the table of architectures; each is in a file of its family. */
+#ifndef BALLAST_ARCH_LIST_INTERNAL_H
+#define BALLAST_ARCH_LIST_INTERNAL_H
+
+#include "arch/arch.h"
+
+/* The first is that of a config.json without model_type. */
+#define ARCH_LIST(ENTRY) ENTRY(bl_arch_llama)
+
+#define ARCH_DECLARE(name) extern const bl_arch name;
+ARCH_LIST(ARCH_DECLARE)
+#undef ARCH_DECLARE
+
+#endif
