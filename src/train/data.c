@@ -130,11 +130,13 @@ static int64_t count_tokens(const bl_rows *rows, const bl_sampler *sampler, int6
     return n;
 }
 
-/* Micro-batches are a step's positions in pieces. A long run is much like its beginning. */
+/* Micro-batches are a step's positions in pieces. A long run is much like its beginning: two epochs, or
+ * MIN_ROWS of a small data set, are enough. */
 bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *data)
 {
-    enum { MAX_ROWS = 1 << 22 };
+    enum { MIN_ROWS = 1 << 16, MAX_ROWS = 1 << 22 };
     const bl_rows *rows = &data->train;
+    const int64_t limit = bl_min_i64(bl_max_i64(2 * rows->n, MIN_ROWS), MAX_ROWS);
     bl_sampler sampler = {rows->n, (uint64_t)c->seed, c->shuffle};
     int64_t b = c->per_device_train_batch_size, n_tokens = 0, first = 0;
     bl_plan_rows out = {0};
@@ -142,7 +144,7 @@ bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *da
 
     if (rows->n < 1) return out;
     int64_t n_steps = bl_train_total_steps(c, rows->n);
-    for (int64_t step = 0; step < n_steps && first < MAX_ROWS; step++) {
+    for (int64_t step = 0; step < n_steps && first < limit; step++) {
         int64_t end = bl_train_position(c, rows->n, step + 1);
         for (; first < end; first = bl_min_i64(first + b, end)) {
             int64_t n = count_tokens(rows, &sampler, first, bl_min_i64(first + b, end));
