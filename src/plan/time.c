@@ -157,17 +157,17 @@ static bl_status place_layers(const bl_time_input *in, const plan_amounts *amoun
     return BL_OK;
 }
 
-static void set_capacities(const bl_time_input *in, plan_simulation *sim)
+static void set_capacities(const bl_time_input *in, bl_simulation *sim)
 {
     const bl_rates *r = &in->rates;
 
-    sim->capacity[PLAN_CORES] = r->cores;
+    sim->capacity[BL_RESOURCE_CORES] = r->cores;
     if (in->kind != BL_DEVICE_CUDA) return;
-    sim->capacity[PLAN_DEVICE_MEMORY] = r->memory_bytes_per_s;
-    sim->capacity[PLAN_LINK_IN] = r->copy_in_bytes_per_s;
-    sim->capacity[PLAN_LINK_OUT] = r->copy_out_bytes_per_s;
-    sim->capacity[PLAN_LINK_BOTH] = 2 * r->copy_both_bytes_per_s;
-    sim->capacity[PLAN_HOST_MEMORY] = r->host_memory_bytes_per_s;
+    sim->capacity[BL_RESOURCE_DEVICE_MEMORY] = r->memory_bytes_per_s;
+    sim->capacity[BL_RESOURCE_LINK_IN] = r->copy_in_bytes_per_s;
+    sim->capacity[BL_RESOURCE_LINK_OUT] = r->copy_out_bytes_per_s;
+    sim->capacity[BL_RESOURCE_LINK_BOTH] = 2 * r->copy_both_bytes_per_s;
+    sim->capacity[BL_RESOURCE_HOST_MEMORY] = r->host_memory_bytes_per_s;
 }
 
 typedef struct plan_run {
@@ -180,7 +180,7 @@ static void free_run(plan_run *run)
 {
     plan_amounts_free(&run->amounts);
     free_layers(&run->layers);
-    plan_simulation_free(&run->pass.sim);
+    bl_simulation_free(&run->pass.sim);
     free(run->pass.visit_begin);
     free(run->pass.visit_end);
 }
@@ -191,7 +191,7 @@ static bl_status simulate(const bl_time_input *in, int group, bool is_warm, plan
     *run = (plan_run){.pass = {.input = in, .is_warm = is_warm}};
     plan_pass *pass = &run->pass;
 
-    plan_simulation_init(&pass->sim);
+    bl_simulation_init(&pass->sim);
     BL_TRY(plan_amounts_create(in, group, &run->amounts));
     BL_TRY(create_layers(in, &run->layers));
     BL_TRY(place_layers(in, &run->amounts, &run->layers));
@@ -209,7 +209,7 @@ static bl_status simulate(const bl_time_input *in, int group, bool is_warm, plan
     if (!pass->visit_begin || !pass->visit_end) return BL_FAIL(BL_ENOMEM, "a prediction");
     set_capacities(in, &pass->sim);
     BL_TRY(plan_pass_queue(pass));
-    return plan_simulation_run(&pass->sim);
+    return bl_simulation_run(&pass->sim);
 }
 
 static bl_time_phase phase_of(const plan_pass *pass, int64_t visit)
@@ -224,11 +224,11 @@ static void account_stream(const plan_run *run, plan_stream stream, double times
                            bl_time_estimate *out)
 {
     const plan_pass *pass = &run->pass;
-    const plan_simulation *sim = &pass->sim;
+    const bl_simulation *sim = &pass->sim;
     int64_t visit = 0, last = bl_schedule_n_visits(&pass->schedule) - 1;
 
-    for (int i = sim->first[stream]; i != PLAN_NOTHING; i = sim->ops[i].next) {
-        const plan_op *op = &sim->ops[i];
+    for (int i = sim->first[stream]; i != BL_SIM_NOTHING; i = sim->ops[i].next) {
+        const bl_sim_op *op = &sim->ops[i];
         while (visit < last && op->begin_s >= sim->ops[pass->visit_end[visit]].end_s &&
                (stream != PLAN_COMPUTE || i > pass->visit_end[visit]))
             visit++;
@@ -313,7 +313,7 @@ bl_status bl_time_trace(const bl_time_input *in, bool is_first, bl_span_sink sin
     BL_TRY(check_rates(in));
     bl_status st = simulate(in, (int)bl_min_i64(in->group, in->n_micro), !is_first, &run);
     for (int i = 0; st == BL_OK && i < run.pass.sim.n_ops; i++) {
-        const plan_op *op = &run.pass.sim.ops[i];
+        const bl_sim_op *op = &run.pass.sim.ops[i];
         if (!op->name) continue;
         sink(user, &(bl_span){.lane = (bl_lane)op->lane,
                               .is_stall = op->is_stall,

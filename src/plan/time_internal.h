@@ -4,16 +4,26 @@
 #ifndef BALLAST_PLAN_TIME_INTERNAL_H
 #define BALLAST_PLAN_TIME_INTERNAL_H
 
+#include "device/simulation.h"
 #include "model/schedule.h"
-#include "plan/simulate_internal.h"
 #include "plan/time.h"
+
+typedef enum plan_stream {
+    PLAN_COMPUTE,
+    PLAN_GATHER,
+    PLAN_COPY,
+    PLAN_READER, /* not a stream of the program: its queue of reads */
+    PLAN_LORA,
+    PLAN_ACTIVATIONS,
+    PLAN_N_STREAMS
+} plan_stream;
 
 enum { PLAN_MAX_SEGMENTS = 8 }; /* a backward pass acquires at most seven matrices */
 
 /* What compute does from the acquire of a matrix to the next. */
 typedef struct plan_segment {
     int matrix;
-    plan_work work,
+    bl_work work,
         later; /* of a visit's first micro-batch, for which weights are prepared; of others */
 } plan_segment;
 
@@ -25,9 +35,9 @@ typedef struct plan_segments {
 /* Bringing a matrix of a unit. */
 typedef struct plan_item {
     int64_t shard_bytes;
-    plan_work read, copy, gather; /* read: from disk; gather: own shard in device memory or not */
-    plan_work copy_read;          /* of what was read */
-    plan_work gather_resident;    /* the same where the own shard is copied to its place first */
+    bl_work read, copy, gather; /* read: from disk; gather: own shard in device memory or not */
+    bl_work copy_read;          /* of what was read */
+    bl_work gather_resident;    /* the same where the own shard is copied to its place first */
 } plan_item;
 
 /* A decoder layer of a run. */
@@ -35,17 +45,17 @@ typedef struct plan_layer {
     plan_item item[BL_LAYER_MATRICES];
     plan_segments forward, backward, backward_kept; /* kept: nothing is computed again */
     int64_t saved_bytes;                            /* of one micro-batch */
-    plan_work saved_out, saved_back;                /* of a whole group */
+    bl_work saved_out, saved_back;                  /* of a whole group */
 } plan_layer;
 
 typedef struct plan_amounts {
     plan_layer *layers; /* [n_runs] */
     plan_item head_item;
-    plan_work head, embed; /* of one micro-batch */
-    plan_work lora_gather, lora_reduce, lora_add;
+    bl_work head, embed; /* of one micro-batch */
+    bl_work lora_gather, lora_reduce, lora_add;
     int64_t lora_gather_bytes, lora_reduce_bytes;
     int64_t input_bytes; /* of a stack's entry: one micro-batch */
-    plan_work input_out, input_back;
+    bl_work input_out, input_back;
     double optimizer_s;
 } plan_amounts;
 
@@ -67,7 +77,7 @@ typedef struct plan_pass {
         tiers; /* [(n_layers + 1) * BL_LAYER_MATRICES]: of each matrix; the head's is the first of its row */
     bool is_warm; /* after a pass like it: what that one prefetched is there */
     /* Results: of each visit, the operations of compute that begin and end it. */
-    plan_simulation sim;
+    bl_simulation sim;
     int *visit_begin, *visit_end; /* [n_visits] */
 } plan_pass;
 

@@ -29,7 +29,7 @@ typedef struct machine_stack {
 
 typedef struct machine {
     plan_pass *pass;
-    plan_simulation *sim;
+    bl_simulation *sim;
     const bl_time_input *in;
     machine_ring base, lora;
     machine_stack inputs, saved;
@@ -41,13 +41,13 @@ typedef struct machine {
 
 static bl_status add_wait(machine *m, plan_stream stream, int event)
 {
-    return plan_simulation_add(m->sim, &(plan_op){.stream = stream, .of = event});
+    return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream, .of = event});
 }
 
 /* As bl_timeline_wait: compute stands still for a lane. */
 static bl_status add_stall(machine *m, bl_lane lane, int event, int64_t unit, int item)
 {
-    return plan_simulation_add(m->sim, &(plan_op){.stream = PLAN_COMPUTE,
+    return bl_simulation_add(m->sim, &(bl_sim_op){.stream = PLAN_COMPUTE,
                                                   .of = event,
                                                   .name = "wait",
                                                   .is_stall = true,
@@ -56,17 +56,17 @@ static bl_status add_stall(machine *m, bl_lane lane, int event, int64_t unit, in
                                                   .item = item});
 }
 
-static bl_status add_work(machine *m, plan_stream stream, bl_lane lane, const plan_work *work)
+static bl_status add_work(machine *m, plan_stream stream, bl_lane lane, const bl_work *work)
 {
-    return plan_simulation_add(m->sim, &(plan_op){.stream = stream, .lane = lane, .work = work});
+    return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream, .lane = lane, .work = work});
 }
 
 static bl_status add_span(machine *m, plan_stream stream, bl_lane lane, const char *name,
-                          int64_t unit, int item, int64_t n_bytes, const plan_work *work)
+                          int64_t unit, int item, int64_t n_bytes, const bl_work *work)
 {
-    return plan_simulation_add(m->sim, &(plan_op){.stream = stream,
+    return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream,
                                                   .work = work,
-                                                  .of = PLAN_NOTHING,
+                                                  .of = BL_SIM_NOTHING,
                                                   .name = name,
                                                   .lane = lane,
                                                   .unit = unit,
@@ -115,24 +115,24 @@ static bl_lane lane_of(const machine *m, int64_t unit, int item)
 static bl_status queue_source(machine *m, int64_t unit, slot_events *events)
 {
     int read[N_ITEMS];
-    int submitted = plan_simulation_event(m->sim, PLAN_COPY);
+    int submitted = bl_simulation_event(m->sim, PLAN_COPY);
 
     for (int i = 0; i < n_items(m, unit); i++) {
         if (tier_of(m, unit, i) != BL_TIER_DISK) continue;
         BL_TRY(add_wait(m, PLAN_READER, submitted));
         BL_TRY(add_work(m, PLAN_READER, BL_LANE_DISK, &item_of(m, unit, i)->read));
-        read[i] = plan_simulation_last(m->sim);
+        read[i] = bl_simulation_last(m->sim);
     }
     for (int i = 0; i < n_items(m, unit); i++) {
         const plan_item *item = item_of(m, unit, i);
         if (tier_of(m, unit, i) == BL_TIER_DEVICE) continue;
         BL_TRY(
             add_span(m, PLAN_COPY, lane_of(m, unit, i), "shard", unit, i, item->shard_bytes, NULL));
-        int span = plan_simulation_last(m->sim);
+        int span = bl_simulation_last(m->sim);
         bool is_read = tier_of(m, unit, i) == BL_TIER_DISK;
         if (is_read) BL_TRY(add_wait(m, PLAN_COPY, read[i]));
         BL_TRY(add_work(m, PLAN_COPY, BL_LANE_COPY, is_read ? &item->copy_read : &item->copy));
-        m->sim->ops[span].span_end = events->brought[i] = plan_simulation_last(m->sim);
+        m->sim->ops[span].span_end = events->brought[i] = bl_simulation_last(m->sim);
     }
     return BL_OK;
 }
@@ -147,14 +147,14 @@ static bl_status queue_item(machine *m, int64_t unit, int i, slot_events *events
     BL_TRY(add_span(m, PLAN_GATHER, BL_LANE_GATHER, "gather", unit, i,
                     item->shard_bytes * (m->in->n_shards - 1),
                     is_resident ? &item->gather_resident : &item->gather));
-    events->ready[i] = plan_simulation_last(m->sim);
+    events->ready[i] = bl_simulation_last(m->sim);
     return BL_OK;
 }
 
 static slot_events no_events(void)
 {
-    slot_events e = {.free = PLAN_NOTHING, .gathered = PLAN_NOTHING};
-    for (int i = 0; i < N_ITEMS; i++) e.brought[i] = e.ready[i] = PLAN_NOTHING;
+    slot_events e = {.free = BL_SIM_NOTHING, .gathered = BL_SIM_NOTHING};
+    for (int i = 0; i < N_ITEMS; i++) e.brought[i] = e.ready[i] = BL_SIM_NOTHING;
     return e;
 }
 
@@ -175,7 +175,7 @@ static bl_status queue_unit(machine *m, int64_t unit, int slot)
     BL_TRY(queue_source(m, unit, &ring->events[slot]));
     for (int i = 0; i < n_items(m, unit); i++) BL_TRY(queue_item(m, unit, i, &ring->events[slot]));
     for (int s = slot; s <= last; s++)
-        ring->events[s].gathered = plan_simulation_event(m->sim, PLAN_GATHER);
+        ring->events[s].gathered = bl_simulation_event(m->sim, PLAN_GATHER);
     return BL_OK;
 }
 
@@ -198,7 +198,7 @@ static bl_status wait_for_item(machine *m, int64_t unit, int i, const slot_event
 
 static bl_status gather_synchronously(machine *m, int64_t unit, int slot)
 {
-    int arrived = plan_simulation_event(m->sim, PLAN_COMPUTE);
+    int arrived = bl_simulation_event(m->sim, PLAN_COMPUTE);
 
     BL_TRY(add_wait(m, PLAN_GATHER, arrived));
     BL_TRY(add_wait(m, PLAN_COPY, arrived));
@@ -226,7 +226,7 @@ static void release(machine *m, machine_ring *ring, int64_t unit)
 {
     for (int s = 0; s < ring->held.depth; s++) {
         if (ring->held.unit[s] != unit) continue;
-        ring->events[s].free = plan_simulation_event(m->sim, PLAN_COMPUTE);
+        ring->events[s].free = bl_simulation_event(m->sim, PLAN_COMPUTE);
         ring->held.unit[s] = BL_SLOT_EMPTY;
     }
 }
@@ -250,7 +250,7 @@ static bl_status prefetch_lora(machine *m, int64_t layer)
     BL_TRY(add_wait(m, PLAN_LORA, events->free));
     BL_TRY(add_span(m, PLAN_LORA, BL_LANE_LORA, "gather", layer, 0,
                     m->pass->amounts->lora_gather_bytes, &m->pass->amounts->lora_gather));
-    events->ready[0] = plan_simulation_last(m->sim);
+    events->ready[0] = bl_simulation_last(m->sim);
     return BL_OK;
 }
 
@@ -272,12 +272,12 @@ static bl_status queue_gradients(machine *m, int64_t layer)
 
     BL_TRY(
         add_span(m, PLAN_LORA, BL_LANE_LORA, "gradients", layer, -1, a->lora_reduce_bytes, NULL));
-    int span = plan_simulation_last(m->sim);
+    int span = bl_simulation_last(m->sim);
     BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_reduce));
-    m->reduced[m->turn] = plan_simulation_last(m->sim);
+    m->reduced[m->turn] = bl_simulation_last(m->sim);
     m->turn = (m->turn + 1) % N_TURNS;
     BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_add));
-    m->sim->ops[span].span_end = plan_simulation_last(m->sim);
+    m->sim->ops[span].span_end = bl_simulation_last(m->sim);
     return BL_OK;
 }
 
@@ -310,7 +310,7 @@ static bl_status run_backward(machine *m, int64_t layer, int micro)
     if (has_lora(m)) BL_TRY(add_stall(m, BL_LANE_LORA, m->reduced[m->turn], layer, -1));
     BL_TRY(run_segments(m, layer, segments, micro == 0));
     if (!has_lora(m)) return BL_OK;
-    BL_TRY(add_wait(m, PLAN_LORA, plan_simulation_event(m->sim, PLAN_COMPUTE)));
+    BL_TRY(add_wait(m, PLAN_LORA, bl_simulation_event(m->sim, PLAN_COMPUTE)));
     return queue_gradients(m, layer);
 }
 
@@ -326,15 +326,15 @@ static bl_status transfer(machine *m, machine_stack *stack, int64_t entry, bool 
     const plan_amounts *a = m->pass->amounts;
     bool is_input = stack == &m->inputs;
     const plan_layer *layer = is_input ? NULL : layer_of(m, entry);
-    const plan_work *work = is_input ? (out ? &a->input_out : &a->input_back)
-                                     : (out ? &layer->saved_out : &layer->saved_back);
+    const bl_work *work = is_input ? (out ? &a->input_out : &a->input_back)
+                                   : (out ? &layer->saved_out : &layer->saved_back);
     int64_t slot = entry % stack->n_slots,
             n_bytes = (is_input ? a->input_bytes : layer->saved_bytes) * m->pass->schedule.n_micro;
 
-    BL_TRY(add_wait(m, PLAN_ACTIVATIONS, plan_simulation_event(m->sim, PLAN_COMPUTE)));
+    BL_TRY(add_wait(m, PLAN_ACTIVATIONS, bl_simulation_event(m->sim, PLAN_COMPUTE)));
     BL_TRY(add_span(m, PLAN_ACTIVATIONS, BL_LANE_ACTIVATIONS, out ? "out" : "back", entry,
                     stack->item, n_bytes, work));
-    stack->moved[slot] = plan_simulation_last(m->sim);
+    stack->moved[slot] = bl_simulation_last(m->sim);
     stack->is_moving[slot] = true;
     return BL_OK;
 }
@@ -386,14 +386,14 @@ static bl_status begin_visit(machine *m, const bl_action *action)
                                                : "backward";
 
     BL_TRY(add_span(m, PLAN_COMPUTE, BL_LANE_COMPUTE, name, action->unit, -1, 0, NULL));
-    m->pass->visit_begin[action->visit] = plan_simulation_last(m->sim);
+    m->pass->visit_begin[action->visit] = bl_simulation_last(m->sim);
     return BL_OK;
 }
 
 static bl_status end_visit(machine *m, const bl_action *action)
 {
-    BL_TRY(add_wait(m, PLAN_COMPUTE, PLAN_NOTHING));
-    int last = plan_simulation_last(m->sim);
+    BL_TRY(add_wait(m, PLAN_COMPUTE, BL_SIM_NOTHING));
+    int last = bl_simulation_last(m->sim);
     m->pass->visit_end[action->visit] = last;
     m->sim->ops[m->pass->visit_begin[action->visit]].span_end = last;
     return BL_OK;
@@ -507,7 +507,7 @@ static void create_stacks(machine *m)
 static bl_status join(machine *m)
 {
     if (!has_lora(m)) return BL_OK;
-    return add_stall(m, BL_LANE_LORA, plan_simulation_event(m->sim, PLAN_LORA), -1, -1);
+    return add_stall(m, BL_LANE_LORA, bl_simulation_event(m->sim, PLAN_LORA), -1, -1);
 }
 
 bl_status plan_pass_queue(plan_pass *pass)
@@ -515,7 +515,7 @@ bl_status plan_pass_queue(plan_pass *pass)
     machine m = {.pass = pass,
                  .sim = &pass->sim,
                  .in = pass->input,
-                 .reduced = {PLAN_NOTHING, PLAN_NOTHING}};
+                 .reduced = {BL_SIM_NOTHING, BL_SIM_NOTHING}};
     const bl_schedule *s = &pass->schedule;
     bl_status st;
 

@@ -61,12 +61,12 @@ static void add_elements(tally *t, double n)
                &(bl_cost_kernel){.bytes = (double)t->T * n * (double)bl_dtype_bytes(t->x.dtype)});
 }
 
-static plan_work work_of(const bl_time_input *in, double seconds, double bytes)
+static bl_work work_of(const bl_time_input *in, double seconds, double bytes)
 {
-    plan_work w = {.seconds = seconds};
+    bl_work w = {.seconds = seconds};
     if (seconds <= 0) return w;
-    w.use[PLAN_CORES] = in->rates.compute_cores;
-    if (is_cuda(in)) w.use[PLAN_DEVICE_MEMORY] = bytes / seconds;
+    w.use[BL_RESOURCE_CORES] = in->rates.compute_cores;
+    if (is_cuda(in)) w.use[BL_RESOURCE_DEVICE_MEMORY] = bytes / seconds;
     return w;
 }
 
@@ -372,15 +372,15 @@ static double ranks_per_host(const bl_time_input *in)
     return (double)in->n_ranks / in->n_hosts;
 }
 
-static plan_work transfer(const bl_time_input *in, double seconds)
+static bl_work transfer(const bl_time_input *in, double seconds)
 {
-    return (plan_work){.seconds = seconds,
-                       .use = {[PLAN_CORES] = is_cuda(in) ? 0 : in->rates.copy_cores}};
+    return (bl_work){.seconds = seconds,
+                     .use = {[BL_RESOURCE_CORES] = is_cuda(in) ? 0 : in->rates.copy_cores}};
 }
 
 /* An all-gather in a group of `size` ranks that each bring `bytes`: a ring, through which every host and every rank receives what
  * the others bring. An all-to-all is as much, and of a host's bytes only what comes from others. */
-static plan_work exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
+static bl_work exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
 {
     const bl_rates *r = &in->rates;
     double here = fmin(size, ranks_per_host(in)), received = (size - 1) * bytes, seconds = 0;
@@ -390,29 +390,30 @@ static plan_work exchange(const bl_time_input *in, double size, double bytes, bo
         double into_host = is_all_to_all ? (size - here) * here * bytes : received;
         seconds = fmax(seconds, r->network_latency_s + into_host / r->network_bytes_per_s);
     }
-    plan_work w = transfer(in, seconds);
-    if (seconds > 0) w.use[PLAN_DEVICE_MEMORY] = 2 * received / seconds;
+    bl_work w = transfer(in, seconds);
+    if (seconds > 0) w.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * received / seconds;
     return w;
 }
 
-static plan_work copy_work(const bl_time_input *in, double bytes, bool is_in)
+static bl_work copy_work(const bl_time_input *in, double bytes, bool is_in)
 {
     const bl_rates *r = &in->rates;
     double rate = is_in ? r->copy_in_bytes_per_s : r->copy_out_bytes_per_s;
-    plan_work w = transfer(in, bytes > 0 ? bytes / rate : 0);
+    bl_work w = transfer(in, bytes > 0 ? bytes / rate : 0);
 
     if (!is_cuda(in)) return w;
-    w.use[is_in ? PLAN_LINK_IN : PLAN_LINK_OUT] = rate;
-    w.use[PLAN_LINK_BOTH] = w.use[PLAN_HOST_MEMORY] = w.use[PLAN_DEVICE_MEMORY] = rate;
+    w.use[is_in ? BL_RESOURCE_LINK_IN : BL_RESOURCE_LINK_OUT] = rate;
+    w.use[BL_RESOURCE_LINK_BOTH] = w.use[BL_RESOURCE_HOST_MEMORY] =
+        w.use[BL_RESOURCE_DEVICE_MEMORY] = rate;
     return w;
 }
 
 /* Without a core. */
-static void pace(const bl_time_input *in, double bytes, plan_work *copy)
+static void pace(const bl_time_input *in, double bytes, bl_work *copy)
 {
     if (in->rates.pace_bytes_per_s > 0) {
         double paused = copy->seconds + bytes / in->rates.pace_bytes_per_s;
-        copy->use[PLAN_CORES] *= copy->seconds / paused;
+        copy->use[BL_RESOURCE_CORES] *= copy->seconds / paused;
         copy->seconds = paused;
     }
     if (in->habits.copy_back_bytes_per_s > 0)
@@ -428,9 +429,9 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
 
     if (r->disk_bytes_per_s > 0) {
         item.read = transfer(in, bytes / r->disk_bytes_per_s);
-        item.read.use[PLAN_HOST_MEMORY] = r->disk_bytes_per_s;
+        item.read.use[BL_RESOURCE_HOST_MEMORY] = r->disk_bytes_per_s;
     }
-    item.copy_read = in->writes_device ? (plan_work){.seconds = 0} : item.copy;
+    item.copy_read = in->writes_device ? (bl_work){.seconds = 0} : item.copy;
     pace(in, bytes, &item.copy);
     pace(in, bytes, &item.copy_read);
     if (in->habits.gathers_decoded) gathered = 2 * ceil(rows / size) * cols;
@@ -465,7 +466,7 @@ static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int g
 
 /* ---- head, LoRA's communication, optimizer ---- */
 
-static plan_work head_work(const bl_time_input *in)
+static bl_work head_work(const bl_time_input *in)
 {
     const bl_model_config *m = in->model;
     tally t = tally_of(in, NULL);
@@ -485,7 +486,7 @@ static plan_work head_work(const bl_time_input *in)
     return work_of(in, t.seconds, t.bytes);
 }
 
-static plan_work embed_work(const bl_time_input *in)
+static bl_work embed_work(const bl_time_input *in)
 {
     tally t = tally_of(in, NULL);
 
