@@ -194,6 +194,22 @@ bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args, s
     return stream->backend->call(stream, fn, args, args_bytes);
 }
 
+bl_status bl_stream_begin_read(bl_stream *stream, int slot, size_t n_bytes, bl_stream_fn fn,
+                               const void *args, size_t args_bytes)
+{
+    if (slot < 0 || slot >= BL_STREAM_READS)
+        return BL_FAIL(BL_EINTERNAL, "read %d of a stream with %d", slot, BL_STREAM_READS);
+    if (stream->backend->begin_read) return stream->backend->begin_read(stream, slot, n_bytes);
+    return bl_stream_call(stream, fn, args, args_bytes);
+}
+
+bl_status bl_stream_end_read(bl_stream *stream, int slot, bl_stream_fn fn, const void *args,
+                             size_t args_bytes)
+{
+    if (stream->backend->end_read) return stream->backend->end_read(stream, slot);
+    return bl_stream_call(stream, fn, args, args_bytes);
+}
+
 bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
 {
     return size_bytes ? stream->backend->copy(stream, dst, src, size_bytes) : BL_OK;

@@ -144,6 +144,16 @@ typedef bl_status (*bl_stream_fn)(bl_stream *stream, const void *args);
 BL_API bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *args,
                                 size_t args_bytes);
 
+/* Reads of a disk, as two calls: fn of begin starts the read and returns, fn of end waits for it. A
+ * stream has BL_STREAM_READS of them at a time; `slot` names one. On a device that is a model
+ * (device/model.h) neither is called: a read of n_bytes takes the disk's time. Errors as
+ * bl_stream_call's; BL_EINTERNAL for another slot. */
+enum { BL_STREAM_READS = 16 };
+BL_API bl_status bl_stream_begin_read(bl_stream *stream, int slot, size_t n_bytes, bl_stream_fn fn,
+                                      const void *args, size_t args_bytes);
+BL_API bl_status bl_stream_end_read(bl_stream *stream, int slot, bl_stream_fn fn, const void *args,
+                                    size_t args_bytes);
+
 /* In stream order: any space, no overlap. */
 BL_API bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
 BL_API bl_status bl_stream_zero(bl_stream *stream, void *dst, size_t size_bytes);

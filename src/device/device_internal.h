@@ -14,6 +14,9 @@
 typedef struct bl_stream_backend {
     void (*destroy)(bl_stream *stream);
     bl_status (*call)(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes);
+    /* A model's reader; NULL: the tasks are called. */
+    bl_status (*begin_read)(bl_stream *stream, int slot, size_t n_bytes);
+    bl_status (*end_read)(bl_stream *stream, int slot);
     bl_status (*copy)(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
     bl_status (*copy_rows)(bl_stream *stream, const bl_row_copy *copy);
     bl_status (*zero)(bl_stream *stream, void *dst, size_t size_bytes);
@@ -26,6 +29,7 @@ typedef struct bl_stream_backend {
 
 typedef struct bl_device_backend {
     bl_device_kind kind;
+    bool is_model; /* stands for the kind, and computes nothing (device/model.h) */
     void (*destroy)(bl_device *device);
     /* A kind whose devices have workers from create on; NULL: bl_device_start_workers gives them some. */
     bl_pool *(*pool)(bl_device *device);

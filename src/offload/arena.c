@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "device/model.h"
 #include "offload/arena_internal.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -134,12 +135,32 @@ static bl_status check_available(const bl_arena_options *options)
                    options->what, options->size_bytes, available);
 }
 
+/* Addresses, which the device counts. */
+static bl_status create_of_model(const bl_arena_options *options, bl_arena **out)
+{
+    size_t n_bytes = bl_arena_piece_bytes(options->size_bytes);
+    bl_arena *arena = calloc(1, sizeof *arena);
+    void *memory;
+
+    if (!arena) return BL_FAIL(BL_ENOMEM, "%s: an arena", options->what);
+    bl_status st = bl_device_alloc(options->device, BL_SPACE_HOST, n_bytes, options->what, &memory);
+    if (st != BL_OK) {
+        free(arena);
+        return st;
+    }
+    *arena =
+        (bl_arena){.device = options->device, .memory = memory, .size_bytes = n_bytes, .node = -1};
+    *out = arena;
+    return BL_OK;
+}
+
 bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out)
 {
     bl_status st = BL_OK;
     bl_arena *arena = NULL;
 
     *out = NULL;
+    if (bl_device_model(options->device)) return create_of_model(options, out);
     BL_TRY(check_available(options));
     if (!(arena = calloc(1, sizeof *arena)))
         return BL_FAIL(BL_ENOMEM, "%s: an arena", options->what);
@@ -170,6 +191,11 @@ done:
 void bl_arena_destroy(bl_arena *arena)
 {
     if (!arena) return;
+    if (bl_device_model(arena->device)) {
+        bl_device_free(arena->device, BL_SPACE_HOST, arena->memory);
+        free(arena);
+        return;
+    }
     if (arena->is_pinned) bl_device_unpin(arena->device, arena->memory, arena->size_bytes);
     if (arena->memory) {
         ASAN_UNPOISON_MEMORY_REGION(arena->memory, arena->size_bytes);

@@ -40,6 +40,7 @@
 
 #include "base/log.h"
 #include "base/sizes.h"
+#include "device/model.h"
 #include "offload/arena.h"
 
 /* Requests below this size cost a disk more than they save in latency. */
@@ -283,15 +284,24 @@ static bl_status source_start(void *user, int64_t unit, int item, void *dst, bl_
                        (long long)unit, (long long)pager->queued_unit);
     pager->n_started++;
     if (pager->specs[args.page].tier != BL_TIER_DISK) return BL_OK;
-    return bl_stream_call(pager->disk ? pager->disk : copy, submit_task, &args, sizeof args);
+    return bl_stream_begin_read(pager->disk ? pager->disk : copy, item,
+                                pager->specs[args.page].n_bytes, submit_task, &args, sizeof args);
+}
+
+/* The host task of a page: a read's end, or the check of one in the arena. */
+static bl_status call_host_task(bl_stream *stream, const bl_page_spec *spec, const task_args *args)
+{
+    if (spec->tier == BL_TIER_DISK)
+        return bl_stream_end_read(stream, args->item, arrive_task, args, sizeof *args);
+    return bl_stream_call(stream, check_task, args, sizeof *args);
 }
 
 /* Later work of the copy stream sees what the host task has done. */
-static bl_status call_host(bl_pager *pager, bl_stream *copy, bl_stream_fn task,
+static bl_status call_host(bl_pager *pager, bl_stream *copy, const bl_page_spec *spec,
                            const task_args *args)
 {
-    if (!pager->disk) return bl_stream_call(copy, task, args, sizeof *args);
-    BL_TRY(bl_stream_call(pager->disk, task, args, sizeof *args));
+    if (!pager->disk) return call_host_task(copy, spec, args);
+    BL_TRY(call_host_task(pager->disk, spec, args));
     BL_TRY(bl_event_record(pager->arrived, pager->disk));
     return bl_stream_wait(copy, pager->arrived);
 }
@@ -303,10 +313,8 @@ static bl_status source_finish(void *user, int64_t unit, int item, void *dst, bl
     const bl_page_spec *spec = &pager->specs[args.page];
 
     pager->n_finished++;
-    if (spec->tier == BL_TIER_DISK)
-        BL_TRY(call_host(pager, copy, arrive_task, &args));
-    else if (pager->options.verify_always)
-        BL_TRY(call_host(pager, copy, check_task, &args));
+    if (spec->tier == BL_TIER_DISK || pager->options.verify_always)
+        BL_TRY(call_host(pager, copy, spec, &args));
     if (args.memory != dst) BL_TRY(bl_stream_copy(copy, dst, args.memory, spec->n_bytes));
     if (pager->disk && pager->n_finished == pager->n_started)
         BL_TRY(bl_event_record(pager->bounced, copy));
@@ -389,6 +397,8 @@ static bl_status create_reader(bl_pager *pager)
         options.memory_bytes = bl_gather_ring_bytes(pager->options.ring_depth, pager->n_units,
                                                     pager->gather_units, pager->group_size);
     }
+    if (bl_device_model(pager->options.device))
+        return BL_OK; /* bl_stream_begin_read reads nothing */
     size_queue(unit_bytes, pager->options.queue_depth, &options.queue_depth, &options.chunk_bytes);
     return bl_reader_create(&options, bl_pages_files(pager->pages), &pager->reader);
 }
@@ -418,7 +428,8 @@ bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int6
     memcpy(pager->units, units, (size_t)n_units * sizeof *units);
     for (int64_t p = 0; p < n_pages; p++) pager->specs[p] = *bl_pages_spec(pages, p);
     BL_TRY_GOTO(st, done, create_ring(pager));
-    if (bl_pages_files(pages)) BL_TRY_GOTO(st, done, create_reader(pager));
+    if (bl_pages_files(pages) || bl_device_model(options->device))
+        BL_TRY_GOTO(st, done, create_reader(pager));
     if (pager->bounce || (options->verify_always && !bl_device_host_writes(options->device)))
         BL_TRY_GOTO(st, done, create_disk_stream(pager));
     *out = pager;

@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "device/model.h"
 #include "base/xxh3.h"
 #include "offload/arena.h"
 #include "offload/page_file_internal.h"
@@ -141,6 +142,7 @@ static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
     bl_page_place *places;
     size_t n_places;
 
+    if (bl_device_model(options->device)) return BL_OK; /* there is no file: nothing is read */
     bl_status st = list_places(pages, &places, &n_places);
     if (st != BL_OK || n_places == 0) goto done;
     if (!options->dir) {

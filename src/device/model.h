@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model.h -- a device made of rates: streams in simulated time, memory that is counted and not made.
+ * A program that queues its work on one is timed and measured without a machine: it behaves as one
+ * rank of the kind that it stands for, whose ops, copies, reads and collectives take the time that
+ * bl_rates give them, and compute nothing.
+ *
+ *   - The clock moves only while the program waits (bl_stream_synchronize, bl_event_synchronize):
+ *     what is queued later begins then or later. Stamps are seconds of this clock, from 1 on.
+ *   - bl_stream_call runs nothing and takes no time. What a task stands for is queued as work.
+ *   - Memory has addresses and zeros, which pages are made for when host code writes them. Device
+ *     memory of a GPU has addresses only. Nothing is copied.
+ *   - One thread uses it. */
+#ifndef BALLAST_DEVICE_MODEL_H
+#define BALLAST_DEVICE_MODEL_H
+
+#include "device/device.h"
+#include "device/rates.h"
+#include "device/simulation.h"
+
+typedef struct bl_model_device_options {
+    bl_device_kind kind; /* what it stands for; bl_device_get_kind */
+    bl_rates rates;
+    /* Of the data, which costs depend on and arguments do not show (ops/cost.h). */
+    double document_tokens, label_part;
+} bl_model_device_options;
+
+bl_status bl_device_create_model(const bl_model_device_options *options, bl_device **out);
+
+/* NULL: the device computes. */
+const bl_model_device_options *bl_device_model(const bl_device *device);
+
+/* ---- for what implements such a device: ops/model, comm/model.c ---- */
+
+/* Work of a stream of a model device. */
+bl_status bl_model_stream_work(bl_stream *stream, const bl_work *work);
+
+/* Work that moves bytes without computing, from one place to another: as bl_stream_copy. */
+bl_work bl_model_memory_work(const bl_device *device, double bytes);
+
+#endif

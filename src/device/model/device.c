@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* device.c -- the model device: streams of a simulation, an event as the operation that came last
+ * when it was recorded, memory as addresses. */
+#include "device/model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/sizes.h"
+#include "device/device_internal.h"
+
+enum { WORKS_PER_CHUNK = 1024 };
+
+/* Addresses of a space: reserved once, handed out one after the other, never twice. */
+static const size_t SPACE_BYTES = (size_t)1 << 43;
+
+/* Stamps are never 0, which means "not reached". */
+static const double FIRST_STAMP_S = 1;
+
+typedef struct work_chunk {
+    struct work_chunk *next;
+    int n;
+    bl_work work[WORKS_PER_CHUNK];
+} work_chunk;
+
+typedef struct model_device {
+    bl_device base;
+    bl_model_device_options options;
+    bl_simulation sim;
+    work_chunk *works;
+    char *space[BL_SPACES];
+    size_t used[BL_SPACES];
+    unsigned streams; /* bit s: stream s of the simulation is taken */
+    int reader;       /* its stream; BL_SIM_NOTHING: none yet */
+} model_device;
+
+typedef struct model_stream {
+    bl_stream base;
+    int index;
+    int read[BL_STREAM_READS]; /* operations of the reader that were begun here */
+} model_stream;
+
+typedef struct model_event {
+    bl_event base;
+    int op;
+} model_event;
+
+typedef struct model_stamp {
+    bl_stamp base;
+    int op;
+    double recorded_s; /* when the program recorded it: no stream reaches it earlier */
+    bool is_recorded;
+} model_stamp;
+
+static model_device *device_of(bl_stream *stream)
+{
+    return (model_device *)stream->device;
+}
+
+static bool is_cuda(const model_device *self)
+{
+    return self->options.kind == BL_DEVICE_CUDA;
+}
+
+/* ---- memory ---- */
+
+static void *model_alloc(bl_device *device, bl_space space, size_t size_bytes)
+{
+    model_device *self = (model_device *)device;
+    size_t n_bytes = (size_t)bl_round_up((int64_t)size_bytes, BL_DEVICE_ALIGNMENT_BYTES);
+
+    if (size_bytes > SPACE_BYTES || n_bytes > SPACE_BYTES - self->used[space]) return NULL;
+    char *memory = self->space[space] + self->used[space];
+    self->used[space] += n_bytes;
+    return memory;
+}
+
+/* Zeros again are not needed: addresses are used once. */
+static void model_free(bl_device *device, bl_space space, void *memory, size_t size_bytes)
+{
+    (void)device;
+    (void)space;
+    (void)madvise(memory, size_bytes, MADV_DONTNEED);
+}
+
+static bl_status model_pin(bl_device *device, void *memory, size_t size_bytes)
+{
+    (void)device, (void)memory, (void)size_bytes;
+    return BL_OK;
+}
+
+static void model_unpin(bl_device *device, void *memory, size_t size_bytes)
+{
+    (void)device, (void)memory, (void)size_bytes;
+}
+
+static bl_status reserve_spaces(model_device *self)
+{
+    for (int s = 0; s < BL_SPACES; s++) {
+        bool is_hidden = s == BL_SPACE_DEVICE && is_cuda(self);
+        void *memory = mmap(NULL, SPACE_BYTES, is_hidden ? PROT_NONE : PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (memory == MAP_FAILED) return bl_fail_errno(BL_ENOMEM, "addresses of a model device");
+        self->space[s] = memory;
+    }
+    return BL_OK;
+}
+
+static bool is_device_memory(const model_device *self, const void *memory)
+{
+    const char *begin = self->space[BL_SPACE_DEVICE];
+    return (const char *)memory >= begin && (const char *)memory < begin + SPACE_BYTES;
+}
+
+/* ---- work ---- */
+
+/* NULL: no memory. */
+static const bl_work *keep_work(model_device *self, const bl_work *work)
+{
+    if (!self->works || self->works->n == WORKS_PER_CHUNK) {
+        work_chunk *chunk = malloc(sizeof *chunk);
+        if (!chunk) return NULL;
+        chunk->next = self->works;
+        chunk->n = 0;
+        self->works = chunk;
+    }
+    bl_work *kept = &self->works->work[self->works->n++];
+    *kept = *work;
+    return kept;
+}
+
+static bl_status queue_work(model_device *self, int stream, const bl_work *work)
+{
+    if (work->seconds <= 0) return BL_OK;
+    const bl_work *kept = keep_work(self, work);
+    if (!kept) return BL_FAIL(BL_ENOMEM, "a simulation");
+    return bl_simulation_add(&self->sim, &(bl_sim_op){.stream = stream, .work = kept});
+}
+
+static bl_status queue_wait(model_device *self, int stream, int op)
+{
+    if (bl_simulation_is_done(&self->sim, op)) return BL_OK;
+    return bl_simulation_add(&self->sim, &(bl_sim_op){.stream = stream, .of = op});
+}
+
+bl_status bl_model_stream_work(bl_stream *stream, const bl_work *work)
+{
+    return queue_work(device_of(stream), ((model_stream *)stream)->index, work);
+}
+
+bl_work bl_model_memory_work(const bl_device *device, double bytes)
+{
+    const model_device *self = (const model_device *)device;
+    double rate = self->options.rates.memory_bytes_per_s;
+    bl_work work = {.seconds = rate > 0 ? bytes / rate : 0};
+
+    if (is_cuda(self))
+        work.use[BL_RESOURCE_DEVICE_MEMORY] = rate;
+    else
+        work.use[BL_RESOURCE_CORES] = self->options.rates.copy_cores;
+    return work;
+}
+
+/* Between host and device memory: over the link, through both memories. */
+static bl_work link_work(const model_device *self, double bytes, bool is_in)
+{
+    const bl_rates *r = &self->options.rates;
+    double rate = is_in ? r->copy_in_bytes_per_s : r->copy_out_bytes_per_s;
+    bl_work w = {.seconds = rate > 0 ? bytes / rate : 0};
+
+    if (!is_cuda(self)) {
+        w.use[BL_RESOURCE_CORES] = r->copy_cores;
+        return w;
+    }
+    w.use[is_in ? BL_RESOURCE_LINK_IN : BL_RESOURCE_LINK_OUT] = rate;
+    w.use[BL_RESOURCE_LINK_BOTH] = w.use[BL_RESOURCE_HOST_MEMORY] =
+        w.use[BL_RESOURCE_DEVICE_MEMORY] = rate;
+    return w;
+}
+
+/* ---- streams ---- */
+
+static bl_status model_call(bl_stream *stream, bl_stream_fn fn, const void *args, size_t args_bytes)
+{
+    (void)stream, (void)fn, (void)args, (void)args_bytes;
+    return BL_OK;
+}
+
+static bl_status model_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes)
+{
+    model_device *self = device_of(stream);
+    bool to_device = is_device_memory(self, dst), from_device = is_device_memory(self, src);
+    bl_work work = to_device == from_device
+                       ? bl_model_memory_work(&self->base, 2 * (double)size_bytes)
+                       : link_work(self, (double)size_bytes, to_device);
+    return bl_model_stream_work(stream, &work);
+}
+
+static bl_status model_copy_rows(bl_stream *stream, const bl_row_copy *copy)
+{
+    bl_work work =
+        bl_model_memory_work(stream->device, 2 * (double)copy->row_bytes * (double)copy->n_rows);
+    return bl_model_stream_work(stream, &work);
+}
+
+static bl_status model_zero(bl_stream *stream, void *dst, size_t size_bytes)
+{
+    bl_work work = bl_model_memory_work(stream->device, (double)size_bytes);
+    (void)dst;
+    return bl_model_stream_work(stream, &work);
+}
+
+static bl_status model_wait(bl_stream *stream, bl_event *event)
+{
+    return queue_wait(device_of(stream), ((model_stream *)stream)->index,
+                      ((model_event *)event)->op);
+}
+
+static bl_status model_synchronize(bl_stream *stream)
+{
+    model_device *self = device_of(stream);
+    return bl_simulation_run_until(
+        &self->sim, bl_simulation_event(&self->sim, ((model_stream *)stream)->index));
+}
+
+static bl_status model_status(bl_stream *stream)
+{
+    (void)stream;
+    return BL_OK;
+}
+
+static bl_status model_record(bl_stream *stream, bl_event *event)
+{
+    ((model_event *)event)->op =
+        bl_simulation_event(&device_of(stream)->sim, ((model_stream *)stream)->index);
+    return BL_OK;
+}
+
+static bl_status model_stamp_record(bl_stream *stream, bl_stamp *stamp)
+{
+    model_stamp *self = (model_stamp *)stamp;
+    self->op = bl_simulation_event(&device_of(stream)->sim, ((model_stream *)stream)->index);
+    self->recorded_s = device_of(stream)->sim.now;
+    self->is_recorded = true;
+    return BL_OK;
+}
+
+/* The reader takes reads in the order in which they are begun, of all streams. */
+static bl_status model_begin_read(bl_stream *stream, int slot, size_t n_bytes)
+{
+    model_device *self = device_of(stream);
+    model_stream *s = (model_stream *)stream;
+    const bl_rates *r = &self->options.rates;
+    bl_work work = {.seconds = (double)n_bytes / r->disk_bytes_per_s};
+
+    work.use[BL_RESOURCE_HOST_MEMORY] = r->disk_bytes_per_s;
+    if (!is_cuda(self)) work.use[BL_RESOURCE_CORES] = r->copy_cores;
+    BL_TRY(queue_wait(self, self->reader, bl_simulation_event(&self->sim, s->index)));
+    BL_TRY(queue_work(self, self->reader, &work));
+    s->read[slot] = bl_simulation_event(&self->sim, self->reader);
+    return BL_OK;
+}
+
+static bl_status model_end_read(bl_stream *stream, int slot)
+{
+    model_stream *s = (model_stream *)stream;
+    return queue_wait(device_of(stream), s->index, s->read[slot]);
+}
+
+static void model_stream_destroy(bl_stream *stream)
+{
+    (void)model_synchronize(stream);
+    device_of(stream)->streams &= ~(1u << ((model_stream *)stream)->index);
+    free(stream);
+}
+
+static int take_stream(model_device *self)
+{
+    for (int s = 0; s < BL_SIM_STREAMS; s++)
+        if (!(self->streams >> s & 1u)) {
+            self->streams |= 1u << s;
+            return s;
+        }
+    return BL_SIM_NOTHING;
+}
+
+static bl_status model_stream_create(bl_device *device, const char *name, bl_stream **out)
+{
+    static const bl_stream_backend backend = {.destroy = model_stream_destroy,
+                                              .call = model_call,
+                                              .begin_read = model_begin_read,
+                                              .end_read = model_end_read,
+                                              .copy = model_copy,
+                                              .copy_rows = model_copy_rows,
+                                              .zero = model_zero,
+                                              .wait = model_wait,
+                                              .synchronize = model_synchronize,
+                                              .status = model_status,
+                                              .record = model_record,
+                                              .stamp = model_stamp_record};
+    int index = take_stream((model_device *)device);
+
+    *out = NULL;
+    if (index == BL_SIM_NOTHING)
+        return BL_FAIL(BL_ELIMIT, "stream %s: a model device has at most %d streams", name,
+                       BL_SIM_STREAMS);
+    model_stream *self = calloc(1, sizeof *self);
+    if (!self) return BL_FAIL(BL_ENOMEM, "stream %s", name);
+    *self = (model_stream){.base = {device, &backend}, .index = index};
+    *out = &self->base;
+    return BL_OK;
+}
+
+/* ---- events and stamps ---- */
+
+static bl_status model_event_create(bl_device *device, bl_event **out)
+{
+    model_event *self = calloc(1, sizeof *self);
+
+    *out = NULL;
+    if (!self) return BL_FAIL(BL_ENOMEM, "an event");
+    *self = (model_event){.base = {device}, .op = BL_SIM_NOTHING};
+    *out = &self->base;
+    return BL_OK;
+}
+
+static void model_event_destroy(bl_event *event)
+{
+    free(event);
+}
+
+static bl_status model_event_synchronize(bl_event *event)
+{
+    return bl_simulation_run_until(&((model_device *)event->device)->sim,
+                                   ((model_event *)event)->op);
+}
+
+static bl_status model_stamp_create(bl_device *device, bl_stamp **out)
+{
+    model_stamp *self = calloc(1, sizeof *self);
+
+    *out = NULL;
+    if (!self) return BL_FAIL(BL_ENOMEM, "a stamp");
+    *self = (model_stamp){.base = {device}, .op = BL_SIM_NOTHING};
+    *out = &self->base;
+    return BL_OK;
+}
+
+static void model_stamp_destroy(bl_stamp *stamp)
+{
+    free(stamp);
+}
+
+static double model_stamp_seconds(const bl_stamp *stamp)
+{
+    const model_stamp *self = (const model_stamp *)stamp;
+    const bl_simulation *sim = &((const model_device *)stamp->device)->sim;
+
+    if (!self->is_recorded || !bl_simulation_is_done(sim, self->op)) return 0;
+    double reached_s = self->op == BL_SIM_NOTHING ? 0 : sim->ops[self->op].end_s;
+    return FIRST_STAMP_S + fmax(reached_s, self->recorded_s);
+}
+
+static double model_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
+{
+    double from = model_stamp_seconds(begin), to = model_stamp_seconds(end);
+    return from > 0 && to > 0 ? to - from : 0;
+}
+
+/* ---- the device ---- */
+
+static bool model_host_writes(const bl_device *device)
+{
+    return !is_cuda((const model_device *)device);
+}
+
+static void model_destroy(bl_device *device)
+{
+    model_device *self = (model_device *)device;
+
+    bl_device_base_close(&self->base);
+    for (int s = 0; s < BL_SPACES; s++)
+        if (self->space[s]) munmap(self->space[s], SPACE_BYTES);
+    for (work_chunk *chunk = self->works, *next; chunk; chunk = next) {
+        next = chunk->next;
+        free(chunk);
+    }
+    bl_simulation_free(&self->sim);
+    free(self);
+}
+
+static void set_capacities(model_device *self)
+{
+    const bl_rates *r = &self->options.rates;
+    double *capacity = self->sim.capacity;
+
+    capacity[BL_RESOURCE_CORES] = r->cores;
+    if (!is_cuda(self)) return;
+    capacity[BL_RESOURCE_DEVICE_MEMORY] = r->memory_bytes_per_s;
+    capacity[BL_RESOURCE_LINK_IN] = r->copy_in_bytes_per_s;
+    capacity[BL_RESOURCE_LINK_OUT] = r->copy_out_bytes_per_s;
+    capacity[BL_RESOURCE_LINK_BOTH] = 2 * r->copy_both_bytes_per_s;
+    capacity[BL_RESOURCE_HOST_MEMORY] = r->host_memory_bytes_per_s;
+}
+
+#define BACKEND(of_kind)                                                                           \
+    {                                                                                              \
+        .kind = of_kind, .is_model = true, .destroy = model_destroy,                               \
+        .host_writes = model_host_writes, .alloc = model_alloc, .free = model_free,                \
+        .pin = model_pin, .unpin = model_unpin, .stream_create = model_stream_create,              \
+        .host_stream_create = model_stream_create, .event_create = model_event_create,             \
+        .event_destroy = model_event_destroy, .event_synchronize = model_event_synchronize,        \
+        .stamp_create = model_stamp_create, .stamp_destroy = model_stamp_destroy,                  \
+        .stamp_seconds = model_stamp_seconds, .stamp_elapsed_s = model_stamp_elapsed_s             \
+    }
+
+bl_status bl_device_create_model(const bl_model_device_options *options, bl_device **out)
+{
+    static const bl_device_backend cpu = BACKEND(BL_DEVICE_CPU), cuda = BACKEND(BL_DEVICE_CUDA);
+    model_device *self = calloc(1, sizeof *self);
+
+    *out = NULL;
+    if (!self) return BL_FAIL(BL_ENOMEM, "a model device");
+    bl_device_base_init(&self->base, options->kind == BL_DEVICE_CUDA ? &cuda : &cpu);
+    self->options = *options;
+    bl_simulation_init(&self->sim);
+    set_capacities(self);
+    self->reader = take_stream(self);
+    bl_status st = reserve_spaces(self);
+    if (st != BL_OK) {
+        model_destroy(&self->base);
+        return st;
+    }
+    *out = &self->base;
+    return BL_OK;
+}
+
+const bl_model_device_options *bl_device_model(const bl_device *device)
+{
+    return device->backend->is_model ? &((const model_device *)device)->options : NULL;
+}
