@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.h -- a device made of rates: streams in simulated time, memory that is counted and not made.
- * A program that queues its work on one is timed and measured without a machine: it behaves as one
+/* model.h -- a device made of rates: streams in simulated time, memory that is counted, not made. A
+ * program that queues its work on one is timed and measured without a machine: it behaves as one
  * rank of the kind that it stands for, whose ops, copies, reads and collectives take the time that
  * bl_rates give them, and compute nothing.
  *

@@ -2,9 +2,9 @@
 /* simulation.h -- streams in simulated time: each does its operations in order, waits for those of
  * others, and shares the machine's resources with them.
  *
- * A work of `seconds` takes that long when nothing else runs. While it runs at full speed it uses so
- * much of each resource per second. Concurrent works slow down evenly (max-min fair, in parts of full
- * speed) where a resource would be used beyond its capacity: as kernels' schedulers, memory
+ * A work of `seconds` takes that long when nothing else runs. While it runs at full speed it uses
+ * so much of each resource per second. Concurrent works slow down evenly (max-min fair, in parts of
+ * full speed) where a resource would be used beyond its capacity: as kernels' schedulers, memory
  * controllers and links share, when few ask them. */
 #ifndef BALLAST_DEVICE_SIMULATION_H
 #define BALLAST_DEVICE_SIMULATION_H
@@ -64,7 +64,7 @@ typedef struct bl_simulation {
 void bl_simulation_init(bl_simulation *sim);
 void bl_simulation_free(bl_simulation *sim);
 
-/* Queues `op` on its stream, at the simulation's time; if it is a span, it ends with it. BL_ENOMEM. */
+/* Queues `op` on its stream, at the simulation's time; a span ends with it. BL_ENOMEM. */
 bl_status bl_simulation_add(bl_simulation *sim, const bl_sim_op *op);
 
 /* The operation that was queued last, anywhere; and on a stream: an event recorded there now. */

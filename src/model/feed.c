@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "device/model.h"
 #include "device/staging.h"
 #include "ops/elementwise.h"
 
@@ -229,8 +230,10 @@ bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *
     if (T > 0 && !batch->host_ids)
         return BL_FAIL(BL_EINTERNAL, "a micro-batch without ids in host memory");
     gather_task task = {table, batch->host_ids, feed->rows + first_row * H, T, H};
-    gather_rows(bl_device_pool(feed->device), &task);
-    memset(task.rows + T * H, 0, (size_t)((padded - T) * H) * sizeof *task.rows);
+    if (!bl_device_model(feed->device)) { /* which has no table: the copy alone */
+        gather_rows(bl_device_pool(feed->device), &task);
+        memset(task.rows + T * H, 0, (size_t)((padded - T) * H) * sizeof *task.rows);
+    }
     BL_TRY(bl_stream_copy(stream, y.data, task.rows, bl_tensor_bytes(y, padded * H)));
     return bl_event_record(feed->copied, stream);
 }

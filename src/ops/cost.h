@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cost.h -- what each op costs: floating-point operations and bytes, computed from its arguments. The
- * one owner of these; docs/model.md has them as formulas.
+/* cost.h -- what each op costs: floating-point operations and bytes, computed from its arguments.
+ * The one owner of these; docs/model.md has them as formulas.
  *
  * An op is one kernel or several in a row. A kernel takes max(FLOPs / rate, bytes / memory's rate,
- * launch_s). Pointers in the arguments are not followed, except `prepared` of a product with a frozen
- * matrix: as in the product itself, `made` is read and set. */
+ * launch_s). Pointers in the arguments are not followed, except `prepared` of a product with a
+ * frozen matrix: as in the product itself, `made` is read and set. */
 #ifndef BALLAST_OPS_COST_H
 #define BALLAST_OPS_COST_H
 
@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-/* The rate at which a kernel computes; its bytes move at memory_bytes_per_s, or at the rate named. */
+/* The rate at which a kernel computes; bytes move at memory_bytes_per_s, or at the rate named. */
 typedef enum bl_cost_rate {
     BL_COST_MEMORY, /* no FLOPs that count */
     BL_COST_GEMM,
@@ -55,7 +55,7 @@ typedef struct bl_cost_setting {
     double document_tokens, label_part;
 } bl_cost_setting;
 
-/* X(op): each op has bl_cost_<op>, which takes what the op takes. bl_accumulate is an add. */
+/* X(op): each op, which takes const bl_<op>_args *. bl_accumulate is an add. */
 #define BL_COST_LIST(X)                                                                            \
     X(rmsnorm_forward)                                                                             \
     X(rmsnorm_backward)                                                                            \
@@ -65,11 +65,13 @@ typedef struct bl_cost_setting {
     X(swiglu_forward)                                                                              \
     X(swiglu_backward)                                                                             \
     X(add)                                                                                         \
+    X(cast)                                                                                        \
     X(dropout)                                                                                     \
     X(embedding)                                                                                   \
     X(loss_head)                                                                                   \
     X(adamw)                                                                                       \
     X(sum_squares)                                                                                 \
+    X(clip_scale)                                                                                  \
     X(matmul)                                                                                      \
     X(matmul_weight)
 

@@ -5,6 +5,8 @@
 
 #include <limits.h>
 
+#include "device/model.h"
+
 static const ops_table *table_of(bl_device_kind kind)
 {
     static const ops_table *const tables[] = {
@@ -12,9 +14,17 @@ static const ops_table *table_of(bl_device_kind kind)
     return tables[kind];
 }
 
+static const ops_table *ops_of_device(const bl_device *device)
+{
+    bl_device_kind kind = bl_device_get_kind(device);
+
+    if (!bl_device_model(device)) return table_of(kind);
+    return kind == BL_DEVICE_CUDA ? &ops_model_cuda_table : &ops_model_cpu_table;
+}
+
 static const ops_table *ops_of(bl_stream *stream)
 {
-    return table_of(bl_device_get_kind(bl_stream_device(stream)));
+    return ops_of_device(bl_stream_device(stream));
 }
 
 bl_dtype bl_act_dtype(bl_device_kind kind)
@@ -241,7 +251,7 @@ bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_
 
 bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
-    return table_of(bl_device_get_kind(device))->matmul_count_fallbacks(device, counts);
+    return ops_of_device(device)->matmul_count_fallbacks(device, counts);
 }
 
 bool bl_matmul_has_fp8(int capability)

@@ -62,6 +62,9 @@ typedef struct ops_table {
 } ops_table;
 
 extern const ops_table ops_cpu_table, ops_cuda_table;
+/* Of a device that is a model of either kind (device/model.h): without the functions of sizes, which are
+ * asked by kind. */
+extern const ops_table ops_model_cpu_table, ops_model_cuda_table;
 
 #ifdef __cplusplus
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "comm/model.h"
 #include "ops/cost.h"
 
 /* Sums of operations; the current segment, if there is one. */
@@ -70,7 +71,8 @@ static bl_work work_of(const bl_time_input *in, double seconds, double bytes)
     return w;
 }
 
-/* Ends the current segment and begins that of `matrix`. What comes before the first acquire counts to it. */
+/* Ends the current segment and begins that of `matrix`. What comes before the first acquire counts
+ * to it. */
 static void acquire(tally *t, int matrix)
 {
     plan_segments *s = t->segments;
@@ -367,32 +369,16 @@ static void block_backward(tally *t, unsigned has, plan_segments *out)
 
 /* ---- transfers ---- */
 
-static double ranks_per_host(const bl_time_input *in)
-{
-    return (double)in->n_ranks / in->n_hosts;
-}
-
 static bl_work transfer(const bl_time_input *in, double seconds)
 {
     return (bl_work){.seconds = seconds,
                      .use = {[BL_RESOURCE_CORES] = is_cuda(in) ? 0 : in->rates.copy_cores}};
 }
 
-/* An all-gather in a group of `size` ranks that each bring `bytes`: a ring, through which every host and every rank receives what
- * the others bring. An all-to-all is as much, and of a host's bytes only what comes from others. */
 static bl_work exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
 {
-    const bl_rates *r = &in->rates;
-    double here = fmin(size, ranks_per_host(in)), received = (size - 1) * bytes, seconds = 0;
-
-    if (size > 1) seconds = r->gather_latency_s + received / r->gather_bytes_per_s;
-    if (size > here) {
-        double into_host = is_all_to_all ? (size - here) * here * bytes : received;
-        seconds = fmax(seconds, r->network_latency_s + into_host / r->network_bytes_per_s);
-    }
-    bl_work w = transfer(in, seconds);
-    if (seconds > 0) w.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * received / seconds;
-    return w;
+    bl_exchange e = {size, (double)in->n_ranks / in->n_hosts, bytes, is_all_to_all};
+    return bl_exchange_work(&e, in->kind, &in->rates);
 }
 
 static bl_work copy_work(const bl_time_input *in, double bytes, bool is_in)

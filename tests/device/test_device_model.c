@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device made of rates: schedules whose times are computed by hand, and memory that is counted. */
+/* A device made of rates: schedules computed by hand, and memory that is counted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -49,8 +49,8 @@ static void streams_keep_order_and_wait_for_events(void **state)
     bl_simulation_free(&sim);
 }
 
-/* Two works that ask for 0.8 and 0.6 of a link of 1 run at 1/1.4 of their speed; when the shorter one has ended, the other goes on
- * at full speed: 1.4 s, and then 2 - 1. */
+/* Two works that ask for 0.8 and 0.6 of a link of 1 run at 1/1.4 of their speed; when the shorter
+ * one has ended, the other goes on at full speed: 1.4 s, and then 2 - 1. */
 static void a_full_resource_slows_those_that_use_it(void **state)
 {
     const bl_work copy = {.seconds = 1, .use = {[BL_RESOURCE_LINK_IN] = 0.8}},
@@ -71,8 +71,8 @@ static void a_full_resource_slows_those_that_use_it(void **state)
     bl_simulation_free(&sim);
 }
 
-/* Max-min: two works share cores that are full; a third that uses little of a second resource, which
- * one of them has left free, is not slowed. */
+/* Max-min: two works share cores that are full; a third that uses little of a second resource,
+ * which one of them has left free, is not slowed. */
 static void what_is_held_back_leaves_room(void **state)
 {
     const bl_work compute = {.seconds = 1, .use = {[BL_RESOURCE_CORES] = 2}},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Costs of ops: FLOPs and bytes against the formulas of docs/model.md, what a frozen matrix costs once,
- * and seconds from rates. */
+/* Costs of ops: FLOPs and bytes against the formulas of docs/model.md, what a frozen matrix costs
+ * once, and seconds from rates. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simulation.c -- streams in simulated time: a queue of operations per stream, and a clock that moves
- * from the end of one work to the next. */
+/* simulation.c -- streams in simulated time: a queue of operations per stream, and a clock that
+ * moves from the end of one work to the next. */
 #include "device/simulation.h"
 
 #include <math.h>

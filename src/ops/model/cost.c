@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cost.c -- FLOPs and bytes of each op. Elementwise ops count the elements that they read and write;
- * products count their operands. What is small beside those (norm weights, rstd, scales, tables) is
- * left out. */
+/* cost.c -- FLOPs and bytes of each op. Elementwise ops count the elements that they read and
+ * write; products count their operands. What is small beside those (norm weights, rstd, scales,
+ * tables) is left out. */
 #include <math.h>
 
 #include "ops/cost.h"
@@ -64,6 +64,14 @@ bl_cost bl_cost_add(const bl_cost_setting *s, const bl_add_args *a)
     return elementwise(3 * (double)a->n, a->y);
 }
 
+bl_cost bl_cost_cast(const bl_cost_setting *s, const bl_cast_args *a)
+{
+    bl_cost cost = {.n = 0};
+    (void)s;
+    add(&cost, BL_COST_MEMORY, 0, (double)a->n * (element_bytes(a->x) + element_bytes(a->y)));
+    return cost;
+}
+
 bl_cost bl_cost_dropout(const bl_cost_setting *s, const bl_dropout_args *a)
 {
     (void)s;
@@ -122,8 +130,8 @@ static double stored_bytes(const bl_weight *w)
     return bytes;
 }
 
-/* What the product makes of the matrix first, unless it is in `prepared` already: the matrix in bf16;
- * for dx in FP8 its codes transposed. */
+/* What the product makes of the matrix first, unless it is in `prepared` already: the matrix in
+ * bf16; for dx in FP8 its codes transposed. */
 static void prepare(const bl_matmul_weight_args *a, ops_gemm_kind kind, bl_cost *cost)
 {
     double weights = (double)a->weight.rows * (double)a->weight.cols;
@@ -190,6 +198,13 @@ bl_cost bl_cost_sum_squares(const bl_cost_setting *s, const bl_sum_squares_args 
     (void)s;
     add(&cost, BL_COST_OPTIMIZER, 0, (double)sizeof(float) * (double)a->n);
     return cost;
+}
+
+/* One thread's work: a launch. */
+bl_cost bl_cost_clip_scale(const bl_cost_setting *s, const bl_clip_scale_args *a)
+{
+    (void)s, (void)a;
+    return (bl_cost){.n = 1};
 }
 
 /* ---- seconds ---- */

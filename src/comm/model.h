@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model.h -- a communicator made of rates, for a device made of rates (device/model.h): one rank of
+ * a group whose others do the same work at the same time. Collectives move nothing and take their
+ * time. */
+#ifndef BALLAST_COMM_MODEL_H
+#define BALLAST_COMM_MODEL_H
+
+#include "comm/comm.h"
+#include "device/model.h"
+
+/* n_ranks, numbered host by host, n_on_host of them on each. split_size: ranks of each group that
+ * bl_comm_split makes. */
+bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_size, bl_comm **out);
+
+/* The work of an all-gather in a group of `size` ranks that each bring `bytes`: a ring, through
+ * which every host and every rank receives what the others bring. An all-to-all is as much, and of
+ * a host's bytes only what comes from other hosts. */
+typedef struct bl_exchange {
+    double size, n_on_host, bytes;
+    bool is_all_to_all;
+} bl_exchange;
+bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A communicator made of rates: seconds of collectives, computed by hand. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "comm/model.h"
+
+static const bl_rates rates = {.memory_bytes_per_s = 1000,
+                               .gather_bytes_per_s = 100,
+                               .gather_latency_s = 1,
+                               .network_bytes_per_s = 20,
+                               .network_latency_s = 3};
+
+static void must(bl_status st)
+{
+    if (st != BL_OK) fail_msg("%s", bl_error_text());
+}
+
+/* Seconds of an all-gather of 100 bytes per rank, and of a reduce-scatter of 25 floats per rank. */
+static void measure(bl_comm *comm, double seconds[2])
+{
+    static float values[1000];
+    bl_model_device_options options = {.kind = BL_DEVICE_CUDA, .rates = rates};
+    bl_device *device;
+    bl_stream *stream;
+    bl_stamp *stamp[3];
+
+    must(bl_device_create_model(&options, &device));
+    must(bl_stream_create(device, "comm", &stream));
+    for (int i = 0; i < 3; i++) must(bl_stamp_create(device, &stamp[i]));
+    must(bl_stamp_record(stamp[0], stream));
+    must(bl_comm_all_gather(comm, stream, values, values, 100));
+    must(bl_stamp_record(stamp[1], stream));
+    must(bl_comm_reduce_scatter_f32(comm, stream, values, values, 25));
+    must(bl_stamp_record(stamp[2], stream));
+    must(bl_stream_synchronize(stream));
+    for (int i = 0; i < 2; i++) seconds[i] = bl_stamp_elapsed_s(stamp[i], stamp[i + 1]);
+    for (int i = 0; i < 3; i++) bl_stamp_destroy(stamp[i]);
+    bl_stream_destroy(stream);
+    bl_device_destroy(device);
+}
+
+static void collectives_take_their_time(void **state)
+{
+    bl_comm *comm, *part;
+    double seconds[2];
+
+    (void)state;
+    must(bl_comm_create_model(0, 4, 4, 2, &comm)); /* one host */
+    must(bl_comm_split(comm, 0, &part));
+    assert_int_equal(bl_comm_size(part), 2);
+    measure(comm, seconds);
+    assert_float_equal(seconds[0], 1 + 3 * 100 / 100.0, 1e-9);
+    assert_float_equal(seconds[1], 1 + 3 * 100 / 100.0 + 5 * 100 / 1000.0, 1e-9); /* and the sum */
+    measure(part, seconds);
+    assert_float_equal(seconds[0], 1 + 1 * 100 / 100.0, 1e-9);
+    bl_comm_destroy(part);
+    bl_comm_destroy(comm);
+    must(bl_comm_create_model(0, 4, 2, 4, &comm)); /* two hosts: the network is slower */
+    measure(comm, seconds);
+    assert_float_equal(seconds[0], 3 + 3 * 100 / 20.0, 1e-9); /* a ring */
+    assert_float_equal(seconds[1], 3 + 2 * 2 * 100 / 20.0 + 5 * 100 / 1000.0, 1e-9);
+    bl_comm_destroy(comm);
+    must(bl_comm_create_model(0, 1, 1, 1, &comm));
+    measure(comm, seconds);
+    assert_float_equal(seconds[0], 0, 0);
+    bl_comm_destroy(comm);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(collectives_take_their_time)};
+    return cmocka_run_group_tests_name("comm model", tests, NULL, NULL);
+}
