@@ -4,7 +4,7 @@
 #ifndef BALLAST_PLAN_CASE_H
 #define BALLAST_PLAN_CASE_H
 
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 #include "plan/input.h"
 #include "plan/model.h"
 #include "plan/time.h"

@@ -3,7 +3,7 @@
 #ifndef BALLAST_PLAN_CHOICE_INTERNAL_H
 #define BALLAST_PLAN_CHOICE_INTERNAL_H
 
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 /* Options of which none is as fast as another and takes as little of the host. */
 typedef struct plan_frontier {

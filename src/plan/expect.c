@@ -7,7 +7,7 @@
 
 #include "base/json.h"
 #include "base/sizes.h"
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 static const double GB = 1e9;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hardware.c -- the figures by key, and machines from files. */
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 
 #include <stdio.h>
 #include <string.h>

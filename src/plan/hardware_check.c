@@ -5,7 +5,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 
 /* By the end of the key. The longest that matches counts. A rate at its least brings a layer of 405B in a month: a
  * slower one is a typing error, and its times are longer than the simulation's clock resolves. */

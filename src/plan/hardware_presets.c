@@ -8,7 +8,7 @@
 
 #include "base/sizes.h"
 #include "options/options.h"
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 
 #define GIB    (1024.0 * 1024 * 1024)
 #define GB     1e9

@@ -6,8 +6,8 @@
 
 #include "config/config.h"
 #include "arch/lora.h"
-#include "plan/hardware_internal.h"
-#include "plan/topology_internal.h"
+#include "plan/hardware.h"
+#include "plan/topology.h"
 
 /* The micro-batches that the data and the order of its rows give the ranks in a run; all 0: not known, each is
  * taken to be full. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ladder.c -- bytes and seconds of each classical strategy by closed formulas; docs/model.md
  * derives them. */
-#include "plan/ladder_internal.h"
+#include "plan/ladder.h"
 
 #include "base/sizes.h"
 #include "arch/arch.h"

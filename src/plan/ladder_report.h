@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "plan/case.h"
-#include "plan/ladder_internal.h"
+#include "plan/ladder.h"
 
 /* All borrowed. Of each device one sequence at a time. */
 typedef struct bl_ladder_case {

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 /* From what takes the most memory to what takes the least. */
 static const struct {

@@ -24,7 +24,7 @@ int64_t bl_plan_gpu_available_bytes(const bl_plan_input *input);
 /* What a plan may use of `available` bytes: nine tenths. 0 where available is -1. */
 int64_t bl_plan_usable_bytes(int64_t available);
 
-/* A training on GPUs: of what is auto, the fastest that fits (search_internal.h), by the rates of
+/* A training on GPUs: of what is auto, the fastest that fits (search.h), by the rates of
  * input->hardware; when nothing fits, what takes the least memory. Otherwise:
  *   - placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into
  *     the usable memory;

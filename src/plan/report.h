@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "plan/case.h"
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 /* All borrowed. */
 typedef struct bl_plan_report {

@@ -16,7 +16,7 @@
 #include "arch/lora.h"
 #include "model/placement.h"
 #include "ops/matmul.h"
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 
 /* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they share the
  * host's cores, of which each computes with `threads`. */

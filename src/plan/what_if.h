@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "plan/case.h"
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 enum { BL_WHAT_IF_VALUES = 32, BL_WHAT_IF_VALUE_BYTES = 64 };
 
@@ -36,7 +36,7 @@ typedef struct bl_what_if {
 } bl_what_if;
 
 /* spec: "KEY=a,b,c"; KEY is hardware, tokens, a figure of bl_figures or a key of a training, which takes the place
- * of one in argv. For each value what is left open is chosen anew (search_internal.h); a CPU's plan is what a training
+ * of one in argv. For each value what is left open is chosen anew (search.h); a CPU's plan is what a training
  * would choose. BL_EUSAGE names what is wrong with the spec; errors of bl_plan_case_open. */
 bl_status bl_what_if_run(const bl_what_if_case *c, const char *spec, bl_what_if *out);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_internal.h -- the state of adapter_state_internal.h, for the files that make it up. */
+/* adapter_internal.h -- the state of adapter_state.h, for the files that make it up. */
 #ifndef BALLAST_TRAIN_ADAPTER_INTERNAL_H
 #define BALLAST_TRAIN_ADAPTER_INTERNAL_H
 
 #include "device/staging.h"
 #include "plan/memory.h"
-#include "train/adapter_state_internal.h"
+#include "train/adapter_state.h"
 
 struct bl_adapter_state {
     const bl_lora_layout *layout;

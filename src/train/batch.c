@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batch.c -- micro-batches in one block of host memory and its copy on the device: ids, targets,
  * positions, documents. */
-#include "train/batch_internal.h"
+#include "train/batch.h"
 
 #include <stdlib.h>
 #include <string.h>

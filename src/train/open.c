@@ -5,7 +5,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/job_internal.h"
+#include "train/job.h"
 
 /* The ranks of a host are numbered one after the other. All processes of the job split, whatever is shared where. */
 static bl_status open_host_memory(bl_job *job)

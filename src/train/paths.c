@@ -17,8 +17,8 @@
 #include "base/file_kind.h"
 #include "base/files.h"
 #include "base/sizes.h"
-#include "train/adapter_state_internal.h"
-#include "train/trace_internal.h"
+#include "train/adapter_state.h"
+#include "train/trace.h"
 #include "train/training_internal.h"
 
 typedef struct place {

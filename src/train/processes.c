@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
-#include "train/talk_internal.h"
+#include "train/talk.h"
 #include "train/training_internal.h"
 
 /* Rank 0's file in output_dir that the others look for; its token is drawn, so that no host has looked for that name before. */

@@ -4,10 +4,10 @@
 #define BALLAST_TRAIN_RANK_H
 
 #include "device/staging.h"
-#include "train/adapter_state_internal.h"
-#include "train/batch_internal.h"
-#include "train/job_internal.h"
-#include "train/talk_internal.h"
+#include "train/adapter_state.h"
+#include "train/batch.h"
+#include "train/job.h"
+#include "train/talk.h"
 
 /* Its own thread's, while that runs. */
 typedef struct bl_rank {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trace.c -- writes spans as Chrome trace events. */
-#include "train/trace_internal.h"
+#include "train/trace.h"
 
 #include <pthread.h>
 #include <stdio.h>

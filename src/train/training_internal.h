@@ -10,7 +10,7 @@
 #include "base/files.h"
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
-#include "train/job_internal.h"
+#include "train/job.h"
 #include "train/metrics.h"
 
 /* Where a training starts: at its beginning, or after the last step of a checkpoint. */

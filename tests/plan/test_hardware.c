@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 
 static const char *const kinds_of_source[] = {"datasheet: ", "measured: ", "seen: ", "assumed: "};
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "base/sizes.h"
-#include "plan/ladder_internal.h"
+#include "plan/ladder.h"
 
 static const double GB = 1e9, TIB = 1099511627776.0;
 

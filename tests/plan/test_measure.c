@@ -18,7 +18,7 @@
 #include "arch/llama.h"
 #include "plan/lora.h"
 #include "plan/measure.h"
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 static char cache[] = "/tmp/ballast-test-measure-XXXXXX";
 

@@ -14,7 +14,7 @@
 
 #include "base/sizes.h"
 #include "plan/case.h"
-#include "plan/search_internal.h"
+#include "plan/search.h"
 
 enum { MAX_WORDS = 24 };
 

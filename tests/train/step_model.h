@@ -6,7 +6,7 @@
 
 #include "arch/llama.h"
 #include "model/pass.h"
-#include "train/adapter_state_internal.h"
+#include "train/adapter_state.h"
 
 enum {
     STEP_LAYERS = 3, /* more than fit the slots of offloaded activations */

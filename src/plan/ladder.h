@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ladder_internal.h -- the classical ways to train a model on several devices, and what each of them takes: what
+/* ladder.h -- the classical ways to train a model on several devices, and what each of them takes: what
  * every device repeats (data parallelism), ZeRO's three stages, LoRA, FP8, a sharded frozen base, and that
  * base in host memory. For comparison: what Ballast itself takes comes from memory.h.
  *
@@ -12,15 +12,15 @@
  * Activations without recomputation (Korthikanti et al., Reducing Activation Recomputation, 2022, equation
  * 2; fp16, one head dimension a head, attention's scores kept), s tokens a sequence, b sequences, h channels,
  * a heads: s b h (34 + 5 a s / h) bytes a layer. With it: 2 s b h a layer, and one whole layer. */
-#ifndef BALLAST_PLAN_LADDER_INTERNAL_H
-#define BALLAST_PLAN_LADDER_INTERNAL_H
+#ifndef BALLAST_PLAN_LADDER_H
+#define BALLAST_PLAN_LADDER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "arch/config.h"
-#include "plan/hardware_internal.h"
+#include "plan/hardware.h"
 
 /* What a training does. */
 typedef struct bl_strategy {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* topology_internal.h -- the ranks of a job: how many there are, and which belong to a process and a host. */
-#ifndef BALLAST_PLAN_TOPOLOGY_INTERNAL_H
-#define BALLAST_PLAN_TOPOLOGY_INTERNAL_H
+/* topology.h -- the ranks of a job: how many there are, and which belong to a process and a host. */
+#ifndef BALLAST_PLAN_TOPOLOGY_H
+#define BALLAST_PLAN_TOPOLOGY_H
 
 #include <stdbool.h>
 

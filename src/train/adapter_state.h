@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_state_internal.h -- the trainable state of one rank: its shard of every layer's LoRA weights, AdamW moments
+/* adapter_state.h -- the trainable state of one rank: its shard of every layer's LoRA weights, AdamW moments
  * and gradients, all fp32.
  *
  * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c = ceil(n_floats / n).
@@ -7,8 +7,8 @@
  * goes on, and are added to the shard in the order of micro-batches: the same bits for any grouping. Weights
  * are gathered layer by layer through a ring, as the base is, in the dtype of activations: where that is not
  * fp32, the shard has a copy that is made anew whenever the weights have changed. */
-#ifndef BALLAST_TRAIN_ADAPTER_STATE_INTERNAL_H
-#define BALLAST_TRAIN_ADAPTER_STATE_INTERNAL_H
+#ifndef BALLAST_TRAIN_ADAPTER_STATE_H
+#define BALLAST_TRAIN_ADAPTER_STATE_H
 
 #include "comm/comm.h"
 #include "device/device.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batch_internal.h -- rows of a data set made into micro-batches: flat token streams with targets and weights.
+/* batch.h -- rows of a data set made into micro-batches: flat token streams with targets and weights.
  *
  * Each row is a sample of its own (positions and attention start anew), and so is each document inside it. The target of token t is the
  * label of token t + 1 of the same row, with that label's weight; -100 and the end of a row have weight 0. */
-#ifndef BALLAST_TRAIN_BATCH_INTERNAL_H
-#define BALLAST_TRAIN_BATCH_INTERNAL_H
+#ifndef BALLAST_TRAIN_BATCH_H
+#define BALLAST_TRAIN_BATCH_H
 
 #include "device/staging.h"
 #include "arch/block.h"

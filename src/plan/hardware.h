@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hardware_internal.h -- the machine that a plan is for: how much there is of each thing, how fast it is, and
+/* hardware.h -- the machine that a plan is for: how much there is of each thing, how fast it is, and
  * from where each of these figures is known. Plain data: a bl_hardware is copied by assignment and
  * owns nothing. */
-#ifndef BALLAST_PLAN_HARDWARE_INTERNAL_H
-#define BALLAST_PLAN_HARDWARE_INTERNAL_H
+#ifndef BALLAST_PLAN_HARDWARE_H
+#define BALLAST_PLAN_HARDWARE_H
 
 #include <jansson.h>
 #include <stdbool.h>

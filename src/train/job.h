@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* job_internal.h -- what both kinds of run have, training and evaluation: the model, the rows, the ranks, and
+/* job.h -- what both kinds of run have, training and evaluation: the model, the rows, the ranks, and
  * what was decided before they start. */
-#ifndef BALLAST_TRAIN_JOB_INTERNAL_H
-#define BALLAST_TRAIN_JOB_INTERNAL_H
+#ifndef BALLAST_TRAIN_JOB_H
+#define BALLAST_TRAIN_JOB_H
 
 #include "comm/host_memory.h"
 #include "job/launch.h"
 #include "model/weights.h"
 #include "plan/plan.h"
 #include "train/data.h"
-#include "train/trace_internal.h"
+#include "train/trace.h"
 #include "train/train.h"
 
 /* Fingerprints of what results depend on; 0: no such data. */

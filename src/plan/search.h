@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search_internal.h -- the fastest way that fits, or one near it that takes less: every combination of the free keys, by the ledger of memory.h
+/* search.h -- the fastest way that fits, or one near it that takes less: every combination of the free keys, by the ledger of memory.h
  * and the time of time.h. Results of a training never depend on any of these keys but
  * per_device_train_batch_size and gradient_accumulation_steps, whose product stays. */
-#ifndef BALLAST_PLAN_SEARCH_INTERNAL_H
-#define BALLAST_PLAN_SEARCH_INTERNAL_H
+#ifndef BALLAST_PLAN_SEARCH_H
+#define BALLAST_PLAN_SEARCH_H
 
 #include "plan/plan.h"
 #include "plan/time.h"
