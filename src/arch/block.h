@@ -24,7 +24,7 @@ typedef enum bl_save {
     BL_SAVE_S4 = BL_SAVE_S3 | BL_SAVE_GATE_UP
 } bl_save;
 
-/* A micro-batch in device memory: a flat token stream without padding (a pass pads it: model/feed.h). Arrays of T elements,
+/* A micro-batch in device memory: a flat token stream without padding (a pass pads it: model/feed_internal.h). Arrays of T elements,
  * cu_seqlens of n_documents + 1. */
 typedef struct bl_micro_batch {
     int64_t T, n_documents;

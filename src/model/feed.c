@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/feed.h"
+/* feed.c -- a group's micro-batches on a device: tokens padded to whole tiles, first inputs
+ * gathered on the host. */
+#include "model/feed_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* generate.c -- prefill and decode over a key-value cache: the layers of a pass, without gradients;
+ * greedy choice or nucleus sampling. */
 #include "model/generate.h"
 
 #include <math.h>
@@ -6,7 +8,7 @@
 
 #include "base/sizes.h"
 #include "device/staging.h"
-#include "model/feed.h"
+#include "model/feed_internal.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/philox.h"

@@ -34,8 +34,8 @@
 
 #include "base/sizes.h"
 #include "device/staging.h"
-#include "model/feed.h"
-#include "model/pass_size.h"
+#include "model/feed_internal.h"
+#include "model/pass_size_internal.h"
 #include "model/schedule.h"
 #include "offload/arena.h"
 #include "offload/spill.h"

@@ -7,7 +7,7 @@
  * device memory has those of two layers, host memory the others. The order of visits is known (bl_pass: 0..L-1, head, L-1..0, and from the
  * start again), so each visit prefetches the ones to come.
  *
- * Micro-batches are padded where the device wants whole tiles of tokens (model/feed.h).
+ * Micro-batches are padded where the device wants whole tiles of tokens (model/feed_internal.h).
  *
  * The size of the group never changes a bit: micro-batches do not mix, the loss is summed micro-batch by micro-batch, and gradients are
  * handed out per layer and micro-batch. */
@@ -89,7 +89,7 @@ typedef struct bl_pass_bytes {
     int64_t boundary;  /* the gradient between two layers */
     int64_t logits;    /* of the loss head */
     int64_t workspace; /* of a layer at work, prepared weights among it */
-    int64_t feed;      /* padded micro-batches (model/feed.h) */
+    int64_t feed;      /* padded micro-batches (model/feed_internal.h) */
     int64_t host_inputs, host_saved;
     int64_t host_embeddings; /* of a group */
 } bl_pass_bytes;

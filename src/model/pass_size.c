@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pass_size.c -- the memory of a pass: what it takes, and what of that is touched. */
-#include "model/pass_size.h"
+#include "model/pass_size_internal.h"
 
 #include "base/memory.h"
 #include "base/sizes.h"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* placement.c -- the tier of each piece of the base by ratio, host bytes that this takes, NUMA
+ * nodes, and names of pages. */
 #include "model/placement.h"
 
 #include <stdio.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* schedule.c -- emits the actions of a pass in order: prefetch, begin, one per micro-batch, end,
+ * for each visit of 0..L-1, head, L-1..0. */
 #include "model/schedule.h"
 
 /* Where the actions of a visit go. */

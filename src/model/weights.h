@@ -164,7 +164,7 @@ void bl_model_weights_free(bl_model_weights *weights); /* NULL is fine */
 
 /* Whether the head is no unit of the base: a tied one, on a device that reads host memory. */
 bool bl_model_head_is_table(const bl_model_config *config, bl_device_kind kind);
-/* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded (model/feed.h), enough for the padding's
+/* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded (model/feed_internal.h), enough for the padding's
  * document. */
 int64_t bl_model_table_positions(bl_device_kind kind, int64_t n_positions);
 /* The vectors of layer `layer`; of layer n_layers: the final norm. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass_size.h -- the buffers of a pass and their sizes. For pass.c alone. */
-#ifndef BALLAST_MODEL_PASS_SIZE_H
-#define BALLAST_MODEL_PASS_SIZE_H
+/* pass_size_internal.h -- the buffers of a pass and their sizes. For pass.c alone. */
+#ifndef BALLAST_MODEL_PASS_SIZE_INTERNAL_H
+#define BALLAST_MODEL_PASS_SIZE_INTERNAL_H
 
-#include "model/feed.h"
+#include "model/feed_internal.h"
 #include "model/pass.h"
 
 /* The slots of a stack (offload/spill.h) in device memory, and its entries in host memory. */

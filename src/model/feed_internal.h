@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* feed.h -- micro-batches as a device's layers take them. For pass.c and generate.c.
+/* feed_internal.h -- micro-batches as a device's layers take them. For pass.c and generate.c.
  *
  * A CPU takes them as they are, and reads the embedding table where it is, in host memory.
  *
@@ -9,8 +9,8 @@
  * nothing to the loss and exact zeros to LoRA's gradients. Its first layer's inputs are gathered on the
  * host, rounded to bf16 there, and copied from pinned memory, all of a group's side by side: while the
  * device still has the visits of the group before. */
-#ifndef BALLAST_MODEL_FEED_H
-#define BALLAST_MODEL_FEED_H
+#ifndef BALLAST_MODEL_FEED_INTERNAL_H
+#define BALLAST_MODEL_FEED_INTERNAL_H
 
 #include "arch/block.h"
 #include "model/weights.h"
