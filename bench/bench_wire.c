@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/sizes.h"
 #include "job/launch.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 enum { MAX_RANKS = 16, REPETITIONS = 9 };
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "base/sizes.h"
-#include "comm/sum.h"
+#include "comm/sum_internal.h"
 
 static const char *kind_name(bl_comm_kind kind)
 {

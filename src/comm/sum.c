@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sum.c -- the additions of all reductions, by element type. */
-#include "comm/sum.h"
+#include "comm/sum_internal.h"
 
 typedef void (*add_fn)(void *sum, const void *values, int64_t n);
 

@@ -5,7 +5,7 @@
 
 #include "job/launch.h"
 #include "job/tcp/key.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 /* What a parent hands to a child, by one variable of its environment; descriptors are the child's from its start. */
 typedef struct bl_launch_child {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* links.c -- the table of a host's sockets: its memory, its limits, the sockets inside the host. */
-#include "job/links.h"
+#include "job/links_internal.h"
 
 #include <stdlib.h>
 #include <sys/resource.h>

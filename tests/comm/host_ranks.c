@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 static const double HANG_S = 300;
 

@@ -24,7 +24,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 enum { FIRST_FD = 100, BOARD_FD = FIRST_FD + NCCL_RANKS_MAX, SHARED_FD, HOST_FD };
 #ifndef __has_feature

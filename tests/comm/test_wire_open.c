@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/thread.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 int __wrap_bl_thread_create(pthread_t *thread, void *(*main)(void *), void *argument);
 int __wrap_bl_thread_create(pthread_t *thread, void *(*main)(void *), void *argument)

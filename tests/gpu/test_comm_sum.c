@@ -13,7 +13,7 @@
 
 #include "base/sizes.h"
 #include "comm/nccl/sum_cuda.h"
-#include "comm/sum.h"
+#include "comm/sum_internal.h"
 #include "device/device.h"
 
 enum { MAX_RANKS = 8, MAX_N = 40001, UNTOUCHED = 0x5A };

@@ -5,7 +5,7 @@
 #ifndef BALLAST_TESTS_RANK_CASES_H
 #define BALLAST_TESTS_RANK_CASES_H
 
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 #include "comm_cases.h"
 
 typedef struct rank_case {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "comm/sum.h"
+#include "comm/sum_internal.h"
 
 enum { PIECE_BYTES = 1 << 20 };
 

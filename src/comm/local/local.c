@@ -9,7 +9,7 @@
 #include "base/sizes.h"
 #include "comm/local/device.h"
 #include "comm/local/group.h"
-#include "comm/sum.h"
+#include "comm/sum_internal.h"
 
 typedef struct local_comm {
     bl_comm base;

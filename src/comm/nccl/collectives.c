@@ -8,7 +8,7 @@
 #include "base/sizes.h"
 #include "comm/nccl/internal.h"
 #include "comm/nccl/sum_cuda.h"
-#include "comm/sum.h"
+#include "comm/sum_internal.h"
 #include "device/cuda/stream.h"
 
 #define CHECK(c, call)                                                                             \

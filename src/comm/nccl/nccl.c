@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "comm/nccl/internal.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 #include "device/cuda/stream.h"
 
 enum { PART_ALIGNMENT = 256 };

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "comm/nccl/internal.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 /* What a rank says before a launch; without holes, so that all of it may be compared and sent. */
 typedef struct announcement {

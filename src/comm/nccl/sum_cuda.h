@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* to[i] = ((0 + x_0[i]) + x_1[i]) + ... for n elements, in the element type (integers wrap): the bits of comm/sum.h. x_rank is `own`, the others
+/* to[i] = ((0 + x_0[i]) + x_1[i]) + ... for n elements, in the element type (integers wrap): the bits of comm/sum_internal.h. x_rank is `own`, the others
  * begin at parts + r * stride_bytes. `to` may be `own`. All device memory, aligned to an element. */
 typedef struct comm_sum_args {
     bl_comm_element element;

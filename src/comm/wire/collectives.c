@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "comm/sum.h"
-#include "comm/wire/wire.h"
+#include "comm/sum_internal.h"
+#include "comm/wire.h"
 
 enum { SCRATCH_BYTES = 4 << 20, MIN_CHUNK_BYTES = 64 << 10 };
 

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "comm/round_internal.h"
-#include "comm/wire/wire.h"
+#include "comm/wire.h"
 
 enum { BL_WIRE_TAG_CONTROL = 0, BL_WIRE_CHANNELS = 2 }; /* channels per group */
 

@@ -7,7 +7,7 @@
 #include <sys/types.h>
 
 #include "job/internal.h"
-#include "job/links.h"
+#include "job/links_internal.h"
 
 typedef struct job_child {
     pid_t pid;

@@ -19,7 +19,7 @@
 
 #include "base/status.h"
 #include "job/internal.h"
-#include "job/links.h"
+#include "job/links_internal.h"
 #include "job/tcp/key.h"
 
 enum { JOB_PLACE_ADDRESSES = 16, JOB_HOST_BYTES = 72, JOB_BUILD_BYTES = 72 };

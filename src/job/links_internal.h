@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* links.h -- the connections of a host's ranks, before they are started: a socket per local rank and rank of the job. */
-#ifndef BALLAST_JOB_LINKS_H
-#define BALLAST_JOB_LINKS_H
+/* links_internal.h -- the connections of a host's ranks, before they are started: a socket per local rank and rank of the job. */
+#ifndef BALLAST_JOB_LINKS_INTERNAL_H
+#define BALLAST_JOB_LINKS_INTERNAL_H
 
 #include <stddef.h>
 

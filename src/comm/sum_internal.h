@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sum.h -- the addition under every reduction. One translation unit for all backends, so that their bits
+/* sum_internal.h -- the addition under every reduction. One translation unit for all backends, so that their bits
  * agree. */
-#ifndef BALLAST_COMM_SUM_H
-#define BALLAST_COMM_SUM_H
+#ifndef BALLAST_COMM_SUM_INTERNAL_H
+#define BALLAST_COMM_SUM_INTERNAL_H
 
 #include "comm/comm_internal.h"
 

@@ -7,12 +7,13 @@
  *
  * An exchange is a set of sends and receives and returns when all are done, or when the job is aborted; after
  * that nothing touches its buffers. */
-#ifndef BALLAST_COMM_WIRE_WIRE_H
-#define BALLAST_COMM_WIRE_WIRE_H
+#ifndef BALLAST_COMM_WIRE_H
+#define BALLAST_COMM_WIRE_H
 
 #include <stdbool.h>
 
-#include "comm/comm_internal.h"
+#include "comm/call.h"
+#include "comm/comm.h"
 
 typedef struct bl_wire bl_wire;
 typedef struct bl_wire_channel bl_wire_channel;
