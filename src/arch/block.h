@@ -80,7 +80,9 @@ int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save);
 void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
                           bl_block_tensors *tensors);
 
-/* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within one call. */
+/* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within one
+ * call, in so many buffers. */
+enum { BL_BLOCK_SCRATCH_BUFFERS = 7 };
 typedef struct bl_block_workspace {
     bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
     bl_tensor norm, h, dh, d_norm, d_attention, d_qkv;

@@ -109,7 +109,6 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
     model_pass_size train = model_pass_measure(config, &of_train),
                     evaluation = model_pass_measure(config, &of_evaluation);
     if (options->training) n_unused = bl_block_rows(&dims, T) - bl_block_rows(&dims, T_evaluation);
-    enum { WORKSPACE_BUFFERS = 7 }; /* arch/block.c: place_workspace */
     model_pass_size full = model_pass_measure(config, options),
                     *longer = T_train > T_evaluation ? &train : &evaluation;
     int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, options->save);
@@ -121,8 +120,8 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
                          bl_max_i64(train.inputs.entry_bytes, evaluation.inputs.entry_bytes));
     all.saved = touched(full.saved.n_slots, full.saved.entry_bytes, train.saved.entry_bytes);
     all.boundary = touched(1, full.d, train.d);
-    all.workspace = bl_min_i64(
-        all.workspace, touched(WORKSPACE_BUFFERS, full.workspace, workspace / WORKSPACE_BUFFERS));
+    all.workspace = bl_min_i64(all.workspace, touched(BL_BLOCK_SCRATCH_BUFFERS, full.workspace,
+                                                      workspace / BL_BLOCK_SCRATCH_BUFFERS));
     if (longer->workspace == full.workspace) all.workspace = workspace;
     all.logits = bl_min_i64(all.logits, T * n_logits * float_bytes);
     return all;
