@@ -20,11 +20,6 @@ enum { HOST_BYTES = 64 };
 static const double POLL_S = 0.25;
 static const double ABORT_POLL_S = 0.05;
 
-static double later(double a_s, double b_s)
-{
-    return a_s > b_s ? a_s : b_s;
-}
-
 /* ---- the watches ---- */
 
 void comm_nccl_guard_add(comm_nccl *c)
@@ -83,19 +78,15 @@ static void tell(comm_nccl *c, double silent_s)
 static bool is_watch_late(comm_nccl *c, double now_s)
 {
     comm_nccl_job *job = c->job;
-    double round_s = atomic_load(&c->watch.round_s), deadline_s = job->options.deadline_s;
+    double round_s = atomic_load(&c->watch.round_s);
     bl_error first;
 
-    if (round_s == 0) return false;
-    double since_s = later(round_s, job->guard_back_s);
     bl_comm_first_error(c->host, &first);
-    if (first.status != BL_OK) {
-        if (job->failed_s == 0) job->failed_s = now_s;
-        return now_s - later(since_s, job->failed_s) > COMM_NCCL_HARD_S;
-    }
-    if (deadline_s <= 0 || now_s - since_s < later(deadline_s, COMM_NCCL_HARD_S)) return false;
-    tell(c, now_s - since_s);
-    return true;
+    comm_nccl_lateness lateness = comm_nccl_guard_judge(&job->clock, round_s, first.status != BL_OK,
+                                                        job->options.deadline_s, now_s);
+    if (lateness == COMM_NCCL_HANGS)
+        tell(c, now_s - (round_s > job->clock.back_s ? round_s : job->clock.back_s));
+    return lateness != COMM_NCCL_IN_TIME;
 }
 
 static bool is_late(comm_nccl_job *job, double now_s)
@@ -112,15 +103,15 @@ static void *guard_main(void *argument)
 {
     comm_nccl_job *job = argument;
     bool has_to_leave = false;
-    comm_round round = {bl_now_s()};
 
+    job->clock.round.at_s = bl_now_s();
     prctl(PR_SET_NAME, "nccl guard");
     pthread_mutex_lock(&job->lock);
     while (!job->is_ending && !has_to_leave) {
         (void)bl_condition_wait(&job->wake, &job->lock,
                                 job->n_aborting > 0 ? ABORT_POLL_S : POLL_S);
         double now_s = bl_now_s(); /* nobody is late by an absence that comes after this */
-        if (comm_round_begin(&round, now_s)) job->guard_back_s = now_s;
+        comm_nccl_guard_begin_round(&job->clock, now_s);
         has_to_leave = !job->is_ending && is_late(job, now_s);
     }
     pthread_mutex_unlock(&job->lock);

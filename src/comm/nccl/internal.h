@@ -14,14 +14,11 @@
 #include <stdatomic.h>
 
 #include "comm/comm_internal.h"
+#include "comm/nccl/deadlines.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/nccl.h"
-#include "comm/round_internal.h"
 
 enum { COMM_NCCL_NAME_BYTES = 32, COMM_NCCL_WATCHED = 64, COMM_NCCL_TEXT_BYTES = 224 };
-
-/* For the rank's thread to come out of a call, for an abort to return, and for a watch to hear that the job has failed. */
-#define COMM_NCCL_HARD_S 2.5
 
 typedef struct comm_nccl_place comm_nccl_place; /* places.c */
 
@@ -54,8 +51,7 @@ typedef struct comm_nccl_job {
     int n_aborting;
     double aborting_since_s;
     struct comm_nccl *watched; /* communicators whose watches are looked after */
-    double guard_back_s;       /* when the guard came back from its last absence; 0: it had none */
-    double failed_s;           /* when the guard saw that the job had failed; 0: it has not */
+    comm_nccl_guard_clock clock;
 } comm_nccl_job;
 
 /* A collective that was launched. */

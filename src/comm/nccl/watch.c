@@ -223,7 +223,7 @@ static bl_status look_at_call(const comm_nccl *c, double now_s)
     const char *busy = atomic_load(&c->watch.busy);
     char what[COMM_NCCL_TEXT_BYTES];
 
-    if (!busy || deadline_s <= 0 || now_s - atomic_load(&c->watch.busy_since_s) < deadline_s)
+    if (!busy || !comm_nccl_is_overdue(atomic_load(&c->watch.busy_since_s), deadline_s, now_s))
         return BL_OK;
     snprintf(what, sizeof what, "%s of %s", busy, c->name);
     return blame(c, what, 1 + atomic_load(&c->watch.n_launched));
@@ -238,7 +238,8 @@ static bl_status look_at_launches(comm_nccl *c, double now_s)
 
     if (deadline_s <= 0) return BL_OK;
     reap(w);
-    if (w->n_ended == w->n_watched || now_s - w->since_s < deadline_s) return BL_OK;
+    if (w->n_ended == w->n_watched || !comm_nccl_is_overdue(w->since_s, deadline_s, now_s))
+        return BL_OK;
     describe_oldest(c, where, sizeof where);
     return blame(c, where, 1 + launch_at(w, w->n_ended)->number);
 }
@@ -309,12 +310,10 @@ static void *watch_main(void *argument)
     (void)comm_nccl_enter(c);
     while (goes_on && error.status == BL_OK) {
         double looked_s = bl_now_s();
-        bool is_slow = comm_was_absent(atomic_load(&c->watch.round_s), looked_s);
         goes_on = rest(c);
         double now_s = bl_now_s();
-        bool was_absent = comm_was_absent(looked_s, now_s);
-        if (was_absent || (is_slow && !was_slow)) pardon(c, now_s);
-        was_slow = is_slow;
+        double round_s = atomic_load(&c->watch.round_s);
+        if (comm_nccl_watch_pardons(round_s, looked_s, now_s, &was_slow)) pardon(c, now_s);
         atomic_store(&c->watch.round_s, now_s);
         comm_nccl_progress_beat(c->job, now_s);
         bl_error_save(&error, look(c, now_s));
