@@ -175,8 +175,8 @@ static bl_status run_adamw(bench *b)
 }
 static bl_status run_sum_squares(bench *b)
 {
-    bl_sum_squares_args a = {.n = LORA_SHARE, .x = b->floats, .sum = b->sums};
-    return bl_sum_squares(b->stream, &a);
+    comm_sum_squares_args a = {.n = LORA_SHARE, .x = b->floats, .sum = b->sums};
+    return comm_sum_squares(b->stream, &a);
 }
 
 /* bytes = per_token * T + fixed: every input read once, every output written once. */

@@ -105,7 +105,7 @@ bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const flo
 static bl_status all_reduce(bl_comm *comm, bl_stream *stream, void *values, int64_t n,
                             bl_comm_element element)
 {
-    size_t unit_bytes = bl_sum_element_bytes(element);
+    size_t unit_bytes = comm_sum_element_bytes(element);
 
     BL_TRY(check_count("all_reduce", n, unit_bytes, 1));
     return run(stream, (bl_comm_task){.comm = comm,

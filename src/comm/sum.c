@@ -2,6 +2,8 @@
 /* sum.c -- the additions of all reductions, by element type. */
 #include "comm/sum_internal.h"
 
+#include "base/sizes.h"
+
 typedef void (*add_fn)(void *sum, const void *values, int64_t n);
 
 static void add_f32(void *sum, const void *values, int64_t n)
@@ -34,12 +36,58 @@ static const struct {
     [BL_COMM_I64] = {add_i64, sizeof(int64_t)},
 };
 
-size_t bl_sum_element_bytes(bl_comm_element element)
+size_t comm_sum_element_bytes(bl_comm_element element)
 {
     return elements[element].bytes;
 }
 
-void bl_sum_add(bl_comm_element element, void *sum, const void *values, int64_t n)
+void comm_sum_add(bl_comm_element element, void *sum, const void *values, int64_t n)
 {
     elements[element].add(sum, values, n);
+}
+
+/* ---- parts of a piece ---- */
+
+bool comm_parts_next(const bl_comm_task *t, size_t most_bytes, int64_t *first, comm_parts *out)
+{
+    bool is_scatter = t->call.kind == BL_COMM_REDUCE_SCATTER;
+    int size = t->comm->size;
+
+    if (*first >= t->n) return false;
+    *out = (comm_parts){.values = (unsigned char *)t->send,
+                        .first = *first,
+                        .unit_bytes = comm_sum_element_bytes((bl_comm_element)t->call.detail)};
+    int64_t most = (int64_t)(most_bytes / out->unit_bytes) * (is_scatter ? 1 : size);
+    int64_t n = bl_min_i64(most, t->n - *first);
+    out->n_part = is_scatter ? n : bl_ceil_div(n, size);
+    out->stride = is_scatter ? t->n : out->n_part;
+    out->end = is_scatter ? t->n * size : *first + n;
+    *first += n;
+    return true;
+}
+
+static int64_t part_begin(const comm_parts *s, int p)
+{
+    return bl_min_i64(s->first + p * s->stride, s->end);
+}
+
+int64_t comm_part_length(const comm_parts *s, int p)
+{
+    return bl_min_i64(s->n_part, s->end - part_begin(s, p));
+}
+
+size_t comm_part_bytes(const comm_parts *s, int p)
+{
+    return (size_t)comm_part_length(s, p) * s->unit_bytes;
+}
+
+unsigned char *comm_part_of(const comm_parts *s, int p)
+{
+    return s->values + (size_t)part_begin(s, p) * s->unit_bytes;
+}
+
+void *comm_part_target(const bl_comm_task *t, const comm_parts *s, int p)
+{
+    if (t->call.kind == BL_COMM_ALL_REDUCE) return comm_part_of(s, p);
+    return (unsigned char *)t->recv + (size_t)s->first * s->unit_bytes;
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launch.h -- the processes of a job, from their first words to their common end.
+/* launch.h -- the processes of a job, from startup to shutdown.
  *
  * Who starts them:
  *   nobody          one process; its ranks are threads. launch is NULL.
- *   mpirun, srun    a process a rank, connected by TCP, for which MPI exchanges addresses; or a process a host, which starts that host's
- *                   ranks
- *   torchrun        a process a rank, which meet at MASTER_ADDR and are connected by TCP
+ *   mpirun, srun    a process per rank, connected by TCP, for which MPI exchanges addresses; or a process per host, which starts
+ *                   that host's ranks
+ *   torchrun        a process per rank, which meet at MASTER_ADDR and are connected by TCP
  *   ballast         a child of bl_launch_run_ranks, which has its connections from its parent
  *
  * What a process does:
- *   begin    first: reads the environment, says no more than its place in the job allows
+ *   begin    first: reads the environment, sets log verbosity
  *   open     connects it with the others; NULL when it is alone
  *   create   the communicator of all processes
  *   close    with the status this process ended with: all processes leave with one status

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is held for late, by a clock that the test has: a watch and a guard of communicators of GPUs, and processes that were stopped. */
+/* What is late, by a simulated clock: a watch and a guard of communicators of GPUs, and processes that were stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

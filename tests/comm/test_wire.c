@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wire where what it relies on fails: bytes that change on their way, and a thread that hangs. The linker puts
- * __wrap_bl_peer_begin_send in the place of bl_peer_begin_send. */
+ * __wrap_comm_peer_begin_send in the place of comm_peer_begin_send. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -162,12 +162,12 @@ static void test_damaged_bytes(void **state)
 
 static bool hangs;
 
-bl_status __real_bl_peer_begin_send(bl_peer *peer, bl_piece *piece);
-bl_status __wrap_bl_peer_begin_send(bl_peer *peer, bl_piece *piece);
-bl_status __wrap_bl_peer_begin_send(bl_peer *peer, bl_piece *piece)
+bl_status __real_comm_peer_begin_send(comm_peer *peer, comm_piece *piece);
+bl_status __wrap_comm_peer_begin_send(comm_peer *peer, comm_piece *piece);
+bl_status __wrap_comm_peer_begin_send(comm_peer *peer, comm_piece *piece)
 {
     if (hangs) pause(); /* no signal comes */
-    return __real_bl_peer_begin_send(peer, piece);
+    return __real_comm_peer_begin_send(peer, piece);
 }
 
 static void report_to_stdout(const bl_error *error)

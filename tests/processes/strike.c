@@ -210,7 +210,7 @@ EXPORT int pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
 
 /* Where the stream to the next rank is. Of the wire's thread. */
 static struct {
-    unsigned char header[sizeof(bl_frame)];
+    unsigned char header[sizeof(comm_frame)];
     size_t n_header, n_left; /* of the header, had; of the frame's bytes, to come */
     bool is_counted;         /* the frame whose first byte comes next */
 } stream;
@@ -218,15 +218,15 @@ static struct {
 static const char *frame_name(uint32_t kind)
 {
     switch (kind) {
-    case BL_FRAME_MESSAGE:
+    case COMM_FRAME_MESSAGE:
         return "MESSAGE";
-    case BL_FRAME_READY:
+    case COMM_FRAME_READY:
         return "READY";
-    case BL_FRAME_DATA:
+    case COMM_FRAME_DATA:
         return "DATA";
-    case BL_FRAME_WORD:
+    case COMM_FRAME_WORD:
         return "WORD";
-    case BL_FRAME_CLOSED:
+    case COMM_FRAME_CLOSED:
         return "CLOSED";
     default:
         return "other";
@@ -260,7 +260,7 @@ static void follow(const struct msghdr *message, size_t n_bytes)
         stream.header[stream.n_header++] = byte_at(message, at++);
         stream.is_counted = false;
         if (stream.n_header < sizeof stream.header) continue;
-        bl_frame frame;
+        comm_frame frame;
         memcpy(&frame, stream.header, sizeof frame);
         stream.n_left = frame.n_bytes;
         stream.n_header = 0;
@@ -317,7 +317,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
         return REAL(sendmsg)(fd, message, flags);
     size_t n = room_before_frame(total);
     if (n == 0) { /* a frame begins */
-        bl_frame frame = {0};
+        comm_frame frame = {0};
         for (size_t i = 0; i < sizeof frame && i < total; i++)
             ((unsigned char *)&frame)[i] = byte_at(message, i);
         bool is_torn = is_what("torn") && strike.where == AT_WIRE && !stream.is_counted &&

@@ -11,14 +11,14 @@
 
 enum { PIECE_BYTES = 1 << 20 };
 
-struct bl_local_device {
+struct comm_local_device {
     bl_device *device;
     bl_event *ready, *done; /* this rank's memory may be read; this rank has read the others' */
     unsigned char *piece;   /* of what this rank adds to a sum, then of the sum */
     unsigned char *sum;
 };
 
-void bl_local_device_destroy(bl_local_device *device)
+void comm_local_device_destroy(comm_local_device *device)
 {
     if (!device) return;
     bl_event_destroy(device->ready);
@@ -28,10 +28,10 @@ void bl_local_device_destroy(bl_local_device *device)
     free(device);
 }
 
-static bl_status sit_down(bl_local_seat *seat, bl_stream *stream)
+static bl_status sit_down(comm_local_seat *seat, bl_stream *stream)
 {
     if (seat->device) return BL_OK;
-    bl_local_device *self = calloc(1, sizeof *self);
+    comm_local_device *self = calloc(1, sizeof *self);
     if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", seat->rank);
     self->device = bl_stream_device(stream);
     bl_status st = bl_event_create(self->device, &self->ready);
@@ -45,42 +45,44 @@ static bl_status sit_down(bl_local_seat *seat, bl_stream *stream)
     if (st == BL_OK)
         seat->device = self;
     else
-        bl_local_device_destroy(self);
+        comm_local_device_destroy(self);
     return st;
 }
 
-static bl_status meet(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
+static bl_status meet(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     BL_TRY(sit_down(seat, stream));
-    bl_local_call call = {.what = t->call,
-                          .send = t->send,
-                          .ready = seat->device->ready,
-                          .done = seat->device->done,
-                          .piece = seat->device->piece};
+    comm_local_call call = {.what = t->call,
+                            .send = t->send,
+                            .ready = seat->device->ready,
+                            .done = seat->device->done,
+                            .piece = seat->device->piece};
     BL_TRY(bl_event_record(call.ready, stream));
-    return bl_local_meet(seat->meeting, seat->rank, &call);
+    return comm_local_meet(seat->meeting, seat->rank, &call);
 }
 
-/* Nobody's later work on its memory overtakes the others' reading it. */
-static bl_status leave(bl_local_seat *seat, bl_stream *stream, bl_status st)
+/* Orders later writes after the peers' reads. */
+static bl_status leave(comm_local_seat *seat, bl_stream *stream, bl_status st)
 {
     if (st == BL_OK) st = bl_event_record(seat->device->done, stream);
-    bl_local_part(seat->meeting, seat->rank);
+    comm_local_part(seat->meeting, seat->rank);
     for (int i = 0; i < seat->size && st == BL_OK; i++)
-        if (i != seat->rank) st = bl_stream_wait(stream, bl_local_call_of(seat->meeting, i)->done);
-    bl_local_part(seat->meeting, seat->rank);
+        if (i != seat->rank)
+            st = bl_stream_wait(stream, comm_local_call_of(seat->meeting, i)->done);
+    comm_local_part(seat->meeting, seat->rank);
     return st;
 }
 
-static bl_status copy_from(bl_local_seat *seat, bl_stream *stream, int peer, void *to, size_t bytes)
+static bl_status copy_from(comm_local_seat *seat, bl_stream *stream, int peer, void *to,
+                           size_t bytes)
 {
-    const bl_local_call *theirs = bl_local_call_of(seat->meeting, peer);
+    const comm_local_call *theirs = comm_local_call_of(seat->meeting, peer);
     if (peer != seat->rank) BL_TRY(bl_stream_wait(stream, theirs->ready));
     return bytes > 0 && to != theirs->send ? bl_stream_copy(stream, to, theirs->send, bytes)
                                            : BL_OK;
 }
 
-static bl_status all_gather(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
+static bl_status all_gather(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     bl_status st = BL_OK;
 
@@ -94,7 +96,7 @@ static bl_status all_gather(bl_local_seat *seat, bl_stream *stream, const bl_com
     return leave(seat, stream, st);
 }
 
-static bl_status broadcast(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
+static bl_status broadcast(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     bl_status st = BL_OK;
 
@@ -106,23 +108,23 @@ static bl_status broadcast(bl_local_seat *seat, bl_stream *stream, const bl_comm
 
 /* sum = ((0 + x_0) + x_1) + ... of the ranks' `bytes` from `from` on, each rank's own; to all of them. Parts
  * twice. */
-static bl_status sum_piece(bl_local_seat *seat, bl_stream *stream, bl_comm_element element,
+static bl_status sum_piece(comm_local_seat *seat, bl_stream *stream, bl_comm_element element,
                            const void *from, size_t bytes, bl_status st)
 {
-    bl_local_device *self = seat->device;
+    comm_local_device *self = seat->device;
 
     if (st == BL_OK) st = bl_stream_copy(stream, self->piece, from, bytes);
     if (st == BL_OK) st = bl_stream_synchronize(stream);
-    bl_local_part(seat->meeting, seat->rank);
+    comm_local_part(seat->meeting, seat->rank);
     memset(self->sum, 0, bytes);
     for (int i = 0; i < seat->size; i++)
-        bl_sum_add(element, self->sum, bl_local_call_of(seat->meeting, i)->piece,
-                   (int64_t)(bytes / bl_sum_element_bytes(element)));
-    bl_local_part(seat->meeting, seat->rank);
+        comm_sum_add(element, self->sum, comm_local_call_of(seat->meeting, i)->piece,
+                     (int64_t)(bytes / comm_sum_element_bytes(element)));
+    comm_local_part(seat->meeting, seat->rank);
     return st;
 }
 
-static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
+static bl_status reduce_scatter(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     int64_t n = t->n;
     float *recv = t->recv;
@@ -146,7 +148,7 @@ static bl_status reduce_scatter(bl_local_seat *seat, bl_stream *stream, const bl
     return leave(seat, stream, st);
 }
 
-static bl_status all_reduce(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
+static bl_status all_reduce(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *t)
 {
     bl_comm_element element = (bl_comm_element)t->call.detail;
     size_t total = t->call.bytes;
@@ -163,9 +165,9 @@ static bl_status all_reduce(bl_local_seat *seat, bl_stream *stream, const bl_com
     return leave(seat, stream, st);
 }
 
-bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *task)
+bl_status comm_local_device_run(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *task)
 {
-    static bl_status (*const by_kind[])(bl_local_seat * seat, bl_stream * stream,
+    static bl_status (*const by_kind[])(comm_local_seat * seat, bl_stream * stream,
                                         const bl_comm_task *t) = {
         [BL_COMM_ALL_GATHER] = all_gather, [BL_COMM_BARRIER] = all_gather, /* of no bytes */
         [BL_COMM_BROADCAST] = broadcast,   [BL_COMM_REDUCE_SCATTER] = reduce_scatter,

@@ -14,17 +14,17 @@
 
 /* What a rank keeps between its collectives: events and a piece of pinned memory of its device. Made by the
  * first one. */
-typedef struct bl_local_device bl_local_device;
+typedef struct comm_local_device comm_local_device;
 
-typedef struct bl_local_seat {
-    bl_local_meeting *meeting;
+typedef struct comm_local_seat {
+    comm_local_meeting *meeting;
     int rank, size;
-    bl_local_device *device;
-} bl_local_seat;
+    comm_local_device *device;
+} comm_local_seat;
 
-bl_status bl_local_device_run(bl_local_seat *seat, bl_stream *stream, const bl_comm_task *task);
+bl_status comm_local_device_run(comm_local_seat *seat, bl_stream *stream, const bl_comm_task *task);
 
 /* Before the device that its streams belong to; NULL is fine. */
-void bl_local_device_destroy(bl_local_device *device);
+void comm_local_device_destroy(comm_local_device *device);
 
 #endif

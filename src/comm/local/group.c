@@ -18,12 +18,12 @@
 typedef struct local_job {
     pthread_mutex_t lock;
     bl_error first_error;
-    bl_local_group *groups; /* a list: all that are alive */
-    atomic_bool is_aborted; /* set under `lock`, after first_error */
+    comm_local_group *groups; /* a list: all that are alive */
+    atomic_bool is_aborted;   /* set under `lock`, after first_error */
 } local_job;
 
-struct bl_local_meeting {
-    bl_local_group *group;
+struct comm_local_meeting {
+    comm_local_group *group;
     /* Guards what follows; n_turns is changed under it and peeked at without. */
     pthread_mutex_t lock;
     pthread_cond_t turned;
@@ -31,21 +31,21 @@ struct bl_local_meeting {
     int n_arrived;
     bool *has_arrived;
     bl_error overdue; /* a deadline has passed; from then on nobody meets */
-    bl_local_call *calls;
+    comm_local_call *calls;
 };
 
-struct bl_local_group {
+struct comm_local_group {
     local_job *job;
-    bl_local_group *next;
+    comm_local_group *next;
     int size;
     atomic_int n_references;
     double deadline_s;
     int *job_ranks;
-    bl_local_meeting collectives, splits;
+    comm_local_meeting collectives, splits;
     unsigned char *scratch;
 };
 
-static bool meeting_init(bl_local_meeting *meeting, bl_local_group *group)
+static bool meeting_init(comm_local_meeting *meeting, comm_local_group *group)
 {
     meeting->group = group;
     meeting->has_arrived = calloc((size_t)group->size, sizeof *meeting->has_arrived);
@@ -55,7 +55,7 @@ static bool meeting_init(bl_local_meeting *meeting, bl_local_group *group)
     return meeting->has_arrived && meeting->calls;
 }
 
-static void meeting_close(bl_local_meeting *meeting)
+static void meeting_close(comm_local_meeting *meeting)
 {
     pthread_cond_destroy(&meeting->turned);
     pthread_mutex_destroy(&meeting->lock);
@@ -63,7 +63,7 @@ static void meeting_close(bl_local_meeting *meeting)
     free(meeting->has_arrived);
 }
 
-static void group_free(bl_local_group *group)
+static void group_free(comm_local_group *group)
 {
     meeting_close(&group->collectives);
     meeting_close(&group->splits);
@@ -73,9 +73,9 @@ static void group_free(bl_local_group *group)
 }
 
 /* A group of nobody in particular; its caller fills in job_ranks. Joins the job's list. */
-static bl_status group_create(local_job *job, int size, double deadline_s, bl_local_group **out)
+static bl_status group_create(local_job *job, int size, double deadline_s, comm_local_group **out)
 {
-    bl_local_group *group = calloc(1, sizeof *group);
+    comm_local_group *group = calloc(1, sizeof *group);
 
     *out = NULL;
     if (!group) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", size);
@@ -84,7 +84,7 @@ static bl_status group_create(local_job *job, int size, double deadline_s, bl_lo
     group->deadline_s = deadline_s;
     atomic_init(&group->n_references, size);
     group->job_ranks = calloc((size_t)size, sizeof *group->job_ranks);
-    group->scratch = aligned_alloc(64, 2 * BL_LOCAL_SCRATCH_BYTES);
+    group->scratch = aligned_alloc(64, 2 * COMM_LOCAL_SCRATCH_BYTES);
     bool is_complete = group->job_ranks && group->scratch;
     is_complete &= meeting_init(&group->collectives, group);
     is_complete &= meeting_init(&group->splits, group);
@@ -106,7 +106,7 @@ static void job_destroy(local_job *job)
     free(job);
 }
 
-bl_status bl_local_group_create_job(int size, double deadline_s, bl_local_group **out)
+bl_status comm_local_group_create_job(int size, double deadline_s, comm_local_group **out)
 {
     local_job *job = calloc(1, sizeof *job);
 
@@ -122,21 +122,21 @@ bl_status bl_local_group_create_job(int size, double deadline_s, bl_local_group 
     return BL_OK;
 }
 
-bl_status bl_local_group_create(bl_local_group *parent, int size, const int *parent_ranks,
-                                bl_local_group **out)
+bl_status comm_local_group_create(comm_local_group *parent, int size, const int *parent_ranks,
+                                  comm_local_group **out)
 {
     BL_TRY(group_create(parent->job, size, parent->deadline_s, out));
     for (int i = 0; i < size; i++) (*out)->job_ranks[i] = parent->job_ranks[parent_ranks[i]];
     return BL_OK;
 }
 
-void bl_local_group_release(bl_local_group *group)
+void comm_local_group_release(comm_local_group *group)
 {
     local_job *job = group->job;
 
     if (atomic_fetch_sub_explicit(&group->n_references, 1, memory_order_acq_rel) != 1) return;
     pthread_mutex_lock(&job->lock);
-    bl_local_group **link = &job->groups;
+    comm_local_group **link = &job->groups;
     while (*link != group) link = &(*link)->next;
     *link = group->next;
     bool was_last = !job->groups;
@@ -145,34 +145,34 @@ void bl_local_group_release(bl_local_group *group)
     if (was_last) job_destroy(job);
 }
 
-unsigned char *bl_local_group_scratch(bl_local_group *group, int half)
+unsigned char *comm_local_group_scratch(comm_local_group *group, int half)
 {
-    return group->scratch + (size_t)half * BL_LOCAL_SCRATCH_BYTES;
+    return group->scratch + (size_t)half * COMM_LOCAL_SCRATCH_BYTES;
 }
 
-bl_local_meeting *bl_local_collectives(bl_local_group *group)
+comm_local_meeting *comm_local_collectives(comm_local_group *group)
 {
     return &group->collectives;
 }
 
-bl_local_meeting *bl_local_splits(bl_local_group *group)
+comm_local_meeting *comm_local_splits(comm_local_group *group)
 {
     return &group->splits;
 }
 
-bl_local_call *bl_local_call_of(bl_local_meeting *meeting, int rank)
+comm_local_call *comm_local_call_of(comm_local_meeting *meeting, int rank)
 {
     return &meeting->calls[rank];
 }
 
 /* ---- waiting ---- */
 
-static unsigned long count_turns(bl_local_meeting *meeting)
+static unsigned long count_turns(comm_local_meeting *meeting)
 {
     return atomic_load_explicit(&meeting->n_turns, memory_order_relaxed);
 }
 
-static bool is_aborted(bl_local_meeting *meeting)
+static bool is_aborted(comm_local_meeting *meeting)
 {
     return atomic_load_explicit(&meeting->group->job->is_aborted, memory_order_relaxed);
 }
@@ -180,7 +180,7 @@ static bool is_aborted(bl_local_meeting *meeting)
 /* Under the lock: waits for a turn, at most `most_s`. Returns the seconds that passed, but never much more
  * than were asked for: a process that was stopped (Ctrl-Z) and goes on has not waited for anybody meanwhile.
  */
-static double wait_a_while(bl_local_meeting *meeting, double most_s)
+static double wait_a_while(comm_local_meeting *meeting, double most_s)
 {
     double start = bl_now_s();
 
@@ -189,7 +189,7 @@ static double wait_a_while(bl_local_meeting *meeting, double most_s)
 }
 
 /* Under the lock. True when this rank was the last to arrive. */
-static bool arrive(bl_local_meeting *meeting, int rank)
+static bool arrive(comm_local_meeting *meeting, int rank)
 {
     int size = meeting->group->size;
 
@@ -203,7 +203,7 @@ static bool arrive(bl_local_meeting *meeting, int rank)
 }
 
 /* Looks for the turn after `turn` for a few microseconds without the lock; returns with it. */
-static void look_briefly(bl_local_meeting *meeting, unsigned long turn)
+static void look_briefly(comm_local_meeting *meeting, unsigned long turn)
 {
     pthread_mutex_unlock(&meeting->lock);
     for (int i = 0; i < BL_SPIN_ROUNDS && count_turns(meeting) == turn; i++) bl_cpu_pause();
@@ -211,7 +211,7 @@ static void look_briefly(bl_local_meeting *meeting, unsigned long turn)
 }
 
 /* Under the lock: writes "rank 3" or "ranks 1, 3" for those who have not come. */
-static void name_missing(bl_local_meeting *meeting, char *text, size_t text_bytes)
+static void name_missing(comm_local_meeting *meeting, char *text, size_t text_bytes)
 {
     int size = meeting->group->size;
     bool is_one = size - meeting->n_arrived == 1;
@@ -227,7 +227,7 @@ static void name_missing(bl_local_meeting *meeting, char *text, size_t text_byte
 }
 
 /* Under the lock: nobody waits for the missing any longer. */
-static void give_up(bl_local_meeting *meeting, const bl_comm_call *call)
+static void give_up(comm_local_meeting *meeting, const bl_comm_call *call)
 {
     char missing[256], name[BL_COMM_CALL_TEXT_BYTES];
     name_missing(meeting, missing, sizeof missing);
@@ -237,7 +237,7 @@ static void give_up(bl_local_meeting *meeting, const bl_comm_call *call)
 }
 
 /* Under the lock. Returns when the meeting has turned, or when it never will: aborted or overdue. */
-static void wait_turn(bl_local_meeting *meeting, unsigned long turn, const bl_comm_call *call)
+static void wait_turn(comm_local_meeting *meeting, unsigned long turn, const bl_comm_call *call)
 {
     double left_s = meeting->group->deadline_s, slice_s = fmin(left_s / 4, 1.0);
     bool is_patient = left_s <= 0;
@@ -254,7 +254,7 @@ static void wait_turn(bl_local_meeting *meeting, unsigned long turn, const bl_co
 }
 
 /* Why nobody meets here any more. Without the lock. */
-static bl_status report_end(bl_local_meeting *meeting)
+static bl_status report_end(comm_local_meeting *meeting)
 {
     bl_error error;
 
@@ -262,15 +262,15 @@ static bl_status report_end(bl_local_meeting *meeting)
     error = meeting->overdue;
     pthread_mutex_unlock(&meeting->lock);
     if (error.status != BL_OK) {
-        bl_local_abort(meeting->group, &error);
+        comm_local_abort(meeting->group, &error);
         return bl_error_restore(&error);
     }
-    bl_local_first_error(meeting->group, &error);
+    comm_local_first_error(meeting->group, &error);
     return BL_FAIL(BL_ECANCELLED, "cancelled: %s", error.text);
 }
 
 /* All ranks come to the same verdict: each compares every call with rank 0's. */
-static bl_status verify_calls(bl_local_meeting *meeting)
+static bl_status verify_calls(comm_local_meeting *meeting)
 {
     const int *ranks = meeting->group->job_ranks;
     for (int i = 1; i < meeting->group->size; i++)
@@ -279,7 +279,7 @@ static bl_status verify_calls(bl_local_meeting *meeting)
     return BL_OK;
 }
 
-bl_status bl_local_meet(bl_local_meeting *meeting, int rank, const bl_local_call *call)
+bl_status comm_local_meet(comm_local_meeting *meeting, int rank, const comm_local_call *call)
 {
     pthread_mutex_lock(&meeting->lock);
     unsigned long turn = count_turns(meeting);
@@ -298,12 +298,12 @@ bl_status bl_local_meet(bl_local_meeting *meeting, int rank, const bl_local_call
     if (st == BL_OK) return BL_OK;
     bl_error error;
     bl_error_save(&error, st);
-    bl_local_part(meeting, rank); /* the others still read the calls */
-    bl_local_abort(meeting->group, &error);
+    comm_local_part(meeting, rank); /* the others still read the calls */
+    comm_local_abort(meeting->group, &error);
     return bl_error_restore(&error);
 }
 
-void bl_local_part(bl_local_meeting *meeting, int rank)
+void comm_local_part(comm_local_meeting *meeting, int rank)
 {
     pthread_mutex_lock(&meeting->lock);
     unsigned long turn = count_turns(meeting);
@@ -316,14 +316,14 @@ void bl_local_part(bl_local_meeting *meeting, int rank)
 
 /* ---- errors ---- */
 
-static void wake_meeting(bl_local_meeting *meeting)
+static void wake_meeting(comm_local_meeting *meeting)
 {
     pthread_mutex_lock(&meeting->lock);
     pthread_cond_broadcast(&meeting->turned);
     pthread_mutex_unlock(&meeting->lock);
 }
 
-void bl_local_abort(bl_local_group *group, const bl_error *error)
+void comm_local_abort(comm_local_group *group, const bl_error *error)
 {
     local_job *job = group->job;
 
@@ -331,7 +331,7 @@ void bl_local_abort(bl_local_group *group, const bl_error *error)
     if (job->first_error.status == BL_OK) {
         job->first_error = *error;
         atomic_store_explicit(&job->is_aborted, true, memory_order_relaxed);
-        for (bl_local_group *g = job->groups; g; g = g->next) {
+        for (comm_local_group *g = job->groups; g; g = g->next) {
             wake_meeting(&g->collectives);
             wake_meeting(&g->splits);
         }
@@ -339,7 +339,7 @@ void bl_local_abort(bl_local_group *group, const bl_error *error)
     pthread_mutex_unlock(&job->lock);
 }
 
-void bl_local_first_error(bl_local_group *group, bl_error *out)
+void comm_local_first_error(comm_local_group *group, bl_error *out)
 {
     pthread_mutex_lock(&group->job->lock);
     *out = group->job->first_error;

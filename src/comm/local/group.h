@@ -7,10 +7,10 @@
  * for splits, which run on the ranks' own threads) and a scratch buffer for reductions
  *
  * A collective: publish what this rank brings, meet, verify, move the bytes, part.
- *   - bl_local_meet is the only wait that abort and deadline end. A meeting that has come about stays so, and
+ *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has come about stays so, and
  * all ranks go on: a collective happens on every rank or on none.
  *   - From meet to the last part a rank does nothing that can wait for anything but the others' copying, so
- *     bl_local_part cannot hang and is not cancelled: nobody returns, and frees its buffers, while another
+ *     comm_local_part cannot hang and is not cancelled: nobody returns, and frees its buffers, while another
  * still reads them. */
 #ifndef BALLAST_COMM_LOCAL_GROUP_H
 #define BALLAST_COMM_LOCAL_GROUP_H
@@ -19,42 +19,44 @@
 
 #include "comm/comm_internal.h"
 
-enum { BL_LOCAL_SCRATCH_BYTES = 256 << 10 }; /* one of two halves: fits the second-level cache */
+enum { COMM_LOCAL_SCRATCH_BYTES = 256 << 10 }; /* one of two halves: fits the second-level cache */
 
-typedef struct bl_local_group bl_local_group;
-typedef struct bl_local_meeting bl_local_meeting;
+typedef struct comm_local_group comm_local_group;
+typedef struct comm_local_meeting comm_local_meeting;
 
 /* What a rank brings to a meeting. Those it meets may read it until they part. */
-typedef struct bl_local_call {
+typedef struct comm_local_call {
     bl_comm_call what; /* equal on all ranks */
     const void *send;
-    int color;              /* split */
-    bl_local_group *group;  /* split: made by the first rank of a colour */
-    bl_event *ready, *done; /* device.h: of the rank's stream */
-    const void *piece;      /* the same: of a sum, in host memory */
-} bl_local_call;
+    int color;               /* split */
+    comm_local_group *group; /* split: made by the first rank of a colour */
+    bl_event *ready, *done;  /* device.h: of the rank's stream */
+    const void *piece;       /* the same: of a sum, in host memory */
+} comm_local_call;
 
 /* A group shared by `size` ranks, each of which releases it once: a new job, or the members
  * parent_ranks[0..size) of a group of the same job. */
-bl_status bl_local_group_create_job(int size, double deadline_s, bl_local_group **out);
-bl_status bl_local_group_create(bl_local_group *parent, int size, const int *parent_ranks,
-                                bl_local_group **out);
-void bl_local_group_release(bl_local_group *group);
+bl_status comm_local_group_create_job(int size, double deadline_s, comm_local_group **out);
+bl_status comm_local_group_create(comm_local_group *parent, int size, const int *parent_ranks,
+                                  comm_local_group **out);
+void comm_local_group_release(comm_local_group *group);
 
-unsigned char *bl_local_group_scratch(bl_local_group *group,
-                                      int half); /* BL_LOCAL_SCRATCH_BYTES, shared by the ranks */
+unsigned char *
+comm_local_group_scratch(comm_local_group *group,
+                         int half); /* COMM_LOCAL_SCRATCH_BYTES, shared by the ranks */
 
-bl_local_meeting *bl_local_collectives(bl_local_group *group);
-bl_local_meeting *bl_local_splits(bl_local_group *group);
+comm_local_meeting *comm_local_collectives(comm_local_group *group);
+comm_local_meeting *comm_local_splits(comm_local_group *group);
 
 /* Publishes `call` for `rank` and waits for the others. BL_ECANCELLED: the job was aborted; BL_ERANK:
  * somebody did not come in time; BL_EINTERNAL: the ranks call different things. After a failure the meeting
  * is over for good. */
-bl_status bl_local_meet(bl_local_meeting *meeting, int rank, const bl_local_call *call);
-void bl_local_part(bl_local_meeting *meeting, int rank);
-bl_local_call *bl_local_call_of(bl_local_meeting *meeting, int rank); /* between meet and part */
+bl_status comm_local_meet(comm_local_meeting *meeting, int rank, const comm_local_call *call);
+void comm_local_part(comm_local_meeting *meeting, int rank);
+comm_local_call *comm_local_call_of(comm_local_meeting *meeting,
+                                    int rank); /* between meet and part */
 
-void bl_local_abort(bl_local_group *group, const bl_error *error);
-void bl_local_first_error(bl_local_group *group, bl_error *out);
+void comm_local_abort(comm_local_group *group, const bl_error *error);
+void comm_local_first_error(comm_local_group *group, bl_error *out);
 
 #endif

@@ -13,44 +13,44 @@
 
 typedef struct local_comm {
     bl_comm base;
-    bl_local_group *group;
-    bl_local_seat seat; /* of ranks on CUDA */
+    comm_local_group *group;
+    comm_local_seat seat; /* of ranks on CUDA */
 } local_comm;
 
 /* sum[0, n) = ((0 + x_0) + x_1) + ... where x_r starts `first` elements into rank r's send. */
 static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n,
                               void *sum)
 {
-    bl_local_meeting *meeting = bl_local_collectives(comm->group);
-    size_t unit_bytes = bl_sum_element_bytes(element);
+    comm_local_meeting *meeting = comm_local_collectives(comm->group);
+    size_t unit_bytes = comm_sum_element_bytes(element);
 
-    for (int64_t done = 0; done < n; done += BL_SUM_BLOCK) {
-        int64_t n_block = bl_min_i64(BL_SUM_BLOCK, n - done);
+    for (int64_t done = 0; done < n; done += COMM_SUM_BLOCK) {
+        int64_t n_block = bl_min_i64(COMM_SUM_BLOCK, n - done);
         unsigned char *block = (unsigned char *)sum + (size_t)done * unit_bytes;
         memset(block, 0, (size_t)n_block * unit_bytes);
         for (int r = 0; r < comm->base.size; r++) {
-            const unsigned char *send = bl_local_call_of(meeting, r)->send;
-            bl_sum_add(element, block, send + (size_t)(first + done) * unit_bytes, n_block);
+            const unsigned char *send = comm_local_call_of(meeting, r)->send;
+            comm_sum_add(element, block, send + (size_t)(first + done) * unit_bytes, n_block);
         }
     }
 }
 
 /* ---- the tasks ---- */
 
-static bl_local_meeting *meeting_of(const bl_comm_task *t)
+static comm_local_meeting *meeting_of(const bl_comm_task *t)
 {
-    return bl_local_collectives(((local_comm *)t->comm)->group);
+    return comm_local_collectives(((local_comm *)t->comm)->group);
 }
 
 static bl_status meet(const bl_comm_task *t)
 {
-    bl_local_call call = {.what = t->call, .send = t->send};
-    return bl_local_meet(meeting_of(t), t->comm->rank, &call);
+    comm_local_call call = {.what = t->call, .send = t->send};
+    return comm_local_meet(meeting_of(t), t->comm->rank, &call);
 }
 
 static void part(const bl_comm_task *t)
 {
-    bl_local_part(meeting_of(t), t->comm->rank);
+    comm_local_part(meeting_of(t), t->comm->rank);
 }
 
 static bl_status all_gather_task(bl_stream *stream, const void *args)
@@ -65,7 +65,7 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
     for (int i = 0; i < size && bytes > 0; i++) {
         int peer = (rank + i) % size;
         unsigned char *to = (unsigned char *)t->recv + (size_t)peer * bytes;
-        const void *from = bl_local_call_of(meeting_of(t), peer)->send;
+        const void *from = comm_local_call_of(meeting_of(t), peer)->send;
         if (to != from) memcpy(to, from, bytes);
     }
     part(t);
@@ -91,8 +91,8 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
     const bl_comm_task *t = args;
     local_comm *c = (local_comm *)t->comm;
     bl_comm_element element = (bl_comm_element)t->call.detail;
-    size_t unit_bytes = bl_sum_element_bytes(element);
-    int64_t max_chunk = (int64_t)(BL_LOCAL_SCRATCH_BYTES / unit_bytes), first = 0;
+    size_t unit_bytes = comm_sum_element_bytes(element);
+    int64_t max_chunk = (int64_t)(COMM_LOCAL_SCRATCH_BYTES / unit_bytes), first = 0;
     int half = 0;
 
     (void)stream;
@@ -102,7 +102,7 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
         int64_t n_part = bl_ceil_div(n_chunk, c->base.size);
         int64_t begin = bl_min_i64(c->base.rank * n_part, n_chunk),
                 end = bl_min_i64(begin + n_part, n_chunk);
-        unsigned char *chunk = bl_local_group_scratch(c->group, half);
+        unsigned char *chunk = comm_local_group_scratch(c->group, half);
         sum_in_rank_order(c, element, first + begin, end - begin,
                           chunk + (size_t)begin * unit_bytes);
         part(t);
@@ -123,7 +123,7 @@ static bl_status broadcast_task(bl_stream *stream, const void *args)
     (void)stream;
     BL_TRY(meet(t));
     if (t->comm->rank != root && t->call.bytes > 0)
-        memcpy(t->recv, bl_local_call_of(meeting_of(t), root)->send, t->call.bytes);
+        memcpy(t->recv, comm_local_call_of(meeting_of(t), root)->send, t->call.bytes);
     part(t);
     return BL_OK;
 }
@@ -150,7 +150,7 @@ static bl_status run_as_task(bl_stream *stream, const bl_comm_task *task)
 
 static bl_status run_between_devices(bl_stream *stream, const bl_comm_task *task)
 {
-    return bl_local_device_run(&((local_comm *)task->comm)->seat, stream, task);
+    return comm_local_device_run(&((local_comm *)task->comm)->seat, stream, task);
 }
 
 /* The place that tells the kinds of device apart. */
@@ -163,40 +163,40 @@ static bl_status local_run(bl_stream *stream, const bl_comm_task *task)
 
 static void local_abort(bl_comm *comm, const bl_error *error)
 {
-    bl_local_abort(((local_comm *)comm)->group, error);
+    comm_local_abort(((local_comm *)comm)->group, error);
 }
 
 static void local_first_error(bl_comm *comm, bl_error *out)
 {
-    bl_local_first_error(((local_comm *)comm)->group, out);
+    comm_local_first_error(((local_comm *)comm)->group, out);
 }
 
-static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm **out);
+static bl_status comm_create(comm_local_group *group, int rank, int size, bl_comm **out);
 
 /* The first rank of each colour makes the group and shows it to the others. `ranks` (of the old group) has
  * room for all. */
 static bl_status split_group(local_comm *self, int color, int *ranks, bl_comm **out)
 {
-    bl_local_meeting *meeting = bl_local_splits(self->group);
-    bl_local_call call = {.what = {.kind = BL_COMM_SPLIT}, .color = color};
+    comm_local_meeting *meeting = comm_local_splits(self->group);
+    comm_local_call call = {.what = {.kind = BL_COMM_SPLIT}, .color = color};
     int n_ranks = 0, new_rank = 0, rank = self->base.rank;
 
-    BL_TRY(bl_local_meet(meeting, rank, &call));
+    BL_TRY(comm_local_meet(meeting, rank, &call));
     for (int i = 0; i < self->base.size; i++) {
-        if (bl_local_call_of(meeting, i)->color != color) continue;
+        if (comm_local_call_of(meeting, i)->color != color) continue;
         if (i == rank) new_rank = n_ranks;
         ranks[n_ranks++] = i;
     }
-    bl_local_group *group = NULL;
-    if (new_rank == 0) bl_local_group_create(self->group, n_ranks, ranks, &group);
-    if (new_rank == 0) bl_local_call_of(meeting, rank)->group = group;
-    bl_local_part(meeting, rank);
-    group = bl_local_call_of(meeting, ranks[0])->group;
-    bl_local_part(meeting, rank);
+    comm_local_group *group = NULL;
+    if (new_rank == 0) comm_local_group_create(self->group, n_ranks, ranks, &group);
+    if (new_rank == 0) comm_local_call_of(meeting, rank)->group = group;
+    comm_local_part(meeting, rank);
+    group = comm_local_call_of(meeting, ranks[0])->group;
+    comm_local_part(meeting, rank);
     if (!group) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", n_ranks);
 
     bl_status st = comm_create(group, new_rank, n_ranks, out);
-    if (st != BL_OK) bl_local_group_release(group);
+    if (st != BL_OK) comm_local_group_release(group);
     return st;
 }
 
@@ -212,8 +212,8 @@ static bl_status local_split(bl_comm *comm, int color, bl_comm **out)
 static void local_destroy(bl_comm *comm)
 {
     local_comm *self = (local_comm *)comm;
-    bl_local_device_destroy(self->seat.device);
-    bl_local_group_release(self->group);
+    comm_local_device_destroy(self->seat.device);
+    comm_local_group_release(self->group);
     free(self);
 }
 
@@ -225,29 +225,29 @@ static const bl_comm_backend local_backend = {
     .destroy = local_destroy,
 };
 
-static bl_status comm_create(bl_local_group *group, int rank, int size, bl_comm **out)
+static bl_status comm_create(comm_local_group *group, int rank, int size, bl_comm **out)
 {
     local_comm *self = calloc(1, sizeof *self);
     if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", rank);
     self->base = (bl_comm){.backend = &local_backend, .rank = rank, .size = size};
     self->group = group;
     self->seat =
-        (bl_local_seat){.meeting = bl_local_collectives(group), .rank = rank, .size = size};
+        (comm_local_seat){.meeting = comm_local_collectives(group), .rank = rank, .size = size};
     *out = &self->base;
     return BL_OK;
 }
 
 bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out)
 {
-    bl_local_group *group;
+    comm_local_group *group;
 
     if (n_ranks < 1) return BL_FAIL(BL_EUSAGE, "a group needs at least one rank, not %d", n_ranks);
     memset(out, 0, (size_t)n_ranks * sizeof *out);
-    BL_TRY(bl_local_group_create_job(n_ranks, deadline_s, &group));
+    BL_TRY(comm_local_group_create_job(n_ranks, deadline_s, &group));
     for (int i = 0; i < n_ranks; i++) {
         bl_status st = comm_create(group, i, n_ranks, &out[i]);
         if (st == BL_OK) continue;
-        for (int j = i; j < n_ranks; j++) bl_local_group_release(group);
+        for (int j = i; j < n_ranks; j++) comm_local_group_release(group);
         for (int j = 0; j < i; j++) {
             bl_comm_destroy(out[j]);
             out[j] = NULL;

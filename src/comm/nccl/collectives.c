@@ -14,28 +14,9 @@
 #define CHECK(c, call)                                                                             \
     comm_nccl_check(&(c)->job->library, (int)(c)->job->library.call, #call, (c)->name)
 
-/* One rank's view of a piece: rank p's part is n_of(p) elements at begin_of(p) of `send`. */
-typedef struct piece {
-    const unsigned char *send;
-    int64_t first, stride, n_part, end; /* in elements; all parts end before `end` */
-    size_t unit_bytes;
-} piece;
-
-static size_t bytes_of(const piece *p, int rank)
-{
-    int64_t begin = p->first + rank * p->stride;
-    return (size_t)bl_max_i64(0, bl_min_i64(p->n_part, p->end - begin)) * p->unit_bytes;
-}
-
-static unsigned char *begin_of(const piece *p, int rank)
-{
-    int64_t begin = bl_min_i64(p->first + rank * p->stride, p->end);
-    return (unsigned char *)p->send + (size_t)begin * p->unit_bytes;
-}
-
 /* Between all ranks at once: each sends every other `to`'s bytes and receives `from`'s. */
 typedef struct exchange {
-    const piece *p;
+    const comm_parts *p;
     unsigned char
         *scratch; /* parts of the own piece arrive here; NULL: the others' parts in their places */
     size_t part_bytes;
@@ -47,13 +28,14 @@ static bl_status queue_peer(comm_nccl *c, const exchange *x, int i, void *stream
     int to = (rank + i) % size, from = (rank + size - i) % size;
     int sent = x->scratch ? to : rank, received = x->scratch ? rank : from;
     unsigned char *at =
-        x->scratch ? x->scratch + (size_t)from * x->part_bytes : begin_of(x->p, from);
+        x->scratch ? x->scratch + (size_t)from * x->part_bytes : comm_part_of(x->p, from);
 
-    if (bytes_of(x->p, sent) > 0)
-        BL_TRY(CHECK(c, ncclSend(begin_of(x->p, sent), bytes_of(x->p, sent), ncclUint8, to, c->nccl,
-                                 stream)));
-    if (bytes_of(x->p, received) > 0)
-        BL_TRY(CHECK(c, ncclRecv(at, bytes_of(x->p, received), ncclUint8, from, c->nccl, stream)));
+    if (comm_part_bytes(x->p, sent) > 0)
+        BL_TRY(CHECK(c, ncclSend(comm_part_of(x->p, sent), comm_part_bytes(x->p, sent), ncclUint8,
+                                 to, c->nccl, stream)));
+    if (comm_part_bytes(x->p, received) > 0)
+        BL_TRY(CHECK(
+            c, ncclRecv(at, comm_part_bytes(x->p, received), ncclUint8, from, c->nccl, stream)));
     return BL_OK;
 }
 
@@ -71,58 +53,33 @@ static bl_status queue_exchange(comm_nccl *c, const exchange *x, bl_stream *stre
     return st == BL_OK ? end : bl_error_restore(&error);
 }
 
-/* The own part of a piece, summed over all ranks, to `to`, which may be that part itself. */
-static bl_status sum_piece(comm_nccl *c, bl_stream *stream, const piece *p, bl_comm_element element,
-                           void *to)
+/* The own part of a piece, summed over all ranks; of an all-reduce then the others' sums. */
+static bl_status reduce_piece(comm_nccl *c, bl_stream *stream, const bl_comm_task *t,
+                              const comm_parts *p)
 {
-    exchange x = {.p = p, .scratch = c->scratch, .part_bytes = c->part_bytes};
-    comm_sum_args sum = {.element = element,
-                         .rank = c->base.rank,
+    int rank = c->base.rank;
+    exchange to_owners = {.p = p, .scratch = c->scratch, .part_bytes = c->part_bytes};
+    comm_sum_args sum = {.element = (bl_comm_element)t->call.detail,
+                         .rank = rank,
                          .n_ranks = c->base.size,
-                         .own = begin_of(p, c->base.rank),
+                         .own = comm_part_of(p, rank),
                          .parts = c->scratch,
                          .stride_bytes = c->part_bytes,
-                         .to = to,
-                         .n = (int64_t)(bytes_of(p, c->base.rank) / p->unit_bytes)};
+                         .to = comm_part_target(t, p, rank),
+                         .n = comm_part_length(p, rank)};
 
-    BL_TRY(queue_exchange(c, &x, stream));
-    return comm_cuda_sum(stream, &sum);
+    BL_TRY(queue_exchange(c, &to_owners, stream));
+    BL_TRY(comm_cuda_sum(stream, &sum));
+    if (t->call.kind != BL_COMM_ALL_REDUCE) return BL_OK;
+    return queue_exchange(c, &(exchange){.p = p}, stream);
 }
 
-static bl_status scatter_pieces(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
+static bl_status reduce(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
 {
-    int64_t most = (int64_t)(c->part_bytes / sizeof(float));
+    comm_parts p;
 
-    for (int64_t first = 0; first < t->n; first += most) {
-        piece p = {.send = t->send,
-                   .first = first,
-                   .stride = t->n,
-                   .n_part = bl_min_i64(most, t->n - first),
-                   .end = t->n * c->base.size,
-                   .unit_bytes = sizeof(float)};
-        BL_TRY(sum_piece(c, stream, &p, BL_COMM_F32, (float *)t->recv + first));
-    }
-    return BL_OK;
-}
-
-static bl_status reduce_pieces(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
-{
-    bl_comm_element element = (bl_comm_element)t->call.detail;
-    size_t unit_bytes = bl_sum_element_bytes(element);
-    int64_t most = (int64_t)(c->part_bytes / unit_bytes) * c->base.size;
-
-    for (int64_t first = 0; first < t->n; first += most) {
-        int64_t n_piece = bl_min_i64(most, t->n - first);
-        int64_t n_part = bl_ceil_div(n_piece, c->base.size);
-        piece p = {.send = t->send,
-                   .first = first,
-                   .stride = n_part,
-                   .n_part = n_part,
-                   .end = first + n_piece,
-                   .unit_bytes = unit_bytes};
-        BL_TRY(sum_piece(c, stream, &p, element, begin_of(&p, c->base.rank)));
-        BL_TRY(queue_exchange(c, &(exchange){.p = &p}, stream));
-    }
+    for (int64_t first = 0; comm_parts_next(t, c->part_bytes, &first, &p);)
+        BL_TRY(reduce_piece(c, stream, t, &p));
     return BL_OK;
 }
 
@@ -191,8 +148,8 @@ bl_status comm_nccl_run(bl_stream *stream, const bl_comm_task *t)
     static bl_status (*const launchers[])(comm_nccl * c, bl_stream * stream,
                                           const bl_comm_task *t) = {
         [BL_COMM_ALL_GATHER] = all_gather,
-        [BL_COMM_REDUCE_SCATTER] = scatter_pieces,
-        [BL_COMM_ALL_REDUCE] = reduce_pieces,
+        [BL_COMM_REDUCE_SCATTER] = reduce,
+        [BL_COMM_ALL_REDUCE] = reduce,
         [BL_COMM_BROADCAST] = broadcast,
     };
     comm_nccl *c = (comm_nccl *)t->comm;

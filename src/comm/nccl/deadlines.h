@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deadlines.h -- when a watch and the guard of GPUs' communicators hold somebody for late. Functions of times alone: watch.c and guard.c
+/* deadlines.h -- when a watch and the guard of GPUs' communicators declare a rank late. Functions of times alone: watch.c and guard.c
  * have the clock, tests have their own.
  *
  * A process that was stopped resets its deadlines when it goes on (round_internal.h). */

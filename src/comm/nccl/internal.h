@@ -122,7 +122,7 @@ bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call);
 bl_status comm_nccl_trust_order(bl_comm *comm);
 
 /* progress.c. A rank has come to step 1 of a communicator when it begins to make it, to step 1 + n when it has launched collective n. find:
- * the rank of the job that has come least far, if it has come to fewer than n_steps, and that number; -1: none that is known. */
+ * the rank of the job that is furthest behind, if it has come to fewer than n_steps, and that number; -1: unknown. */
 bl_status comm_nccl_progress_open(comm_nccl_job *job, int job_rank);
 void comm_nccl_progress_close(comm_nccl_job *job);
 void comm_nccl_progress_note(comm_nccl *c, uint64_t n_steps);

@@ -103,17 +103,17 @@ static bl_status meet_for(const bl_comm_task *t)
 static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char *own, int64_t n,
                       void *to)
 {
-    size_t unit_bytes = bl_sum_element_bytes(element);
+    size_t unit_bytes = comm_sum_element_bytes(element);
     unsigned char *sum = c->scratch + (size_t)c->base.rank * c->chunk_bytes;
 
-    for (int64_t first = 0; first < n; first += BL_SUM_BLOCK) {
-        int64_t n_block = bl_min_i64(BL_SUM_BLOCK, n - first);
+    for (int64_t first = 0; first < n; first += COMM_SUM_BLOCK) {
+        int64_t n_block = bl_min_i64(COMM_SUM_BLOCK, n - first);
         size_t at = (size_t)first * unit_bytes;
         memset(sum + at, 0, (size_t)n_block * unit_bytes);
         for (int r = 0; r < c->base.size; r++) {
             const unsigned char *from =
                 r == c->base.rank ? own : c->scratch + (size_t)r * c->chunk_bytes;
-            bl_sum_add(element, sum + at, from + at, n_block);
+            comm_sum_add(element, sum + at, from + at, n_block);
         }
     }
     memcpy(to, sum, (size_t)n * unit_bytes);
@@ -142,94 +142,49 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
     return exchange(x, &t->call, false);
 }
 
-/* A chunk: part p of it, n_part elements from part_first on, goes from every rank to rank p, which sums it
- * into `to`. Parts are [part_begin(p), part_end(p)) of `send`. */
-typedef struct parts {
-    const unsigned char *send;
-    int64_t first, stride, n,
-        n_part; /* rank p's part begins at first + p * stride; all parts end before n */
-} parts;
-
-static int64_t part_length(const parts *s, int p)
-{
-    return bl_max_i64(0, bl_min_i64(s->n_part, s->n - (s->first + p * s->stride)));
-}
-
-static const unsigned char *part_of(const parts *s, int p, size_t unit_bytes)
-{
-    return s->send + (size_t)bl_min_i64(s->first + p * s->stride, s->n) * unit_bytes;
-}
-
-static bl_status reduce_parts(const bl_comm_task *t, bl_comm_element element, const parts *s,
-                              void *to)
+/* Rank p gets part p of every rank, and sums it. */
+static bl_status reduce_parts(const bl_comm_task *t, const comm_parts *s)
 {
     wire_comm *c = comm_of(t);
     crossing *x = &c->collectives;
     int rank = c->base.rank, size = c->base.size;
-    size_t unit_bytes = bl_sum_element_bytes(element);
-    int64_t n_own = part_length(s, rank);
 
     for (int i = 1; i < size; i++) {
         int peer = (rank + i) % size, from = (rank + size - i) % size;
-        give(x, peer, part_of(s, peer, unit_bytes), (size_t)part_length(s, peer) * unit_bytes);
-        take(x, from, c->scratch + (size_t)from * c->chunk_bytes, (size_t)n_own * unit_bytes);
+        give(x, peer, comm_part_of(s, peer), comm_part_bytes(s, peer));
+        take(x, from, c->scratch + (size_t)from * c->chunk_bytes, comm_part_bytes(s, rank));
     }
     BL_TRY(exchange(x, &t->call, false));
-    sum_chunk(c, element, part_of(s, rank, unit_bytes), n_own, to);
-    return BL_OK;
-}
-
-static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
-{
-    const bl_comm_task *t = args;
-    int64_t n_chunk = (int64_t)(comm_of(t)->chunk_bytes / sizeof(float));
-
-    (void)stream;
-    BL_TRY(meet_for(t));
-    for (int64_t first = 0; first < t->n; first += n_chunk) {
-        parts s = {.send = t->send,
-                   .first = first,
-                   .stride = t->n,
-                   .n = t->n * t->comm->size,
-                   .n_part = bl_min_i64(n_chunk, t->n - first)};
-        BL_TRY(reduce_parts(t, BL_COMM_F32, &s, (float *)t->recv + first));
-    }
+    sum_chunk(c, (bl_comm_element)t->call.detail, comm_part_of(s, rank), comm_part_length(s, rank),
+              comm_part_target(t, s, rank));
     return BL_OK;
 }
 
 /* Every rank gets the summed parts of the others. */
-static bl_status gather_parts(const bl_comm_task *t, const parts *s, size_t unit_bytes)
+static bl_status gather_parts(const bl_comm_task *t, const comm_parts *s)
 {
     crossing *x = &comm_of(t)->collectives;
     int rank = t->comm->rank, size = t->comm->size;
 
     for (int i = 1; i < size; i++) {
         int from = (rank + size - i) % size;
-        give(x, (rank + i) % size, part_of(s, rank, unit_bytes),
-             (size_t)part_length(s, rank) * unit_bytes);
-        take(x, from, (unsigned char *)part_of(s, from, unit_bytes),
-             (size_t)part_length(s, from) * unit_bytes);
+        give(x, (rank + i) % size, comm_part_of(s, rank), comm_part_bytes(s, rank));
+        take(x, from, comm_part_of(s, from), comm_part_bytes(s, from));
     }
     return exchange(x, &t->call, false);
 }
 
-/* In place: a part is overwritten by its sum after all its old values have been sent. */
-static bl_status all_reduce_task(bl_stream *stream, const void *args)
+/* An all-reduce is in place: a part is overwritten by its sum after all its old values have been sent. */
+static bl_status reduce_task(bl_stream *stream, const void *args)
 {
     const bl_comm_task *t = args;
-    int size = t->comm->size;
-    bl_comm_element element = (bl_comm_element)t->call.detail;
-    size_t unit_bytes = bl_sum_element_bytes(element);
-    int64_t n_chunk = (int64_t)(comm_of(t)->chunk_bytes / unit_bytes) * size;
+    comm_parts s;
 
     (void)stream;
     BL_TRY(meet_for(t));
-    for (int64_t first = 0; first < t->n; first += n_chunk) {
-        int64_t n = bl_min_i64(n_chunk, t->n - first), n_part = bl_ceil_div(n, size);
-        parts s = {
-            .send = t->recv, .first = first, .stride = n_part, .n = first + n, .n_part = n_part};
-        BL_TRY(reduce_parts(t, element, &s, (void *)part_of(&s, t->comm->rank, unit_bytes)));
-        BL_TRY(gather_parts(t, &s, unit_bytes));
+    for (int64_t first = 0; comm_parts_next(t, comm_of(t)->chunk_bytes, &first, &s);) {
+        BL_TRY(reduce_parts(t, &s));
+        if (t->call.kind == BL_COMM_ALL_REDUCE) BL_TRY(gather_parts(t, &s));
     }
     return BL_OK;
 }
@@ -259,8 +214,8 @@ static bl_status barrier_task(bl_stream *stream, const void *args)
 static bl_status wire_run(bl_stream *stream, const bl_comm_task *task)
 {
     static const bl_stream_fn tasks[] = {[BL_COMM_ALL_GATHER] = all_gather_task,
-                                         [BL_COMM_REDUCE_SCATTER] = reduce_scatter_task,
-                                         [BL_COMM_ALL_REDUCE] = all_reduce_task,
+                                         [BL_COMM_REDUCE_SCATTER] = reduce_task,
+                                         [BL_COMM_ALL_REDUCE] = reduce_task,
                                          [BL_COMM_BROADCAST] = broadcast_task,
                                          [BL_COMM_BARRIER] = barrier_task};
     bl_comm_task numbered = *task;

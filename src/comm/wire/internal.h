@@ -14,49 +14,53 @@
 #include "comm/round_internal.h"
 #include "comm/wire.h"
 
-enum { BL_WIRE_TAG_CONTROL = 0, BL_WIRE_CHANNELS = 2 }; /* channels per group */
+enum { COMM_WIRE_TAG_CONTROL = 0, COMM_WIRE_CHANNELS = 2 }; /* channels per group */
 
 /* What a process waits for. Of all ranks' waits the earliest one, in the order of calls and then of a call's steps, is the one whose missing ranks are to
  * blame: where it has not ended, nobody it waits for is kept by an earlier one. */
-typedef struct bl_wait {
+typedef struct comm_wait {
     uint64_t call; /* bl_comm_call.number; the end of the job comes after all of them */
     int step;
     char text[512]; /* as an error */
-} bl_wait;
+} comm_wait;
 
-enum { BL_WAIT_NONE = -1, BL_WAIT_END = -2 }; /* as uint64_t */
+enum { COMM_WAIT_NONE = -1, COMM_WAIT_END = -2 }; /* as uint64_t */
 
-typedef struct bl_word {
+typedef struct comm_word {
     int origin;      /* the rank that failed */
     bool is_overdue; /* a deadline is over: the earliest wait says why */
-    bl_wait wait;    /* the sender's */
+    comm_wait wait;  /* the sender's */
     bool speaks;     /* whether the sender tells the user, where no lower rank does */
     bl_error error;
-} bl_word;
+} comm_word;
 
-typedef enum bl_hearing { BL_HEARD_NOTHING, BL_HEARD_SILENT, BL_HEARD_SPEAKING } bl_hearing;
+typedef enum comm_hearing {
+    COMM_HEARD_NOTHING,
+    COMM_HEARD_SILENT,
+    COMM_HEARD_SPEAKING
+} comm_hearing;
 
 /* A piece of a transfer that is under way. */
-typedef struct bl_piece {
-    struct bl_piece *next; /* in the peer's list */
+typedef struct comm_piece {
+    struct comm_piece *next; /* in the peer's list */
     int tag;
     bool is_ready; /* a send: the receiver is */
     bool is_finished;
     bool *has_moved; /* set with every move */
     unsigned char *bytes;
     size_t n_bytes, n_moved;
-} bl_piece;
+} comm_piece;
 
 /* thread.c has the transitions. DOWN and OVER are the thread's end: nothing is sent or received any more. */
-typedef enum bl_wire_stage {
-    BL_WIRE_RUNNING,
-    BL_WIRE_ENDING, /* this process has said that it has come to its end, and waits for the others */
-    BL_WIRE_SPREADING, /* an error is told to all */
-    BL_WIRE_DOWN,
-    BL_WIRE_OVER /* in good order */
-} bl_wire_stage;
+typedef enum comm_wire_stage {
+    COMM_WIRE_RUNNING,
+    COMM_WIRE_ENDING, /* this process has said that it has come to its end, and waits for the others */
+    COMM_WIRE_SPREADING, /* an error is told to all */
+    COMM_WIRE_DOWN,
+    COMM_WIRE_OVER /* in good order */
+} comm_wire_stage;
 
-typedef struct bl_sockets bl_sockets; /* sockets.c */
+typedef struct comm_sockets comm_sockets; /* sockets.c */
 
 struct bl_wire {
     int rank, size;
@@ -65,22 +69,22 @@ struct bl_wire {
     void (*leave)(bl_status st); /* NULL: none */
     pthread_t thread;
     atomic_uint_fast64_t n_rounds; /* of the thread: whoever waits for it sees that it goes on */
-    bl_sockets *sockets;
+    comm_sockets *sockets;
 
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t ended; /* the thread has come to its end */
-    bl_wire_stage stage;  /* changed by the thread alone, which reads it without the lock */
+    pthread_mutex_t lock;  /* guards what follows */
+    pthread_cond_t ended;  /* the thread has come to its end */
+    comm_wire_stage stage; /* changed by the thread alone, which reads it without the lock */
     bool is_closing;
     bl_wire_channel *given; /* channels with a new exchange, in order */
     int next_group;
     uint64_t n_calls;
-    bl_word first; /* first.error.status BL_OK: all is well */
+    comm_word first; /* first.error.status BL_OK: all is well */
 
     /* of the wire's thread alone */
     bl_wire_channel *active; /* the channels with an exchange under way */
-    bl_hearing *heard;       /* [size]: whose word has come; SILENT: none will */
-    bl_word verdict, told;
-    bl_wait earliest; /* of those heard */
+    comm_hearing *heard;     /* [size]: whose word has come; SILENT: none will */
+    comm_word verdict, told;
+    comm_wait earliest; /* of those heard */
     bool is_overdue;
     unsigned quiet_rounds; /* since a transfer was completed or begun */
     comm_round round;
@@ -88,11 +92,11 @@ struct bl_wire {
 };
 
 /* One transfer: its pieces go one after the other. */
-typedef struct bl_wire_channel_transfer {
+typedef struct comm_wire_channel_transfer {
     size_t n_done;
     bool is_under_way;
-    bl_piece piece;
-} bl_wire_channel_transfer;
+    comm_piece piece;
+} comm_wire_channel_transfer;
 
 struct bl_wire_channel {
     bl_wire *wire;
@@ -110,38 +114,40 @@ struct bl_wire_channel {
     const bl_transfer *transfers;
     int n_transfers, n_left;
     double last_event_s;
-    bl_wire_channel_transfer *state; /* [2 size] */
+    comm_wire_channel_transfer *state; /* [2 size] */
 };
 
 /* Opens a wire over the sockets, which it takes over, also when it fails. */
-bl_status bl_wire_open(bl_sockets *sockets, int rank, int n_processes, bl_wire_report report,
+bl_status bl_wire_open(comm_sockets *sockets, int rank, int n_processes, bl_wire_report report,
                        bl_wire **out);
 
 /* Takes down the job's first failure, and wakes the wire's thread. */
-void bl_wire_note_word(bl_wire *wire, const bl_word *word);
+void comm_wire_note_word(bl_wire *wire, const comm_word *word);
 
 /* thread.c: until the stage is DOWN or OVER. */
-void *bl_wire_main(void *wire);
+void *comm_wire_main(void *wire);
 
 /* ---- sockets.c: on the wire's thread, except where it says otherwise. A failure of begin or advance aborts the job. ---- */
 
 /* Begins to send to a rank or to receive from it. Pieces of a tag from one process to another arrive in the order of their begin. */
-bl_status bl_sockets_begin(bl_sockets *sockets, int rank, bool is_send, bl_piece *piece);
+bl_status comm_sockets_begin(comm_sockets *sockets, int rank, bool is_send, comm_piece *piece);
 /* Moves what can be moved without waiting. BL_ERANK: a process died, after what it had said; it is marked in wire->heard, and not
  * reported again. */
-bl_status bl_sockets_advance(bl_wire *wire);
+bl_status comm_sockets_advance(bl_wire *wire);
 
-void bl_sockets_send_words(bl_sockets *sockets, const bl_word *word); /* to all others */
-bool bl_sockets_are_words_sent(const bl_sockets *sockets);
-bool bl_sockets_hear_word(bl_sockets *sockets, bl_word *out, int *from); /* false: none has come */
+void comm_sockets_send_words(comm_sockets *sockets, const comm_word *word); /* to all others */
+bool comm_sockets_are_words_sent(const comm_sockets *sockets);
+bool comm_sockets_hear_word(comm_sockets *sockets, comm_word *out,
+                            int *from); /* false: none has come */
 
-bl_status bl_sockets_begin_closing(bl_sockets *sockets); /* says that this process is at its end */
-bool bl_sockets_has_closed(const bl_sockets *sockets, int rank); /* that one has said so */
-bool bl_sockets_have_all_closed(const bl_sockets *sockets);
+bl_status
+comm_sockets_begin_closing(comm_sockets *sockets); /* says that this process is at its end */
+bool comm_sockets_has_closed(const comm_sockets *sockets, int rank); /* that one has said so */
+bool comm_sockets_have_all_closed(const comm_sockets *sockets);
 
 /* Returns after `most_ns`, when another process has sent something, or when wake has been called since the last rest. */
-void bl_sockets_rest(bl_sockets *sockets, int64_t most_ns);
-void bl_sockets_wake(const bl_sockets *sockets); /* any thread */
-void bl_sockets_close(bl_sockets *sockets);      /* after the thread's end; NULL is fine */
+void comm_sockets_rest(comm_sockets *sockets, int64_t most_ns);
+void comm_sockets_wake(const comm_sockets *sockets); /* any thread */
+void comm_sockets_close(comm_sockets *sockets);      /* after the thread's end; NULL is fine */
 
 #endif

@@ -15,13 +15,13 @@ enum { LINE_BYTES = 64 };
 typedef struct mail_slot {
     int32_t tag;
     uint32_t n_bytes;
-    _Alignas(LINE_BYTES) unsigned char bytes[BL_MAIL_SLOT_BYTES];
+    _Alignas(LINE_BYTES) unsigned char bytes[COMM_MAIL_SLOT_BYTES];
 } mail_slot;
 
-struct bl_mail_ring {
+struct comm_mail_ring {
     _Alignas(LINE_BYTES) atomic_uint n_filled;
     _Alignas(LINE_BYTES) atomic_uint n_emptied;
-    mail_slot slots[BL_MAIL_SLOTS];
+    mail_slot slots[COMM_MAIL_SLOTS];
 };
 
 typedef struct mail_sleeper {
@@ -30,18 +30,19 @@ typedef struct mail_sleeper {
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_BOOL_LOCK_FREE == 2,
                "atomics work between processes");
-_Static_assert((BL_MAIL_SLOTS & (BL_MAIL_SLOTS - 1)) == 0, "counts wrap around at a whole ring");
+_Static_assert((COMM_MAIL_SLOTS & (COMM_MAIL_SLOTS - 1)) == 0,
+               "counts wrap around at a whole ring");
 
-struct bl_mail {
+struct comm_mail {
     int index, n;
     size_t n_bytes;
     mail_sleeper *sleepers; /* [n]: the start of the memory */
-    bl_mail_ring *rings;    /* [n][n], from and to */
+    comm_mail_ring *rings;  /* [n][n], from and to */
 };
 
-bl_status bl_mail_open(int fd, int index, int n, bl_mail **out)
+bl_status comm_mail_open(int fd, int index, int n, comm_mail **out)
 {
-    bl_mail *mail = calloc(1, sizeof *mail);
+    comm_mail *mail = calloc(1, sizeof *mail);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -64,35 +65,35 @@ bl_status bl_mail_open(int fd, int index, int n, bl_mail **out)
         return st;
     }
     mail->sleepers = (mail_sleeper *)memory;
-    mail->rings = (bl_mail_ring *)(memory + head_bytes);
+    mail->rings = (comm_mail_ring *)(memory + head_bytes);
     *out = mail;
     return BL_OK;
 }
 
-void bl_mail_close(bl_mail *mail)
+void comm_mail_close(comm_mail *mail)
 {
     if (mail) munmap(mail->sleepers, mail->n_bytes);
     free(mail);
 }
 
-bl_mail_ring *bl_mail_ring_of(bl_mail *mail, int from, int to)
+comm_mail_ring *comm_mail_ring_of(comm_mail *mail, int from, int to)
 {
     return &mail->rings[from * mail->n + to];
 }
 
-bool bl_mail_has_room(bl_mail_ring *ring)
+bool comm_mail_has_room(comm_mail_ring *ring)
 {
     return atomic_load_explicit(&ring->n_filled, memory_order_relaxed) -
                atomic_load(&ring->n_emptied) <
-           BL_MAIL_SLOTS;
+           COMM_MAIL_SLOTS;
 }
 
-size_t bl_mail_put(bl_mail_ring *ring, int tag, const void *bytes, size_t n_bytes)
+size_t comm_mail_put(comm_mail_ring *ring, int tag, const void *bytes, size_t n_bytes)
 {
-    if (!bl_mail_has_room(ring)) return 0;
+    if (!comm_mail_has_room(ring)) return 0;
     unsigned n_filled = atomic_load_explicit(&ring->n_filled, memory_order_relaxed);
-    mail_slot *slot = &ring->slots[n_filled % BL_MAIL_SLOTS];
-    if (n_bytes > BL_MAIL_SLOT_BYTES) n_bytes = BL_MAIL_SLOT_BYTES;
+    mail_slot *slot = &ring->slots[n_filled % COMM_MAIL_SLOTS];
+    if (n_bytes > COMM_MAIL_SLOT_BYTES) n_bytes = COMM_MAIL_SLOT_BYTES;
     slot->tag = tag;
     slot->n_bytes = (uint32_t)n_bytes;
     memcpy(slot->bytes, bytes, n_bytes);
@@ -100,28 +101,28 @@ size_t bl_mail_put(bl_mail_ring *ring, int tag, const void *bytes, size_t n_byte
     return n_bytes;
 }
 
-const void *bl_mail_look(bl_mail_ring *ring, int *tag, size_t *n_bytes)
+const void *comm_mail_look(comm_mail_ring *ring, int *tag, size_t *n_bytes)
 {
     unsigned n_emptied = atomic_load_explicit(&ring->n_emptied, memory_order_relaxed);
-    const mail_slot *slot = &ring->slots[n_emptied % BL_MAIL_SLOTS];
+    const mail_slot *slot = &ring->slots[n_emptied % COMM_MAIL_SLOTS];
     if (atomic_load(&ring->n_filled) == n_emptied) return NULL;
     *tag = slot->tag;
     *n_bytes = slot->n_bytes;
     return slot->bytes;
 }
 
-void bl_mail_drop(bl_mail_ring *ring)
+void comm_mail_drop(comm_mail_ring *ring)
 {
     unsigned n_emptied = atomic_load_explicit(&ring->n_emptied, memory_order_relaxed);
     atomic_store(&ring->n_emptied, n_emptied + 1);
 }
 
-void bl_mail_set_asleep(bl_mail *mail, bool is_asleep)
+void comm_mail_set_asleep(comm_mail *mail, bool is_asleep)
 {
     atomic_store(&mail->sleepers[mail->index].is_asleep, is_asleep);
 }
 
-bool bl_mail_must_wake(bl_mail *mail, int index)
+bool comm_mail_must_wake(comm_mail *mail, int index)
 {
     atomic_bool *is_asleep = &mail->sleepers[index].is_asleep;
     return atomic_load(is_asleep) && atomic_exchange(is_asleep, false);

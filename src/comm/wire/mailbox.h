@@ -3,7 +3,7 @@
  * pair of them a ring of slots, which one process fills and the other empties. Nobody waits here: a ring that
  * is full or empty says so.
  *
- *   n_filled - n_emptied is in 0 .. BL_MAIL_SLOTS; the sender alone changes the first, the receiver alone the
+ *   n_filled - n_emptied is in 0 .. COMM_MAIL_SLOTS; the sender alone changes the first, the receiver alone the
  *   second, each after it is done with the slot's bytes.
  *
  * Sleep: a process says that it is about to sleep, and then looks once more; whoever changes a count then looks
@@ -18,28 +18,28 @@
 
 #include "base/status.h"
 
-enum { BL_MAIL_SLOTS = 8, BL_MAIL_SLOT_BYTES = 64 << 10 };
+enum { COMM_MAIL_SLOTS = 8, COMM_MAIL_SLOT_BYTES = 64 << 10 };
 
-typedef struct bl_mail bl_mail;           /* the shared memory of a host */
-typedef struct bl_mail_ring bl_mail_ring; /* of it: from one process to another */
+typedef struct comm_mail comm_mail;           /* the shared memory of a host */
+typedef struct comm_mail_ring comm_mail_ring; /* of it: from one process to another */
 
 /* Process `index` of n. Takes the file over, sets its size and maps it: n (n - 1) rings of half a megabyte,
  * memory once it is used. */
-bl_status bl_mail_open(int fd, int index, int n, bl_mail **out);
-void bl_mail_close(bl_mail *mail); /* NULL is fine */
+bl_status comm_mail_open(int fd, int index, int n, comm_mail **out);
+void comm_mail_close(comm_mail *mail); /* NULL is fine */
 
-bl_mail_ring *bl_mail_ring_of(bl_mail *mail, int from, int to);
+comm_mail_ring *comm_mail_ring_of(comm_mail *mail, int from, int to);
 
 /* Copies up to a slot of `bytes` into the ring; returns how many: 0 when it is full. */
-size_t bl_mail_put(bl_mail_ring *ring, int tag, const void *bytes, size_t n_bytes);
-bool bl_mail_has_room(bl_mail_ring *ring);
+size_t comm_mail_put(comm_mail_ring *ring, int tag, const void *bytes, size_t n_bytes);
+bool comm_mail_has_room(comm_mail_ring *ring);
 
 /* The oldest filled slot, which stays until it is dropped; NULL: none. */
-const void *bl_mail_look(bl_mail_ring *ring, int *tag, size_t *n_bytes);
-void bl_mail_drop(bl_mail_ring *ring);
+const void *comm_mail_look(comm_mail_ring *ring, int *tag, size_t *n_bytes);
+void comm_mail_drop(comm_mail_ring *ring);
 
-void bl_mail_set_asleep(bl_mail *mail, bool is_asleep); /* this process */
+void comm_mail_set_asleep(comm_mail *mail, bool is_asleep); /* this process */
 /* Whether process `index` sleeps, and nobody has taken it on himself to wake it: the caller does, then. */
-bool bl_mail_must_wake(bl_mail *mail, int index);
+bool comm_mail_must_wake(comm_mail *mail, int index);
 
 #endif

@@ -22,32 +22,32 @@ enum {
         << 10 /* pieces below this are faster through the socket, whose bytes wake by themselves */
 };
 
-_Static_assert(sizeof(bl_frame) + sizeof(bl_word) <= BL_INBOX_BYTES, "a frame fits in");
-_Static_assert(sizeof(bl_frame) + BL_SMALL_BYTES <= BL_INBOX_BYTES, "a frame fits in");
+_Static_assert(sizeof(comm_frame) + sizeof(comm_word) <= COMM_INBOX_BYTES, "a frame fits in");
+_Static_assert(sizeof(comm_frame) + COMM_SMALL_BYTES <= COMM_INBOX_BYTES, "a frame fits in");
 
-struct bl_early {
-    bl_early *next;
-    bl_frame frame;
-    unsigned char bytes[BL_SMALL_BYTES];
+struct comm_early {
+    comm_early *next;
+    comm_frame frame;
+    unsigned char bytes[COMM_SMALL_BYTES];
 };
 
 /* ---- sums ---- */
 
-static uint64_t sum_head(const bl_frame *frame)
+static uint64_t sum_head(const comm_frame *frame)
 {
-    return XXH3_64bits(frame, offsetof(bl_frame, head_sum));
+    return XXH3_64bits(frame, offsetof(comm_frame, head_sum));
 }
 
-static bl_frame make_frame(bl_frame_kind kind, int tag, const void *bytes, size_t n_bytes)
+static comm_frame make_frame(comm_frame_kind kind, int tag, const void *bytes, size_t n_bytes)
 {
-    bl_frame frame = {.kind = (uint32_t)kind, .tag = tag, .n_bytes = n_bytes};
+    comm_frame frame = {.kind = (uint32_t)kind, .tag = tag, .n_bytes = n_bytes};
 
     if (n_bytes > 0) frame.bytes_sum = XXH3_64bits(bytes, n_bytes);
     frame.head_sum = sum_head(&frame);
     return frame;
 }
 
-static bl_status fail_damaged(const bl_peer *peer, size_t n_bytes)
+static bl_status fail_damaged(const comm_peer *peer, size_t n_bytes)
 {
     return BL_FAIL(BL_ERANK,
                    "what rank %d sent was damaged on its way: the checksum of %zu bytes differs; "
@@ -55,7 +55,7 @@ static bl_status fail_damaged(const bl_peer *peer, size_t n_bytes)
                    peer->rank, n_bytes);
 }
 
-static bl_status check_bytes(const bl_peer *peer, const bl_frame *frame, const void *bytes)
+static bl_status check_bytes(const comm_peer *peer, const comm_frame *frame, const void *bytes)
 {
     if (frame->n_bytes == 0 || XXH3_64bits(bytes, frame->n_bytes) == frame->bytes_sum) return BL_OK;
     return fail_damaged(peer, frame->n_bytes);
@@ -63,41 +63,41 @@ static bl_status check_bytes(const bl_peer *peer, const bl_frame *frame, const v
 
 /* ---- lists ---- */
 
-static void append(bl_piece **list, bl_piece *piece)
+static void append(comm_piece **list, comm_piece *piece)
 {
     while (*list) list = &(*list)->next;
     piece->next = NULL;
     *list = piece;
 }
 
-static void take_out(bl_piece **list, bl_piece *piece)
+static void take_out(comm_piece **list, comm_piece *piece)
 {
     while (*list != piece) list = &(*list)->next;
     *list = piece->next;
 }
 
-static void move_to_end(bl_piece **list, bl_piece *piece) /* the others have their turn */
+static void move_to_end(comm_piece **list, comm_piece *piece) /* the others have their turn */
 {
     take_out(list, piece);
     append(list, piece);
 }
 
-static bool is_small(const bl_piece *piece)
+static bool is_small(const comm_piece *piece)
 {
-    return piece->n_bytes <= BL_SMALL_BYTES;
+    return piece->n_bytes <= COMM_SMALL_BYTES;
 }
 
-static bl_piece *find(bl_piece *list, int tag, bool small)
+static comm_piece *find(comm_piece *list, int tag, bool small)
 {
     while (list && (list->tag != tag || is_small(list) != small)) list = list->next;
     return list;
 }
 
 /* Takes the first frame of its kind and tag out of those that came early; NULL: none. */
-static bl_early *take_early(bl_peer *peer, bl_frame_kind kind, int tag)
+static comm_early *take_early(comm_peer *peer, comm_frame_kind kind, int tag)
 {
-    for (bl_early **link = &peer->early; *link; link = &(*link)->next) {
-        bl_early *early = *link;
+    for (comm_early **link = &peer->early; *link; link = &(*link)->next) {
+        comm_early *early = *link;
         if (early->frame.kind != kind || early->frame.tag != tag) continue;
         *link = early->next;
         early->next = peer->spare;
@@ -108,9 +108,9 @@ static bl_early *take_early(bl_peer *peer, bl_frame_kind kind, int tag)
     return NULL;
 }
 
-static bl_status keep_early(bl_peer *peer, const bl_frame *frame, const void *bytes)
+static bl_status keep_early(comm_peer *peer, const comm_frame *frame, const void *bytes)
 {
-    bl_early *early = peer->spare, **end = &peer->early;
+    comm_early *early = peer->spare, **end = &peer->early;
 
     if (peer->n_early >= MAX_EARLY)
         return BL_FAIL(BL_EINTERNAL, "rank %d sent %d messages that nobody asked for", peer->rank,
@@ -128,17 +128,17 @@ static bl_status keep_early(bl_peer *peer, const bl_frame *frame, const void *by
     return BL_OK;
 }
 
-static void free_all(bl_early *early)
+static void free_all(comm_early *early)
 {
     while (early) {
-        bl_early *next = early->next;
+        comm_early *next = early->next;
         free(early);
         early = next;
     }
 }
 
 /* Some bytes of the piece have been moved. */
-static void note_moved(bl_piece **list, bl_piece *piece, size_t n_bytes)
+static void note_moved(comm_piece **list, comm_piece *piece, size_t n_bytes)
 {
     piece->n_moved += n_bytes;
     *piece->has_moved = true;
@@ -149,32 +149,32 @@ static void note_moved(bl_piece **list, bl_piece *piece, size_t n_bytes)
 
 /* ---- out ---- */
 
-static bool is_ready(const bl_piece *piece)
+static bool is_ready(const comm_piece *piece)
 {
     return piece->is_ready && piece->n_moved < piece->n_bytes;
 }
 
 /* The way of a piece is the sender's choice alone: who receives it takes its chunks from wherever they come. */
-static bool goes_by_mail(const bl_peer *peer, const bl_piece *piece)
+static bool goes_by_mail(const comm_peer *peer, const comm_piece *piece)
 {
     return peer->mail_out && piece->n_bytes >= MAIL_BYTES;
 }
 
-static bl_piece *next_send(const bl_peer *peer, bool by_mail)
+static comm_piece *next_send(const comm_peer *peer, bool by_mail)
 {
-    bl_piece *piece = peer->sends;
+    comm_piece *piece = peer->sends;
     while (piece && (!is_ready(piece) || goes_by_mail(peer, piece) != by_mail)) piece = piece->next;
     return piece;
 }
 
-bool bl_peer_has_output(const bl_peer *peer)
+bool comm_peer_has_output(const comm_peer *peer)
 {
     return peer->fd >= 0 &&
            (peer->sending || peer->out_begin < peer->out_end || next_send(peer, false));
 }
 
 /* Returns how many bytes the socket took. */
-static size_t send_bytes(bl_peer *peer, struct iovec *parts, size_t n_parts)
+static size_t send_bytes(comm_peer *peer, struct iovec *parts, size_t n_parts)
 {
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = n_parts};
     ssize_t n;
@@ -187,27 +187,27 @@ static size_t send_bytes(bl_peer *peer, struct iovec *parts, size_t n_parts)
     return 0;
 }
 
-static void write_out(bl_peer *peer)
+static void write_out(comm_peer *peer)
 {
     struct iovec part = {peer->out + peer->out_begin, peer->out_end - peer->out_begin};
     peer->out_begin += send_bytes(peer, &part, 1);
     if (peer->out_begin == peer->out_end) peer->out_begin = peer->out_end = 0;
 }
 
-static void begin_chunk(bl_peer *peer, bl_piece *piece)
+static void begin_chunk(comm_peer *peer, comm_piece *piece)
 {
     size_t n = piece->n_bytes - piece->n_moved;
 
     peer->sending = piece;
     peer->chunk_left = n < CHUNK_BYTES ? n : CHUNK_BYTES;
     peer->header =
-        make_frame(BL_FRAME_DATA, piece->tag, piece->bytes + piece->n_moved, peer->chunk_left);
+        make_frame(COMM_FRAME_DATA, piece->tag, piece->bytes + piece->n_moved, peer->chunk_left);
     peer->header_left = sizeof peer->header;
 }
 
-static void write_chunk(bl_peer *peer)
+static void write_chunk(comm_peer *peer)
 {
-    bl_piece *piece = peer->sending;
+    comm_piece *piece = peer->sending;
     struct iovec parts[2] = {
         {(unsigned char *)(&peer->header + 1) - peer->header_left, peer->header_left},
         {piece->bytes + piece->n_moved, peer->chunk_left}};
@@ -224,10 +224,10 @@ static void write_chunk(bl_peer *peer)
     if (n > 0) note_moved(&peer->sends, piece, n);
 }
 
-void bl_peer_write(bl_peer *peer)
+void comm_peer_write(comm_peer *peer)
 {
     while (peer->fd >= 0 && !peer->is_full) {
-        bl_piece *piece;
+        comm_piece *piece;
         if (peer->sending)
             write_chunk(peer);
         else if (peer->out_begin < peer->out_end)
@@ -239,7 +239,7 @@ void bl_peer_write(bl_peer *peer)
     }
 }
 
-static bl_status make_room(bl_peer *peer, size_t n_bytes)
+static bl_status make_room(comm_peer *peer, size_t n_bytes)
 {
     if (peer->out_end + n_bytes <= peer->out_room) return BL_OK;
     memmove(peer->out, peer->out + peer->out_begin, peer->out_end - peer->out_begin);
@@ -254,35 +254,36 @@ static bl_status make_room(bl_peer *peer, size_t n_bytes)
     return BL_OK;
 }
 
-bl_status bl_peer_send_frame(bl_peer *peer, bl_frame_kind kind, int tag, const void *bytes,
-                             size_t n_bytes)
+bl_status comm_peer_send_frame(comm_peer *peer, comm_frame_kind kind, int tag, const void *bytes,
+                               size_t n_bytes)
 {
     if (peer->fd < 0) return BL_OK;
-    bl_frame frame = make_frame(kind, tag, bytes, n_bytes);
+    comm_frame frame = make_frame(kind, tag, bytes, n_bytes);
     BL_TRY(make_room(peer, sizeof frame + n_bytes));
     memcpy(peer->out + peer->out_end, &frame, sizeof frame);
     peer->out_end += sizeof frame;
     if (n_bytes > 0) memcpy(peer->out + peer->out_end, bytes, n_bytes);
     peer->out_end += n_bytes;
-    bl_peer_write(peer);
+    comm_peer_write(peer);
     return BL_OK;
 }
 
-bl_status bl_peer_begin_send(bl_peer *peer, bl_piece *piece)
+bl_status comm_peer_begin_send(comm_peer *peer, comm_piece *piece)
 {
     if (is_small(piece)) {
         piece->is_finished = *piece->has_moved = true;
-        return bl_peer_send_frame(peer, BL_FRAME_MESSAGE, piece->tag, piece->bytes, piece->n_bytes);
+        return comm_peer_send_frame(peer, COMM_FRAME_MESSAGE, piece->tag, piece->bytes,
+                                    piece->n_bytes);
     }
-    piece->is_ready = take_early(peer, BL_FRAME_READY, piece->tag) != NULL;
+    piece->is_ready = take_early(peer, COMM_FRAME_READY, piece->tag) != NULL;
     append(&peer->sends, piece);
-    bl_peer_write(peer);
+    comm_peer_write(peer);
     return BL_OK;
 }
 
 /* ---- in ---- */
 
-static bl_status take_message(bl_peer *peer, bl_piece *piece, size_t n_bytes, const void *bytes)
+static bl_status take_message(comm_peer *peer, comm_piece *piece, size_t n_bytes, const void *bytes)
 {
     if (n_bytes != piece->n_bytes)
         return BL_FAIL(BL_EINTERNAL, "rank %d sent %zu bytes, not %zu", peer->rank, n_bytes,
@@ -292,72 +293,72 @@ static bl_status take_message(bl_peer *peer, bl_piece *piece, size_t n_bytes, co
     return BL_OK;
 }
 
-bl_status bl_peer_begin_receive(bl_peer *peer, bl_piece *piece)
+bl_status comm_peer_begin_receive(comm_peer *peer, comm_piece *piece)
 {
     append(&peer->receives, piece);
-    if (!is_small(piece)) return bl_peer_send_frame(peer, BL_FRAME_READY, piece->tag, NULL, 0);
-    const bl_early *early = take_early(peer, BL_FRAME_MESSAGE, piece->tag);
+    if (!is_small(piece)) return comm_peer_send_frame(peer, COMM_FRAME_READY, piece->tag, NULL, 0);
+    const comm_early *early = take_early(peer, COMM_FRAME_MESSAGE, piece->tag);
     return early ? take_message(peer, piece, early->frame.n_bytes, early->bytes) : BL_OK;
 }
 
-static bl_status refuse(const bl_peer *peer, const bl_frame *frame)
+static bl_status refuse(const comm_peer *peer, const comm_frame *frame)
 {
     return BL_FAIL(BL_EINTERNAL, "rank %d sent a frame of kind %u, %llu bytes, on channel %d",
                    peer->rank, frame->kind, (unsigned long long)frame->n_bytes, frame->tag);
 }
 
 /* A whole frame; its bytes are in the inbox. */
-static bl_status take_frame(bl_peer *peer, const bl_frame *frame, const unsigned char *bytes)
+static bl_status take_frame(comm_peer *peer, const comm_frame *frame, const unsigned char *bytes)
 {
-    bl_piece *piece;
+    comm_piece *piece;
 
     BL_TRY(check_bytes(peer, frame, bytes));
-    switch ((bl_frame_kind)frame->kind) {
-    case BL_FRAME_MESSAGE:
+    switch ((comm_frame_kind)frame->kind) {
+    case COMM_FRAME_MESSAGE:
         piece = find(peer->receives, frame->tag, true);
         return piece ? take_message(peer, piece, frame->n_bytes, bytes)
                      : keep_early(peer, frame, bytes);
-    case BL_FRAME_READY:
+    case COMM_FRAME_READY:
         for (piece = peer->sends; piece && (piece->tag != frame->tag || piece->is_ready);)
             piece = piece->next;
         if (!piece) return keep_early(peer, frame, bytes);
         piece->is_ready = true;
         return BL_OK;
-    case BL_FRAME_WORD:
+    case COMM_FRAME_WORD:
         memcpy(&peer->word, bytes, sizeof peer->word);
         peer->has_word = true;
         return BL_OK;
-    case BL_FRAME_CLOSED:
+    case COMM_FRAME_CLOSED:
         peer->has_closed = true;
         return BL_OK;
-    case BL_FRAME_BELL: /* it has woken us */
+    case COMM_FRAME_BELL: /* it has woken us */
         return BL_OK;
     default:
         return refuse(peer, frame);
     }
 }
 
-static bool is_sensible(const bl_frame *frame)
+static bool is_sensible(const comm_frame *frame)
 {
-    switch ((bl_frame_kind)frame->kind) {
-    case BL_FRAME_MESSAGE:
-        return frame->n_bytes <= BL_SMALL_BYTES;
-    case BL_FRAME_READY:
-    case BL_FRAME_CLOSED:
-    case BL_FRAME_BELL:
+    switch ((comm_frame_kind)frame->kind) {
+    case COMM_FRAME_MESSAGE:
+        return frame->n_bytes <= COMM_SMALL_BYTES;
+    case COMM_FRAME_READY:
+    case COMM_FRAME_CLOSED:
+    case COMM_FRAME_BELL:
         return frame->n_bytes == 0;
-    case BL_FRAME_WORD:
-        return frame->n_bytes == sizeof(bl_word);
-    case BL_FRAME_DATA:
+    case COMM_FRAME_WORD:
+        return frame->n_bytes == sizeof(comm_word);
+    case COMM_FRAME_DATA:
         return frame->n_bytes > 0;
     default:
         return false;
     }
 }
 
-static bl_status fill(bl_peer *peer, size_t n_bytes)
+static bl_status fill(comm_peer *peer, size_t n_bytes)
 {
-    bl_piece *piece = peer->filling;
+    comm_piece *piece = peer->filling;
 
     peer->filling_left -= n_bytes;
     if (peer->filling_left == 0) {
@@ -369,9 +370,9 @@ static bl_status fill(bl_peer *peer, size_t n_bytes)
     return BL_OK;
 }
 
-static bl_status begin_filling(bl_peer *peer, const bl_frame *frame)
+static bl_status begin_filling(comm_peer *peer, const comm_frame *frame)
 {
-    bl_piece *piece = find(peer->receives, frame->tag, false);
+    comm_piece *piece = find(peer->receives, frame->tag, false);
     if (!piece || frame->n_bytes > piece->n_bytes - piece->n_moved) return refuse(peer, frame);
     peer->filling = piece;
     peer->filling_left = frame->n_bytes;
@@ -381,33 +382,33 @@ static bl_status begin_filling(bl_peer *peer, const bl_frame *frame)
 
 /* ---- the mailbox ---- */
 
-static bl_status take_mail(bl_peer *peer, bool *has_moved)
+static bl_status take_mail(comm_peer *peer, bool *has_moved)
 {
     const void *bytes;
-    bl_frame frame = {.kind = BL_FRAME_DATA};
+    comm_frame frame = {.kind = COMM_FRAME_DATA};
     size_t n_bytes;
 
-    while (peer->mail_in && (bytes = bl_mail_look(peer->mail_in, &frame.tag, &n_bytes))) {
-        bl_piece *piece = find(peer->receives, frame.tag, false);
+    while (peer->mail_in && (bytes = comm_mail_look(peer->mail_in, &frame.tag, &n_bytes))) {
+        comm_piece *piece = find(peer->receives, frame.tag, false);
         frame.n_bytes = n_bytes;
         if (!piece || n_bytes == 0 || n_bytes > piece->n_bytes - piece->n_moved)
             return refuse(peer, &frame);
         memcpy(piece->bytes + piece->n_moved, bytes, n_bytes);
-        bl_mail_drop(peer->mail_in);
+        comm_mail_drop(peer->mail_in);
         note_moved(&peer->receives, piece, n_bytes);
         *has_moved = true;
     }
     return BL_OK;
 }
 
-bl_status bl_peer_move_mail(bl_peer *peer, bool *has_moved)
+bl_status comm_peer_move_mail(comm_peer *peer, bool *has_moved)
 {
-    bl_piece *piece;
+    comm_piece *piece;
 
     BL_TRY(take_mail(peer, has_moved));
     while ((piece = next_send(peer, true))) {
-        size_t n = bl_mail_put(peer->mail_out, piece->tag, piece->bytes + piece->n_moved,
-                               piece->n_bytes - piece->n_moved);
+        size_t n = comm_mail_put(peer->mail_out, piece->tag, piece->bytes + piece->n_moved,
+                                 piece->n_bytes - piece->n_moved);
         if (n == 0) break;
         *has_moved = true;
         move_to_end(&peer->sends, piece);
@@ -416,20 +417,20 @@ bl_status bl_peer_move_mail(bl_peer *peer, bool *has_moved)
     return BL_OK;
 }
 
-bool bl_peer_has_mail(const bl_peer *peer)
+bool comm_peer_has_mail(const comm_peer *peer)
 {
     int tag;
     size_t n_bytes;
-    if (peer->mail_in && bl_mail_look(peer->mail_in, &tag, &n_bytes)) return true;
-    return next_send(peer, true) && bl_mail_has_room(peer->mail_out);
+    if (peer->mail_in && comm_mail_look(peer->mail_in, &tag, &n_bytes)) return true;
+    return next_send(peer, true) && comm_mail_has_room(peer->mail_out);
 }
 
 /* ---- */
 
 /* All that the inbox holds; an incomplete frame stays. */
-static bl_status take_inbox(bl_peer *peer)
+static bl_status take_inbox(comm_peer *peer)
 {
-    bl_frame frame;
+    comm_frame frame;
 
     for (;;) {
         size_t n = peer->in_end - peer->in_begin;
@@ -445,7 +446,7 @@ static bl_status take_inbox(bl_peer *peer)
         memcpy(&frame, at, sizeof frame);
         if (sum_head(&frame) != frame.head_sum) return fail_damaged(peer, sizeof frame);
         if (!is_sensible(&frame)) return refuse(peer, &frame);
-        if (frame.kind == BL_FRAME_DATA) {
+        if (frame.kind == COMM_FRAME_DATA) {
             peer->in_begin += sizeof frame;
             BL_TRY(begin_filling(peer, &frame));
             continue;
@@ -456,7 +457,7 @@ static bl_status take_inbox(bl_peer *peer)
     }
 }
 
-static void lose(bl_peer *peer)
+static void lose(comm_peer *peer)
 {
     if (peer->fd >= 0) close(peer->fd);
     peer->fd = -1;
@@ -464,7 +465,7 @@ static void lose(bl_peer *peer)
 
 static const char DIED[] = " has died";
 
-bl_status bl_peer_died(const bl_peer *peer)
+bl_status comm_peer_died(const comm_peer *peer)
 {
     return BL_FAIL(BL_ERANK, "rank %d%s", peer->rank, DIED);
 }
@@ -474,15 +475,15 @@ bool bl_wire_is_loss(const bl_error *error)
     return error->status == BL_ERANK && strstr(error->text, DIED) != NULL;
 }
 
-static bl_status end_of(bl_peer *peer, int error)
+static bl_status end_of(comm_peer *peer, int error)
 {
     lose(peer);
     if (peer->has_word || peer->has_closed) return BL_OK;
-    if (error == 0 || error == ECONNRESET || error == EPIPE) return bl_peer_died(peer);
+    if (error == 0 || error == ECONNRESET || error == EPIPE) return comm_peer_died(peer);
     return BL_FAIL(BL_ERANK, "rank %d is out of reach: %s", peer->rank, strerror(error));
 }
 
-bl_status bl_peer_read(bl_peer *peer)
+bl_status comm_peer_read(comm_peer *peer)
 {
     for (int i = 0; i < READS && peer->fd >= 0; i++) {
         bool is_direct = peer->filling != NULL; /* the inbox is empty then */
@@ -493,7 +494,7 @@ bl_status bl_peer_read(bl_peer *peer)
         }
         void *to =
             is_direct ? peer->filling->bytes + peer->filling->n_moved : peer->inbox + peer->in_end;
-        size_t room = is_direct ? peer->filling_left : BL_INBOX_BYTES - peer->in_end;
+        size_t room = is_direct ? peer->filling_left : COMM_INBOX_BYTES - peer->in_end;
         ssize_t n = recv(peer->fd, to, room, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return BL_OK;
@@ -511,16 +512,16 @@ bl_status bl_peer_read(bl_peer *peer)
 
 /* ---- */
 
-bl_status bl_peer_open(bl_peer *peer, int rank, int fd)
+bl_status comm_peer_open(comm_peer *peer, int rank, int fd)
 {
-    *peer = (bl_peer){.rank = rank, .fd = fd, .out_room = OUT_BYTES};
+    *peer = (comm_peer){.rank = rank, .fd = fd, .out_room = OUT_BYTES};
     peer->out = malloc(OUT_BYTES);
-    peer->inbox = malloc(BL_INBOX_BYTES);
+    peer->inbox = malloc(COMM_INBOX_BYTES);
     if (!peer->out || !peer->inbox) return BL_FAIL(BL_ENOMEM, "a connection to rank %d", rank);
     return BL_OK;
 }
 
-void bl_peer_close(bl_peer *peer)
+void comm_peer_close(comm_peer *peer)
 {
     lose(peer);
     free_all(peer->early);

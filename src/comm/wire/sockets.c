@@ -18,58 +18,58 @@
 #include "base/sizes.h"
 #include "comm/wire/peer.h"
 
-struct bl_sockets {
+struct comm_sockets {
     int n_processes, rank;
-    bl_peer *peers;       /* [n_processes]; the own has no socket */
+    comm_peer *peers;     /* [n_processes]; the own has no socket */
     struct pollfd *asked; /* [n_processes], and the own place is the eventfd's */
     int alarm;            /* eventfd */
     bool is_closing;
-    bl_mail *mail; /* NULL: none */
+    comm_mail *mail; /* NULL: none */
     int first_on_host;
 };
 
-bl_status bl_sockets_begin(bl_sockets *s, int rank, bool is_send, bl_piece *piece)
+bl_status comm_sockets_begin(comm_sockets *s, int rank, bool is_send, comm_piece *piece)
 {
-    bl_peer *peer = &s->peers[rank];
-    return is_send ? bl_peer_begin_send(peer, piece) : bl_peer_begin_receive(peer, piece);
+    comm_peer *peer = &s->peers[rank];
+    return is_send ? comm_peer_begin_send(peer, piece) : comm_peer_begin_receive(peer, piece);
 }
 
 /* ---- all connections ---- */
 
 /* The other sleeps perhaps, and has not seen what has been done here. */
-static bl_status move_mail(bl_sockets *s, bl_peer *peer)
+static bl_status move_mail(comm_sockets *s, comm_peer *peer)
 {
     bool has_moved = false;
 
-    BL_TRY(bl_peer_move_mail(peer, &has_moved));
-    if (has_moved && bl_mail_must_wake(s->mail, peer->rank - s->first_on_host))
-        return bl_peer_send_frame(peer, BL_FRAME_BELL, BL_WIRE_TAG_CONTROL, NULL, 0);
+    BL_TRY(comm_peer_move_mail(peer, &has_moved));
+    if (has_moved && comm_mail_must_wake(s->mail, peer->rank - s->first_on_host))
+        return comm_peer_send_frame(peer, COMM_FRAME_BELL, COMM_WIRE_TAG_CONTROL, NULL, 0);
     return BL_OK;
 }
 
 /* Reads from a process and writes to it. */
-static bl_status move(bl_wire *w, bl_peer *peer, int what)
+static bl_status move(bl_wire *w, comm_peer *peer, int what)
 {
-    bl_sockets *s = w->sockets;
+    comm_sockets *s = w->sockets;
     bl_status st = BL_OK;
 
     if (what & POLLOUT) peer->is_full = false;
-    if ((what & ~POLLOUT) && !peer->is_deaf) st = bl_peer_read(peer);
+    if ((what & ~POLLOUT) && !peer->is_deaf) st = comm_peer_read(peer);
     if (st == BL_OK && peer->fd >= 0 && !peer->is_deaf && peer->mail_in) st = move_mail(s, peer);
     if (st != BL_OK) peer->is_deaf = true; /* but it is told why */
-    bl_peer_write(peer);                   /* what was read may have made something ready */
+    comm_peer_write(peer);                 /* what was read may have made something ready */
     if ((peer->fd >= 0 && !peer->is_deaf) || peer->has_word) return st;
-    w->heard[peer->rank] = BL_HEARD_SILENT; /* and says no more */
+    w->heard[peer->rank] = COMM_HEARD_SILENT; /* and says no more */
     bool is_death =
         st == BL_OK && peer->fd < 0 && !s->is_closing; /* nobody leaves before all close */
-    return is_death ? bl_peer_died(peer) : st;
+    return is_death ? comm_peer_died(peer) : st;
 }
 
-static void ask(bl_sockets *s, const struct timespec *most)
+static void ask(comm_sockets *s, const struct timespec *most)
 {
     for (int i = 0; i < s->n_processes; i++) {
-        bl_peer *peer = &s->peers[i];
-        bool is_stuck = peer->is_full && bl_peer_has_output(peer);
+        comm_peer *peer = &s->peers[i];
+        bool is_stuck = peer->is_full && comm_peer_has_output(peer);
         if (i == s->rank) continue;
         s->asked[i] = (struct pollfd){.fd = peer->fd,
                                       .events = (short)(is_stuck ? POLLIN | POLLOUT : POLLIN)};
@@ -78,10 +78,10 @@ static void ask(bl_sockets *s, const struct timespec *most)
         for (int i = 0; i < s->n_processes; i++) s->asked[i].revents = 0;
 }
 
-bl_status bl_sockets_advance(bl_wire *w)
+bl_status comm_sockets_advance(bl_wire *w)
 {
     static const struct timespec at_once = {0, 0};
-    bl_sockets *s = w->sockets;
+    comm_sockets *s = w->sockets;
     bl_error first = {.status = BL_OK};
 
     ask(s, &at_once);
@@ -95,21 +95,21 @@ bl_status bl_sockets_advance(bl_wire *w)
 
 /* ---- words of error, and the end ---- */
 
-void bl_sockets_send_words(bl_sockets *s, const bl_word *word)
+void comm_sockets_send_words(comm_sockets *s, const comm_word *word)
 {
     for (int i = 0; i < s->n_processes; i++)
-        (void)bl_peer_send_frame(&s->peers[i], BL_FRAME_WORD, BL_WIRE_TAG_CONTROL, word,
-                                 sizeof *word); /* dropped if out of memory */
+        (void)comm_peer_send_frame(&s->peers[i], COMM_FRAME_WORD, COMM_WIRE_TAG_CONTROL, word,
+                                   sizeof *word); /* dropped if out of memory */
 }
 
-bool bl_sockets_are_words_sent(const bl_sockets *s)
+bool comm_sockets_are_words_sent(const comm_sockets *s)
 {
     for (int i = 0; i < s->n_processes; i++)
         if (s->peers[i].fd >= 0 && s->peers[i].out_begin < s->peers[i].out_end) return false;
     return true;
 }
 
-bool bl_sockets_hear_word(bl_sockets *s, bl_word *out, int *from)
+bool comm_sockets_hear_word(comm_sockets *s, comm_word *out, int *from)
 {
     for (int i = 0; i < s->n_processes; i++) {
         if (!s->peers[i].has_word || s->peers[i].is_word_heard) continue;
@@ -120,62 +120,63 @@ bool bl_sockets_hear_word(bl_sockets *s, bl_word *out, int *from)
     return false;
 }
 
-bl_status bl_sockets_begin_closing(bl_sockets *s)
+bl_status comm_sockets_begin_closing(comm_sockets *s)
 {
     s->is_closing = true;
     for (int i = 0; i < s->n_processes; i++)
-        BL_TRY(bl_peer_send_frame(&s->peers[i], BL_FRAME_CLOSED, BL_WIRE_TAG_CONTROL, NULL, 0));
+        BL_TRY(
+            comm_peer_send_frame(&s->peers[i], COMM_FRAME_CLOSED, COMM_WIRE_TAG_CONTROL, NULL, 0));
     return BL_OK;
 }
 
-bool bl_sockets_has_closed(const bl_sockets *s, int rank)
+bool comm_sockets_has_closed(const comm_sockets *s, int rank)
 {
     return rank == s->rank || s->peers[rank].has_closed;
 }
 
-bool bl_sockets_have_all_closed(const bl_sockets *s)
+bool comm_sockets_have_all_closed(const comm_sockets *s)
 {
     for (int i = 0; i < s->n_processes; i++)
-        if (!bl_sockets_has_closed(s, i)) return false;
-    return bl_sockets_are_words_sent(s);
+        if (!comm_sockets_has_closed(s, i)) return false;
+    return comm_sockets_are_words_sent(s);
 }
 
 /* ---- rest ---- */
 
-static bool has_mail(const bl_sockets *s)
+static bool has_mail(const comm_sockets *s)
 {
     for (int i = 0; s->mail && i < s->n_processes; i++)
-        if (s->peers[i].fd >= 0 && bl_peer_has_mail(&s->peers[i])) return true;
+        if (s->peers[i].fd >= 0 && comm_peer_has_mail(&s->peers[i])) return true;
     return false;
 }
 
 /* The alarm is put off after the sleep only: whoever rings it between two looks is not overlooked. */
-void bl_sockets_rest(bl_sockets *s, int64_t most_ns)
+void comm_sockets_rest(comm_sockets *s, int64_t most_ns)
 {
     const struct timespec most = {.tv_sec = most_ns / 1000000000, .tv_nsec = most_ns % 1000000000};
     eventfd_t count;
 
     s->asked[s->rank] = (struct pollfd){.fd = s->alarm, .events = POLLIN};
-    if (s->mail) bl_mail_set_asleep(s->mail, true);
+    if (s->mail) comm_mail_set_asleep(s->mail, true);
     if (!has_mail(s)) ask(s, &most);
-    if (s->mail) bl_mail_set_asleep(s->mail, false);
+    if (s->mail) comm_mail_set_asleep(s->mail, false);
     s->asked[s->rank].fd = -1;
     (void)eventfd_read(s->alarm, &count);
 }
 
-void bl_sockets_wake(const bl_sockets *s)
+void comm_sockets_wake(const comm_sockets *s)
 {
     (void)eventfd_write(s->alarm, 1);
 }
 
 /* ---- opening and closing ---- */
 
-void bl_sockets_close(bl_sockets *s)
+void comm_sockets_close(comm_sockets *s)
 {
     if (!s) return;
-    for (int i = 0; s->peers && i < s->n_processes; i++) bl_peer_close(&s->peers[i]);
+    for (int i = 0; s->peers && i < s->n_processes; i++) comm_peer_close(&s->peers[i]);
     if (s->alarm >= 0) close(s->alarm);
-    bl_mail_close(s->mail);
+    comm_mail_close(s->mail);
     free(s->peers);
     free(s->asked);
     free(s);
@@ -212,9 +213,9 @@ static void close_links(const bl_wire_links *links)
     if (links->shared_fd >= 0) close(links->shared_fd);
 }
 
-static bl_sockets *sockets_create(const bl_wire_links *links)
+static comm_sockets *sockets_create(const bl_wire_links *links)
 {
-    bl_sockets *s = calloc(1, sizeof *s);
+    comm_sockets *s = calloc(1, sizeof *s);
     size_t n = (size_t)links->n_processes;
 
     if (!s) return NULL;
@@ -225,32 +226,32 @@ static bl_sockets *sockets_create(const bl_wire_links *links)
     s->asked = calloc(n, sizeof *s->asked);
     for (size_t i = 0; s->peers && i < n; i++) s->peers[i].fd = -1;
     if (s->alarm >= 0 && s->peers && s->asked) return s;
-    bl_sockets_close(s);
+    comm_sockets_close(s);
     return NULL;
 }
 
-static bl_status open_mail(bl_sockets *s, const bl_wire_links *links)
+static bl_status open_mail(comm_sockets *s, const bl_wire_links *links)
 {
     if (links->shared_fd < 0) return BL_OK;
     s->first_on_host = links->first_on_host;
-    return bl_mail_open(links->shared_fd, links->rank - links->first_on_host, links->n_on_host,
-                        &s->mail);
+    return comm_mail_open(links->shared_fd, links->rank - links->first_on_host, links->n_on_host,
+                          &s->mail);
 }
 
-static void open_rings(bl_sockets *s, const bl_wire_links *links)
+static void open_rings(comm_sockets *s, const bl_wire_links *links)
 {
     int own = links->rank - links->first_on_host;
     for (int i = 0; s->mail && i < links->n_on_host; i++) {
-        bl_peer *peer = &s->peers[links->first_on_host + i];
+        comm_peer *peer = &s->peers[links->first_on_host + i];
         if (i == own) continue;
-        peer->mail_out = bl_mail_ring_of(s->mail, own, i);
-        peer->mail_in = bl_mail_ring_of(s->mail, i, own);
+        peer->mail_out = comm_mail_ring_of(s->mail, own, i);
+        peer->mail_in = comm_mail_ring_of(s->mail, i, own);
     }
 }
 
 bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report, bl_wire **out)
 {
-    bl_sockets *s = sockets_create(links);
+    comm_sockets *s = sockets_create(links);
 
     *out = NULL;
     if (!s) {
@@ -262,11 +263,11 @@ bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report
     for (int i = 0; i < links->n_processes; i++) {
         if (links->sockets[i] < 0) continue;
         if (is_tcp(links->sockets[i])) set_tcp_options(links->sockets[i]);
-        bl_status opened = bl_peer_open(&s->peers[i], i, links->sockets[i]);
+        bl_status opened = comm_peer_open(&s->peers[i], i, links->sockets[i]);
         if (st == BL_OK) st = opened;
     }
     if (st != BL_OK) {
-        bl_sockets_close(s);
+        comm_sockets_close(s);
         return st;
     }
     open_rings(s, links);

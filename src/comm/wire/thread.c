@@ -41,9 +41,9 @@ static bool is_aborted(bl_wire *w)
 
 static void abort_with(bl_wire *w, bl_status st)
 {
-    bl_word own = {.origin = w->rank, .is_overdue = w->is_overdue};
+    comm_word own = {.origin = w->rank, .is_overdue = w->is_overdue};
     bl_error_save(&own.error, st);
-    bl_wire_note_word(w, &own);
+    comm_wire_note_word(w, &own);
 }
 
 /* ---- exchanges, on the wire's thread ---- */
@@ -52,16 +52,16 @@ static void abort_with(bl_wire *w, bl_status st)
 static bl_status begin_piece(bl_wire_channel *channel, int i)
 {
     const bl_transfer *t = &channel->transfers[i];
-    bl_wire_channel_transfer *s = &channel->state[i];
+    comm_wire_channel_transfer *s = &channel->state[i];
     size_t n_left = t->n_bytes - s->n_done;
 
     s->is_under_way = true;
-    s->piece = (bl_piece){.tag = channel->tag,
-                          .has_moved = &channel->has_moved,
-                          .bytes = (unsigned char *)t->bytes + s->n_done,
-                          .n_bytes = n_left < PIECE_BYTES ? n_left : PIECE_BYTES};
-    return bl_sockets_begin(channel->wire->sockets, channel->job_ranks[t->peer], t->is_send,
-                            &s->piece);
+    s->piece = (comm_piece){.tag = channel->tag,
+                            .has_moved = &channel->has_moved,
+                            .bytes = (unsigned char *)t->bytes + s->n_done,
+                            .n_bytes = n_left < PIECE_BYTES ? n_left : PIECE_BYTES};
+    return comm_sockets_begin(channel->wire->sockets, channel->job_ranks[t->peer], t->is_send,
+                              &s->piece);
 }
 
 static bl_status begin_exchange(bl_wire_channel *channel)
@@ -72,7 +72,7 @@ static bl_status begin_exchange(bl_wire_channel *channel)
          pass++) /* receives first: what finds one waiting is not copied twice */
         for (int i = 0; i < channel->n_transfers; i++) {
             if (channel->transfers[i].is_send != (pass == 1)) continue;
-            channel->state[i] = (bl_wire_channel_transfer){0};
+            channel->state[i] = (comm_wire_channel_transfer){0};
             BL_TRY(begin_piece(channel, i));
         }
     return BL_OK;
@@ -113,12 +113,12 @@ static void list_missing(const bl_wire_channel *channel, rank_list *list)
     }
 }
 
-static void describe_wait(const bl_wire_channel *channel, bl_wait *out)
+static void describe_wait(const bl_wire_channel *channel, comm_wait *out)
 {
     rank_list missing = {0};
     char name[BL_COMM_CALL_TEXT_BYTES];
 
-    *out = (bl_wait){.call = channel->call->number, .step = channel->step};
+    *out = (comm_wait){.call = channel->call->number, .step = channel->step};
     list_missing(channel, &missing);
     bl_comm_call_name(channel->call, name);
     if (channel->is_meeting)
@@ -134,7 +134,7 @@ static void describe_wait(const bl_wire_channel *channel, bl_wait *out)
 static bl_status check_deadline(const bl_wire_channel *channel)
 {
     bl_wire *w = channel->wire;
-    bl_wait wait;
+    comm_wait wait;
 
     if (w->deadline_s <= 0 || w->round.at_s - channel->last_event_s < w->deadline_s) return BL_OK;
     describe_wait(channel, &wait);
@@ -154,7 +154,7 @@ static bl_status advance(bl_wire_channel *channel)
     channel->wire->quiet_rounds = 0;
     if (!channel->is_meeting) channel->last_event_s = bl_now_s();
     for (int i = 0; i < channel->n_transfers; i++) {
-        bl_wire_channel_transfer *s = &channel->state[i];
+        comm_wire_channel_transfer *s = &channel->state[i];
         if (!s->is_under_way || !s->piece.is_finished) continue;
         s->is_under_way = false;
         s->n_done += s->piece.n_bytes;
@@ -209,18 +209,18 @@ static bool take_given(bl_wire *w)
 
 /* ---- what is waited for, on the wire's thread ---- */
 
-static bool is_earlier(const bl_wait *a, const bl_wait *b)
+static bool is_earlier(const comm_wait *a, const comm_wait *b)
 {
     return a->call < b->call || (a->call == b->call && a->step < b->step);
 }
 
-static void describe_end(const bl_wire *w, bl_wait *out)
+static void describe_end(const bl_wire *w, comm_wait *out)
 {
     rank_list open = {0};
 
-    *out = (bl_wait){.call = (uint64_t)BL_WAIT_END};
+    *out = (comm_wait){.call = (uint64_t)COMM_WAIT_END};
     for (int i = 0; i < w->size; i++)
-        if (!bl_sockets_has_closed(w->sockets, i)) add_rank(&open, i);
+        if (!comm_sockets_has_closed(w->sockets, i)) add_rank(&open, i);
     if (open.n == 0)
         snprintf(out->text, sizeof out->text,
                  "not all ranks came to the end of the job within %.1f s", w->deadline_s);
@@ -231,11 +231,11 @@ static void describe_end(const bl_wire *w, bl_wait *out)
 }
 
 /* The earliest of this process's own waits; after a stop its view is stale. */
-static void describe_own(bl_wire *w, bool is_at_end, bl_wait *out)
+static void describe_own(bl_wire *w, bool is_at_end, comm_wait *out)
 {
-    bl_wait wait;
+    comm_wait wait;
 
-    *out = (bl_wait){.call = (uint64_t)BL_WAIT_NONE};
+    *out = (comm_wait){.call = (uint64_t)COMM_WAIT_NONE};
     if (w->round.at_s < w->late_until_s + SPREAD_S) return;
     if (is_at_end) describe_end(w, out);
     for (const bl_wire_channel *channel = w->active; channel; channel = channel->next) {
@@ -248,19 +248,19 @@ static void describe_own(bl_wire *w, bool is_at_end, bl_wait *out)
 /* ---- words of error, on the wire's thread ---- */
 
 /* Of several ranks that have failed, the lowest one's error is the job's. */
-static void take_lowest(bl_wire *w, const bl_word *word)
+static void take_lowest(bl_wire *w, const comm_word *word)
 {
     if (w->verdict.error.status == BL_OK || word->origin < w->verdict.origin) w->verdict = *word;
 }
 
 /* True when a word has come in; it is in `out`. */
-static bool hear_word(bl_wire *w, bl_word *out)
+static bool hear_word(bl_wire *w, comm_word *out)
 {
     int from;
-    if (!bl_sockets_hear_word(w->sockets, out, &from)) return false;
+    if (!comm_sockets_hear_word(w->sockets, out, &from)) return false;
     out->error.text[sizeof out->error.text - 1] = '\0';
     out->wait.text[sizeof out->wait.text - 1] = '\0';
-    w->heard[from] = out->speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
+    w->heard[from] = out->speaks ? COMM_HEARD_SPEAKING : COMM_HEARD_SILENT;
     if (is_earlier(&out->wait, &w->earliest)) w->earliest = out->wait;
     take_lowest(w, out);
     return true;
@@ -269,19 +269,19 @@ static bool hear_word(bl_wire *w, bl_word *out)
 /* What has come in since the last look: a word before the death of the process that sent it. */
 static void listen(bl_wire *w)
 {
-    bl_word other;
-    bl_status st = bl_sockets_advance(w);
+    comm_word other;
+    bl_status st = comm_sockets_advance(w);
     bl_error error;
 
     bl_error_save(&error, st);
-    while (hear_word(w, &other)) bl_wire_note_word(w, &other);
+    while (hear_word(w, &other)) comm_wire_note_word(w, &other);
     if (st != BL_OK) bl_wire_abort(w, &error);
 }
 
 static bool all_heard(const bl_wire *w)
 {
     int n = 0;
-    for (int i = 0; i < w->size; i++) n += w->heard[i] != BL_HEARD_NOTHING;
+    for (int i = 0; i < w->size; i++) n += w->heard[i] != COMM_HEARD_NOTHING;
     return n == w->size;
 }
 
@@ -305,7 +305,7 @@ static void spread(bl_wire *w, bool is_at_end)
 {
     enum { PAUSE_NS = 200 * 1000 };
     double deadline = bl_now_s() + SPREAD_S;
-    bl_word other;
+    comm_word other;
 
     pthread_mutex_lock(&w->lock);
     w->told = w->first;
@@ -315,17 +315,17 @@ static void spread(bl_wire *w, bool is_at_end)
     w->told.speaks = w->first.origin == w->rank || w->round.at_s >= w->late_until_s + SPREAD_S;
     describe_own(w, is_at_end, &w->told.wait);
     if (is_earlier(&w->told.wait, &w->earliest)) w->earliest = w->told.wait;
-    w->heard[w->rank] = w->told.speaks ? BL_HEARD_SPEAKING : BL_HEARD_SILENT;
-    bl_sockets_send_words(w->sockets, &w->told);
-    while ((!bl_sockets_are_words_sent(w->sockets) || !all_heard(w)) && bl_now_s() < deadline) {
+    w->heard[w->rank] = w->told.speaks ? COMM_HEARD_SPEAKING : COMM_HEARD_SILENT;
+    comm_sockets_send_words(w->sockets, &w->told);
+    while ((!comm_sockets_are_words_sent(w->sockets) || !all_heard(w)) && bl_now_s() < deadline) {
         atomic_fetch_add(&w->n_rounds, 1);
-        (void)bl_sockets_advance(w); /* dead peers are marked */
-        if (!hear_word(w, &other)) bl_sockets_rest(w->sockets, PAUSE_NS);
+        (void)comm_sockets_advance(w); /* dead peers are marked */
+        if (!hear_word(w, &other)) comm_sockets_rest(w->sockets, PAUSE_NS);
     }
 }
 
 /* A wrong option, a request to stop and a missing rank are not one rank's own. */
-static bool is_of_one_rank(const bl_word *what)
+static bool is_of_one_rank(const comm_word *what)
 {
     bl_status st = what->error.status;
     return what->origin > 0 && st != BL_EUSAGE && st != BL_ESTOPPED && st != BL_ERANK;
@@ -336,9 +336,9 @@ static void report(bl_wire *w)
 {
     bl_error *error = &w->verdict.error;
     for (int i = 0; i < w->rank; i++)
-        if (w->heard[i] == BL_HEARD_SPEAKING) return;
-    if (w->heard[w->rank] == BL_HEARD_SILENT) return;
-    if (w->verdict.is_overdue && w->earliest.call != (uint64_t)BL_WAIT_NONE)
+        if (w->heard[i] == COMM_HEARD_SPEAKING) return;
+    if (w->heard[w->rank] == COMM_HEARD_SILENT) return;
+    if (w->verdict.is_overdue && w->earliest.call != (uint64_t)COMM_WAIT_NONE)
         memcpy(error->text, w->earliest.text, sizeof w->earliest.text);
     if (is_of_one_rank(&w->verdict)) {
         bl_error_restore(error);
@@ -348,18 +348,19 @@ static void report(bl_wire *w)
 }
 
 /* Under the lock. */
-static void enter(bl_wire *w, bl_wire_stage stage)
+static void enter(bl_wire *w, comm_wire_stage stage)
 {
-    assert(
-        stage == BL_WIRE_ENDING      ? w->stage == BL_WIRE_RUNNING && w->is_closing && !w->active
-        : stage == BL_WIRE_SPREADING ? w->stage <= BL_WIRE_ENDING && w->first.error.status != BL_OK
-        : stage == BL_WIRE_DOWN ? w->stage == BL_WIRE_SPREADING && w->verdict.error.status != BL_OK
-                                : stage == BL_WIRE_OVER && w->stage == BL_WIRE_ENDING);
+    assert(stage == COMM_WIRE_ENDING ? w->stage == COMM_WIRE_RUNNING && w->is_closing && !w->active
+           : stage == COMM_WIRE_SPREADING
+               ? w->stage <= COMM_WIRE_ENDING && w->first.error.status != BL_OK
+           : stage == COMM_WIRE_DOWN
+               ? w->stage == COMM_WIRE_SPREADING && w->verdict.error.status != BL_OK
+               : stage == COMM_WIRE_OVER && w->stage == COMM_WIRE_ENDING);
     w->stage = stage;
-    if (stage >= BL_WIRE_DOWN) pthread_cond_signal(&w->ended);
+    if (stage >= COMM_WIRE_DOWN) pthread_cond_signal(&w->ended);
 }
 
-static void change_stage(bl_wire *w, bl_wire_stage stage)
+static void change_stage(bl_wire *w, comm_wire_stage stage)
 {
     pthread_mutex_lock(&w->lock);
     enter(w, stage);
@@ -368,9 +369,9 @@ static void change_stage(bl_wire *w, bl_wire_stage stage)
 
 static void go_down(bl_wire *w)
 {
-    bool is_at_end = w->stage == BL_WIRE_ENDING;
+    bool is_at_end = w->stage == COMM_WIRE_ENDING;
 
-    change_stage(w, BL_WIRE_SPREADING);
+    change_stage(w, COMM_WIRE_SPREADING);
     spread(w, is_at_end);
     report(w);
     take_given(w);
@@ -380,7 +381,7 @@ static void go_down(bl_wire *w)
         pthread_cond_signal(&channel->ended);
     }
     w->active = NULL;
-    enter(w, BL_WIRE_DOWN);
+    enter(w, COMM_WIRE_DOWN);
     pthread_mutex_unlock(&w->lock);
 }
 
@@ -394,7 +395,7 @@ static void rest(bl_wire *w)
     if (++w->quiet_rounds < SPINS && w->active)
         sched_yield();
     else
-        bl_sockets_rest(w->sockets, LOOK_NS);
+        comm_sockets_rest(w->sockets, LOOK_NS);
 }
 
 /* Exchanges until the wire is closed and idle, or the job is aborted: false. */
@@ -418,13 +419,13 @@ static bool finish(bl_wire *w)
     enum { PAUSE_NS = 500 * 1000 };
     double start = bl_now_s();
     bool all_here = false;
-    bl_wait wait;
+    comm_wait wait;
 
     w->round.at_s = start;
-    change_stage(w, BL_WIRE_ENDING);
-    bl_status st = bl_sockets_begin_closing(w->sockets);
+    change_stage(w, COMM_WIRE_ENDING);
+    bl_status st = comm_sockets_begin_closing(w->sockets);
     if (st != BL_OK) abort_with(w, st);
-    while (!is_aborted(w) && !(all_here = bl_sockets_have_all_closed(w->sockets))) {
+    while (!is_aborted(w) && !(all_here = comm_sockets_have_all_closed(w->sockets))) {
         if (notice_absence(w)) start = w->round.at_s;
         listen(w);
         if (w->deadline_s > 0 && w->round.at_s - start > w->deadline_s) {
@@ -432,20 +433,20 @@ static bool finish(bl_wire *w)
             w->is_overdue = true;
             abort_with(w, BL_FAIL(BL_ERANK, "%s", wait.text));
         }
-        bl_sockets_rest(w->sockets, PAUSE_NS);
+        comm_sockets_rest(w->sockets, PAUSE_NS);
     }
     return all_here;
 }
 
-void *bl_wire_main(void *argument)
+void *comm_wire_main(void *argument)
 {
     bl_wire *w = argument;
 
     prctl(PR_SET_NAME, "wire");
     prctl(PR_SET_TIMERSLACK, 1000L); /* ns; sleeps here are shorter than the usual 50 us */
-    w->earliest.call = (uint64_t)BL_WAIT_NONE;
+    w->earliest.call = (uint64_t)COMM_WAIT_NONE;
     if (run(w) && finish(w))
-        change_stage(w, BL_WIRE_OVER);
+        change_stage(w, COMM_WIRE_OVER);
     else
         go_down(w);
     return NULL;

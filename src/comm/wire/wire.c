@@ -11,20 +11,20 @@
 static const double LEAVE_S = 5.0; /* how long a thread that hangs is waited for after an abort */
 static const double LOOK_S = 1.0;
 
-enum { MAX_GROUP = INT32_MAX / BL_WIRE_CHANNELS - 1 };
+enum { MAX_GROUP = INT32_MAX / COMM_WIRE_CHANNELS - 1 };
 
-void bl_wire_note_word(bl_wire *w, const bl_word *what)
+void comm_wire_note_word(bl_wire *w, const comm_word *what)
 {
     pthread_mutex_lock(&w->lock);
     if (w->first.error.status == BL_OK) w->first = *what;
-    bl_sockets_wake(w->sockets);
+    comm_sockets_wake(w->sockets);
     pthread_mutex_unlock(&w->lock);
 }
 
 void bl_wire_abort(bl_wire *w, const bl_error *error)
 {
-    bl_word own = {.origin = w->rank, .error = *error};
-    bl_wire_note_word(w, &own);
+    comm_word own = {.origin = w->rank, .error = *error};
+    comm_wire_note_word(w, &own);
 }
 
 void bl_wire_first_error(bl_wire *w, bl_error *out)
@@ -40,19 +40,19 @@ static void wire_free(bl_wire *w)
 {
     pthread_cond_destroy(&w->ended);
     pthread_mutex_destroy(&w->lock);
-    bl_sockets_close(w->sockets);
+    comm_sockets_close(w->sockets);
     free(w->heard);
     free(w);
 }
 
-bl_status bl_wire_open(bl_sockets *sockets, int rank, int n_processes, bl_wire_report report_error,
-                       bl_wire **out)
+bl_status bl_wire_open(comm_sockets *sockets, int rank, int n_processes,
+                       bl_wire_report report_error, bl_wire **out)
 {
     bl_wire *w = calloc(1, sizeof *w);
 
     *out = NULL;
     if (!w) {
-        bl_sockets_close(sockets);
+        comm_sockets_close(sockets);
         return BL_FAIL(BL_ENOMEM, "a job of %d processes", n_processes);
     }
     w->rank = rank;
@@ -63,7 +63,7 @@ bl_status bl_wire_open(bl_sockets *sockets, int rank, int n_processes, bl_wire_r
     pthread_mutex_init(&w->lock, NULL);
     bl_condition_init(&w->ended);
     w->heard = calloc((size_t)n_processes, sizeof *w->heard);
-    if (!w->heard || bl_thread_create(&w->thread, bl_wire_main, w) != 0) {
+    if (!w->heard || bl_thread_create(&w->thread, comm_wire_main, w) != 0) {
         bl_status st = w->heard ? BL_ELIMIT : BL_ENOMEM;
         wire_free(w);
         return BL_FAIL(st, "a job of %d processes%s", n_processes,
@@ -106,7 +106,7 @@ static void give_up(bl_wire *w)
     bool is_first = w->first.error.status == BL_OK;
 
     if (is_first) {
-        w->first = (bl_word){.origin = w->rank};
+        w->first = (comm_word){.origin = w->rank};
         bl_error_save(
             &w->first.error,
             BL_FAIL(BL_ERANK,
@@ -122,7 +122,7 @@ static void give_up(bl_wire *w)
 
 static bool is_over(const bl_wire *w)
 {
-    return w->stage >= BL_WIRE_DOWN;
+    return w->stage >= COMM_WIRE_DOWN;
 }
 
 /* By a clock that nobody sets: one that jumps would have the process leave before its word is out. */
@@ -160,7 +160,7 @@ static bl_status end_wire(bl_wire *w, bool *is_joined)
     *is_joined = false;
     pthread_mutex_lock(&w->lock);
     w->is_closing = true;
-    bl_sockets_wake(w->sockets);
+    comm_sockets_wake(w->sockets);
     bl_status first = w->first.error.status;
     pthread_mutex_unlock(&w->lock);
     if (first != BL_OK && !ends_in_time(w))
@@ -168,7 +168,7 @@ static bl_status end_wire(bl_wire *w, bool *is_joined)
     if (!wait_for_end(w)) return BL_ERANK;
     pthread_join(w->thread, NULL);
     *is_joined = true;
-    return w->stage == BL_WIRE_DOWN ? w->verdict.error.status : BL_OK;
+    return w->stage == COMM_WIRE_DOWN ? w->verdict.error.status : BL_OK;
 }
 
 bl_status bl_wire_end(bl_wire *w)
@@ -256,7 +256,7 @@ bl_status bl_wire_channel_create(bl_wire *w, int group, int channel_idx, int siz
         bl_wire_channel_destroy(channel);
         return BL_FAIL(BL_ELIMIT, "more than %d communicators", MAX_GROUP);
     }
-    channel->tag = BL_WIRE_TAG_CONTROL + group * BL_WIRE_CHANNELS + channel_idx;
+    channel->tag = COMM_WIRE_TAG_CONTROL + group * COMM_WIRE_CHANNELS + channel_idx;
     *out = channel;
     return BL_OK;
 }
@@ -281,7 +281,7 @@ static void give_exchange(bl_wire_channel *channel)
     channel->is_begun = channel->is_done = channel->has_moved = false;
     channel->is_under_way = true;
     channel->error.status = BL_OK;
-    bl_sockets_wake(channel->wire->sockets);
+    comm_sockets_wake(channel->wire->sockets);
 }
 
 bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,

@@ -15,7 +15,7 @@ typedef struct job_child {
     int control_fd; /* this end of its socket */
     bool is_running, is_ended_by_us;
     int wait_status; /* of wait(2), once it does not run */
-    int n_th;        /* the how manieth to end, from 1 */
+    int n_th;        /* exit order, from 1 */
 } job_child;
 
 typedef struct job_children {

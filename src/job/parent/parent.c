@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parent.c -- what a parent does while its ranks run: waits, for signals and for their words, and says at the end how the job ended.
+/* parent.c -- the parent while its ranks run: handles signals and error reports, and judges the end (verdict.c).
  *
  * | event | the parent |
  * | first request to stop | passes it on; the ranks agree when to stop |
@@ -32,7 +32,7 @@ static const double LEFT_S = 5.0, TOLD_S = 1.0, EXIT_S = 4.0;
 
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
 
-typedef struct watch {
+typedef struct parent {
     job_children children;
     bl_launch *launch; /* NULL: one host */
     double deadline_s; /* 0: none */
@@ -44,14 +44,14 @@ typedef struct watch {
     double failed_s,
         ended_s, /* when the first child failed, and when the first one ended; 0: none has */
         done_s;  /* when the first one said that it has closed its wire */
-} watch;
+} parent;
 
 /* ---- what is said ---- */
 
 /* At once: the other parents' ranks leave with its exit code, or see this one's go, and say nothing better. */
-static void tell_other_parents(const watch *w, const bl_error *error)
+static void tell_other_parents(const parent *p, const bl_error *error)
 {
-    if (w->launch) bl_wire_abort(w->launch->wire, error);
+    if (p->launch) bl_wire_abort(p->launch->wire, error);
 }
 
 static bl_status say_stopped(void)
@@ -61,12 +61,12 @@ static bl_status say_stopped(void)
 }
 
 /* Not agreed with the ranks of other hosts, as at a first request. */
-static bl_status stop_all_hosts(const watch *w)
+static bl_status stop_all_hosts(const parent *p)
 {
     bl_error error;
 
     bl_error_save(&error, say_stopped());
-    tell_other_parents(w, &error);
+    tell_other_parents(p, &error);
     return bl_error_restore(&error);
 }
 
@@ -90,65 +90,65 @@ static void list_signals(bool takes_requests, sigset_t *signals)
 
 /* The ranks are in process groups of their own, which the terminal does not stop. Where nobody would continue it (no shell), the kernel ignores
  * the signal. */
-static void stop_and_continue(watch *w)
+static void stop_and_continue(parent *p)
 {
     sigset_t stop;
 
     sigemptyset(&stop);
     sigaddset(&stop, SIGTSTP);
-    job_children_signal(&w->children, SIGSTOP);
+    job_children_signal(&p->children, SIGSTOP);
     raise(SIGTSTP);
     pthread_sigmask(SIG_UNBLOCK, &stop, NULL); /* stops here */
     pthread_sigmask(SIG_BLOCK, &stop, NULL);
-    job_children_signal(&w->children, SIGCONT);
+    job_children_signal(&p->children, SIGCONT);
 }
 
-static void kill_left(watch *w)
+static void kill_left(parent *p)
 {
-    job_children_reap(&w->children); /* reap first: exited children are not killed */
-    job_children_kill(&w->children);
+    job_children_reap(&p->children); /* reap first: exited children are not killed */
+    job_children_kill(&p->children);
 }
 
 /* A terminal that closes sends SIGHUP, and so does its shell; the limit of CPU time sends SIGXCPU each second. */
-static bool is_repeated(const watch *w, int signal_number, double now_s)
+static bool is_repeated(const parent *p, int signal_number, double now_s)
 {
-    return now_s - w->asked_s < BL_LAUNCH_ONE_REQUEST_S || signal_number == SIGXCPU ||
+    return now_s - p->asked_s < BL_LAUNCH_ONE_REQUEST_S || signal_number == SIGXCPU ||
            signal_number == SIGHUP;
 }
 
-static void take_request(watch *w, int signal_number, double now_s)
+static void take_request(parent *p, int signal_number, double now_s)
 {
-    if (w->requests.asked == 0) {
-        w->requests.asked = signal_number;
-        w->asked_s = now_s;
+    if (p->requests.asked == 0) {
+        p->requests.asked = signal_number;
+        p->asked_s = now_s;
         if (signal_number == SIGINT) bl_log_note_echo();
-        job_children_signal(&w->children, signal_number);
-    } else if (!is_repeated(w, signal_number, now_s)) {
+        job_children_signal(&p->children, signal_number);
+    } else if (!is_repeated(p, signal_number, now_s)) {
         if (signal_number == SIGINT) bl_log_note_echo();
-        w->requests.is_left_at_once = true;
-        (void)stop_all_hosts(w);
-        kill_left(w);
+        p->requests.is_left_at_once = true;
+        (void)stop_all_hosts(p);
+        kill_left(p);
     }
 }
 
-static void take_signals(watch *w)
+static void take_signals(parent *p)
 {
     struct signalfd_siginfo info;
     int numbers[16], n = 0;
 
     /* All that have come, before the first is answered: requests that came together are one, however long this process stands still. */
     while (n < (int)BL_COUNT(numbers) &&
-           read(w->polled[0].fd, &info, sizeof info) == (ssize_t)sizeof info)
+           read(p->polled[0].fd, &info, sizeof info) == (ssize_t)sizeof info)
         numbers[n++] = (int)info.ssi_signo;
     double now_s = bl_now_s();
     for (int i = 0; i < n; i++) {
         int number = numbers[i];
         if (number == SIGTSTP)
-            stop_and_continue(w);
+            stop_and_continue(p);
         else if (number == SIGCONT)
-            job_children_signal(&w->children, SIGCONT);
+            job_children_signal(&p->children, SIGCONT);
         else if (number != SIGCHLD)
-            take_request(w, number, now_s);
+            take_request(p, number, now_s);
     }
 }
 
@@ -161,24 +161,24 @@ static bool is_hearsay(const bl_error *told)
            bl_nccl_is_report(told);
 }
 
-static void take_word(watch *w, const bl_error *word)
+static void take_word(parent *p, const bl_error *word)
 {
     if (word->status == BL_OK) {
-        if (w->done_s == 0.0) w->done_s = bl_now_s();
+        if (p->done_s == 0.0) p->done_s = bl_now_s();
     } else if (word->status == BL_ESTOPPED && !word->text[0]) {
-        w->requests.is_stop_known = true;
-    } else if (w->told.status == BL_OK || (is_hearsay(&w->told) && !is_hearsay(word))) {
-        w->told = *word;
+        p->requests.is_stop_known = true;
+    } else if (p->told.status == BL_OK || (is_hearsay(&p->told) && !is_hearsay(word))) {
+        p->told = *word;
     }
 }
 
-static void hear(watch *w)
+static void hear(parent *p)
 {
     bl_error word;
 
-    for (int i = 0; i < w->children.n; i++)
-        while (job_children_hear(&w->children, i, &word)) take_word(w, &word);
-    if (!is_hearsay(&w->told) && w->told.status != BL_ESTOPPED) tell_other_parents(w, &w->told);
+    for (int i = 0; i < p->children.n; i++)
+        while (job_children_hear(&p->children, i, &word)) take_word(p, &word);
+    if (!is_hearsay(&p->told) && p->told.status != BL_ESTOPPED) tell_other_parents(p, &p->told);
 }
 
 static bool has_failed(const job_child *c)
@@ -186,68 +186,68 @@ static bool has_failed(const job_child *c)
     return !c->is_running && !(WIFEXITED(c->wait_status) && WEXITSTATUS(c->wait_status) == 0);
 }
 
-static bool is_failed_elsewhere(const watch *w)
+static bool is_failed_elsewhere(const parent *p)
 {
     bl_error error;
-    if (!w->launch) return false;
-    bl_wire_first_error(w->launch->wire, &error);
+    if (!p->launch) return false;
+    bl_wire_first_error(p->launch->wire, &error);
     return error.status != BL_OK;
 }
 
 /* Kills those that do not follow the first. */
-static void look_after(watch *w)
+static void look_after(parent *p)
 {
     double now = bl_now_s();
 
-    job_children_reap(&w->children);
+    job_children_reap(&p->children);
     bool fails =
-        is_failed_elsewhere(w) || (w->told.status != BL_OK && w->told.status != BL_ESTOPPED);
-    for (int i = 0; i < w->children.n; i++) fails |= has_failed(&w->children.child[i]);
-    if (fails && w->failed_s == 0.0) w->failed_s = now;
-    if (w->children.n_ended > 0 && w->ended_s == 0.0) w->ended_s = now;
-    double ended_for_s = w->ended_s > 0.0 ? now - w->ended_s : 0.0;
-    bool is_over = (fails && now - w->failed_s > LEFT_S) ||
-                   (fails && w->told.status != BL_OK && ended_for_s > TOLD_S) ||
-                   (w->deadline_s > 0.0 && ended_for_s > w->deadline_s + EXIT_S);
-    bool is_done = !is_over && w->done_s > 0.0 && now - w->done_s > w->exit_s;
-    w->requests.is_killed_in_exit |= is_done;
-    if (is_over || is_done) kill_left(w);
+        is_failed_elsewhere(p) || (p->told.status != BL_OK && p->told.status != BL_ESTOPPED);
+    for (int i = 0; i < p->children.n; i++) fails |= has_failed(&p->children.child[i]);
+    if (fails && p->failed_s == 0.0) p->failed_s = now;
+    if (p->children.n_ended > 0 && p->ended_s == 0.0) p->ended_s = now;
+    double ended_for_s = p->ended_s > 0.0 ? now - p->ended_s : 0.0;
+    bool is_over = (fails && now - p->failed_s > LEFT_S) ||
+                   (fails && p->told.status != BL_OK && ended_for_s > TOLD_S) ||
+                   (p->deadline_s > 0.0 && ended_for_s > p->deadline_s + EXIT_S);
+    bool is_done = !is_over && p->done_s > 0.0 && now - p->done_s > p->exit_s;
+    p->requests.is_killed_in_exit |= is_done;
+    if (is_over || is_done) kill_left(p);
 }
 
-static void watch_children(watch *w)
+static void watch_children(parent *p)
 {
     enum { TICK_MS = 50 };
 
-    while (w->children.n_running > 0) {
+    while (p->children.n_running > 0) {
         bool has_clock =
-            w->launch || w->ended_s > 0.0 || w->done_s > 0.0 || w->told.status != BL_OK;
-        (void)poll(w->polled, 1 + (nfds_t)w->children.n, has_clock ? TICK_MS : -1);
-        for (int i = 1; i <= w->children.n; i++) /* closed: nothing more will come */
-            if (w->polled[i].revents & (POLLHUP | POLLERR)) w->polled[i].fd = -1;
-        take_signals(w);
-        hear(w);
-        look_after(w);
+            p->launch || p->ended_s > 0.0 || p->done_s > 0.0 || p->told.status != BL_OK;
+        (void)poll(p->polled, 1 + (nfds_t)p->children.n, has_clock ? TICK_MS : -1);
+        for (int i = 1; i <= p->children.n; i++) /* closed: nothing more will come */
+            if (p->polled[i].revents & (POLLHUP | POLLERR)) p->polled[i].fd = -1;
+        take_signals(p);
+        hear(p);
+        look_after(p);
     }
-    hear(w);
+    hear(p);
 }
 
 /* ---- the verdict ---- */
 
-static void wait_for_other_parents(const watch *w, job_wait wait)
+static void wait_for_other_parents(const parent *p, job_wait wait)
 {
     static const double WAIT_S[] = {[JOB_SHORT_WAIT] = 1.5, [JOB_LONG_WAIT] = 15.0};
     const struct timespec pause = {0, 20 * 1000 * 1000};
     double until = bl_now_s() + WAIT_S[wait];
 
-    while (!is_failed_elsewhere(w) && bl_now_s() < until) nanosleep(&pause, NULL);
+    while (!is_failed_elsewhere(p) && bl_now_s() < until) nanosleep(&pause, NULL);
 }
 
 /* "rank 3 (process 4711)", of several hosts "rank 3 (process 4711 on host b)" */
-static void name_child(const watch *w, const job_child *c, char *text, size_t text_bytes)
+static void name_child(const parent *p, const job_child *c, char *text, size_t text_bytes)
 {
     char host[64] = "?";
 
-    if (!w->launch) {
+    if (!p->launch) {
         snprintf(text, text_bytes, "rank %d (process %d)", c->rank, (int)c->pid);
         return;
     }
@@ -255,41 +255,41 @@ static void name_child(const watch *w, const job_child *c, char *text, size_t te
     snprintf(text, text_bytes, "rank %d (process %d on host %s)", c->rank, (int)c->pid, host);
 }
 
-static bl_status say_killed(const watch *w, const job_child *c)
+static bl_status say_killed(const parent *p, const job_child *c)
 {
     int number = WTERMSIG(c->wait_status);
     char name[128];
 
-    name_child(w, c, name, sizeof name);
+    name_child(p, c, name, sizeof name);
     return BL_FAIL(BL_ERANK, "%s was killed by signal %d (%s)%s", name, number, strsignal(number),
                    number == SIGKILL ? "; the system does that when memory runs out: see dmesg"
                                      : "");
 }
 
-static bl_status say_late(const watch *w, const job_child *c)
+static bl_status say_late(const parent *p, const job_child *c)
 {
     char name[128];
 
-    name_child(w, c, name, sizeof name);
+    name_child(p, c, name, sizeof name);
     return BL_FAIL(BL_ERANK, "%s did not end when the others did", name);
 }
 
-static bl_status warn_of_exit(const watch *w, const job_child *c)
+static bl_status warn_of_exit(const parent *p, const job_child *c)
 {
     char name[128];
 
-    name_child(w, c, name, sizeof name);
+    name_child(p, c, name, sizeof name);
     bl_log_warning("%s had done all and hung in its exit; it was killed", name);
     return BL_OK;
 }
 
-static bl_status say_exited(const watch *w, const job_child *c)
+static bl_status say_exited(const parent *p, const job_child *c)
 {
     enum { NOT_LOADED = 127 }; /* of the dynamic loader */
     int code = WEXITSTATUS(c->wait_status);
     char name[128];
 
-    name_child(w, c, name, sizeof name);
+    name_child(p, c, name, sizeof name);
     if (code != NOT_LOADED)
         return BL_FAIL(BL_ERANK, "%s exited with code %d and did not say why", name, code);
     return BL_FAIL(BL_ELIMIT,
@@ -298,30 +298,30 @@ static bl_status say_exited(const watch *w, const job_child *c)
                    name);
 }
 
-static bl_status judge(const watch *w)
+static bl_status judge(const parent *p)
 {
     const job_child *first;
-    job_evidence evidence = job_find_evidence(&w->children, &w->requests, &first);
-    job_judgement judgement = job_judge(evidence, w->told.status == BL_OK ? JOB_NO_REPORT
-                                                  : is_hearsay(&w->told)  ? JOB_HEARSAY
+    job_evidence evidence = job_find_evidence(&p->children, &p->requests, &first);
+    job_judgement judgement = job_judge(evidence, p->told.status == BL_OK ? JOB_NO_REPORT
+                                                  : is_hearsay(&p->told)  ? JOB_HEARSAY
                                                                           : JOB_REPORT);
 
-    if (w->launch && judgement.wait != JOB_NO_WAIT) wait_for_other_parents(w, judgement.wait);
+    if (p->launch && judgement.wait != JOB_NO_WAIT) wait_for_other_parents(p, judgement.wait);
     switch (judgement.verdict) {
     case JOB_WARN_OF_EXIT:
-        return warn_of_exit(w, first);
+        return warn_of_exit(p, first);
     case JOB_PRINT_REPORT:
-        return bl_error_restore(&w->told);
+        return bl_error_restore(&p->told);
     case JOB_PRINT_STOP:
         return say_stopped();
     case JOB_PRINT_STOP_TO_ALL:
-        return stop_all_hosts(w);
+        return stop_all_hosts(p);
     case JOB_PRINT_KILLED:
-        return say_killed(w, first);
+        return say_killed(p, first);
     case JOB_PRINT_EXITED:
-        return say_exited(w, first);
+        return say_exited(p, first);
     case JOB_PRINT_LATE:
-        return say_late(w, first);
+        return say_late(p, first);
     case JOB_SUCCESS:
         break;
     }
@@ -330,23 +330,23 @@ static bl_status judge(const watch *w)
 
 /* ---- */
 
-static bl_status open_watch(watch *w, const sigset_t *signals)
+static bl_status open_parent(parent *p, const sigset_t *signals)
 {
-    w->polled = calloc(1 + (size_t)w->children.n, sizeof *w->polled);
-    if (!w->polled) return BL_FAIL(BL_ENOMEM, "%d children", w->children.n);
+    p->polled = calloc(1 + (size_t)p->children.n, sizeof *p->polled);
+    if (!p->polled) return BL_FAIL(BL_ENOMEM, "%d children", p->children.n);
     int fd = signalfd(-1, signals, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd < 0) return bl_fail_errno(BL_EIO, "signalfd");
-    w->polled[0] = (struct pollfd){.fd = fd, .events = POLLIN};
-    for (int i = 0; i < w->children.n; i++)
-        w->polled[1 + i] = (struct pollfd){.fd = w->children.child[i].control_fd, .events = POLLIN};
+    p->polled[0] = (struct pollfd){.fd = fd, .events = POLLIN};
+    for (int i = 0; i < p->children.n; i++)
+        p->polled[1 + i] = (struct pollfd){.fd = p->children.child[i].control_fd, .events = POLLIN};
     return BL_OK;
 }
 
-static void close_watch(watch *w)
+static void close_parent(parent *p)
 {
-    if (w->polled && w->polled[0].fd > 0) close(w->polled[0].fd);
-    free(w->polled);
-    job_children_free(&w->children);
+    if (p->polled && p->polled[0].fd > 0) close(p->polled[0].fd);
+    free(p->polled);
+    job_children_free(&p->children);
 }
 
 /* May take minutes, until the other hosts have come. */
@@ -361,7 +361,7 @@ static bl_status connect_ranks(bl_launch *launch, int n_here, job_host_links *li
 
 bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks)
 {
-    watch w = {.launch = launch, .deadline_s = ranks->deadline_s, .exit_s = ranks->exit_s};
+    parent p = {.launch = launch, .deadline_s = ranks->deadline_s, .exit_s = ranks->exit_s};
     job_host_links links;
     sigset_t signals, old;
 
@@ -372,18 +372,18 @@ bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks)
                          &links)); /* until there are ranks, a signal ends this process */
     list_signals(ranks->takes_requests, &signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old);
-    bl_status st = job_children_start(&links, ranks->argv, &old, &w.children);
-    if (st == BL_OK && (st = open_watch(&w, &signals)) != BL_OK) {
+    bl_status st = job_children_start(&links, ranks->argv, &old, &p.children);
+    if (st == BL_OK && (st = open_parent(&p, &signals)) != BL_OK) {
         bl_error error;
         bl_error_save(&error, st);
-        job_children_kill(&w.children);
+        job_children_kill(&p.children);
         st = bl_error_restore(&error);
     }
-    if (w.children.line) bl_log_share_line(w.children.line);
+    if (p.children.line) bl_log_share_line(p.children.line);
     if (st == BL_OK) {
-        watch_children(&w);
-        st = judge(&w);
+        watch_children(&p);
+        st = judge(&p);
     }
-    close_watch(&w);
+    close_parent(&p);
     return st;
 }
