@@ -145,12 +145,14 @@ static bl_status run_alone(bl_stream *stream, const bl_comm_task *t)
 
 bl_status comm_nccl_run(bl_stream *stream, const bl_comm_task *t)
 {
-    static bl_status (*const launchers[])(comm_nccl * c, bl_stream * stream,
-                                          const bl_comm_task *t) = {
-        [BL_COMM_ALL_GATHER] = all_gather,
-        [BL_COMM_REDUCE_SCATTER] = reduce,
-        [BL_COMM_ALL_REDUCE] = reduce,
-        [BL_COMM_BROADCAST] = broadcast,
+    static const struct {
+        const char *name;
+        bl_status (*launch)(comm_nccl *c, bl_stream *stream, const bl_comm_task *t);
+    } kinds[] = {
+        [BL_COMM_ALL_GATHER] = {"all_gather", all_gather},
+        [BL_COMM_REDUCE_SCATTER] = {"reduce_scatter", reduce},
+        [BL_COMM_ALL_REDUCE] = {"all_reduce", reduce},
+        [BL_COMM_BROADCAST] = {"broadcast", broadcast},
     };
     comm_nccl *c = (comm_nccl *)t->comm;
     bl_comm_kind kind = t->call.kind;
@@ -160,7 +162,7 @@ bl_status comm_nccl_run(bl_stream *stream, const bl_comm_task *t)
     if (kind == BL_COMM_BARRIER ||
         (kind == BL_COMM_ALL_REDUCE && t->call.bytes <= BL_NCCL_SMALL_BYTES))
         return run_on_host(c, stream, t);
-    if (t->call.bytes == 0 || !comm_nccl_begin(c, bl_comm_kind_name(kind))) return BL_OK;
-    BL_TRY(comm_nccl_end(c, launchers[kind](c, stream, t)));
+    if (t->call.bytes == 0 || !comm_nccl_begin(c, kinds[kind].name)) return BL_OK;
+    BL_TRY(comm_nccl_end(c, kinds[kind].launch(c, stream, t)));
     return comm_nccl_watch_launch(c, stream, &t->call);
 }
