@@ -19,8 +19,8 @@
 #include "model/placement.h"
 #include "../plan/time_case.h"
 #include "plan/memory.h"
-#include "train/adapter_state_internal.h"
-#include "train/batch_internal.h"
+#include "train/adapter_state.h"
+#include "train/batch.h"
 
 typedef struct spans {
     int n, max;
