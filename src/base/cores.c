@@ -9,11 +9,37 @@
 
 #include "base/cgroup_internal.h"
 #include "base/sizes.h"
+#include "base/thread.h"
 
 int64_t bl_cores_bound(void)
 {
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+/* The kernel takes the cores that a cgroup does not have out of a set that is asked for. */
+static void *count_allowed(void *n)
+{
+    cpu_set_t all;
+
+    memset(&all, 0xFF, sizeof all);
+    if (sched_setaffinity(0, sizeof all, &all) == 0) *(int64_t *)n = bl_cores_bound();
+    return NULL;
+}
+
+int64_t bl_cores_allowed(void)
+{
+    int64_t n = bl_cores_bound();
+    pthread_t thread;
+
+    if (bl_thread_create(&thread, count_allowed, &n) == 0) pthread_join(thread, NULL);
+    return n;
+}
+
+int64_t bl_cores_of_process(pid_t process)
+{
+    cpu_set_t set;
+    return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : -1;
 }
 
 static int64_t cores_of(int64_t quota_us, int64_t period_us)

@@ -4,9 +4,15 @@
 #define BALLAST_BASE_CORES_H
 
 #include <stdint.h>
+#include <sys/types.h>
 
 /* Cores to which this thread is bound (sched_getaffinity); 1 where the system does not tell. */
 int64_t bl_cores_bound(void);
+
+/* Cores that this thread could be bound to: all of its cgroup's. Found by binding a thread made for it. */
+int64_t bl_cores_allowed(void);
+/* Cores to which a process's first thread is bound; -1 where the system does not tell. */
+int64_t bl_cores_of_process(pid_t process);
 
 /* CPU time per time that this process may take, in cores, rounded up: the least quota of its cgroup and of each of that one's parents
  * (cgroup v2: cpu.max; v1: cpu.cfs_quota_us by cpu.cfs_period_us). A container's limit: with more threads that compute, the kernel stops

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "cli/cli.h"
+#include "comm/nccl/nccl.h"
 #include "train/train.h"
 
 static void print_train_options(FILE *out, bool as_markdown)
@@ -47,9 +48,11 @@ typedef bl_status (*job_fn)(const bl_train_config *config, bl_launch *launch, vo
 static bl_status run_config(const bl_train_config *config, bl_launch *launch, const char *command,
                             int argc, char *const *argv, job_fn run, void *user)
 {
-    BL_TRY(bl_launch_agree(launch, config->starts_ranks));
-    if (config->starts_ranks > 0)
-        return bl_cli_start_ranks(launch, config->starts_ranks, command, argc, argv,
+    int n_started = bl_train_config_starts_ranks(config);
+
+    BL_TRY(bl_launch_agree(launch, n_started));
+    if (n_started > 0)
+        return bl_cli_start_ranks(launch, n_started, command, argc, argv,
                                   strcmp(command, "train") == 0, config->step_deadline_s);
     return run(config, launch, user);
 }
@@ -85,17 +88,11 @@ static bl_status train(const bl_train_config *config, bl_launch *launch, void *u
     return bl_train_run(config, launch);
 }
 
-/* What CUDA reads when it starts, which it has not and there are no threads; the user's own choice stands. As many hardware queues as a
- * device has streams (device/device.h): those that wait hold up no others. Between GPUs of several processes no kernel should be loaded
- * while others wait for this one's (train/warm_up.c). And NCCL, between GPUs of one NVSwitch, sends and receives over 32 channels with each peer,
- * about 15 MB each: 3.3 GB on eight H100 (NCCL issue 1685), which a plan does not leave it. Eight are a quarter, and LoRA's sums ask for
- * no more. */
-static void set_up_cuda(const bl_launch_info *info)
+/* While there are no threads, and before CUDA starts. */
+static void prepare_environment(const bl_launch_info *info)
 {
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    if (info->n_processes == 1) return;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-    setenv("NCCL_MAX_P2P_NCHANNELS", "8", 0);
+    bl_device_prepare_environment();
+    if (info->n_processes > 1) bl_nccl_prepare_environment();
 }
 
 static bl_status run_train(int argc, char *const *argv)
@@ -103,7 +100,7 @@ static bl_status run_train(int argc, char *const *argv)
     bl_launch_info info;
 
     BL_TRY(bl_launch_begin(&info));
-    set_up_cuda(&info);
+    prepare_environment(&info);
     bool is_one_of_several = info.kind == BL_LAUNCH_CHILD || info.n_processes > 1;
     bl_stop_signals_handle(is_one_of_several ? leave_silently : leave_at_once);
     return run_job(BL_CONFIG_TRAIN, "train", argc, argv, train, NULL);
@@ -163,7 +160,7 @@ static bl_status run_eval(int argc, char *const *argv)
     evaluation e = {.is_here = false};
 
     BL_TRY(bl_launch_begin(&info));
-    set_up_cuda(&info);
+    prepare_environment(&info);
     BL_TRY(run_job(BL_CONFIG_EVAL, "eval", argc, argv, evaluate, &e));
     if (e.is_here) print_result(&e.result);
     return BL_OK;

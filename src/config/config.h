@@ -125,8 +125,7 @@ typedef struct bl_train_config {
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
 
-    char *config_file; /* no key: the YAML file it was read from; NULL */
-    int starts_ranks; /* no key: ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them as threads */
+    char *config_file;                  /* no key: the YAML file it was read from; NULL */
     const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
 
     /* bl_option_origin of each key: bl_train_config_given. */
@@ -167,6 +166,10 @@ bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, c
  * values are taken as they are. */
 bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
+
+/* Ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them as threads. Of a
+ * configuration that bl_train_config_load has resolved here. */
+int bl_train_config_starts_ranks(const bl_train_config *config);
 
 /* Whether the user set the key (in the file or on the line), be it to the default. */
 bool bl_train_config_given(const bl_train_config *config, const char *key);

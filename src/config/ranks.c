@@ -7,7 +7,6 @@
  * | mpirun, srun: one task per host | hosts | hosts x its visible GPUs, or hosts | a child of the task; the task, if there are no more ranks |
  * | mpirun, srun, torchrun: more | P | P | the task |
  * | a parent | ranks | ranks | this process | */
-#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,28 +22,12 @@ bool config_has_gpu_processes(void)
     return bl_comm_has_nccl();
 }
 
-/* Those that this thread could have: all that its cgroup does, whatever it is bound to. The kernel takes the others out of a set that is asked for. */
-static int64_t allowed_cores(void)
-{
-    cpu_set_t own, all;
-    int64_t n = bl_cores_bound();
-
-    if (sched_getaffinity(0, sizeof own, &own) != 0) return n;
-    memset(&all, 0xFF, sizeof all);
-    if (sched_setaffinity(0, sizeof all, &all) != 0) return n;
-    n = bl_cores_bound();
-    (void)sched_setaffinity(0, sizeof own, &own);
-    return n;
-}
-
 /* What the process that started this one is bound to: no more than this one where its tasks share its set. */
 static int64_t cores_of_starter(int64_t n_unknown)
 {
-    cpu_set_t set;
     pid_t starter = getppid(); /* 0: outside of the container */
-
-    if (starter == 0 || sched_getaffinity(starter, sizeof set, &set) != 0) return n_unknown;
-    return CPU_COUNT(&set);
+    int64_t n = starter == 0 ? -1 : bl_cores_of_process(starter);
+    return n < 0 ? n_unknown : n;
 }
 
 int64_t config_cores_of_task(int64_t n_usable, int64_t n_starter, int64_t n_allowed,
@@ -65,7 +48,7 @@ static int64_t cores_of_rank(const bl_launch_info *launch, int64_t n_children, i
     int64_t n = bl_cores_bound();
 
     if (!is_task(launch) || n_children > 0) return bl_max_i64(1, n / n_on_host);
-    return config_cores_of_task(n, cores_of_starter(n), allowed_cores(), n_on_host);
+    return config_cores_of_task(n, cores_of_starter(n), bl_cores_allowed(), n_on_host);
 }
 
 int64_t config_cores_within(int64_t quota, int64_t n_cores, int64_t n_on_host)
@@ -183,7 +166,6 @@ bl_status config_place_ranks(bl_train_config *c, int n_gpus)
     if (launch.kind == BL_LAUNCH_ALONE) BL_TRY(check_nccl(c, is_auto, n_gpus));
     if (launch.kind != BL_LAUNCH_CHILD) BL_TRY(count_children(c, &launch, n_gpus, &n_children));
     if (n_children == 0) warn_of_idle_gpus(c, &launch, n_gpus);
-    c->starts_ranks = (int)n_children;
     bool are_processes = n_children > 0 || launch.kind != BL_LAUNCH_ALONE;
     c->rank_processes = are_processes ? BL_RANK_PROCESSES_TRUE : BL_RANK_PROCESSES_FALSE;
     int64_t n_on_host = n_children > 0                   ? n_children
@@ -191,4 +173,14 @@ bl_status config_place_ranks(bl_train_config *c, int n_gpus)
                                                          : launch.n_local;
     if (c->threads == BL_OPTION_AUTO) c->threads = auto_threads(&launch, n_children, n_on_host);
     return BL_OK;
+}
+
+int bl_train_config_starts_ranks(const bl_train_config *c)
+{
+    bl_launch_info launch;
+
+    bl_launch_read(&launch);
+    if (c->rank_processes != BL_RANK_PROCESSES_TRUE || !is_for_a_host(&launch)) return 0;
+    if (launch.n_processes > 1 && c->ranks == launch.n_processes) return 0;
+    return (int)(c->ranks / launch.n_processes);
 }

@@ -8,6 +8,11 @@
 
 #include "base/sizes.h"
 
+void bl_device_prepare_environment(void)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 void bl_device_base_init(bl_device *device, const bl_device_backend *backend)
 {
     *device = (bl_device){.backend = backend};

@@ -59,6 +59,10 @@ enum { BL_CUDA_CAPABILITY_MIN = 80 }; /* the least compute capability, 10 x majo
 /* GPU number `index` (CUDA's numbering, CUDA_VISIBLE_DEVICES applied), of compute capability 8.0 or more. BL_ELIMIT when the build, the
  * machine or its driver has none, with what is missing. Several devices may share one GPU. A CUDA device has at most 32 streams. */
 BL_API bl_status bl_device_create_cuda(int index, bl_device **out);
+/* Sets what CUDA should read from the environment, unless the user has set it: as many hardware queues as a device
+ * has streams, so that those that wait hold up no others. Before CUDA starts, and while there is one thread. */
+BL_API void bl_device_prepare_environment(void);
+
 /* What a search for a GPU has come to. */
 typedef enum bl_gpu_state {
     BL_GPU_BROKEN,   /* the driver, or the search itself, has failed */

@@ -26,7 +26,7 @@ bl_status bl_job_place_ranks(bl_job *job)
     bl_topology *t = &job->topology;
     bl_launch_info info;
 
-    if (c->starts_ranks > 0)
+    if (bl_train_config_starts_ranks(c) > 0)
         return BL_FAIL(BL_EUSAGE,
                        "rank_processes true: `ballast train` and `ballast eval` start processes; "
                        "here ranks are threads: use false");

@@ -86,7 +86,7 @@ static void test_one_command_takes_all(void **state)
     has_nccl = true;
     assert_int_equal(place(BL_OPTION_AUTO, BL_RANK_PROCESSES_AUTO, 8, &c), BL_OK);
     assert_int_equal(c.ranks, 8);
-    assert_int_equal(c.starts_ranks, 8);
+    assert_int_equal(bl_train_config_starts_ranks(&c), 8);
     assert_int_equal(n_warnings, 0);
 }
 
@@ -98,7 +98,7 @@ static void test_a_build_without_nccl_says_so(void **state)
     has_nccl = false;
     assert_int_equal(place(BL_OPTION_AUTO, BL_RANK_PROCESSES_AUTO, 8, &c), BL_OK);
     assert_int_equal(c.ranks, 1);
-    assert_int_equal(c.starts_ranks, 0);
+    assert_int_equal(bl_train_config_starts_ranks(&c), 0);
     assert_int_equal(n_warnings, 1);
     assert_string_equal(warning,
                         "this build has no NCCL: of 8 GPUs one is used (docs/gpu.md, Build)");
@@ -123,7 +123,7 @@ static void test_threads_share_a_gpu_without_nccl(void **state)
     assert_int_equal(c.ranks, 4);
     assert_int_equal(place(4, BL_RANK_PROCESSES_FALSE, 8, &c), BL_OK);
     assert_int_equal(c.ranks, 4);
-    assert_int_equal(c.starts_ranks, 0);
+    assert_int_equal(bl_train_config_starts_ranks(&c), 0);
     assert_int_equal(n_warnings, 0);
     assert_int_equal(place(1, BL_RANK_PROCESSES_AUTO, 8, &c), BL_OK);
     assert_int_equal(n_warnings, 0);
@@ -174,7 +174,7 @@ static void test_a_task_per_host_starts_ranks(void **state)
     be_a_task_of_mpirun("2", "1");
     assert_int_equal(place(BL_OPTION_AUTO, BL_RANK_PROCESSES_AUTO, 8, &c), BL_OK);
     assert_int_equal(c.ranks, 16);
-    assert_int_equal(c.starts_ranks, 8);
+    assert_int_equal(bl_train_config_starts_ranks(&c), 8);
     assert_int_equal(n_warnings, 0);
 }
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "base/thread.h"
 #include "comm/nccl/internal.h"
 
@@ -63,10 +64,10 @@ static bool is_abort_late(const comm_nccl_job *job)
 
 static void tell(comm_nccl *c, double silent_s)
 {
-    char host[HOST_BYTES] = "";
+    char host[HOST_BYTES];
     bl_error error;
 
-    (void)gethostname(host, sizeof host - 1);
+    bl_host_name(host, sizeof host);
     bl_error_save(&error, BL_FAIL(BL_ERANK,
                                   "rank %d on %s hangs in CUDA or NCCL: the watch of %s has not "
                                   "come back from a call for %.1f s",

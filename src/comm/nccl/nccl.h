@@ -57,6 +57,10 @@ typedef struct bl_nccl_options {
 BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
                                      const bl_nccl_options *options, bl_comm **out);
 
+/* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the user has set it.
+ * Before CUDA starts, and while there is one thread. */
+BL_API void bl_nccl_prepare_environment(void);
+
 BL_API bool bl_comm_has_nccl(void); /* this build; the machine may have no library */
 
 /* What NCCL reports by itself, long after the call: BL_ERANK "rank 2 on b: NCCL lost a rank in WHERE: WHY", by the rank that heard it; "failed"

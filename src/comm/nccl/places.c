@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "comm/nccl/internal.h"
+#include "base/host_name.h"
 #include "device/cuda/stream.h"
 
 struct comm_nccl_place {
@@ -27,7 +28,7 @@ static void read_boot_id(char *out, size_t n_bytes)
 static bl_status find_own(const comm_nccl *c, comm_nccl_place *out)
 {
     *out = (comm_nccl_place){.host = ""};
-    (void)gethostname(out->host, sizeof out->host - 1);
+    bl_host_name(out->host, sizeof out->host);
     read_boot_id(out->boot, sizeof out->boot);
     cudaError_t error = cudaDeviceGetPCIBusId(out->bus, (int)sizeof out->bus,
                                               bl_cuda_device_properties(c->job->device)->index);

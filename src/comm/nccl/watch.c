@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "base/thread.h"
 #include "comm/nccl/internal.h"
 #include "device/cuda/stream.h"
@@ -181,7 +182,7 @@ static bl_status look_at_nccl(const comm_nccl *c)
 {
     const comm_nccl_library *library = &c->job->library;
     ncclResult_t result = ncclSuccess;
-    char where[320], why[512], host[HOST_BYTES] = "";
+    char where[320], why[512], host[HOST_BYTES];
 
     if (!c->watch.is_ready) return BL_OK;
     ncclResult_t asked = library->ncclCommGetAsyncError(c->nccl, &result);
@@ -191,7 +192,7 @@ static bl_status look_at_nccl(const comm_nccl *c)
     const char *last = library->ncclGetLastError(c->nccl);
     snprintf(why, sizeof why, "%s%s%s", library->ncclGetErrorString(result),
              last && last[0] ? ": " : "", last ? last : "");
-    (void)gethostname(host, sizeof host - 1);
+    bl_host_name(host, sizeof host);
     return bl_nccl_report(c->job_ranks[c->base.rank], host, result == ncclRemoteError, where, why);
 }
 
@@ -199,10 +200,10 @@ static bl_status look_at_nccl(const comm_nccl *c)
 static bl_status blame(const comm_nccl *c, const char *what, uint64_t n_steps)
 {
     double deadline_s = c->job->options.deadline_s;
-    char host[HOST_BYTES] = "";
+    char host[HOST_BYTES];
     uint64_t reached;
 
-    (void)gethostname(host, sizeof host - 1);
+    bl_host_name(host, sizeof host);
     int culprit = comm_nccl_progress_find(c, n_steps, &reached);
     if (culprit >= 0)
         return BL_FAIL(

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/host_name.h"
 #include "job/tcp/tcp.h"
 
 static const double MEET_S = 300.0;
@@ -76,7 +77,7 @@ bl_status bl_launch_agree(bl_launch *launch, int n_here)
 
     if (!launch || launch->info.kind != BL_LAUNCH_MPI) return BL_OK;
     int n = launch->info.n_processes;
-    if (gethostname(own.host, sizeof own.host - 1) != 0) strcpy(own.host, "?");
+    bl_host_name(own.host, sizeof own.host);
     all = calloc((size_t)n, sizeof *all);
     if (!all) return BL_FAIL(BL_ENOMEM, "%d hosts", n);
     bl_status st = all_gather(launch, "who starts ranks", &own, all, sizeof own);

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
@@ -245,13 +246,13 @@ static void wait_for_other_parents(const parent *p, job_wait wait)
 /* "rank 3 (process 4711)", of several hosts "rank 3 (process 4711 on host b)" */
 static void name_child(const parent *p, const job_child *c, char *text, size_t text_bytes)
 {
-    char host[64] = "?";
+    char host[64];
 
     if (!p->launch) {
         snprintf(text, text_bytes, "rank %d (process %d)", c->rank, (int)c->pid);
         return;
     }
-    (void)gethostname(host, sizeof host - 1);
+    bl_host_name(host, sizeof host);
     snprintf(text, text_bytes, "rank %d (process %d on host %s)", c->rank, (int)c->pid, host);
 }
 

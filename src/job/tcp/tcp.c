@@ -18,6 +18,7 @@
 
 #include "base/build_id.h"
 #include "base/clock.h"
+#include "base/host_name.h"
 #include "base/log.h"
 #include "base/sizes.h"
 
@@ -110,8 +111,7 @@ bl_status job_place_describe(bool is_one_host, job_place *place, bool *is_chosen
     const char *name = getenv(INTERFACE_VARIABLE);
 
     memset(place, 0, sizeof *place);
-    if (gethostname(place->host, sizeof place->host) != 0) strcpy(place->host, "a host");
-    place->host[sizeof place->host - 1] = '\0';
+    bl_host_name(place->host, sizeof place->host);
     snprintf(place->build, sizeof place->build, "%s", bl_build_id());
     *is_chosen = !is_one_host && name && name[0];
     if (!is_one_host) return find_addresses(*is_chosen ? name : NULL, place);
