@@ -2,6 +2,7 @@
 /* Under AddressSanitizer what has not been taken is poisoned, the rest of a piece's last page included. */
 #include "offload/arena.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,6 +212,8 @@ void *bl_arena_take(bl_arena *arena, size_t n_bytes)
     if (piece_bytes > arena->size_bytes - arena->taken_bytes) return NULL;
     char *piece = arena->memory + arena->taken_bytes;
     arena->taken_bytes += piece_bytes;
+    assert(arena->taken_bytes <= arena->size_bytes &&
+           arena->taken_bytes % BL_DEVICE_ALIGNMENT_BYTES == 0);
     ASAN_UNPOISON_MEMORY_REGION(piece, n_bytes);
     return piece;
 }

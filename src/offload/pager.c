@@ -35,6 +35,7 @@
  * The invariants of slots are the ring's. */
 #include "offload/pager.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -256,6 +257,48 @@ static bl_status pace_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
+/* ---- invariants ---- */
+
+/* Invariant 3 of one unit. */
+static bl_status validate_unit(const bl_pager *pager, int64_t unit)
+{
+    const bl_gather_unit *u = &pager->gather_units[unit];
+    size_t room = bl_gather_ring_bytes(1, 1, u, pager->group_size), end = 0;
+
+    for (int i = 0; i < u->n_items; i++) {
+        if (u->item[i].is_lent && pager->group_size == 1) continue;
+        if (u->item[i].slot_offset < end)
+            return BL_FAIL(BL_EINTERNAL, "pager: item %d of unit %lld overlaps the one before it",
+                           i, (long long)unit);
+        end = u->item[i].slot_offset + u->item[i].shard_bytes * (size_t)pager->group_size;
+    }
+    if (end > room)
+        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld ends at %zu of a slot of %zu",
+                       (long long)unit, end, room);
+    size_t bounced = disk_bytes(pager->specs, &pager->units[unit], u->n_items);
+    if (pager->bounce && bounced > pager->bounce_bytes)
+        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld needs %zu of %zu bytes to bounce",
+                       (long long)unit, bounced, pager->bounce_bytes);
+    return BL_OK;
+}
+
+bl_status bl_pager_validate(const bl_pager *pager)
+{
+    BL_TRY(bl_gather_ring_validate(pager->ring));
+    if (pager->n_started != pager->n_finished)
+        return BL_FAIL(BL_EINTERNAL, "pager: of unit %lld, %d items were started and %d finished",
+                       (long long)pager->queued_unit, pager->n_started, pager->n_finished);
+    for (int64_t u = 0; u < pager->n_units; u++) BL_TRY(validate_unit(pager, u));
+    return BL_OK;
+}
+
+/* When a unit has been queued whole; in debug builds. */
+static void check_state(const bl_pager *pager)
+{
+    assert(bl_pager_validate(pager) == BL_OK);
+    (void)pager;
+}
+
 /* ---- the source: called by the ring, on the caller's thread ---- */
 
 /* Where the host has a page of a unit that is not in device memory: in the arena, or where its read goes. */
@@ -316,8 +359,10 @@ static bl_status source_finish(void *user, int64_t unit, int item, void *dst, bl
     if (spec->tier == BL_TIER_DISK || pager->options.verify_always)
         BL_TRY(call_host(pager, copy, spec, &args));
     if (args.memory != dst) BL_TRY(bl_stream_copy(copy, dst, args.memory, spec->n_bytes));
-    if (pager->disk && pager->n_finished == pager->n_started)
-        BL_TRY(bl_event_record(pager->bounced, copy));
+    if (pager->n_finished == pager->n_started) {
+        check_state(pager);
+        if (pager->disk) BL_TRY(bl_event_record(pager->bounced, copy));
+    }
     return pager->hooks.pace ? bl_stream_call(copy, pace_task, &args, sizeof args) : BL_OK;
 }
 
@@ -502,37 +547,4 @@ done:
     bl_staging_destroy(staging);
     bl_device_free(device, BL_SPACE_HOST, buffer);
     return st;
-}
-
-/* Invariant 3 of one unit. */
-static bl_status validate_unit(const bl_pager *pager, int64_t unit)
-{
-    const bl_gather_unit *u = &pager->gather_units[unit];
-    size_t room = bl_gather_ring_bytes(1, 1, u, pager->group_size), end = 0;
-
-    for (int i = 0; i < u->n_items; i++) {
-        if (u->item[i].is_lent && pager->group_size == 1) continue;
-        if (u->item[i].slot_offset < end)
-            return BL_FAIL(BL_EINTERNAL, "pager: item %d of unit %lld overlaps the one before it",
-                           i, (long long)unit);
-        end = u->item[i].slot_offset + u->item[i].shard_bytes * (size_t)pager->group_size;
-    }
-    if (end > room)
-        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld ends at %zu of a slot of %zu",
-                       (long long)unit, end, room);
-    size_t bounced = disk_bytes(pager->specs, &pager->units[unit], u->n_items);
-    if (pager->bounce && bounced > pager->bounce_bytes)
-        return BL_FAIL(BL_EINTERNAL, "pager: unit %lld needs %zu of %zu bytes to bounce",
-                       (long long)unit, bounced, pager->bounce_bytes);
-    return BL_OK;
-}
-
-bl_status bl_pager_validate(const bl_pager *pager)
-{
-    BL_TRY(bl_gather_ring_validate(pager->ring));
-    if (pager->n_started != pager->n_finished)
-        return BL_FAIL(BL_EINTERNAL, "pager: of unit %lld, %d items were started and %d finished",
-                       (long long)pager->queued_unit, pager->n_started, pager->n_finished);
-    for (int64_t u = 0; u < pager->n_units; u++) BL_TRY(validate_unit(pager, u));
-    return BL_OK;
 }

@@ -18,6 +18,7 @@
  * start writes the file anew. */
 #include "offload/pages.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,6 +230,28 @@ void bl_pages_destroy(bl_pages *pages)
     free(pages);
 }
 
+/* ---- invariants ---- */
+
+/* Of the states FILLING and SEALED: one page at a time is half written; SEALED, all are whole. */
+static bool is_valid(const bl_pages *pages)
+{
+    for (int64_t i = 0; i < pages->n_pages; i++) {
+        const held_page *page = &pages->page[i];
+        bool is_partial = page->n_written > 0 && page->n_written < page->spec.n_bytes;
+        if (page->n_written > page->spec.n_bytes || (is_partial && i != pages->current) ||
+            (pages->is_sealed && !page->is_whole))
+            return false;
+    }
+    return pages->current < pages->n_pages && !(pages->is_sealed && pages->current >= 0);
+}
+
+/* After each transition; in debug builds. */
+static void check_state(const bl_pages *pages)
+{
+    assert(is_valid(pages));
+    (void)pages, (void)is_valid;
+}
+
 /* ---- writing ---- */
 
 /* Whether these bytes are the next of the page, and no other page is half written. */
@@ -294,6 +317,7 @@ bl_status bl_pages_write(bl_pages *pages, int64_t index, size_t offset, const vo
         page->is_whole = st == BL_OK;
         pages->current = -1;
     }
+    check_state(pages);
     /* A write to the disk names its page itself: it may be an earlier one that failed. */
     return st == BL_OK || page->spec.tier == BL_TIER_DISK
                ? st
@@ -334,6 +358,7 @@ bl_status bl_pages_seal(bl_pages *pages)
     bl_stream_destroy(pages->stream);
     pages->stream = NULL;
     pages->is_sealed = true;
+    check_state(pages);
     return BL_OK;
 }
 

@@ -3,6 +3,7 @@
  * back in stack order. */
 #include "offload/spill.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum { NO_ENTRY = -1 };
@@ -74,6 +75,49 @@ void bl_spill_destroy(bl_spill *spill)
     free(spill);
 }
 
+static bl_status broken(int64_t s, const spill_slot *slot, const char *invariant)
+{
+    return BL_FAIL(BL_EINTERNAL, "spill: slot %lld with entry %lld: %s", (long long)s,
+                   (long long)slot->entry, invariant);
+}
+
+bl_status bl_spill_validate(const bl_spill *spill)
+{
+    const bl_spill_options *o = &spill->options;
+    int64_t n_open = 0;
+
+    for (int64_t s = 0; s < o->n_slots; s++) {
+        const spill_slot *slot = &spill->slots[s];
+        if (slot->entry == NO_ENTRY ? slot->state != EMPTY
+                                    : slot->entry % o->n_slots != s || slot->entry >= o->n_entries)
+            return broken(s, slot, "is not its place");
+        if (slot->state == OPEN && (slot->entry != spill->top || spill->is_falling))
+            return broken(s, slot, "open, but not the next");
+        if (slot->state == TAKEN && slot->entry != spill->top - 1)
+            return broken(s, slot, "taken, but not the newest");
+        if (slot->state == COMING && !spill->is_falling)
+            return broken(s, slot, "comes back before the first take");
+        n_open += slot->state == OPEN;
+    }
+    if (!spill->keep) return BL_OK;
+    int64_t first = spill->top + n_open - o->n_slots; /* of those in slots */
+    if (first > spill->n_out)
+        return BL_FAIL(BL_EINTERNAL, "spill: entry %lld lies nowhere", (long long)spill->n_out);
+    for (int64_t e = first > 0 ? first : 0; e < spill->top; e++) {
+        const spill_slot *slot = slot_of(spill, e);
+        if (slot->entry != e || slot->state == EMPTY || slot->state == OPEN)
+            return BL_FAIL(BL_EINTERNAL, "spill: entry %lld is not in its slot", (long long)e);
+    }
+    return BL_OK;
+}
+
+/* After each transition of a slot; in debug builds. */
+static void check_state(const bl_spill *spill)
+{
+    assert(bl_spill_validate(spill) == BL_OK);
+    (void)spill;
+}
+
 bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
 {
     const bl_spill_options *o = &spill->options;
@@ -92,6 +136,7 @@ bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
     spill->keep = keep;
     spill->is_falling = false;
     spill->top = spill->n_out = 0;
+    check_state(spill);
     return BL_OK;
 }
 
@@ -154,6 +199,7 @@ bl_status bl_spill_reserve(bl_spill *spill, int64_t entry)
     BL_TRY(wait_for_transfer(spill, entry)); /* invariant 5 */
     slot->state = OPEN;
     slot->entry = entry;
+    check_state(spill);
     return BL_OK;
 }
 
@@ -165,9 +211,10 @@ bl_status bl_spill_put(bl_spill *spill, int64_t entry)
         return wrong_entry(spill, "put", entry);
     slot->state = KEPT;
     spill->top++;
-    if (!spill->keep || entry >= spill->options.n_host) return BL_OK;
-    spill->n_out++;
-    return transfer(spill, entry, true);
+    bool goes_out = spill->keep && entry < spill->options.n_host;
+    if (goes_out) spill->n_out++;
+    check_state(spill);
+    return goes_out ? transfer(spill, entry, true) : BL_OK;
 }
 
 bl_status bl_spill_take(bl_spill *spill, int64_t entry)
@@ -181,6 +228,7 @@ bl_status bl_spill_take(bl_spill *spill, int64_t entry)
     if (slot->state == COMING) BL_TRY(wait_for_transfer(spill, entry));
     slot->state = TAKEN;
     spill->is_falling = true;
+    check_state(spill);
     return BL_OK;
 }
 
@@ -193,50 +241,16 @@ bl_status bl_spill_drop(bl_spill *spill, int64_t entry)
         return wrong_entry(spill, "drop", entry);
     slot->state = EMPTY;
     spill->top--;
-    if (next < 0) return BL_OK;
-    slot->state = COMING;
-    slot->entry = next;
-    return transfer(spill, next, false);
+    if (next >= 0) {
+        slot->state = COMING;
+        slot->entry = next;
+    }
+    check_state(spill);
+    return next < 0 ? BL_OK : transfer(spill, next, false);
 }
 
 const void *bl_spill_look(const bl_spill *spill, int64_t entry)
 {
     if (entry < spill->n_out) return host_copy(spill, entry);
     return slot_of(spill, entry)->entry == entry ? bl_spill_at(spill, entry) : NULL;
-}
-
-static bl_status broken(int64_t s, const spill_slot *slot, const char *invariant)
-{
-    return BL_FAIL(BL_EINTERNAL, "spill: slot %lld with entry %lld: %s", (long long)s,
-                   (long long)slot->entry, invariant);
-}
-
-bl_status bl_spill_validate(const bl_spill *spill)
-{
-    const bl_spill_options *o = &spill->options;
-    int64_t n_open = 0;
-
-    for (int64_t s = 0; s < o->n_slots; s++) {
-        const spill_slot *slot = &spill->slots[s];
-        if (slot->entry == NO_ENTRY ? slot->state != EMPTY
-                                    : slot->entry % o->n_slots != s || slot->entry >= o->n_entries)
-            return broken(s, slot, "is not its place");
-        if (slot->state == OPEN && (slot->entry != spill->top || spill->is_falling))
-            return broken(s, slot, "open, but not the next");
-        if (slot->state == TAKEN && slot->entry != spill->top - 1)
-            return broken(s, slot, "taken, but not the newest");
-        if (slot->state == COMING && !spill->is_falling)
-            return broken(s, slot, "comes back before the first take");
-        n_open += slot->state == OPEN;
-    }
-    if (!spill->keep) return BL_OK;
-    int64_t first = spill->top + n_open - o->n_slots; /* of those in slots */
-    if (first > spill->n_out)
-        return BL_FAIL(BL_EINTERNAL, "spill: entry %lld lies nowhere", (long long)spill->n_out);
-    for (int64_t e = first > 0 ? first : 0; e < spill->top; e++) {
-        const spill_slot *slot = slot_of(spill, e);
-        if (slot->entry != e || slot->state == EMPTY || slot->state == OPEN)
-            return BL_FAIL(BL_EINTERNAL, "spill: entry %lld is not in its slot", (long long)e);
-    }
-    return BL_OK;
 }

@@ -3,6 +3,7 @@
  * that use a slot. */
 #include "ring/gather_ring.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -165,6 +166,29 @@ static char *own_memory(const bl_gather_ring *ring, int64_t unit, int item, int 
            (size_t)ring->rank * ring->units[unit].item[item].shard_bytes;
 }
 
+bl_status bl_gather_ring_validate(const bl_gather_ring *ring)
+{
+    for (int a = 0; a < ring->options.depth; a++) {
+        int64_t unit = ring->held.unit[a];
+        if (unit == BL_SLOT_EMPTY) continue;
+        if (unit < 0 || unit >= ring->n_units)
+            return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a,
+                           (long long)unit, (long long)ring->n_units);
+        for (int b = 0; b < ring->options.depth; b++)
+            if (b != a && (ring->held.unit[b] == unit) != ring->units[unit].whole_ring)
+                return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d",
+                               (long long)unit, a, b);
+    }
+    return BL_OK;
+}
+
+/* After each transition of a slot; in debug builds. */
+static void check_state(const bl_gather_ring *ring)
+{
+    assert(bl_gather_ring_validate(ring) == BL_OK);
+    (void)ring;
+}
+
 /* The copy stream's part: shards that the source brings. */
 static bl_status queue_source(bl_gather_ring *ring, int64_t unit, int slot)
 {
@@ -233,6 +257,7 @@ static bl_status queue_gather(bl_gather_ring *ring, int64_t unit, int slot)
 {
     bl_status st = queue_unit(ring, unit, slot);
     if (st != BL_OK) bl_error_save(&ring->error, st);
+    check_state(ring);
     return st;
 }
 
@@ -303,6 +328,7 @@ bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *
         BL_TRY(bl_event_record(ring->slots[s].free, stream)); /* invariant 2 */
         ring->held.unit[s] = BL_SLOT_EMPTY;
     }
+    check_state(ring);
     return BL_OK;
 }
 
@@ -315,20 +341,4 @@ bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream)
 void *bl_gather_ring_memory(const bl_gather_ring *ring)
 {
     return ring->memory;
-}
-
-bl_status bl_gather_ring_validate(const bl_gather_ring *ring)
-{
-    for (int a = 0; a < ring->options.depth; a++) {
-        int64_t unit = ring->held.unit[a];
-        if (unit == BL_SLOT_EMPTY) continue;
-        if (unit < 0 || unit >= ring->n_units)
-            return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a,
-                           (long long)unit, (long long)ring->n_units);
-        for (int b = 0; b < ring->options.depth; b++)
-            if (b != a && (ring->held.unit[b] == unit) != ring->units[unit].whole_ring)
-                return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d",
-                               (long long)unit, a, b);
-    }
-    return BL_OK;
 }
