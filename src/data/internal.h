@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c); dataset.c joins them. */
+/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c), all samples of a file (scan.c,
+ * samples.c), rows packed of them (pack.c); dataset.c is the interface over both. */
 #ifndef BALLAST_DATA_INTERNAL_H
 #define BALLAST_DATA_INTERNAL_H
 
@@ -89,8 +90,6 @@ typedef struct bl_row_entry {
     int32_t n_tokens;
 } bl_row_entry;
 
-typedef struct bl_pack bl_pack;
-
 /* Memory of an index: from malloc, or a piece of the host's. */
 typedef struct bl_index_memory {
     void *bytes; /* NULL: none */
@@ -98,10 +97,9 @@ typedef struct bl_index_memory {
     bool is_piece;
 } bl_index_memory;
 
-struct bl_dataset {
-    int n_references; /* the caller's, and those of the packed data sets made of it */
-    /* Not NULL: rows are packed of another's samples, and only `fingerprint` below is used. */
-    bl_pack *pack;
+/* The samples of a file. */
+typedef struct bl_samples {
+    int n_references; /* of the data sets that are made of it */
     char *path;
     int fd; /* read with pread only: any number of threads */
     bl_sample_rules rules;
@@ -112,14 +110,22 @@ struct bl_dataset {
     bool has_documents; /* some sample has document_ids; of a rank that has read the file */
     bl_dataset_stats stats;
     uint64_t fingerprint;
-};
+} bl_samples;
 
 /* Reads the file behind `path` once; fills in all the rest but fd. */
-bl_status bl_dataset_scan(bl_dataset *dataset);
+bl_status bl_samples_scan(bl_samples *samples);
 /* The rules' template, of messages and sharegpt. */
 bl_status bl_sample_rules_load_chat(const char *path, bl_sample_rules *rules);
 
-/* ---- dataset.c ---- */
+/* ---- samples.c ---- */
+
+/* As bl_dataset_open. With one reference. */
+bl_status bl_samples_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
+                          bl_samples **out);
+void bl_samples_release(bl_samples *samples); /* frees them with the last reference; NULL is fine */
+int64_t bl_samples_n_tokens(const bl_samples *samples, int64_t index);
+/* As bl_dataset_get, of an index that there is. */
+bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *out);
 
 /* Gives all ranks of the host the first one's memory: what it has in index->bytes becomes a piece, which the
  * others get. Nothing happens where nobody shares. */
@@ -128,11 +134,16 @@ void bl_index_free(bl_index_memory *index);
 
 /* ---- pack.c ---- */
 
-const bl_dataset *bl_pack_samples(const bl_pack *pack);
+typedef struct bl_pack bl_pack;
+
+/* As bl_dataset_pack; samples, of which [first, first + n) are there, are borrowed until it is freed. */
+bl_status bl_pack_create(const bl_samples *samples, bl_packing packing, int64_t row_tokens,
+                         int64_t first, int64_t n, bl_pack **out);
+void bl_pack_free(bl_pack *pack); /* NULL is fine */
 int64_t bl_pack_count(const bl_pack *pack);
 int64_t bl_pack_index_bytes(const bl_pack *pack);
+uint64_t bl_pack_fingerprint(const bl_pack *pack);
 int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index);
 bl_status bl_pack_get(const bl_pack *pack, int64_t index, bl_sample *out);
-void bl_pack_free(bl_pack *pack); /* NULL is fine */
 
 #endif

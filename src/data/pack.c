@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packs the samples of a data set into rows: an index on top of it; the tokens stay where they are. */
+/* pack.c -- samples packed into rows: an index over those of a file; the tokens stay where they are. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 enum { WINDOW = 8192 }; /* samples; a power of two */
 
 struct bl_pack {
-    bl_dataset *samples;
+    const bl_samples *samples; /* the data set's */
     bl_packing packing;
     int64_t row_tokens, first, n; /* samples [first, first + n) */
     int64_t n_rows, n_tokens;
@@ -65,7 +65,7 @@ static void pack_window(bl_pack *pack, window *w, int64_t begin, int32_t n)
     for (int32_t i = 0; i < 2 * WINDOW; i++) w->room[i] = (int32_t)pack->row_tokens;
     for (int32_t i = 0; i < n; i++) {
         w->sorted[i].n_tokens =
-            (int32_t)bl_dataset_n_tokens(pack->samples, pack->first + begin + i);
+            (int32_t)bl_samples_n_tokens(pack->samples, pack->first + begin + i);
         w->sorted[i].sample = i;
         w->row[i] = -1;
     }
@@ -103,7 +103,7 @@ static void fit_start(bl_pack *pack)
 static bl_status index_pack(bl_pack *pack)
 {
     for (int64_t i = 0; i < pack->n; i++) {
-        int64_t n_tokens = bl_dataset_n_tokens(pack->samples, pack->first + i);
+        int64_t n_tokens = bl_samples_n_tokens(pack->samples, pack->first + i);
         pack->n_tokens += n_tokens;
         if (n_tokens > pack->row_tokens)
             return BL_FAIL(BL_EUSAGE,
@@ -143,7 +143,7 @@ static bl_status index_concatenate(bl_pack *pack)
                        "apart; use packing pack",
                        path);
     for (int64_t i = 0; i < pack->n; i++) {
-        total += bl_dataset_n_tokens(pack->samples, pack->first + i);
+        total += bl_samples_n_tokens(pack->samples, pack->first + i);
         pack->start[i + 1] = total;
     }
     pack->n_rows = total / pack->row_tokens;
@@ -160,7 +160,7 @@ static bl_status index_concatenate(bl_pack *pack)
 
 /* ---- creation ---- */
 
-static uint64_t fingerprint(const bl_pack *pack)
+uint64_t bl_pack_fingerprint(const bl_pack *pack)
 {
     const uint64_t parts[] = {pack->samples->fingerprint, (uint64_t)pack->packing,
                               (uint64_t)pack->row_tokens, (uint64_t)pack->first, (uint64_t)pack->n};
@@ -193,57 +193,33 @@ static bl_status share_index(bl_pack *pack)
     return BL_OK;
 }
 
-bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens,
-                          int64_t first, int64_t n, bl_dataset **out)
+bl_status bl_pack_create(const bl_samples *samples, bl_packing packing, int64_t row_tokens,
+                         int64_t first, int64_t n, bl_pack **out)
 {
     *out = NULL;
-    if (packing == BL_PACKING_NONE || samples->pack || first < 0 || n < 1 ||
-        n > bl_dataset_count(samples) - first || n > UINT32_MAX)
-        return BL_FAIL(BL_EINTERNAL, "packing %s of samples [%" PRId64 ", %" PRId64 " more)",
-                       bl_packing_name(packing), first, n);
-    if (row_tokens < 2 || row_tokens > INT32_MAX)
-        return BL_FAIL(BL_EUSAGE, "packing %s needs a max_seq_length, of at least 2",
-                       bl_packing_name(packing));
-    bl_dataset *dataset = calloc(1, sizeof *dataset);
     bl_pack *pack = calloc(1, sizeof *pack);
-    if (!dataset || !pack) {
-        free(pack);
-        free(dataset);
-        return BL_FAIL(BL_ENOMEM, "%s: packed rows", samples->path);
-    }
-    *dataset = (bl_dataset){.n_references = 1, .pack = pack, .fd = -1};
-    samples->n_references++;
-    pack->samples = samples;
-    pack->packing = packing;
-    pack->row_tokens = row_tokens;
-    pack->first = first;
-    pack->n = n;
+    if (!pack) return BL_FAIL(BL_ENOMEM, "%s: packed rows", samples->path);
+    *pack = (bl_pack){
+        .samples = samples, .packing = packing, .row_tokens = row_tokens, .first = first, .n = n};
     bl_status st = bl_host_memory_rank(samples->host) == 0 ? make_index(pack) : BL_OK;
     if (st == BL_OK) st = share_index(pack);
     if (st != BL_OK) {
-        bl_dataset_close(dataset);
+        bl_pack_free(pack);
         return st;
     }
-    dataset->fingerprint = fingerprint(pack);
-    *out = dataset;
+    *out = pack;
     return BL_OK;
 }
 
 void bl_pack_free(bl_pack *pack)
 {
     if (!pack) return;
-    bl_dataset_close(pack->samples);
     bl_index_free(&pack->start_memory);
     bl_index_free(&pack->order_memory);
     free(pack);
 }
 
 /* ---- use ---- */
-
-const bl_dataset *bl_pack_samples(const bl_pack *pack)
-{
-    return pack->samples;
-}
 
 int64_t bl_pack_count(const bl_pack *pack)
 {
@@ -252,8 +228,7 @@ int64_t bl_pack_count(const bl_pack *pack)
 
 int64_t bl_pack_index_bytes(const bl_pack *pack)
 {
-    return (int64_t)(pack->start_memory.n_bytes + pack->order_memory.n_bytes) +
-           bl_dataset_index_bytes(pack->samples);
+    return (int64_t)(pack->start_memory.n_bytes + pack->order_memory.n_bytes);
 }
 
 int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index)
@@ -262,7 +237,7 @@ int64_t bl_pack_n_tokens(const bl_pack *pack, int64_t index)
 
     if (pack->packing == BL_PACKING_CONCATENATE) return pack->row_tokens;
     for (int64_t k = pack->start[index]; k < pack->start[index + 1]; k++)
-        n += bl_dataset_n_tokens(pack->samples, pack->first + pack->order[k]);
+        n += bl_samples_n_tokens(pack->samples, pack->first + pack->order[k]);
     return n;
 }
 
@@ -299,7 +274,7 @@ static bl_status append_part(const bl_pack *pack, int64_t index, int64_t from, i
     bl_sample sample;
     int64_t at = out->n_tokens;
 
-    BL_TRY(bl_dataset_get(pack->samples, pack->first + index, &sample));
+    BL_TRY(bl_samples_get(pack->samples, pack->first + index, &sample));
     memcpy(out->ids + at, sample.ids + from, (size_t)n * sizeof *out->ids);
     memcpy(out->labels + at, sample.labels + from, (size_t)n * sizeof *out->labels);
     bl_status st = copy_weights(&sample, from, n, n_tokens, out);
@@ -354,7 +329,7 @@ bl_status bl_pack_get(const bl_pack *pack, int64_t index, bl_sample *out)
         st = append_stream(pack, index, out);
     if (pack->packing == BL_PACKING_PACK)
         for (int64_t k = pack->start[index]; st == BL_OK && k < pack->start[index + 1]; k++) {
-            int64_t n = bl_dataset_n_tokens(pack->samples, pack->first + pack->order[k]);
+            int64_t n = bl_samples_n_tokens(pack->samples, pack->first + pack->order[k]);
             st = append_part(pack, pack->order[k], 0, n, n_tokens, out);
         }
     if (st != BL_OK) bl_sample_free(out);

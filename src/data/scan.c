@@ -81,20 +81,20 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
 
 /* ---- one row ---- */
 
-static bl_status add_entry(bl_dataset *dataset, const bl_row *row, uint64_t hash,
+static bl_status add_entry(bl_samples *samples, const bl_row *row, uint64_t hash,
                            const bl_sample *sample)
 {
-    if (dataset->n == dataset->capacity) {
-        size_t capacity = dataset->capacity + dataset->capacity / 2 + 256, n_bytes;
+    if (samples->n == samples->capacity) {
+        size_t capacity = samples->capacity + samples->capacity / 2 + 256, n_bytes;
         bl_row_entry *grown = bl_mul_overflows(capacity, sizeof *grown, &n_bytes)
                                   ? NULL
-                                  : realloc(dataset->entry, n_bytes);
-        if (!grown) return BL_FAIL(BL_ENOMEM, "%s: index of %zu rows", dataset->path, capacity);
-        dataset->entry = dataset->index.bytes = grown;
-        dataset->index.n_bytes = n_bytes;
-        dataset->capacity = capacity;
+                                  : realloc(samples->entry, n_bytes);
+        if (!grown) return BL_FAIL(BL_ENOMEM, "%s: index of %zu rows", samples->path, capacity);
+        samples->entry = samples->index.bytes = grown;
+        samples->index.n_bytes = n_bytes;
+        samples->capacity = capacity;
     }
-    dataset->entry[dataset->n++] = (bl_row_entry){.offset_bytes = row->offset_bytes,
+    samples->entry[samples->n++] = (bl_row_entry){.offset_bytes = row->offset_bytes,
                                                   .hash = hash,
                                                   .n_bytes = (uint32_t)row->n_bytes,
                                                   .n_tokens = (int32_t)sample->n_tokens};
@@ -110,10 +110,10 @@ static void add_to_hash(XXH3_state_t *hash, const bl_sample *sample)
 }
 
 /* Whether the row that just failed may be left out; then it is counted and listed. */
-static bool skip_bad_row(bl_dataset *dataset, bl_status st)
+static bool skip_bad_row(bl_samples *samples, bl_status st)
 {
-    if (st != BL_EINPUT || !dataset->rules.options.skip_bad) return false;
-    if (dataset->stats.n_bad++ < MAX_LISTED_BAD_ROWS)
+    if (st != BL_EINPUT || !samples->rules.options.skip_bad) return false;
+    if (samples->stats.n_bad++ < MAX_LISTED_BAD_ROWS)
         bl_log_warning("skipped: %s", bl_error_text());
     return true;
 }
@@ -130,7 +130,7 @@ typedef struct scanned_row {
 } scanned_row;
 
 typedef struct row_batch {
-    bl_dataset *dataset;
+    bl_samples *samples;
     bl_pool *pool;
     XXH3_state_t *hash; /* of all samples */
     bl_bytes text;
@@ -145,7 +145,7 @@ static void build_row(void *arg, int64_t index, void *scratch)
 
     (void)scratch;
     r->hash = bl_row_hash(&r->row);
-    bl_status st = bl_sample_build(&batch->dataset->rules, batch->dataset->path, &r->row,
+    bl_status st = bl_sample_build(&batch->samples->rules, batch->samples->path, &r->row,
                                    &r->sample, &r->verdict, &r->n_lost);
     r->error.status = BL_OK;
     if (st != BL_OK) bl_error_save(&r->error, st);
@@ -153,21 +153,21 @@ static void build_row(void *arg, int64_t index, void *scratch)
 
 static bl_status take_down(row_batch *batch, scanned_row *r)
 {
-    bl_dataset *dataset = batch->dataset;
-    bl_dataset_stats *stats = &dataset->stats;
+    bl_samples *samples = batch->samples;
+    bl_dataset_stats *stats = &samples->stats;
 
     if (r->error.status != BL_OK) {
         bl_error_restore(&r->error);
-        return skip_bad_row(dataset, r->error.status) ? BL_OK : r->error.status;
+        return skip_bad_row(samples, r->error.status) ? BL_OK : r->error.status;
     }
     stats->n_overlong += r->n_lost > 0;
     stats->n_tokens_lost += r->n_lost;
     if (r->verdict != BL_ROW_USED) return BL_OK;
     stats->n_tokens += r->sample.n_tokens;
     stats->n_label_tokens += bl_sample_count_labels(&r->sample);
-    dataset->has_documents |= r->sample.document_ids != NULL;
+    samples->has_documents |= r->sample.document_ids != NULL;
     add_to_hash(batch->hash, &r->sample);
-    return add_entry(dataset, &r->row, r->hash, &r->sample);
+    return add_entry(samples, &r->row, r->hash, &r->sample);
 }
 
 static bl_status run_batch(row_batch *batch)
@@ -182,7 +182,7 @@ static bl_status run_batch(row_batch *batch)
         bl_sample_free(&batch->row[i].sample);
     }
     batch->n = batch->text.n = 0;
-    return st == BL_OK ? bl_host_memory_beat(batch->dataset->host) : st;
+    return st == BL_OK ? bl_host_memory_beat(batch->samples->host) : st;
 }
 
 static bl_status add_to_batch(row_batch *batch, const bl_row *row)
@@ -196,53 +196,53 @@ static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 
 /* The format must be known before the first row is built; a bad first row is then the format's problem only
  * if it cannot be read at all and may not be skipped. */
-static bl_status settle_format(bl_dataset *dataset, const bl_row *row, bool *settled)
+static bl_status settle_format(bl_samples *samples, const bl_row *row, bool *settled)
 {
-    bl_dataset_options *options = &dataset->rules.options;
+    bl_dataset_options *options = &samples->rules.options;
 
     if (options->format == BL_DATA_AUTO) {
-        bl_status st = bl_row_detect_format(dataset->path, row, &options->format);
-        if (st != BL_OK) return skip_bad_row(dataset, st) ? BL_OK : st;
+        bl_status st = bl_row_detect_format(samples->path, row, &options->format);
+        if (st != BL_OK) return skip_bad_row(samples, st) ? BL_OK : st;
     }
     *settled = true;
-    return resolve_rules(dataset->path, &dataset->rules);
+    return resolve_rules(samples->path, &samples->rules);
 }
 
-static void report(const bl_dataset *dataset)
+static void report(const bl_samples *samples)
 {
-    const bl_dataset_stats *stats = &dataset->stats;
+    const bl_dataset_stats *stats = &samples->stats;
 
     if (stats->n_bad)
-        bl_log_warning("%s: %" PRId64 " of %" PRId64 " rows skipped as bad", dataset->path,
+        bl_log_warning("%s: %" PRId64 " of %" PRId64 " rows skipped as bad", samples->path,
                        stats->n_bad, stats->n_rows);
     if (stats->n_overlong)
         bl_log_warning(
             "%s: %" PRId64 " of %" PRId64 " samples are longer than max_seq_length %" PRId64
             " and were %s: %" PRId64 " tokens lost",
-            dataset->path, stats->n_overlong, stats->n_rows, dataset->rules.options.max_seq_length,
-            dataset->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
+            samples->path, stats->n_overlong, stats->n_rows, samples->rules.options.max_seq_length,
+            samples->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
             stats->n_tokens_lost);
 }
 
-static void set_fingerprint(bl_dataset *dataset, uint64_t file_hash, uint64_t sample_hash)
+static void set_fingerprint(bl_samples *samples, uint64_t file_hash, uint64_t sample_hash)
 {
-    const bl_dataset_options *o = &dataset->rules.options;
+    const bl_dataset_options *o = &samples->rules.options;
     char text[320];
     int n = snprintf(
         text, sizeof text,
         "file %016" PRIx64 " samples %016" PRIx64 " count %zu format %s max_seq_length %" PRId64
         " overlong %d train_on_inputs %d skip_bad %d add_eos %d eos %" PRId32 " vocab %" PRId32,
-        file_hash, sample_hash, dataset->n, bl_data_format_name(o->format), o->max_seq_length,
+        file_hash, sample_hash, samples->n, bl_data_format_name(o->format), o->max_seq_length,
         (int)o->overlong, o->train_on_inputs, o->skip_bad, o->add_eos, o->eos_id, o->vocab_size);
-    if (dataset->rules.chat)
+    if (samples->rules.chat)
         n += snprintf(text + n, sizeof text - (size_t)n, " chat %016" PRIx64,
-                      bl_chat_template_hash(dataset->rules.chat));
-    dataset->fingerprint = XXH3_64bits(text, (size_t)n);
+                      bl_chat_template_hash(samples->rules.chat));
+    samples->fingerprint = XXH3_64bits(text, (size_t)n);
 }
 
 static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
 {
-    bl_dataset *dataset = batch->dataset;
+    bl_samples *samples = batch->samples;
     bool settled = false;
     bl_row row;
     bl_error error;
@@ -250,8 +250,8 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
     for (;;) {
         bl_status st = bl_row_reader_next(reader, &row);
         if (st == BL_OK && row.text) {
-            dataset->stats.n_rows++;
-            if (!settled) BL_TRY(settle_format(dataset, &row, &settled));
+            samples->stats.n_rows++;
+            if (!settled) BL_TRY(settle_format(samples, &row, &settled));
             if (settled) BL_TRY(add_to_batch(batch, &row));
             continue;
         }
@@ -261,31 +261,31 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
     }
 }
 
-bl_status bl_dataset_scan(bl_dataset *dataset)
+bl_status bl_samples_scan(bl_samples *samples)
 {
-    int n_threads = dataset->rules.options.n_threads;
-    row_batch batch = {.dataset = dataset,
+    int n_threads = samples->rules.options.n_threads;
+    row_batch batch = {.samples = samples,
                        .hash = XXH3_createState(),
                        .row = calloc(BATCH_ROWS, sizeof *batch.row)};
     bl_row_reader reader = {.fd = -1};
     bl_status st;
 
-    BL_TRY_GOTO(st, done, check_numbers(&dataset->rules.options));
+    BL_TRY_GOTO(st, done, check_numbers(&samples->rules.options));
     if (!batch.hash || !batch.row) {
-        st = BL_FAIL(BL_ENOMEM, "reading %s", dataset->path);
+        st = BL_FAIL(BL_ENOMEM, "reading %s", samples->path);
         goto done;
     }
     XXH3_64bits_reset(batch.hash);
-    BL_TRY_GOTO(st, done, bl_row_reader_open(dataset->path, &reader));
+    BL_TRY_GOTO(st, done, bl_row_reader_open(samples->path, &reader));
     BL_TRY_GOTO(st, done,
                 bl_pool_create(n_threads > 0 ? n_threads : (int)bl_cores_usable(), &batch.pool));
     BL_TRY_GOTO(st, done, scan_rows(&reader, &batch));
-    report(dataset);
-    if (dataset->n == 0)
+    report(samples);
+    if (samples->n == 0)
         st = BL_FAIL(BL_EINPUT, "%s: no usable rows (%" PRId64 " rows, %" PRId64 " of them bad)",
-                     dataset->path, dataset->stats.n_rows, dataset->stats.n_bad);
+                     samples->path, samples->stats.n_rows, samples->stats.n_bad);
     else
-        set_fingerprint(dataset, XXH3_64bits_digest(reader.hash), XXH3_64bits_digest(batch.hash));
+        set_fingerprint(samples, XXH3_64bits_digest(reader.hash), XXH3_64bits_digest(batch.hash));
 done:
     for (size_t i = 0; batch.row && i < batch.n; i++) bl_sample_free(&batch.row[i].sample);
     bl_pool_destroy(batch.pool);
