@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/host_name.h"
 #include "base/log.h"
+#include "base/signals.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
 #include "job/parent/hosts.h"
@@ -30,8 +31,6 @@
 
 /* EXIT_S: a rank that ends with the first one's may wait the deadline for another, and then for its word (wire/thread.c). */
 static const double LEFT_S = 5.0, TOLD_S = 1.0, EXIT_S = 4.0;
-
-static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
 
 typedef struct parent {
     job_children children;
@@ -73,20 +72,13 @@ static bl_status stop_all_hosts(const parent *p)
 
 /* ---- signals ---- */
 
-/* A closed terminal's SIGHUP stays ignored under nohup. */
 static void list_signals(bool takes_requests, sigset_t *signals)
 {
-    struct sigaction action;
-
     sigemptyset(signals);
+    if (takes_requests) bl_stop_signals_list(signals);
     sigaddset(signals, SIGCHLD);
     sigaddset(signals, SIGTSTP);
     sigaddset(signals, SIGCONT);
-    for (size_t i = 0; takes_requests && i < BL_COUNT(stop_signals); i++) {
-        int number = stop_signals[i];
-        bool is_ignored = sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
-        if (number != SIGHUP || !is_ignored) sigaddset(signals, number);
-    }
 }
 
 /* The ranks are in process groups of their own, which the terminal does not stop. Where nobody would continue it (no shell), the kernel ignores
@@ -110,11 +102,9 @@ static void kill_left(parent *p)
     job_children_kill(&p->children);
 }
 
-/* A terminal that closes sends SIGHUP, and so does its shell; the limit of CPU time sends SIGXCPU each second. */
 static bool is_repeated(const parent *p, int signal_number, double now_s)
 {
-    return now_s - p->asked_s < BL_LAUNCH_ONE_REQUEST_S || signal_number == SIGXCPU ||
-           signal_number == SIGHUP;
+    return now_s - p->asked_s < BL_LAUNCH_ONE_REQUEST_S || bl_stop_signal_repeats(signal_number);
 }
 
 static void take_request(parent *p, int signal_number, double now_s)
