@@ -217,7 +217,8 @@ static bl_status open_rank(step_bench *b)
     bl_rank *r = &b->rank;
 
     *r = (bl_rank){.job = &b->job, .index = b->rank_index};
-    BL_TRY(bl_echo_create(b->rank_index, b->n_ranks, 1e9 * b->options->link_gb_per_s, &r->host));
+    BL_TRY(
+        bl_echo_create(b->rank_index, b->n_ranks, 1e9 * b->options->link_gb_per_s, &r->host_world));
     BL_TRY(bl_rank_open(r));
     BL_TRY(make_weights(b));
     BL_TRY(bl_rank_create_adapter(r));

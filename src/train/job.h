@@ -24,7 +24,7 @@ typedef struct bl_job {
     bl_topology topology;
     bl_gpu_info gpu; /* number topology.gpu; n_gpus 0: the ranks compute on CPUs */
     /* Of the one rank of this process, until that rank has it; NULL without launch. */
-    bl_comm *host;
+    bl_comm *host_world;
     /* Of the ranks of this host, and what they have once; both NULL where ranks share nothing but
      * their process. The main thread's. */
     bl_comm *host_ranks;

@@ -12,7 +12,7 @@ static bl_status open_host_memory(bl_job *job)
 {
     bl_topology *t = &job->topology;
 
-    BL_TRY(bl_comm_split(job->host, t->first_here - t->first_on_host, &job->host_ranks));
+    BL_TRY(bl_comm_split(job->host_world, t->first_here - t->first_on_host, &job->host_ranks));
     BL_TRY(bl_host_memory_open(bl_launch_host_memory_fd(job->launch), job->host_ranks,
                                &job->host_memory));
     t->shares_memory = job->host_memory != NULL;
@@ -43,7 +43,7 @@ bl_status bl_job_place_ranks(bl_job *job)
     bl_launch_read(&info);
     t->first_on_host = info.local_rank;
     t->n_on_host = info.n_local;
-    BL_TRY(bl_launch_create_comm(job->launch, c->step_deadline_s, &job->host));
+    BL_TRY(bl_launch_create_comm(job->launch, c->step_deadline_s, &job->host_world));
     return open_host_memory(job);
 }
 
@@ -137,7 +137,7 @@ void bl_job_close(bl_job *job)
 {
     bl_host_memory_close(job->host_memory);
     bl_comm_destroy(job->host_ranks);
-    bl_comm_destroy(job->host);
+    bl_comm_destroy(job->host_world);
     (void)bl_trace_close(job->trace);
     bl_run_data_close(&job->data);
     bl_model_close(job->model);

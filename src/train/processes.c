@@ -183,7 +183,7 @@ bl_status bl_job_check_processes(const bl_job *job, const char *output_dir)
     view *views = calloc((size_t)job->topology.n_ranks, sizeof *views);
 
     if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->topology.n_ranks);
-    if ((st = bl_talk_open(job->host, NULL, &t)) != BL_OK) goto done;
+    if ((st = bl_talk_open(job->host_world, NULL, &t)) != BL_OK) goto done;
     if (output_dir) {
         st = find_folder(job, &t, output_dir, views);
         bl_error error;
@@ -205,7 +205,7 @@ bl_status bl_job_meet(const bl_job *job)
 {
     bl_talk t;
 
-    BL_TRY(bl_talk_open(job->host, NULL, &t));
+    BL_TRY(bl_talk_open(job->host_world, NULL, &t));
     bl_status st = bl_talk_meet(&t);
     bl_talk_close(&t);
     return st;
@@ -232,7 +232,7 @@ bl_status bl_job_share_start(const bl_job *job, bl_start *start)
         return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", start->dir,
                        MAX_PATH_BYTES - 1);
     if (start->dir) memcpy(sent.dir, start->dir, strlen(start->dir));
-    BL_TRY(bl_talk_open(job->host, NULL, &t));
+    BL_TRY(bl_talk_open(job->host_world, NULL, &t));
     bl_status st = bl_talk_broadcast(&t, &sent, sizeof sent);
     bl_talk_close(&t);
     if (st != BL_OK || job->topology.first_here == 0) return st;
@@ -269,7 +269,7 @@ bl_status bl_job_compare_machines(const bl_job *job)
     bl_talk t;
 
     if (!machines) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->topology.n_ranks);
-    BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
+    BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
     st = bl_machine_describe(job, machines[job->topology.first_here].products);
     if (st == BL_OK) st = bl_talk_gather(&t, machines, sizeof *machines);
     bl_talk_close(&t);
@@ -353,7 +353,7 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
     bl_talk t;
 
     if (!rooms) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", n_ranks);
-    BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
+    BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
     room *own = &rooms[job->topology.first_here];
     own->host = bl_plan_available_bytes(input);
     own->tokenizer = input->tokenizer_bytes;
@@ -388,7 +388,7 @@ bl_status bl_job_compare_plans(const bl_job *job)
     bl_talk t;
 
     if (!choices) return BL_FAIL(BL_ENOMEM, "the plans of %d processes", n_ranks);
-    BL_TRY_GOTO(st, done, bl_talk_open(job->host, NULL, &t));
+    BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
     choices[job->topology.first_here] = (choice){
         plan->pass.max_group, (int64_t)plan->pass.save, (int64_t)(plan->placement.ratio * 1e6),
         (int64_t)bl_linear_prepared_bytes(&plan->pass.prepared)};

@@ -19,10 +19,10 @@ typedef struct bl_rank {
     void *stop_user;
 
     /* Of host memory: `talk`, over which goes all that is small. There from the start, as long as the rank. */
-    bl_comm *host;
+    bl_comm *host_world;
     bl_talk talk;
     /* Of device memory: of all ranks, on `communication`; of this rank's shard group, on `gather`. On a CPU
-     * `world` is `host` itself. */
+     * `world` is `host_world` itself. */
     bl_comm *world, *shard_group;
     bl_device *device;
     bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */

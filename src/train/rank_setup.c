@@ -62,7 +62,7 @@ static bl_status connect_gpus(bl_rank *r)
                                .host_memory = r->job->host_memory,
                                .leave = leave,
                                .leave_user = r->job->launch};
-    return bl_comm_create_nccl(r->host, r->device, &options, &r->world);
+    return bl_comm_create_nccl(r->host_world, r->device, &options, &r->world);
 }
 
 /* On a CPU all memory is the host's: what is small goes with LoRA's sums. On a GPU a stream of its own, which waits for no kernel.
@@ -72,11 +72,11 @@ static bl_status create_communicators(bl_rank *r)
 {
     bool is_cpu = bl_device_get_kind(r->device) == BL_DEVICE_CPU;
 
-    BL_TRY(bl_talk_open(r->host, is_cpu ? r->communication : NULL, &r->talk));
+    BL_TRY(bl_talk_open(r->host_world, is_cpu ? r->communication : NULL, &r->talk));
     if (is_cpu)
-        r->world = r->host;
+        r->world = r->host_world;
     else
-        BL_TRY(r->job->launch ? connect_gpus(r) : bl_comm_split(r->host, 0, &r->world));
+        BL_TRY(r->job->launch ? connect_gpus(r) : bl_comm_split(r->host_world, 0, &r->world));
     return bl_comm_split(r->world, r->index / (int)r->job->config->shard_size, &r->shard_group);
 }
 
@@ -169,7 +169,7 @@ void bl_rank_close(bl_rank *r)
     bl_stream_destroy(r->copy);
     bl_stream_destroy(r->activations);
     bl_comm_destroy(r->shard_group); /* on a GPU they have some of its memory */
-    if (r->world != r->host) bl_comm_destroy(r->world);
-    bl_comm_destroy(r->host);
+    if (r->world != r->host_world) bl_comm_destroy(r->world);
+    bl_comm_destroy(r->host_world);
     bl_device_destroy(r->device);
 }

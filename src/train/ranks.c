@@ -22,7 +22,7 @@ static void *thread_main(void *argument)
     t->status = end_gathers(t->rank, t->ranks->main(t->rank, t->ranks->user));
     if (t->status != BL_OK) bl_error_save(&t->error, t->status);
     if (t->status != BL_OK && t->status != BL_ESTOPPED)
-        bl_comm_abort(t->rank->host, &t->error); /* to stop is agreed on */
+        bl_comm_abort(t->rank->host_world, &t->error); /* to stop is agreed on */
     atomic_fetch_sub(&t->ranks->n_running, 1);
     return NULL;
 }
@@ -31,8 +31,8 @@ static bl_status create_comms(bl_job *job, bl_comm **comms)
 {
     if (!job->launch)
         return bl_comm_create_local(job->topology.n_ranks, job->config->step_deadline_s, comms);
-    comms[0] = job->host;
-    job->host = NULL;
+    comms[0] = job->host_world;
+    job->host_world = NULL;
     return BL_OK;
 }
 
@@ -50,7 +50,7 @@ bl_status bl_ranks_create(bl_job *job, bl_ranks *ranks)
     if (st == BL_OK) st = create_comms(job, comms);
     for (int i = 0; st == BL_OK && i < n; i++) {
         ranks->rank[i] =
-            (bl_rank){.job = job, .index = job->topology.first_here + i, .host = comms[i]};
+            (bl_rank){.job = job, .index = job->topology.first_here + i, .host_world = comms[i]};
         ranks->thread[i] = (bl_rank_thread){.ranks = ranks, .rank = &ranks->rank[i]};
     }
     free(comms);
@@ -72,7 +72,7 @@ bl_status bl_ranks_start(bl_ranks *ranks, bl_rank_main main, void *user)
         st = BL_FAIL(BL_ELIMIT, "the thread of rank %d could not be started", t->rank->index);
         bl_error error;
         bl_error_save(&error, st);
-        bl_comm_abort(ranks->rank[0].host, &error);
+        bl_comm_abort(ranks->rank[0].host_world, &error);
     }
     return st;
 }

@@ -70,7 +70,7 @@ static void abandon(watch *w)
                  "stopped inside a step; the newest checkpoint in %s stands",
                  w->training->checkpoint_dir);
     atomic_store(&w->control.abandon, 1);
-    bl_comm_abort(w->ranks.rank[0].host, &error);
+    bl_comm_abort(w->ranks.rank[0].host_world, &error);
 }
 
 /* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but not inside a save; before the first
