@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 
 typedef struct echo {
     bl_comm comm;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm.c -- the half of a communicator that all kinds share: argument checks, labels for errors,
  * and dispatch. */
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 
 #include <stdio.h>
 

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 
 typedef struct model_comm {
     bl_comm comm;

@@ -4,7 +4,7 @@
 #ifndef BALLAST_COMM_SUM_INTERNAL_H
 #define BALLAST_COMM_SUM_INTERNAL_H
 
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 
 enum {
     COMM_SUM_BLOCK = 4096

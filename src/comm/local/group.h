@@ -17,7 +17,7 @@
 
 #include <stdbool.h>
 
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 
 enum { COMM_LOCAL_SCRATCH_BYTES = 256 << 10 }; /* one of two halves: fits the second-level cache */
 

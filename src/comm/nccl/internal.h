@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 #include "comm/nccl/deadlines.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/nccl.h"

@@ -3,7 +3,7 @@
 #ifndef BALLAST_COMM_NCCL_SUM_CUDA_H
 #define BALLAST_COMM_NCCL_SUM_CUDA_H
 
-#include "comm/comm_internal.h"
+#include "comm/backend.h"
 
 #ifdef __cplusplus
 extern "C" {

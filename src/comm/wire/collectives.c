@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "comm/backend.h"
 #include "comm/sum_internal.h"
 #include "comm/wire.h"
 

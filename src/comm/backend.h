@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_internal.h -- what a kind of communicator implements. comm.c checks arguments and passes them on; a
+/* backend.h -- what a kind of communicator implements. comm.c checks arguments and passes them on; a
  * kind's struct begins with struct bl_comm. */
-#ifndef BALLAST_COMM_COMM_INTERNAL_H
-#define BALLAST_COMM_COMM_INTERNAL_H
+#ifndef BALLAST_COMM_BACKEND_H
+#define BALLAST_COMM_BACKEND_H
 
 #include "comm/call.h"
 #include "comm/comm.h"
