@@ -73,7 +73,7 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, b
     }
 }
 
-void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
+void bl_lora_layout_initialize(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
                                int64_t begin, int64_t count, float *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;

@@ -48,7 +48,7 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, b
 
 /* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of projection p in layer l is a function of
  * (seed, l, p, i) alone. Writes floats [begin, begin + count) of the layer's flat vector to out; past n_floats: 0. */
-void bl_lora_layout_initialise(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
+void bl_lora_layout_initialize(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
                                int64_t begin, int64_t count, float *out);
 
 #endif

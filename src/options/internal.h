@@ -18,7 +18,7 @@ typedef struct bl_option_value {
 } bl_option_value;
 
 /* dst = name with dashes turned into underscores; cut when longer than any key. */
-void bl_option_normalise(const char *name, char dst[BL_OPTION_KEY_BYTES]);
+void bl_option_normalize(const char *name, char dst[BL_OPTION_KEY_BYTES]);
 
 /* The row of the aliases that this name has in the program that the options are read for; NULL: it is a key or
  * unknown. */

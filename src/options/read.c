@@ -144,7 +144,7 @@ static bl_status take_nested(reader *r, const char *where, const char *name, bl_
     char key[BL_OPTION_KEY_BYTES], *prefix = NULL;
     int outside = r->depth - 1;
 
-    bl_option_normalise(name, key);
+    bl_option_normalize(name, key);
     bool is_known =
         r->event.type == YAML_MAPPING_START_EVENT && bl_options_has_children(r->options, key);
     if (!is_known) {
@@ -342,7 +342,7 @@ done:
 static bool is_switch(const bl_options *options, const char *name)
 {
     char key[BL_OPTION_KEY_BYTES];
-    bl_option_normalise(name, key);
+    bl_option_normalize(name, key);
     const bl_option *option = bl_options_find(options, key);
     if (option) return option->type == BL_OPTION_BOOL;
     const bl_option_alias *alias = bl_options_find_alias(options, key);
@@ -363,8 +363,8 @@ static bl_status fail_twice(const bl_options *options, const char *name, const c
     char written[BL_OPTION_KEY_BYTES], names[2][BL_OPTION_KEY_BYTES];
 
     snprintf(written, sizeof written, "%.*s", n_before - 2, before + 2);
-    bl_option_normalise(written, names[0]);
-    bl_option_normalise(name, names[1]);
+    bl_option_normalize(written, names[0]);
+    bl_option_normalize(name, names[1]);
     if (strcmp(names[0], names[1]) == 0)
         return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice", name, key);
     return BL_FAIL(BL_EUSAGE, "--%s: %s is given twice, as %.*s and as --%s", name, key, n_before,

@@ -10,7 +10,7 @@
 #include "options/options.h"
 #include "options/internal.h"
 
-void bl_option_normalise(const char *name, char dst[BL_OPTION_KEY_BYTES])
+void bl_option_normalize(const char *name, char dst[BL_OPTION_KEY_BYTES])
 {
     size_t i = 0;
     for (; name[i] && i < BL_OPTION_KEY_BYTES - 1; i++) dst[i] = name[i] == '-' ? '_' : name[i];
@@ -253,7 +253,7 @@ bl_status bl_options_resolve(const bl_options *options, const char *where, const
                              bl_option_value *value, bl_option_meaning *meaning)
 {
     char key[BL_OPTION_KEY_BYTES];
-    bl_option_normalise(name, key);
+    bl_option_normalize(name, key);
 
     const bl_option_alias *alias = bl_options_find_alias(options, key);
     const bl_option *option = bl_options_find(options, alias && alias->key ? alias->key : key);

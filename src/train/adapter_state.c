@@ -169,7 +169,7 @@ bl_status bl_adapter_state_publish(bl_adapter_state *s)
     return bl_gather_ring_shards_changed(s->ring, s->compute);
 }
 
-bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
+bl_status bl_adapter_state_initialize(bl_adapter_state *s, uint64_t seed)
 {
     int64_t begin = bl_comm_rank(s->world) * s->chunk,
             most = (int64_t)(s->staging->n_bytes / sizeof(float));
@@ -177,7 +177,7 @@ bl_status bl_adapter_state_initialise(bl_adapter_state *s, uint64_t seed)
     for (int64_t l = 0; l < s->n_layers; l++)
         for (int64_t k = 0, n; k < s->chunk; k += n) {
             n = bl_min_i64(most, s->chunk - k);
-            bl_lora_layout_initialise(s->layout, seed, l, begin + k, n, s->staging->bytes);
+            bl_lora_layout_initialize(s->layout, seed, l, begin + k, n, s->staging->bytes);
             BL_TRY(bl_staging_upload(s->staging, s->w + l * s->chunk + k, s->staging->bytes,
                                      (size_t)n * sizeof(float)));
         }

@@ -28,7 +28,7 @@ void bl_adapter_state_destroy(bl_adapter_state *state);
 
 /* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills its own
  * shard. */
-bl_status bl_adapter_state_initialise(bl_adapter_state *state, uint64_t seed);
+bl_status bl_adapter_state_initialize(bl_adapter_state *state, uint64_t seed);
 bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_model_config *config,
                                      const char *dir);
 

@@ -129,7 +129,7 @@ bl_status bl_rank_fill_adapter(bl_rank *r)
     if (!r->state) return BL_OK;
     if (c->init_adapter)
         return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
-    return bl_adapter_state_initialise(r->state, (uint64_t)c->seed);
+    return bl_adapter_state_initialize(r->state, (uint64_t)c->seed);
 }
 
 bl_status bl_rank_create_pass(bl_rank *r)

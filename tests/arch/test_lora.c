@@ -76,8 +76,8 @@ static void test_stacked_layout(void **state)
     assert_int_equal(layout.n_floats, at);
     assert_int_equal(at, plain.n_floats);
     float *first = test_floats(at), *stacked = test_floats(at);
-    bl_lora_layout_initialise(&plain, 42, 1, 0, at, first);
-    bl_lora_layout_initialise(&layout, 42, 1, 0, at, stacked);
+    bl_lora_layout_initialize(&plain, 42, 1, 0, at, first);
+    bl_lora_layout_initialize(&layout, 42, 1, 0, at, stacked);
     for (int p = 0; p < BL_PROJECTIONS; p++) { /* the same weights, elsewhere */
         if (!options.target[p]) continue;
         test_same_bits("A", first + plain.a_offset[p], stacked + layout.a_offset[p],
@@ -129,9 +129,9 @@ static void test_start(void **state)
     bl_lora_layout_init(&config, &options, &layout);
     int64_t n = layout.n_floats, padded = n + 7;
     float *whole = test_floats(padded), *pieces = test_floats(padded), *other = test_floats(n);
-    bl_lora_layout_initialise(&layout, 42, 1, 0, padded, whole);
+    bl_lora_layout_initialize(&layout, 42, 1, 0, padded, whole);
     for (int64_t begin = 0; begin < padded; begin += 501)
-        bl_lora_layout_initialise(&layout, 42, 1, begin, bl_min_i64(501, padded - begin),
+        bl_lora_layout_initialize(&layout, 42, 1, begin, bl_min_i64(501, padded - begin),
                                   pieces + begin);
     test_same_bits("pieces", whole, pieces, padded);
     for (int64_t i = n; i < padded; i++) assert_true(whole[i] == 0);
@@ -152,7 +152,7 @@ static void test_start(void **state)
             assert_true(whole[layout.b_offset[p] + i] == 0);
     }
     for (int i = 0; i < 2; i++) { /* another seed, another layer: other numbers */
-        bl_lora_layout_initialise(&layout, i ? 43 : 42, i ? 1 : 2, 0, n, other);
+        bl_lora_layout_initialize(&layout, i ? 43 : 42, i ? 1 : 2, 0, n, other);
         assert_memory_not_equal(whole, other, (size_t)layout.b_offset[BL_Q] * sizeof *other);
     }
     assert_memory_not_equal(whole, whole + layout.a_offset[BL_V],
