@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/files.h"
@@ -198,7 +197,7 @@ static void test_killed_at_any_moment(void **state)
 
     (void)state;
     mpi_note_shared_memory();
-    srandom((unsigned)time(NULL));
+    runs_seed_random();
     snprintf(whole, sizeof whole, "%s", runs_path("whole"));
     snprintf(output, sizeof output, "%s", runs_path("killed"));
     kill_args(&args, whole);

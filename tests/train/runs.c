@@ -295,6 +295,16 @@ void runs_sleep_s(double seconds)
     while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
 }
 
+void runs_seed_random(void)
+{
+    const char *wanted = getenv("BALLAST_TEST_SEED");
+    unsigned seed = wanted ? (unsigned)strtoul(wanted, NULL, 10) : (unsigned)time(NULL);
+
+    printf("BALLAST_TEST_SEED=%u\n", seed);
+    fflush(stdout);
+    srandom(seed);
+}
+
 static void run_program(const runs_child *child, char **argv)
 {
     int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666),

@@ -82,4 +82,8 @@ void runs_assert_stopped(const runs_child *child, const char *text);
 
 void runs_sleep_s(double seconds);
 
+/* Seeds random() with BALLAST_TEST_SEED, or else the clock, and prints the seed: a failure can be
+ * repeated. */
+void runs_seed_random(void);
+
 #endif

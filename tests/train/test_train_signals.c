@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/files.h"
@@ -250,14 +249,20 @@ static void test_stopped_in_an_evaluation(void **state)
     assert_true(runs_are_same(whole, output));
 }
 
-/* Two signals in the middle of a step, for a run that is stopped when the second one comes. Whether it left at once. */
+static void second_keys(golden_args *args, const char *output, int ranks)
+{
+    slow_keys(args, output, ranks);
+    runs_set(args, "max_steps", "%d", SLOW_STEPS + 2);
+}
+
+/* Two signals in the fourth of five steps, of a run that goes on after the first or second; the run is stopped (SIGSTOP) when
+ * the second one comes. Whether it left at once. */
 static bool leave_at_second_signal(const char *output, bool is_later)
 {
     runs_child child = {0};
 
-    start(&child, slow_keys, output, 3);
-    wait_for_text(&child, "memory predicted");
-    runs_sleep_s(0.2);
+    start(&child, second_keys, output, 3);
+    wait_for_step(&child, output, 3);
     if (!is_later) kill(child.pid, SIGSTOP);
     kill(child.pid, SIGTERM);
     if (is_later) {
@@ -280,17 +285,17 @@ static bool leave_at_second_signal(const char *output, bool is_later)
 /* The second signal does not wait for anything; what had been saved is whole. */
 static void test_second_signal(void **state)
 {
-    const char *whole = whole_run(slow_keys, "slow", 3), *output = runs_path("second");
+    const char *whole = whole_run(second_keys, "slow-5", 3), *output = runs_path("second");
     bool at_once = false;
     char *path;
     int64_t step;
 
     (void)state;
     for (int n = 0; n < MAX_TRIES && !at_once; n++) {
-        stop_after_step(slow_keys, output, 3, 1); /* leaves a checkpoint */
+        stop_after_step(second_keys, output, 3, 1); /* leaves a checkpoint */
         /* `timeout` signals the run and at once the run's group: that is one request. */
         assert_false(leave_at_second_signal(output, false));
-        stop_after_step(slow_keys, output, 3, 1);
+        stop_after_step(second_keys, output, 3, 1);
         at_once = leave_at_second_signal(output, true);
     }
     assert_true(at_once);
@@ -299,7 +304,7 @@ static void test_second_signal(void **state)
     assert_non_null(path);
     assert_int_equal(bl_checkpoint_verify(path, &step, NULL), BL_OK);
     free(path);
-    assert_int_equal(train(slow_keys, output, 3), 0);
+    assert_int_equal(train(second_keys, output, 3), 0);
     assert_true(runs_are_same(whole, output));
 }
 
@@ -595,6 +600,6 @@ int main(void)
     const char *only = getenv("BALLAST_TEST"); /* a pattern of test names */
 
     if (only) cmocka_set_test_filter(only);
-    srandom((unsigned)time(NULL));
+    runs_seed_random();
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }
