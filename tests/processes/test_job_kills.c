@@ -123,7 +123,7 @@ static void wait_for_moment(const runs_child *child, const char *output, int n_s
     double deadline = bl_now_s() + LIMIT_S;
     int64_t step = begun + n_saves * form->save_steps;
 
-    if (n_saves < 0) runs_sleep_s((double)random() / (double)RAND_MAX * 0.7 * book.whole_s);
+    if (n_saves < 0) runs_sleep_s(runs_random_s(0.7 * book.whole_s));
     while (n_saves >= 0 && runs_is_alive(child) && bl_now_s() < deadline &&
            !(find_unfinished(output, false) && newest_step(output) >= step))
         runs_sleep_s(0.0005);

@@ -305,6 +305,11 @@ void runs_seed_random(void)
     srandom(seed);
 }
 
+double runs_random_s(double most)
+{
+    return most * (double)random() / (double)RAND_MAX;
+}
+
 static void run_program(const runs_child *child, char **argv)
 {
     int log = open(child->log, O_WRONLY | O_CREAT | O_TRUNC, 0666),

@@ -86,4 +86,7 @@ void runs_sleep_s(double seconds);
  * repeated. */
 void runs_seed_random(void);
 
+/* From 0 to `most` seconds. */
+double runs_random_s(double most);
+
 #endif

@@ -27,11 +27,6 @@ static const double LIMIT_S = 600; /* for a child; a sanitizer makes it 20 times
 
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGXCPU};
 
-static double random_s(double most)
-{
-    return most * (double)random() / (double)RAND_MAX;
-}
-
 static void run_keys(golden_args *args, const char *output, int ranks)
 {
     runs_standard(args, output, ranks);
@@ -144,7 +139,7 @@ static void stop_until_done(int ranks)
         start(&child, run_keys, output, ranks);
         if (wait_for_log(&child)) {
             /* Soon at first, or a fast machine is through before. */
-            runs_sleep_s(random_s(0.1 * (1 + n_stops)));
+            runs_sleep_s(runs_random_s(0.1 * (1 + n_stops)));
             kill(child.pid, stop_signals[(size_t)life % BL_COUNT(stop_signals)]);
         }
         code = runs_wait(&child, LIMIT_S);
@@ -190,7 +185,7 @@ static void test_grace_runs_out(void **state)
             runs_child child = {0};
             start(&child, grace_keys, output, rank_counts[i]);
             if (step > 0 || !wait_for_log(&child)) wait_for_step(&child, output, step);
-            runs_sleep_s(0.1 + random_s(0.1));
+            runs_sleep_s(0.1 + runs_random_s(0.1));
             kill(child.pid, SIGTERM);
             int code = runs_wait(&child, LIMIT_S);
             if (code == 0) break; /* this machine's steps are shorter than the sleep above */
@@ -234,7 +229,7 @@ static void test_stopped_in_an_evaluation(void **state)
         runs_child child = {0};
         start(&child, evaluating_keys, output, 2);
         if (wait_for_log(&child) && n_stops < 8) {
-            runs_sleep_s(random_s(0.1) * (1 + n_stops));
+            runs_sleep_s(runs_random_s(0.1) * (1 + n_stops));
             kill(child.pid, SIGTERM);
         }
         code = runs_wait(&child, LIMIT_S);
@@ -381,7 +376,7 @@ static void wait_for_save(const runs_child *child, const char *output, int n)
         before = now;
         if (n > 0) runs_sleep_s(0.0005);
     }
-    runs_sleep_s(random_s(0.03));
+    runs_sleep_s(runs_random_s(0.03));
 }
 
 /* At most one interval is lost: that after the last save which a later step proves finished. */
@@ -409,7 +404,7 @@ static void kill_often(int ranks, int n_kills)
         start(&child, run_keys, output, ranks);
         wait_for_log(&child);
         if (n % 2)
-            runs_sleep_s(random_s(0.5));
+            runs_sleep_s(runs_random_s(0.5));
         else
             wait_for_save(&child, output, 1 + (int)(random() % 4));
         kill(child.pid, SIGKILL);
