@@ -65,16 +65,16 @@ static void fill(place *p, bl_comm_element element, int64_t n, uint64_t seed)
 
 static void expect_sum(place *p, bl_comm_element element, int n_ranks, int64_t stride, int64_t n)
 {
-    size_t unit = bl_sum_element_bytes(element);
+    size_t unit = comm_sum_element_bytes(element);
     memset(p->sums, 0, (size_t)n * unit);
     for (int r = 0; r < n_ranks; r++)
-        bl_sum_add(element, p->sums, p->host + (size_t)(r * stride) * unit, n);
+        comm_sum_add(element, p->sums, p->host + (size_t)(r * stride) * unit, n);
 }
 
 /* The own part lies apart from the others; the place that it would have among them is garbage. */
 static void check(place *p, bl_comm_element element, int n_ranks, int rank, int64_t n)
 {
-    size_t unit = bl_sum_element_bytes(element);
+    size_t unit = comm_sum_element_bytes(element);
     int64_t stride = n + 3;
     unsigned char *own = p->memory + (size_t)(n_ranks * stride) * unit;
 
